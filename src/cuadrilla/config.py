@@ -1,0 +1,241 @@
+"""A run file: TOML in, frozen and checked sections out, with the origin of every value.
+
+Precedence: defaults < file < `--set section.key=value`. Environment variables never change a run. An unknown key is
+an error that names the nearest known one. The string under a field is its help text; `cuadrilla config show` prints
+it. A component receives its own section, never `Config`.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA = 1
+
+# Layers, heads, width, context. `micro` and `mini` are ours (about 1 and 10 million parameters with a small
+# vocabulary); the others are GPT-2's: https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf
+PRESETS: dict[str, tuple[int, int, int, int]] = {
+    "micro": (4, 4, 128, 256),
+    "mini": (6, 5, 320, 512),
+    "small": (12, 12, 768, 1024),
+    "medium": (24, 16, 1024, 1024),
+    "large": (36, 20, 1280, 1024),
+    "xl": (48, 25, 1600, 1024),
+}
+
+Count = Annotated[int, Field(ge=1, le=10**15)]
+CountOrZero = Annotated[int, Field(ge=0, le=10**15)]
+Rate = Annotated[float, Field(gt=0, le=100)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Speed = Annotated[float, Field(gt=0, le=1000)]
+
+
+class Section(BaseModel):
+    """Frozen, keyword-only, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class RunSection(Section):
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Decides the initial weights, the order of the data and every random number of the run."""
+
+
+class LanguageTask(Section):
+    kind: Literal["language"] = "language"
+    """The built-in task: a GPT-2 language model on a prepared data folder."""
+
+
+class FileTask(Section):
+    kind: Literal["file"]
+    """A model of your own."""
+    path: Annotated[str, Field(pattern=r".+:[A-Za-z_]\w*$")]
+    """`file.py:name`: a function without arguments in that file that returns a Task."""
+
+
+class DataSection(Section):
+    folder: str = ""
+    """A folder written by `cuadrilla data prepare`, relative to the run file."""
+
+
+class ModelSection(Section):
+    preset: Literal["micro", "mini", "small", "medium", "large", "xl"] = "micro"
+    """Sizes to start from; the four below override it one by one."""
+    layers: Annotated[int, Field(ge=0, le=1000)] = 0
+    heads: Annotated[int, Field(ge=0, le=1000)] = 0
+    width: Annotated[int, Field(ge=0, le=100_000)] = 0
+    context: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Tokens in a sequence."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about 30 % more time."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        _, heads, width, _ = self.shape
+        if width % heads:
+            raise ValueError(f"width {width} is not divisible by {heads} heads; use {width // heads * heads} or {width // heads * heads + heads}")
+        return self
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(layers, heads, width, context) with the preset filled in."""
+        layers, heads, width, context = PRESETS[self.preset]
+        return self.layers or layers, self.heads or heads, self.width or width, self.context or context
+
+
+class TrainSection(Section):
+    tokens: CountOrZero = 0
+    """How long to train, in tokens of the training text (0: see `epochs`, `steps`). Set exactly one of the three."""
+    epochs: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """How long to train, in passes over the training data."""
+    steps: CountOrZero = 0
+    """How long to train, in optimizer steps."""
+    batch_sequences: Count = 32
+    """The global batch: sequences (examples) in one optimizer step, over all workers together."""
+    unit_sequences: Count = 8
+    """Sequences in a unit, the atom of work handed to a worker. Must divide `batch_sequences`."""
+    pass_sequences: CountOrZero = 0
+    """Most sequences in one forward and backward pass (0: a whole unit or more, as memory allows)."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?|xpu(:\d+)?)$")] = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1, mps, xpu."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic of the passes; weights and optimizer stay in fp32. auto explains its choice."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """CPU threads for each worker (0: all cores divided among the workers of this machine)."""
+    compile: bool = False
+    """Use torch.compile: slower start, faster steps on CUDA."""
+    clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    """Largest global gradient norm; larger ones are scaled down (0: never)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.batch_sequences % self.unit_sequences:
+            below = self.batch_sequences // self.unit_sequences * self.unit_sequences
+            options = f"{below + self.unit_sequences}" if below == 0 else f"{below} or {below + self.unit_sequences}"
+            raise ValueError(f"batch_sequences {self.batch_sequences} is not a multiple of unit_sequences {self.unit_sequences}; use {options}")
+        if sum(value > 0 for value in (self.tokens, self.epochs, self.steps)) > 1:
+            raise ValueError("set only one of tokens, epochs and steps")
+        return self
+
+
+class MuonSection(Section):
+    kind: Literal["muon"] = "muon"
+    """Muon for the matrices inside the blocks, AdamW for embeddings, gains and biases."""
+    lr: Rate = 0.02
+    """Muon's learning rate (update of unit spectral norm, scaled by sqrt(max(1, rows/columns)))."""
+    momentum: Fraction = 0.95
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    adamw_lr: Rate = 0.003
+    """AdamW's learning rate for everything that is not a matrix of a block."""
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+
+
+class AdamWSection(Section):
+    kind: Literal["adamw"]
+    """AdamW for everything."""
+    lr: Rate = 0.001
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
+
+
+class ScheduleSection(Section):
+    warmup: Fraction = 0.02
+    """Part of the run over which the learning rate rises from 0."""
+    cooldown: Fraction = 0.6
+    """Last part of the run over which it falls linearly to `final`."""
+    final: Fraction = 0.0
+    """Where the learning rate ends, as a part of its highest value."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.warmup + self.cooldown > 1:
+            raise ValueError(f"warmup {self.warmup} and cooldown {self.cooldown} together exceed 1")
+        return self
+
+
+class OuterSection(Section):
+    every: CountOrZero = 0
+    """Apply a Nesterov outer step to the change of every so many steps (0: none). See docs/architecture.md."""
+    lr: Rate = 0.7
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.6
+
+
+class ExactSync(Section):
+    kind: Literal["exact"] = "exact"
+    """Synchronous and exact: any number of workers gives the result of one."""
+    strict: bool = False
+    """The same bits for any number of workers, any split, any fault: slower, and alike machines only."""
+
+
+class LocalEngine(Section):
+    kind: Literal["local"] = "local"
+    """Workers in this process, over the in-process link."""
+    workers: Annotated[list[Speed], Field(min_length=1, max_length=64)] = [1.0]
+    """One relative speed for each worker: [1.0] is this machine alone, [1.0, 0.5, 0.25] rehearses an unequal crew."""
+
+
+class CheckpointSection(Section):
+    every_seconds: Annotated[float, Field(ge=0, le=10**7)] = 60.0
+    """Save at the first commit after so many seconds (0: only at the end)."""
+    every_steps: CountOrZero = 0
+    """Save every so many steps as well (0: do not)."""
+    keep: Annotated[int, Field(ge=2, le=10_000)] = 2
+    """Newest checkpoints to keep, besides the best."""
+    journal: Literal["auto", "on", "off"] = "auto"
+    """Write every merged update to a redo log, so that a killed coordinator loses no step. auto: when there is more than one worker."""
+
+
+class EvaluateSection(Section):
+    every_tokens: CountOrZero = 0
+    """Evaluate on held-out data every so many tokens (0: ten times in the run)."""
+    sequences: CountOrZero = 64
+    """Held-out sequences to use during training (0: all of them)."""
+
+
+class SampleSection(Section):
+    every_tokens: CountOrZero = 0
+    """Write a sample every so many tokens (0: with each evaluation)."""
+    prompt: str = ""
+    """Text to continue; empty starts a new document."""
+    tokens: Annotated[int, Field(ge=0, le=10**6)] = 120
+    """Length of a sample (0: none)."""
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.8
+
+
+class GuardSection(Section):
+    spike_sigmas: Annotated[float, Field(ge=0, le=1000)] = 6.0
+    """Skip an update whose loss or gradient norm lies so many standard deviations above its running mean (0: never)."""
+    rollbacks: Annotated[int, Field(ge=0, le=100)] = 2
+    """How often to go back to the last checkpoint after three skipped updates in fifty steps, before giving up."""
+
+
+class Config(Section):
+    """One run. Only `train(config, ...)` and the CLI see it whole."""
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
+    run: RunSection = RunSection()
+    task: Annotated[LanguageTask | FileTask, Field(discriminator="kind")] = LanguageTask()
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    train: TrainSection = TrainSection()
+    optim: Annotated[MuonSection | AdamWSection, Field(discriminator="kind")] = MuonSection()
+    schedule: ScheduleSection = ScheduleSection()
+    outer: OuterSection = OuterSection()
+    sync: ExactSync = ExactSync()
+    engine: LocalEngine = LocalEngine()
+    checkpoint: CheckpointSection = CheckpointSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    sample: SampleSection = SampleSection()
+    guard: GuardSection = GuardSection()
+
+    @model_validator(mode="after")
+    def _task_has_data(self) -> Self:
+        if self.task.kind == "language" and not self.data.folder:
+            raise ValueError("data.folder is not set; prepare one with `cuadrilla data prepare` and name it here")
+        if not (self.train.tokens or self.train.epochs or self.train.steps):
+            raise ValueError("train.tokens, train.epochs or train.steps must say how long to train")
+        return self

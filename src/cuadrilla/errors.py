@@ -1,0 +1,82 @@
+"""What can go wrong, as one tree.
+
+    CuadrillaError            exit code
+    ├── ConfigError           2    a run file, a flag or a `--set`
+    ├── EnvironmentProblem    3    this machine or this installation
+    │   └── DeviceError       3    a device that cannot do what was asked
+    ├── DataError             4    text, shards, tokenizer
+    ├── LinkError             5    network, joining, authentication
+    ├── CheckpointError       6    a checkpoint or a journal that cannot be used
+    ├── TaskError             2    the user's own model file
+    ├── GuardError            7    training stopped itself
+    └── ResourceError         8    disk or memory ran out
+
+Every error carries `message` (the cause, one line) and `hint` (what to do, one line). Raised for what a user can
+cause; our own invariants are `assert`s. The CLI prints both lines and exits with `exit_code`; nothing else catches
+the tree as a whole.
+"""
+
+INTERRUPTED_EXIT_CODE = 130
+
+
+class CuadrillaError(Exception):
+    """Base of everything a user can cause. `message` says what and where, `hint` what to type or change."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(CuadrillaError):
+    """A run file, a flag or a `--set` that cannot be used as written."""
+
+    exit_code = 2
+
+
+class TaskError(CuadrillaError):
+    """A user's task file that cannot be loaded or breaks the `Task` protocol."""
+
+    exit_code = 2
+
+
+class EnvironmentProblem(CuadrillaError):
+    """This machine or this installation lacks something."""
+
+    exit_code = 3
+
+
+class DeviceError(EnvironmentProblem):
+    """A device is missing, sick, or cannot do what was asked of it."""
+
+
+class DataError(CuadrillaError):
+    """Text, shards or a tokenizer that cannot be used."""
+
+    exit_code = 4
+
+
+class LinkError(CuadrillaError):
+    """The coordinator cannot be reached, or refuses us."""
+
+    exit_code = 5
+
+
+class CheckpointError(CuadrillaError):
+    """No checkpoint verifies, or it belongs to another model or a newer format."""
+
+    exit_code = 6
+
+
+class GuardError(CuadrillaError):
+    """A training guard stopped the run: the loss diverged and rolling back did not help."""
+
+    exit_code = 7
+
+
+class ResourceError(CuadrillaError):
+    """Disk or memory ran out, or is too short to start."""
+
+    exit_code = 8

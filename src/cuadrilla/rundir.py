@@ -1,0 +1,207 @@
+"""Names and safe writes in a run directory: the folder that holds `run.toml`.
+
+Invariants
+* One writer: `RunLock` holds `lock` (pid, host, start time of the process) for as long as a training runs.
+* A file that is written whole appears whole: temporary name in the same folder, fsync, `os.replace`, fsync folder.
+* A file that is appended to (`metrics.jsonl`, `events.jsonl`) is one JSON object per line; a torn last line, left by
+  a power cut, is skipped by `read_jsonl`.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cuadrilla.errors import ConfigError, ResourceError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Where everything in a run directory is; creates nothing."""
+
+    path: Path
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.toml"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def env(self) -> Path:
+        return self.path / "env.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tb"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable. A no-op where folders cannot be opened (Windows)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a full, read-only or broken disk into a ResourceError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write {path}: {error.strerror or error}",
+            hint="free some space or choose another folder, then run the same command again",
+        ) from error
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write a whole file: it holds the old content or the new, never a part. Raises ResourceError."""
+    raw = data.encode() if isinstance(data, str) else data
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with storage_errors(path):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            fsync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write `value` with its schema number, atomically."""
+    write_atomic(path, json.dumps({"schema": SCHEMA, **value}, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of an append-only file; a missing file has none, a torn line is skipped."""
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(row, dict):
+                yield row
+
+
+def last_rows(path: Path, *, key: str = "version") -> list[dict[str, Any]]:
+    """Rows of an append-only file with only the last one kept per `key`: a resumed run repeats some versions."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for row in read_jsonl(path):
+        rows.pop(row.get(key), None)
+        rows[row.get(key)] = row
+    return list(rows.values())
+
+
+class FolderLock:
+    """Exclusive use of a folder by one process, by a file `lock` that names its owner.
+
+    A lock whose process is gone (or whose pid now belongs to another process) is taken over. A lock of another host
+    is respected: only its owner can know. Raises ConfigError (exit 2) when the folder is in use.
+    """
+
+    def __init__(self, path: Path, *, purpose: str) -> None:
+        self._path = path
+        self._purpose = purpose
+
+    def __enter__(self) -> "FolderLock":
+        mine = json.dumps(
+            {"pid": os.getpid(), "host": socket.gethostname(), "started": psutil.Process().create_time()}
+        )
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        with storage_errors(self._path):
+            temporary.write_text(mine)
+        try:
+            self._take(temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return self
+
+    def _take(self, temporary: Path) -> None:
+        """Hard-link our file to the lock's name: atomic, and fails if the name exists."""
+        link: Callable[[Path, Path], None] = os.link
+        for _ in range(2):
+            try:
+                link(temporary, self._path)
+                return
+            except FileExistsError:
+                owner = self._owner()
+                if owner is None:
+                    self._path.unlink(missing_ok=True)
+                    continue
+                raise ConfigError(
+                    f"{self._path.parent} is in use by process {owner['pid']} on {owner['host']} ({self._purpose})",
+                    hint=f"wait for it or stop it; if that machine is gone for good, delete {self._path}",
+                ) from None
+        raise ConfigError(f"cannot take {self._path}", hint="two processes started at once; try again")
+
+    def _owner(self) -> dict[str, Any] | None:
+        """Who holds the lock, or None if nobody alive does."""
+        try:
+            owner = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return None
+        if not isinstance(owner, dict) or "pid" not in owner or "host" not in owner:
+            return None
+        if owner["host"] != socket.gethostname():
+            return owner
+        try:
+            started = psutil.Process(owner["pid"]).create_time()
+        except (psutil.Error, TypeError, ValueError):
+            return None
+        return owner if abs(started - owner.get("started", started)) < 1.0 else None
+
+    def __exit__(self, *_: object) -> None:
+        self._path.unlink(missing_ok=True)
