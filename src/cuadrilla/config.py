@@ -75,7 +75,10 @@ class ModelSection(Section):
     def _divides(self) -> Self:
         _, heads, width, _ = self.shape
         if width % heads:
-            raise ValueError(f"width {width} is not divisible by {heads} heads; use {width // heads * heads} or {width // heads * heads + heads}")
+            raise ValueError(
+                f"width {width} is not divisible by {heads} heads; "
+                f"use {width // heads * heads} or {width // heads * heads + heads}"
+            )
         return self
 
     @property
@@ -114,7 +117,10 @@ class TrainSection(Section):
         if self.batch_sequences % self.unit_sequences:
             below = self.batch_sequences // self.unit_sequences * self.unit_sequences
             options = f"{below + self.unit_sequences}" if below == 0 else f"{below} or {below + self.unit_sequences}"
-            raise ValueError(f"batch_sequences {self.batch_sequences} is not a multiple of unit_sequences {self.unit_sequences}; use {options}")
+            raise ValueError(
+                f"batch_sequences {self.batch_sequences} is not a multiple of unit_sequences "
+                f"{self.unit_sequences}; use {options}"
+            )
         if sum(value > 0 for value in (self.tokens, self.epochs, self.steps)) > 1:
             raise ValueError("set only one of tokens, epochs and steps")
         return self
@@ -186,7 +192,8 @@ class CheckpointSection(Section):
     keep: Annotated[int, Field(ge=2, le=10_000)] = 2
     """Newest checkpoints to keep, besides the best."""
     journal: Literal["auto", "on", "off"] = "auto"
-    """Write every merged update to a redo log, so that a killed coordinator loses no step. auto: when there is more than one worker."""
+    """Write every merged update to a redo log, so that a killed coordinator loses no step.
+    auto: when there is more than one worker."""
 
 
 class EvaluateSection(Section):

@@ -1,0 +1,115 @@
+# One command each; everything sets itself up on a machine that has only Python >= 3.11 and make.
+#
+#   make demo    set up, then train a small model on a practice crew
+#   make test    every tier of tests that this machine can run
+#   make check   format, lint, types, layers, budgets
+#   make bench   list the benchmarks; `make bench NAME=x` runs bench/x.py, NAME=all runs every one
+#   make soak    the long tests
+#   make setup   .venv only (again when pyproject.toml, constraints.txt or tools/pick_torch.py changed)
+#   make clean   remove .venv and caches
+#
+# PYTHON=/path/to/python chooses the interpreter of .venv; TORCH="..." replaces the arguments of pip that choose torch.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.SUFFIXES:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+EXTRAS := dev,tensorboard,hf
+PYTHON ?=
+TORCH ?=
+NAME ?=
+
+CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
+FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+
+.PHONY: help setup demo test check format-check lint types layers budgets bench soak clean
+
+help:
+	@sed -n '/^#   make/s/^# //p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt tools/pick_torch.py
+	@rm -f $(STAMP)
+	@set -e; \
+	if ! $(BIN)/python -c '$(FITS)' >/dev/null 2>&1 || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  python=; \
+	  for candidate in $(or $(PYTHON),$(CANDIDATES)); do \
+	    if "$$candidate" -c '$(FITS)' >/dev/null 2>&1; then python=$$candidate; break; fi; \
+	  done; \
+	  if [ -z "$$python" ]; then \
+	    echo "error: no Python 3.11 to 3.14 found (tried: $(or $(PYTHON),$(CANDIDATES)))" >&2; \
+	    echo "hint: install one (Debian, Ubuntu: apt install python3 python3-venv; macOS: brew install python@3.13), or name it: make setup PYTHON=/path/to/python3" >&2; \
+	    exit 3; \
+	  fi; \
+	  if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+	    echo "error: $$python cannot make virtual environments" >&2; \
+	    echo "hint: apt install python3-venv (or python3.NN-venv for $$python)" >&2; \
+	    exit 3; \
+	  fi; \
+	  echo "setup 1/3: making $(VENV) with $$($$python --version)" >&2; \
+	  "$$python" -m venv --clear $(VENV); \
+	else \
+	  echo "setup 1/3: $(VENV) is there, $$($(BIN)/python --version)" >&2; \
+	fi
+	@set -e; \
+	arguments='$(TORCH)'; \
+	if [ -z "$$arguments" ]; then \
+	  echo "setup 2/3: choosing torch" >&2; \
+	  arguments=$$($(BIN)/python tools/pick_torch.py); \
+	fi; \
+	echo "setup 2/3: installing $$arguments (200 MB for the CPU, up to 3 GB with CUDA)" >&2; \
+	$(PIP) install $$arguments
+	@echo "setup 3/3: installing cuadrilla, its libraries and tools" >&2
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $(STAMP)
+	@echo "setup: done; to use the command in this shell: . $(BIN)/activate" >&2
+
+demo: $(STAMP)
+	@$(BIN)/cuadrilla demo
+
+test: $(STAMP)
+	$(BIN)/pytest -q -ra --durations=10 -m "not soak"
+
+soak: $(STAMP)
+	$(BIN)/pytest -q -ra --durations=10 -m soak --timeout=3600
+
+# Every part runs, also after one that failed: one look shows all there is to repair.
+check: $(STAMP)
+	@$(MAKE) --no-print-directory -k format-check lint types layers budgets
+
+format-check: $(STAMP)
+	$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+layers: $(STAMP)
+	$(BIN)/lint-imports
+
+budgets: $(STAMP)
+	$(BIN)/python tools/budgets.py
+
+bench: $(STAMP)
+	@set -e; \
+	for file in bench/*.py; do \
+	  name=$$(basename "$$file" .py); \
+	  case "$$name" in '*'|_*|conftest) continue;; esac; \
+	  if [ -z "$(NAME)" ]; then \
+	    printf '%-28s %s\n' "make bench NAME=$$name" "$$(sed -n '1s/^"""//p' "$$file" | sed 's/"""$$//')"; \
+	  elif [ "$(NAME)" = all ] || [ "$(NAME)" = "$$name" ]; then \
+	    found=yes; echo "bench: $$file" >&2; $(BIN)/python "$$file"; \
+	  fi; \
+	done; \
+	if [ -n "$(NAME)" ] && [ -z "$$found" ]; then echo "error: there is no bench/$(NAME).py" >&2; exit 2; fi
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +

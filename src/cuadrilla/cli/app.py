@@ -1,0 +1,69 @@
+"""The root command and the one boundary at which errors become exit codes."""
+
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from cuadrilla import __version__
+from cuadrilla.cli import config, data, env, train
+from cuadrilla.cli.devices import devices
+from cuadrilla.cli.output import options, report_error, say
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, CuadrillaError
+
+app = typer.Typer(
+    name="cuadrilla",
+    help="Train one model on all the machines you already own, and rehearse it on one.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(f"cuadrilla {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Tables and results as JSON.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    options.debug = debug
+    options.json = json
+
+
+app.command()(devices)
+app.add_typer(data.app, name="data", help="Prepare text for training.")
+app.add_typer(config.app, name="config", help="See what a run file really says.")
+app.command()(train.new)
+app.command()(train.train)
+app.add_typer(env.app, name="env", help="The installed versions, now and when a run was made.")
+
+
+def main() -> None:
+    """Run a command; every error ends as one line of cause, one of remedy and a documented exit code."""
+    try:
+        app()
+    except CuadrillaError as error:
+        if options.debug:
+            traceback.print_exc()
+        report_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.exit(INTERRUPTED_EXIT_CODE)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:  # the CLI boundary: anything unforeseen is our own bug
+        if options.debug:
+            raise
+        say(f"error: unexpected {type(error).__name__}: {error}")
+        say("\nhint: run the same command with `cuadrilla --debug ...` and report what it prints")
+        sys.exit(1)

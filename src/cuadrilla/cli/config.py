@@ -1,0 +1,62 @@
+"""`cuadrilla config`: see what a run file really says."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cuadrilla.cli.output import emit_json, emit_table, options
+from cuadrilla.config import Config, Section
+from cuadrilla.runfile import dump, field_help, read_run_file, resolve
+
+app = typer.Typer(no_args_is_help=True)
+
+RunFile = Annotated[Path, typer.Argument(help="A run file, or the folder that holds run.toml.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file's value.")]
+
+
+@app.callback()
+def group() -> None:
+    """See what a run file really says."""
+
+
+@app.command()
+def show(
+    run: RunFile = Path("run.toml"),
+    sets: Sets = None,
+    help_text: Annotated[bool, typer.Option("--help-text", help="Explain every key instead.")] = False,
+) -> None:
+    """Every value of a run and where it comes from: default, file or --set."""
+    if help_text:
+        emit_table(explain())
+        return
+    resolved = read_run_file(run, sets=sets or [])
+    values = dump(resolved.config)
+    if options.json:
+        emit_json({"values": values, "origins": resolved.origins})
+        return
+    rows = []
+    for section, inner in values.items():
+        items = inner.items() if isinstance(inner, dict) else [("", inner)]
+        for key, value in items:
+            name = f"{section}.{key}" if key else section
+            rows.append({"key": name, "value": repr(value), "origin": resolved.origins[name]})
+    emit_table(rows)
+
+
+@app.command()
+def schema() -> None:
+    """The JSON schema of a run file, for editors."""
+    emit_json(Config.model_json_schema())
+
+
+def explain() -> list[dict[str, str]]:
+    """One row per key: its help text and default."""
+    example = resolve('[data]\nfolder = "data"\n[train]\nsteps = 1\n').config
+    rows = []
+    for section in Config.model_fields:
+        value = getattr(example, section)
+        if isinstance(value, Section):
+            for key, text in field_help(type(value)).items():
+                rows.append({"key": f"{section}.{key}", "default": repr(getattr(value, key)), "meaning": text})
+    return rows

@@ -1,0 +1,176 @@
+"""`cuadrilla data`: prepare text for training, and look at what was prepared."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from cuadrilla.cli.output import emit, emit_json, emit_table, options, say, stderr
+from cuadrilla.data import sources as text_sources
+from cuadrilla.data.prepare import (
+    DEFAULT_MIN_CHARACTERS,
+    DEFAULT_VAL_FRACTION,
+    DEFAULT_VOCAB,
+    Options,
+    Prepared,
+    prepare,
+)
+from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
+
+MAX_ROWS = 20
+
+app = typer.Typer(no_args_is_help=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
+
+
+@app.command("prepare")
+def prepare_command(
+    sources: Annotated[
+        list[str], typer.Argument(help="Files and folders of text (.txt, .md), or cuentos:N for N built-in stories.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The data folder to write.")],
+    vocab: Annotated[
+        int | None, typer.Option("--vocab", help=f"Tokens of the vocabulary to train ({DEFAULT_VOCAB} if not given).")
+    ] = None,
+    val_fraction: Annotated[
+        float, typer.Option("--val-fraction", help="Part of the documents to hold out.")
+    ] = DEFAULT_VAL_FRACTION,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="Use this tokenizer.json instead of training one.")
+    ] = None,
+    min_characters: Annotated[
+        int, typer.Option("--min-characters", help="Drop documents that are shorter.")
+    ] = DEFAULT_MIN_CHARACTERS,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder prepared from other text.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write token shards."""
+    options.json |= json
+    wanted = Options(
+        vocab=vocab, tokenizer=tokenizer, val_fraction=val_fraction, min_characters=min_characters, force=force
+    )
+    try:
+        with _shown_progress() as progress:
+            prepared = prepare(sources, out=out, options=wanted, progress=progress)
+    except KeyboardInterrupt:
+        say(f"interrupted; {out} is as it was before, run the same command to start over")
+        raise
+    _report(prepared, out=out)
+
+
+@app.command("stats")
+def stats_command(
+    folder: Annotated[Path, typer.Argument(help="A folder written by `cuadrilla data prepare`.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Check the hash of every file as well.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """What a data folder holds: documents, bytes and tokens of each split and source."""
+    options.json |= json
+    manifest = read_manifest(folder)
+    verify_folder(folder, manifest, hashes=verify)
+    _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()})
+
+
+@contextmanager
+def _shown_progress() -> Iterator[text_sources.Progress]:
+    """A bar on a terminal, a line for each stage elsewhere."""
+    if not stderr.is_terminal:
+        seen: set[str] = set()
+
+        def line(stage: str, _done: int, _total: int) -> None:
+            if stage not in seen:
+                seen.add(stage)
+                say(stage)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def bar(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bars.stop_task(task)
+                tasks[stage] = bars.add_task(stage)
+            bars.update(tasks[stage], completed=done, total=total or None)
+
+        yield bar
+
+
+def _report(prepared: Prepared, *, out: Path) -> None:
+    manifest = prepared.manifest
+    state = "already prepared, nothing done" if prepared.already else "prepared"
+    if prepared.skipped:
+        shown = ", ".join(prepared.skipped[:5])
+        more = len(prepared.skipped) - 5
+        say(f"skipped, not .txt or .md: {shown}" + (f" and {more:,} more" if more > 0 else ""))
+    vocab = manifest.options.get("vocab", manifest.vocab_size)
+    if manifest.vocab_size != vocab:
+        say(f"the text has merges for a vocabulary of {manifest.vocab_size:,} only, {vocab:,} were asked for")
+    _emit_manifest(
+        manifest,
+        {
+            "folder": str(out),
+            "already_prepared": prepared.already,
+            "skipped": list(prepared.skipped),
+            "manifest_hash": manifest.hash(),
+        },
+    )
+    say(f"{out}: {state} ({manifest.splits['train'].num_tokens:,} tokens to train on)")
+
+
+def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
+    splits = [_row(name, [source.portions.get(name) for source in manifest.sources]) for name in manifest.splits]
+    by_source = [_source_row(source) for source in manifest.sources]
+    if options.json:
+        tail = {"vocab_size": manifest.vocab_size, "dtype": manifest.dtype, "options": manifest.options}
+        emit_json({**head, **tail, "splits": splits, "sources": by_source, "counts": manifest.counts})
+        return
+    emit_table([_readable(row) for row in splits])
+    emit("")
+    shown = ("name", "documents", "tokens", "val_tokens", "bytes_per_token", "encoding")
+    emit_table([_readable({key: row[key] for key in shown}) for row in by_source[:MAX_ROWS]])
+    if len(by_source) > MAX_ROWS:
+        encodings = Counter(source.encoding for source in manifest.sources)
+        kinds = ", ".join(f"{count:,} in {encoding}" for encoding, count in sorted(encodings.items()))
+        emit(f"... and {len(by_source) - MAX_ROWS:,} more (--json shows all); of all, {kinds}")
+    if manifest.counts:
+        emit("")
+        emit_table([{"cleaning": name.replace("_", " "), "": f"{n:,}"} for name, n in manifest.counts.items()])
+    emit("")
+    emit(f"vocabulary {manifest.vocab_size:,} ({manifest.dtype}), manifest {manifest.hash()[:12]}")
+
+
+def _row(name: str, portions: list[Portion | None]) -> dict[str, Any]:
+    """Sums over some portions; the same keys for splits and sources."""
+    given = [portion for portion in portions if portion]
+    num_bytes = sum(portion.num_bytes for portion in given)
+    num_tokens = sum(portion.num_tokens for portion in given)
+    return {
+        "name": name,
+        "documents": sum(portion.num_documents for portion in given),
+        "characters": sum(portion.num_characters for portion in given),
+        "bytes": num_bytes,
+        "tokens": num_tokens,
+        "bytes_per_token": round(num_bytes / num_tokens, 3) if num_tokens else None,
+    }
+
+
+def _source_row(source: Source) -> dict[str, Any]:
+    val = source.portions.get("val")
+    return {
+        **_row(source.name, list(source.portions.values())),
+        "val_tokens": val.num_tokens if val else 0,
+        "encoding": source.encoding,
+        "licence": source.licence,
+    }
+
+
+def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("_", " "): f"{value:,}" if isinstance(value, int) else value for key, value in row.items()}

@@ -1,0 +1,58 @@
+"""How commands talk: data to stdout, everything else to stderr, JSON on request."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cuadrilla.errors import CuadrillaError
+
+
+@dataclass
+class Options:
+    """The global flags, set once by the root command."""
+
+    debug: bool = False
+    json: bool = False
+
+
+options = Options()
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line of talk, on stderr."""
+    stderr.print(text, markup=False)
+
+
+def emit(text: str) -> None:
+    """One line of data, on stdout."""
+    print(text, flush=True)
+
+
+def emit_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False, default=str), flush=True)
+
+
+def emit_table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> None:
+    """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour."""
+    if options.json:
+        emit_json(list(rows))
+        return
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for column in rows[0] if rows else []:
+        table.add_column(str(column), overflow="fold")
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    Console(file=sys.stdout, highlight=False).print(table)
+
+
+def report_error(error: CuadrillaError) -> None:
+    """`error:` line, blank, `hint:` line."""
+    say(f"error: {error.message}")
+    if error.hint:
+        say(f"\nhint: {error.hint}")

@@ -1,0 +1,90 @@
+"""Progress of a training as a sink: a live bar on a terminal, one plain line every few seconds elsewhere.
+
+A closed stderr (the terminal went away) silences it and never stops the training.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cuadrilla.cli.output import stderr
+from cuadrilla.train.metrics import Scalars
+
+LINE_SECONDS = 10.0
+SAMPLE_CHARACTERS = 160
+
+
+class ProgressSink:
+    """Shows the rows of a run of `total_versions` steps."""
+
+    def __init__(
+        self, *, total_versions: int, done: int, total_tokens: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._total = total_versions
+        self._total_tokens = total_tokens
+        self._clock = clock
+        self._last_line = -1e9
+        self._broken = False
+        self._evaluation = ""
+        self._bar: Progress | None = None
+        if stderr.is_terminal:
+            self._bar = Progress(
+                TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[numbers]}"),
+                TimeRemainingColumn(),
+                console=stderr,
+                refresh_per_second=4,
+            )
+            self._task = self._bar.add_task("train", total=total_versions, completed=done, numbers="")
+            self._bar.start()
+
+    def log(self, step: int, scalars: Scalars) -> None:
+        if self._broken:
+            return
+        try:
+            self._show(step, scalars)
+        except OSError:
+            self._broken = True
+
+    def close(self) -> None:
+        if self._bar is not None and not self._broken:
+            self._bar.stop()
+
+    def _show(self, step: int, row: Scalars) -> None:
+        if "val_loss" in row:
+            self._evaluation = describe_evaluation(row)
+        numbers = f"loss {_number(row, 'loss'):.3f} {self._evaluation} {_number(row, 'tokens_per_second'):,.0f} tok/s"
+        sample = str(row.get("sample", "")).replace("\n", " ")[:SAMPLE_CHARACTERS]
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, numbers=numbers)
+            if sample:
+                self._bar.console.print(f"step {step} «{sample}»", markup=False, style="dim")
+            return
+        now = self._clock()
+        if now - self._last_line >= LINE_SECONDS or step == self._total or "val_loss" in row:
+            self._last_line = now
+            left = (self._total_tokens - _number(row, "tokens")) / max(_number(row, "tokens_per_second"), 1e-9)
+            stderr.print(f"step {step}/{self._total}  {numbers}  ETA {_clock_time(left)}", markup=False)
+            if sample:
+                stderr.print(f"  «{sample}»", markup=False)
+
+
+def describe_evaluation(row: Scalars) -> str:
+    """The held-out measures of a row in a few words."""
+    if "val_bits_per_byte" in row:
+        return f"held-out {_number(row, 'val_bits_per_byte'):.3f} bits/byte"
+    return f"held-out loss {_number(row, 'val_loss'):.3f}"
+
+
+def _number(row: Scalars, key: str) -> float:
+    value: Any = row.get(key, float("nan"))
+    return float(value)
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, rest = divmod(int(min(max(seconds, 0), 10**7)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,164 @@
+"""`cuadrilla new` and `cuadrilla train`."""
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cuadrilla.cli.config import RunFile, Sets
+from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.config import Config
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
+from cuadrilla.host.environment import read_environment
+from cuadrilla.log import set_up_logging, tear_down_logging
+from cuadrilla.rundir import FolderLock, RunDir, storage_errors, write_atomic, write_json
+from cuadrilla.runfile import Resolved, dump, read_run_file
+
+if TYPE_CHECKING:
+    from cuadrilla.train.coordinate import Outcome
+    from cuadrilla.train.metrics import Sink
+    from cuadrilla.train.setup import Parts
+
+PRESETS = {  # tokens, batch, unit: where a first run of this size makes sense
+    "micro": (3_000_000, 64, 16),
+    "mini": (20_000_000, 64, 16),
+    "small": (2_500_000_000, 480, 8),
+}
+
+
+def new(
+    name: Annotated[Path, typer.Argument(help="The folder to make.")],
+    preset: Annotated[str, typer.Option(help="gpt2-micro, gpt2-mini or gpt2-small.")] = "gpt2-mini",
+    data: Annotated[str, typer.Option(help="The prepared data folder, as seen from the new folder.")] = "../data",
+) -> None:
+    """Make a run folder with a commented run.toml."""
+    size = preset.removeprefix("gpt2-")
+    if size not in PRESETS:
+        raise ConfigError(f"unknown preset {preset}", hint="use gpt2-micro, gpt2-mini or gpt2-small")
+    target = name / "run.toml"
+    if target.exists():
+        raise ConfigError(f"{target} exists", hint="choose another name, or edit that file")
+    with storage_errors(target):
+        name.mkdir(parents=True, exist_ok=True)
+    write_atomic(target, run_file_text(size, data=data))
+    say(f"wrote {target}\n\nnext: cuadrilla train {target}")
+
+
+def run_file_text(size: str, *, data: str) -> str:
+    """A commented run file for a language model of this size."""
+    tokens, batch, unit = PRESETS[size]
+    escaped = data.replace("\\", "/").replace('"', '\\"')
+    return f"""\
+# A run of cuadrilla. `cuadrilla config show --help-text` explains every key; what is not here has its default.
+schema = 1
+
+[run]
+seed = 0                    # initial weights, order of the data, every random number
+
+[data]
+folder = "{escaped}"        # written by `cuadrilla data prepare`
+
+[model]
+preset = "{size}"           # micro, mini, small (124M), medium, large, xl
+
+[train]
+tokens = {tokens}           # or epochs = 3, or steps = 1000
+batch_sequences = {batch}   # the global batch, shared by all workers
+unit_sequences = {unit}     # the atom of work
+# precision = "auto"        # bf16 where the machine multiplies it natively; the choice and its reason are printed
+# device = "auto"           # cuda, mps, xpu, cpu
+
+[optim]
+kind = "muon"               # Muon for the matrices, AdamW for the rest; or kind = "adamw"
+# lr = 0.02
+
+[schedule]
+warmup = 0.02               # parts of the run
+cooldown = 0.6
+
+[checkpoint]
+every_seconds = 60
+
+[sample]
+prompt = ""
+"""
+
+
+def train(
+    run: RunFile = Path("run.toml"),
+    sets: Sets = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
+    ] = False,
+    stop_at: Annotated[int, typer.Option(min=0, help="Checkpoint and stop at this step (0: at the end).")] = 0,
+) -> None:
+    """Train, or go on where a run stopped. Ctrl-C saves and stops; the same command resumes."""
+    resolved = read_run_file(run, sets=sets or [])
+    folder = RunDir((run if run.is_dir() else run.parent).resolve())
+    outcome = train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at)
+    if options.json:
+        emit_json(
+            {"version": outcome.version, "tokens": outcome.tokens, "complete": outcome.complete, **outcome.last_row}
+        )
+    if outcome.complete:
+        say(f"\nnext: cuadrilla generate {folder.path}\n      cuadrilla eval {folder.path}")
+    elif "received" in outcome.reason:
+        say(f"\nstopped at step {outcome.version} and saved; the same command goes on from there")
+        raise typer.Exit(INTERRUPTED_EXIT_CODE)
+    else:
+        say(f"\n{outcome.reason}: saved; the same command goes on from there")
+
+
+def train_run(resolved: Resolved, folder: RunDir, *, allow_changes: bool = False, stop_at: int = 0) -> "Outcome":
+    """Train one run directory under its lock, with progress on stderr."""
+    from cuadrilla.engines.local import run_local, stop_on_signals
+    from cuadrilla.train.metrics import JsonlSink
+    from cuadrilla.train.setup import assemble, make_task
+
+    with FolderLock(folder.lock, purpose="training"):
+        with storage_errors(folder.logs):
+            folder.logs.mkdir(exist_ok=True)
+        handler = set_up_logging(folder.logs, worker="coordinator", verbose=options.debug)
+        sinks: list[Sink] = []
+        try:
+            task = make_task(resolved.config, folder.path)
+            sinks.append(JsonlSink(folder.metrics))
+            parts = assemble(
+                resolved.config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at
+            )
+            write_json(folder.config, {"values": dump(resolved.config), "origins": resolved.origins})
+            write_json(folder.env, read_environment())
+            sinks.extend(_views(folder, parts))
+            _introduce(resolved.config, parts)
+            with stop_on_signals(parts.coordination.request_stop):
+                return run_local(parts)
+        finally:
+            for sink in sinks:
+                sink.close()
+            tear_down_logging(handler)
+
+
+def _views(folder: RunDir, parts: "Parts") -> "list[Sink]":
+    from cuadrilla.cli.progress import ProgressSink
+    from cuadrilla.train.metrics import TensorBoardSink
+
+    progress = ProgressSink(
+        total_versions=parts.length.num_versions, done=parts.resumed_at, total_tokens=parts.length.total_tokens
+    )
+    if importlib.util.find_spec("tensorboard") is None:
+        say('TensorBoard files are not written: pip install "cuadrilla[tensorboard]" adds them')
+        return [progress]
+    return [progress, TensorBoardSink(folder.tensorboard)]
+
+
+def _introduce(config: Config, parts: "Parts") -> None:
+    num_parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    say(
+        f"model      {num_parameters / 1e6:.2f} M parameters\n"
+        f"device     {parts.device}, {parts.precision}\n"
+        f"workers    {len(config.engine.workers)}\n"
+        f"run        {parts.length.num_versions} steps of {parts.length.round_tokens:,} tokens"
+    )
+    if parts.resumed_at:
+        say(f"resumed    at step {parts.resumed_at}")

@@ -1,0 +1,1 @@
+"""Text to batches: sources → clean → tokenizer → shards, then order and loader. Only `loader` needs torch."""

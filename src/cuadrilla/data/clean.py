@@ -1,0 +1,251 @@
+"""From decoded text to documents: repair what is repairable, count it, cut at blank lines, hold some documents out.
+
+What happens to odd text (each kind is counted, and the counts go into the manifest)
+* Line ends: CRLF and CR become LF. Vertical tab, form feed, NEL (U+0085) and U+2028 become LF; U+2029 a blank line.
+* NUL and the other control characters, U+FEFF inside the text and the noncharacters U+FFFE and U+FFFF are dropped.
+* Bytes that the encoding cannot hold arrive as U+FFFD, stay as U+FFFD and are counted.
+* Letters are composed (NFC): a decomposed ñ becomes one character. Nothing else is normalised: «», —, NBSP stay.
+* Blanks at the end of a line are removed, and at its start too unless the file is Markdown. Two or more blank lines
+  become one.
+* A Project Gutenberg header, footer and credits are removed.
+
+What a document is
+* A text of at most `MAX_DOCUMENT` = 20,000 characters is one document.
+* A longer one is cut at blank lines into documents of 5,000 to 20,000 characters. Where to cut is decided by the
+  paragraph that follows (one in eight begins a document), not by counting from the start: two editions of a book that
+  differ in their preface meet again at the next cut, so that their common chapters are recognised as duplicates.
+* A paragraph longer than 20,000 characters is treated line by line, and a longer line is cut at a blank.
+
+Which side of the split a document is on
+* It goes to `val` when the hash of its content, read as a fraction, is below `val_fraction`. So it stays on its side
+  when other files are added, and a text that occurs twice (it is kept once) has one side only.
+* If no document falls below, the one with the lowest hash is held out. A corpus of a single document is cut finer, at
+  2,000 or 200 characters.
+* What is left is text that two different documents share: a paragraph of `LONG_PARAGRAPH` characters or more that
+  occurs in `val` is removed from `train`.
+
+A text is read in pieces and never held whole, however long its lines: memory stays below a few megabytes.
+"""
+
+import hashlib
+import itertools
+import re
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_DOCUMENT = 20_000
+"""Characters in a document, at most."""
+PIECE_CHARACTERS = 2**18
+"""A line longer than this is broken while it is read, before it is cut into documents."""
+BOUNDARY_RARITY = 8
+LONG_PARAGRAPH = 200
+"""Characters from which a paragraph is too long to be repeated by chance."""
+
+_BLANKS = " \t\u00a0"
+_ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffd-\uffff]")
+_BREAKS = {"\v": "\n", "\f": "\n", "\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
+_GUTENBERG_START = re.compile(r"^\*\*\* ?START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK[^\n]*\n", re.M | re.I)
+_GUTENBERG_END = re.compile(
+    r"^(?:\*\*\* ?END OF (?:THIS|THE) PROJECT GUTENBERG EBOOK|End of (?:the )?Project Gutenberg)", re.M | re.I
+)
+_CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed by)[^\n]*(?:\n[^\n]+)*\n", re.I)
+
+_PARAGRAPH_END = re.compile(r"\n{2,}")
+
+Unit = tuple[str, str]
+"""(what separates it from the previous one, text): a paragraph, a line, or a part of a very long line."""
+
+
+def documents(
+    pieces: Iterable[str], *, keep_indentation: bool, counts: Counter[str], maximum: int = MAX_DOCUMENT
+) -> Iterator[str]:
+    """The documents of one text, clean; `counts` grows by what was repaired or dropped. No document is empty."""
+    lines = _whole_lines(pieces, counts)
+    body = _without_gutenberg(lines, counts)
+    clean = (_clean_piece(piece, keep_indentation=keep_indentation, counts=counts) for piece in body)
+    return _blocks(_units(clean, maximum=maximum, counts=counts), maximum=maximum)
+
+
+def document_hash(text: str) -> bytes:
+    """16 bytes that two documents share when they differ in white space only."""
+    return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest()
+
+
+def split_documents(hashes: NDArray[np.uint64], *, val_fraction: float) -> NDArray[np.bool_]:
+    """Which documents are held out, by hash alone; at least one is, and at least one is not, if there are two."""
+    is_val = hashes < np.uint64(val_fraction * 2**64)
+    if len(hashes) >= 2:
+        is_val[np.argmin(hashes)] = True
+        is_val[np.argmax(hashes)] = False
+    return np.asarray(is_val)
+
+
+def long_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """(64-bit hash, paragraph) of each paragraph that is too long to be repeated by chance."""
+    for paragraph in text.split("\n\n"):
+        if len(paragraph) >= LONG_PARAGRAPH:
+            yield int.from_bytes(document_hash(paragraph)[:8], "little"), paragraph
+
+
+def without_paragraphs(text: str, held_out: set[int]) -> tuple[str, int]:
+    """`text` without the long paragraphs whose hash is in `held_out`, and how many were removed."""
+    doomed = [paragraph for key, paragraph in long_paragraphs(text) if key in held_out]
+    if not doomed:
+        return text, 0
+    return "\n\n".join(paragraph for paragraph in text.split("\n\n") if paragraph not in doomed), len(doomed)
+
+
+def _whole_lines(pieces: Iterable[str], counts: Counter[str]) -> Iterator[str]:
+    """The same text with LF line ends, in pieces that end at a line end (or at a blank of an endless line)."""
+    rest = ""
+    for piece in pieces:
+        text = rest + piece
+        held = text.endswith("\r")  # perhaps the first half of a CRLF
+        if held:
+            text = text[:-1]
+        num_cr = text.count("\r")
+        if num_cr:
+            counts["line_ends_unified"] += num_cr
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        end = text.rfind("\n") + 1
+        if end:
+            yield text[:end]
+            text = text[end:]
+        while len(text) > PIECE_CHARACTERS:
+            cut = _cut_point(text, PIECE_CHARACTERS)
+            counts["lines_cut"] += 1
+            yield text[:cut] + "\n"
+            text = text[cut:]
+        rest = text + "\r" if held else text
+    if rest:
+        yield rest.replace("\r", "\n")
+
+
+def _cut_point(text: str, limit: int) -> int:
+    """Where to cut a line of more than `limit` characters: after its last blank, else not before a combining mark."""
+    cut = text.rfind(" ", limit // 2, limit) + 1
+    if cut:
+        return cut
+    for back in range(min(64, limit - 1)):
+        if not unicodedata.combining(text[limit - back]):
+            return limit - back
+    return limit
+
+
+def _without_gutenberg(pieces: Iterable[str], counts: Counter[str]) -> Iterator[str]:
+    """Drop everything before a START marker found in the first piece, from each END on, and the credits."""
+    is_ebook = inside = False
+    for number, piece in enumerate(pieces):
+        is_ebook = is_ebook or (number == 0 and _GUTENBERG_START.search(piece) is not None)
+        if not is_ebook:
+            yield piece
+            continue
+        kept, inside = _gutenberg_body(piece, inside=inside)
+        counts["gutenberg_characters_dropped"] += len(piece) - sum(map(len, kept))
+        yield from kept
+
+
+def _gutenberg_body(piece: str, *, inside: bool) -> tuple[list[str], bool]:
+    """The parts of `piece` between markers, and whether it ends inside a book."""
+    kept = []
+    position = 0
+    while True:
+        marker = (_GUTENBERG_END if inside else _GUTENBERG_START).search(piece, position)
+        if inside:
+            kept.append(piece[position : marker.start() if marker else len(piece)])
+        if marker is None:
+            return kept, inside
+        position = marker.end()
+        inside = not inside
+        if inside and (credits := _CREDITS.match(piece, position)):
+            position = credits.end()
+
+
+def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) -> str:
+    """Characters first, then blanks. `piece` ends at a line end."""
+
+    def repair(match: re.Match[str]) -> str:
+        character = match.group()
+        if character == "\ufffd":
+            counts["replacement_characters"] += 1
+            return character
+        if character in _BREAKS:
+            counts["line_separators_replaced"] += 1
+            return _BREAKS[character]
+        counts["nul_characters_dropped" if character == "\0" else "control_characters_dropped"] += 1
+        return ""
+
+    text = _ODD.sub(repair, piece)
+    if not unicodedata.is_normalized("NFC", text):
+        composed = unicodedata.normalize("NFC", text)
+        counts["characters_composed"] += max(1, len(text) - len(composed))
+        text = composed
+    strip = str.rstrip if keep_indentation else str.strip
+    clean = "\n".join([strip(line, _BLANKS) for line in text.split("\n")])
+    counts["blanks_dropped"] += len(text) - len(clean)
+    return clean
+
+
+def _units(pieces: Iterable[str], *, maximum: int, counts: Counter[str]) -> Iterator[Unit]:
+    """Paragraphs; the lines of a paragraph longer than `maximum`; the parts of a line longer than that."""
+    rest = ""
+    continued = False  # the paragraph in `rest` is a long one whose first lines are already given
+    for piece in itertools.chain(pieces, ("\n\n",)):
+        *paragraphs, rest = _PARAGRAPH_END.split(rest + piece)
+        for paragraph in paragraphs:
+            yield from _paragraph_units(paragraph.strip("\n"), continued=continued, maximum=maximum, counts=counts)
+            continued = False
+        if len(rest) > maximum:
+            yield from _paragraph_units(rest.strip("\n"), continued=continued, maximum=maximum, counts=counts)
+            continued = True
+            rest = "\n"
+
+
+def _paragraph_units(paragraph: str, *, continued: bool, maximum: int, counts: Counter[str]) -> Iterator[Unit]:
+    if not paragraph:
+        return
+    if len(paragraph) <= maximum and not continued:
+        yield "\n\n", paragraph
+        return
+    separator = "\n" if continued else "\n\n"
+    for line in paragraph.split("\n"):
+        rest = line
+        while len(rest) > maximum:
+            cut = _cut_point(rest, maximum)
+            counts["lines_cut"] += 1
+            if part := rest[:cut].rstrip(_BLANKS):
+                yield separator, part
+                separator = "\n"
+            rest = rest[cut:].lstrip(_BLANKS)
+        if rest:
+            yield separator, rest
+            separator = "\n"
+
+
+def _blocks(units: Iterator[Unit], *, maximum: int) -> Iterator[str]:
+    """Join units into one document if they fit, else into documents of `maximum` / 4 to `maximum` characters."""
+    head: list[Unit] = []
+    size = 0
+    for unit in units:
+        head.append(unit)
+        size += len(unit[0]) + len(unit[1])
+        if size > maximum:
+            break
+    cutting = size > maximum
+    block: list[str] = []
+    length = 0
+    for separator, text in itertools.chain(head, units):
+        begins = cutting and length >= maximum // 4 and zlib.crc32(text.encode()) % BOUNDARY_RARITY == 0
+        if block and (begins or length + len(separator) + len(text) > maximum):
+            yield "".join(block)
+            block, length = [], 0
+        added = separator + text if block else text
+        block.append(added)
+        length += len(added)
+    if block:
+        yield "".join(block)

@@ -1,0 +1,208 @@
+"""The words of `cuentos`: who, where, what, and the causes with their effects.
+
+An entry is one value that a story can bind to a variable: a person, a toy, a place, or a whole cause with its effect.
+Invariants (`test_lexicon_values_are_distinct_and_prefix_free`): within one variable no two entries read the same in any
+field, and none is the beginning of another; that is what makes a text determine its bindings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Gender = Literal["m", "f"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """`parts` holds the readings by name ("word" for `{o}`); `forms` the four forms of an adjective (m, f, ms, fs)."""
+
+    parts: Mapping[str, str] = field(default_factory=dict)
+    gender: Gender = "m"
+    plural: bool = False
+    forms: tuple[str, str, str, str] | None = None
+
+
+def _nouns(words: str, *, gender: Gender, plural: bool = False) -> tuple[Entry, ...]:
+    return tuple(Entry(parts={"word": word}, gender=gender, plural=plural) for word in words.split())
+
+
+def _phrases(*texts: str) -> tuple[Entry, ...]:
+    return tuple(Entry(parts={"word": text}) for text in texts)
+
+
+def _adjectives(words: str) -> tuple[Entry, ...]:
+    """Four forms from the masculine singular: -o changes with gender, a vowel takes -s, a consonant takes -es."""
+    entries = []
+    for word in words.split():
+        feminine = word[:-1] + "a" if word.endswith("o") else word
+        ending = "s" if word[-1] in "aeo" else "es"
+        entries.append(Entry(forms=(word, feminine, word + ending, feminine + ending)))
+    return tuple(entries)
+
+
+PEOPLE = _nouns("Pablo Mateo Hugo Diego Tomás Leo", gender="m") + _nouns(
+    "Lucía Marta Elena Carmen Sofía Inés", gender="f"
+)
+FAMILY = _nouns("abuelo padre tío", gender="m") + _nouns("abuela madre tía", gender="f")
+ELDERS = tuple(entry for entry in FAMILY if entry.parts["word"] not in {"padre", "madre"})
+TOYS = (
+    _nouns("globo tren barco tambor", gender="m")
+    + _nouns("cometa pelota flauta muñeca", gender="f")
+    + _nouns("guantes patines", gender="m", plural=True)
+    + _nouns("botas gafas", gender="f", plural=True)
+)
+FRAGILE = _nouns("jarrón plato espejo", gender="m") + _nouns("taza jarra lámpara", gender="f")
+ANIMALS = _nouns("gato perro conejo", gender="m") + _nouns("oveja cabra tortuga", gender="f")
+PETS = _nouns("Coco Pipo Rayo", gender="m") + _nouns("Luna Nube Perla", gender="f")
+PLACES = _nouns("parque bosque río", gender="m") + _nouns("playa plaza granja", gender="f")
+GARDENS = _nouns("jardín patio huerto", gender="m")
+
+COLOURS = _adjectives("rojo amarillo blanco verde azul")
+COATS = _adjectives("pequeño blanco negro")
+QUALITIES = _adjectives("curioso listo alegre valiente")
+
+TIMES = _phrases("Un día", "Una mañana", "Una tarde", "Un sábado", "Un domingo")
+HIDEOUTS = _phrases("detrás de un árbol", "debajo de un banco", "junto a una piedra", "al lado del camino")
+
+# What happens, what it does to the child, what the child says, and the one thing that helps.
+TROUBLES = (
+    Entry(
+        parts={
+            "cause": "empezó a llover",
+            "effect": "se mojó los pies",
+            "say": "¡Estoy {h/mojado/mojada}!",
+            "thing": "un paraguas",
+            "the": "el paraguas",
+            "result": "dejó de mojarse",
+        }
+    ),
+    Entry(
+        parts={
+            "cause": "empezó a nevar",
+            "effect": "se puso a temblar",
+            "say": "¡Tengo mucho frío!",
+            "thing": "una manta",
+            "the": "la manta",
+            "result": "dejó de temblar",
+        }
+    ),
+    Entry(
+        parts={
+            "cause": "empezó a hacer mucho calor",
+            "effect": "notó la boca seca",
+            "say": "¡Tengo mucha sed!",
+            "thing": "una botella de agua",
+            "the": "la botella de agua",
+            "result": "dejó de tener sed",
+        }
+    ),
+    Entry(
+        parts={
+            "cause": "{h} tropezó con una piedra",
+            "effect": "se hizo daño en la rodilla",
+            "say": "¡Me duele la rodilla!",
+            "thing": "una venda",
+            "the": "la venda",
+            "result": "pudo caminar otra vez",
+        }
+    ),
+    Entry(
+        parts={
+            "cause": "llegó la hora de comer",
+            "effect": "notó la barriga vacía",
+            "say": "¡Tengo mucha hambre!",
+            "thing": "un bocadillo",
+            "the": "el bocadillo",
+            "result": "dejó de tener hambre",
+        }
+    ),
+)
+
+# What is wrong with an animal, what the child promises, brings and does.
+RESCUES = (
+    Entry(
+        parts={
+            "problem": "tenía mucha hambre",
+            "say": "¡Voy a darte de comer!",
+            "thing": "un trozo de pan",
+            "action": "Le dio el pan y {a:el} {a} comió con ganas",
+        }
+    ),
+    Entry(
+        parts={
+            "problem": "tenía mucha sed",
+            "say": "¡Voy a darte de beber!",
+            "thing": "un plato de agua",
+            "action": "Le dio el agua y {a:el} {a} bebió con ganas",
+        }
+    ),
+    Entry(
+        parts={
+            "problem": "temblaba de frío",
+            "say": "¡Voy a darte calor!",
+            "thing": "una manta",
+            "action": "{a:Lo} tapó con la manta y {a:el} {a} dejó de temblar",
+        }
+    ),
+    Entry(
+        parts={
+            "problem": "tenía una pata herida",
+            "say": "¡Voy a curarte!",
+            "thing": "una venda",
+            "action": "Le puso la venda y {a:el} {a} pudo caminar otra vez",
+        }
+    ),
+)
+
+# A tree and its fruit; gender and number are the fruit's.
+TREES = (
+    Entry(parts={"tree": "manzano", "fruit": "manzanas"}, gender="f", plural=True),
+    Entry(parts={"tree": "peral", "fruit": "peras"}, gender="f", plural=True),
+    Entry(parts={"tree": "naranjo", "fruit": "naranjas"}, gender="f", plural=True),
+    Entry(parts={"tree": "limonero", "fruit": "limones"}, gender="m", plural=True),
+)
+
+VARIABLES: Mapping[str, tuple[Entry, ...]] = {
+    "h": PEOPLE,
+    "f": PEOPLE,
+    "k": FAMILY,
+    "r": ELDERS,
+    "o": TOYS,
+    "b": FRAGILE,
+    "a": ANIMALS,
+    "n": PETS,
+    "p": PLACES,
+    "j": GARDENS,
+    "c": COLOURS,
+    "g": COATS,
+    "q": QUALITIES,
+    "t": TIMES,
+    "s": HIDEOUTS,
+    "w": TROUBLES,
+    "x": RESCUES,
+    "v": TREES,
+}
+# The kind of fault when a later mention does not match the first one.
+MENTION_KINDS: Mapping[str, str] = (
+    dict.fromkeys("hfkrn", "character") | dict.fromkeys("obac", "object") | dict.fromkeys("pj", "place")
+) | dict.fromkeys("wxv", "cause")
+
+_PETS_BY_GENDER = {gender: tuple(pet for pet in PETS if pet.gender == gender) for gender in ("m", "f")}
+_FRIENDS = {hero: tuple(person for person in PEOPLE if person is not hero) for hero in PEOPLE}
+Bindings = Mapping[str, Entry]
+
+
+def candidates(variable: str, bound: Bindings) -> tuple[Entry, ...]:
+    """The values open to `variable`: the friend is not the hero, and a pet's name has the animal's gender."""
+    if variable == "f":
+        return _FRIENDS[bound["h"]]
+    if variable == "n":
+        return _PETS_BY_GENDER[bound["a"].gender]
+    return VARIABLES[variable]
+
+
+def num_candidates(variable: str) -> int:
+    """How many values `variable` has once what it depends on is bound, whatever that is."""
+    return {"f": len(PEOPLE) - 1, "n": len(PETS) // 2}.get(variable, len(VARIABLES[variable]))

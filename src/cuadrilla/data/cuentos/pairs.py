@@ -1,0 +1,79 @@
+"""Minimal pairs: two endings of one context of which the grammar allows one.
+
+A pair is cut from a derivation at a slot that the text before it already decides: the right form or mention against a
+wrong one of the same kind, both followed by the same rest of the sentence.
+
+Invariants: `good` and `bad` begin with `context`, differ in one place, and `good` is the beginning of a story that
+passes (`test_minimal_pairs_differ_in_one_place`); the phenomena take turns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cuadrilla.data.cuentos.planted import agreement_edits, later_mentions
+from cuadrilla.data.cuentos.template import Adjective, Agreement
+from cuadrilla.data.cuentos.writer import Derivation, Dice, Span, derive
+
+PHENOMENA = ("gender", "number", "clitic", "character", "object", "cause")
+_SENTENCE_END = re.compile(r"[.?!]|$")
+
+
+@dataclass(frozen=True, slots=True)
+class MinimalPair:
+    """`good` and `bad` are whole texts: `context` and an ending each."""
+
+    context: str
+    good: str
+    bad: str
+    phenomenon: str
+
+
+def minimal_pairs(count: int, *, seed: int = 1) -> Iterator[MinimalPair]:
+    """`count` pairs from different stories of a seed; not the seed that a model was trained on (0 by convention)."""
+    index = 0
+    for number in range(count):
+        phenomenon = PHENOMENA[number % len(PHENOMENA)]
+        pair = None
+        while pair is None:
+            pair = _pair(index, phenomenon, seed=seed)
+            index += 1
+        yield pair
+
+
+def _pair(index: int, phenomenon: str, *, seed: int) -> MinimalPair | None:
+    story = derive(index, seed=seed)
+    options = list(_contrasts(story, phenomenon))
+    if not options:
+        return None
+    span, wrong = options[Dice(f"pair:{seed}:{index}").below(len(options))]
+    context = story.text[: span.start]
+    end = _SENTENCE_END.search(story.text, span.end)
+    assert end is not None, "the pattern matches the end of the text"
+    rest = story.text[span.end : end.end()]
+    return MinimalPair(context, context + story.text[span.start : span.end] + rest, context + wrong + rest, phenomenon)
+
+
+def _contrasts(story: Derivation, phenomenon: str) -> Iterator[tuple[Span, str]]:
+    if phenomenon in {"character", "object", "cause"}:
+        yield from later_mentions(story, phenomenon)
+        return
+    for plural in (True,) if phenomenon == "number" else (False, True) if phenomenon == "clitic" else (False,):
+        for span, wrong in agreement_edits(story, plural=plural):
+            is_clitic = isinstance(span.slot, Agreement) and span.slot.kind == "clitic"
+            if _decided_before(span, story) and is_clitic == (phenomenon == "clitic"):
+                yield span, wrong
+
+
+def _decided_before(span: Span, story: Derivation) -> bool:
+    """Whether the text before the slot says which form is right: an adjective needs only its noun."""
+    if not isinstance(span.slot, Adjective):
+        return span.given
+    noun = span.slot.noun
+    return any(noun in _named(other) for other in story.spans if other.end <= span.start)
+
+
+def _named(span: Span) -> tuple[str, ...]:
+    return () if isinstance(span.slot, Agreement) else (span.slot.variable,)

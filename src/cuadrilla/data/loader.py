@@ -1,0 +1,68 @@
+"""Batches for leased units: sequences f(seed, unit) of a map-style dataset, stacked."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cuadrilla.data.order import sequence_indices
+from cuadrilla.errors import TaskError
+
+
+class Dataset(Protocol):
+    """Map-style: item i is a mapping of names to arrays without a batch dimension, the same on every machine."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+
+class UnitLoader:
+    """Builds any unit of the run from scratch; holds no position."""
+
+    def __init__(self, dataset: Dataset, *, seed: int, unit_sequences: int, device: torch.device) -> None:
+        if len(dataset) == 0:
+            raise TaskError("the training data is empty", hint="data('train') must hold at least one example")
+        self._dataset = dataset
+        self._seed = seed
+        self._unit_sequences = unit_sequences
+        self._device = device
+
+    def indices(self, units: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Sequence numbers of the stacked units, shape (len(units) * unit_sequences,)."""
+        per_unit = [
+            sequence_indices(
+                self._seed, start=unit * self._unit_sequences, count=self._unit_sequences, length=len(self._dataset)
+            )
+            for unit in units
+        ]
+        return np.concatenate(per_unit)
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> dict[str, Tensor]:
+        """The sequences with these numbers, stacked and on the device."""
+        return to_device(collate([self._dataset[int(index)] for index in indices]), self._device)
+
+
+def collate(items: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Stack equal-shaped items along a new first dimension. Raises TaskError if the shapes differ."""
+    return {key: _stack([torch.as_tensor(item[key]) for item in items], name=key) for key in items[0]}
+
+
+def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    if device.type == "cpu":
+        return dict(batch)
+    return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+
+
+def _stack(tensors: list[Tensor], *, name: str) -> Tensor:
+    try:
+        return torch.stack(tensors)
+    except RuntimeError as error:
+        shapes = sorted({tuple(tensor.shape) for tensor in tensors})
+        raise TaskError(
+            f"examples of different shapes cannot be stacked: {name} has {shapes[:3]}",
+            hint="pad them to one length in your dataset and leave the padding out of the count that loss() returns",
+        ) from error

@@ -1,0 +1,139 @@
+"""Byte-level BPE, over the `tokenizers` library.
+
+Invariants
+* `decode(encode(text)) == text` for every Unicode text: nothing is normalised here, the alphabet is the 256 bytes.
+* `encode` never emits the end-of-text id: its literal spelling in a text is encoded as ordinary characters.
+* The same texts give the same bytes of `tokenizer.json`, in any order, on any number of cores. `sha256()` is the hash
+  of those bytes; a manifest names it.
+
+Splitting before the merges is GPT-2's (https://github.com/openai/gpt-2/blob/master/src/encoder.py), so that a model can
+be exported as GPT-2.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from cuadrilla.errors import DataError
+from cuadrilla.rundir import write_atomic
+
+END_OF_TEXT = "<|endoftext|>"
+MIN_VOCAB = 257
+MAX_VOCAB = 2**20
+
+_OTHER_ENDS = ("<|end_of_text|>", "</s>", "<eos>")
+_PROBE = "  El  niño: «¿Qué año?»,\n\n\tdijo Ñandú — n\u0303 \u00a0 🙂 1605 \x00 " + END_OF_TEXT + " x\n"
+
+
+class Tokenizer:
+    """Text to token ids and back. Make one with `train` or `load`."""
+
+    def __init__(self, raw: bytes, *, name: str = "the tokenizer") -> None:
+        """`raw` is the content of a `tokenizer.json`. Raises DataError if it breaks an invariant."""
+        self._raw = raw
+        self._inner = _parse(raw, name)
+        ids = self._inner.get_vocab(with_added_tokens=True)
+        end = next((ids[token] for token in (END_OF_TEXT, *_OTHER_ENDS) if token in ids), None)
+        if end is None:
+            raise DataError(
+                f"{name} has no token that ends a text", hint=f"add {END_OF_TEXT} to it, or train one with --vocab"
+            )
+        self.end_of_text: int = end
+        self.vocab_size: int = max(ids.values()) + 1
+        probe = self.encode(_PROBE)
+        if end in probe or self.decode(probe) != _PROBE:
+            raise DataError(
+                f"{name} loses or changes text", hint="use a byte-level tokenizer such as GPT-2's, or train one"
+            )
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
+        """Learn merges from `texts` (NFC already). The vocabulary comes out smaller if the text has fewer merges."""
+        if not MIN_VOCAB <= vocab_size <= MAX_VOCAB:
+            raise DataError(
+                f"a vocabulary of {vocab_size:,} cannot be trained",
+                hint=f"choose from {MIN_VOCAB} (bytes and {END_OF_TEXT}) to {MAX_VOCAB:,}; 8192 suits small models",
+            )
+        inner = tokenizers.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        inner.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        inner.train_from_iterator(_batches(texts), trainer)
+        return cls(inner.to_str().encode())
+
+    @classmethod
+    def load(cls, path: Path, *, sha256: str | None = None) -> Self:
+        """Read a `tokenizer.json`, ours or another model's; with `sha256`, refuse any other than that one."""
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise DataError(
+                f"cannot read the tokenizer {path}: {error.strerror or error}", hint="name a tokenizer.json"
+            ) from error
+        found = hashlib.sha256(raw).hexdigest()
+        if sha256 is not None and found != sha256:
+            raise DataError(
+                f"{path} has hash {found[:12]}, but the manifest names {sha256[:12]}: the tokens were made by another",
+                hint="put the right tokenizer.json back, or prepare the folder again",
+            )
+        return cls(raw, name=str(path))
+
+    def save(self, path: Path) -> None:
+        write_atomic(path, self._raw)
+
+    def sha256(self) -> str:
+        """Hash of the bytes that `save` writes."""
+        return hashlib.sha256(self._raw).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`; never `end_of_text`. Raises DataError for half a surrogate pair, which no text file holds."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each, on all cores."""
+        try:
+            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise DataError(
+                "the text holds half a surrogate pair, which is not Unicode text", hint="save it again as UTF-8"
+            ) from error
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, `end_of_text` spelled out. Bytes that are not UTF-8 (a cut character) become U+FFFD."""
+        return str(self._inner.decode(list(ids), skip_special_tokens=False))
+
+
+def _parse(raw: bytes, name: str) -> tokenizers.Tokenizer:
+    try:
+        inner = tokenizers.Tokenizer.from_buffer(raw)
+    except ValueError as error:
+        raise DataError(
+            f"{name} is not a tokenizer.json: {error}", hint="name the tokenizer.json of a model"
+        ) from error
+    inner.encode_special_tokens = True
+    inner.no_truncation()
+    inner.no_padding()
+    if isinstance(inner.model, models.BPE) and inner.model.dropout:
+        inner.model.dropout = None
+    return inner
+
+
+def _batches(texts: Iterable[str], *, size: int = 256) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    yield batch

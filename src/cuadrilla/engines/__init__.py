@@ -1,0 +1,1 @@
+"""Who starts the workers and reports their death."""

@@ -1,0 +1,154 @@
+"""Workers in this process: one in the calling thread, or several as threads beside it.
+
+Alone, the worker's model is the coordinator's: no second copy of the weights, no second thread. Several workers each
+have a model of their own, a chosen speed, and the in-process link.
+"""
+
+import copy
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+
+import torch
+from torch import nn
+
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE
+from cuadrilla.host.facts import read_facts
+from cuadrilla.link.base import Link
+from cuadrilla.link.inproc import Desk
+from cuadrilla.link.shaped import ShapedLink
+from cuadrilla.sync.exact import ExactWorker
+from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.setup import Parts
+
+log = logging.getLogger(__name__)
+
+WrapLink = Callable[[str, Link], Link]
+
+
+def run_local(parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+    """Train to the end, or to the stop that was asked for. Raises whatever made the run fail.
+
+    `wrap_link(worker, link)` puts another link around a worker's own: faults in tests, shaping in practice.
+    """
+    speeds = parts.config.engine.workers
+    threads = parts.config.train.threads or (1 if parts.config.sync.strict else max(1, num_cores() // len(speeds)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    desk = Desk(parts.coordination.receive)
+    try:
+        parts.coordination.open(desk.send)
+        if len(speeds) == 1:
+            _work("worker-1", parts, desk, model=parts.model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
+        else:
+            _work_in_threads(parts, desk, wrap_link=wrap_link)
+    finally:
+        parts.store.close()
+        torch.set_num_threads(before)
+    if parts.coordination.failure is not None:
+        raise parts.coordination.failure
+    assert parts.coordination.outcome is not None, "the run ended without an outcome"
+    return parts.coordination.outcome
+
+
+def num_cores() -> int:
+    """Whole cores this process may use."""
+    return max(1, int(read_facts().usable_cores or 1))
+
+
+def _work_in_threads(parts: Parts, desk: Desk, *, wrap_link: WrapLink | None) -> None:
+    pass_lock = threading.Lock() if draws_random_numbers(parts.model) else None
+    alive: set[str] = set()
+    threads = []
+    for index, speed in enumerate(parts.config.engine.workers, start=1):
+        name = f"worker-{index}"
+        alive.add(name)
+        model = copy.deepcopy(parts.model)
+
+        def body(name: str = name, model: nn.Module = model, speed: float = speed) -> None:
+            try:
+                _work(name, parts, desk, model=model, speed=speed, wrap_link=wrap_link, pass_lock=pass_lock)
+                alive.discard(name)
+            except Exception as error:  # noqa: BLE001  the worker's entry: its death must reach the coordinator
+                log.exception("%s died", name) if parts.coordination.failure is None else None
+                alive.discard(name)
+                _report_death(parts, name, error, last=not alive)
+
+        threads.append(threading.Thread(target=body, name=name, daemon=True))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(timeout=0.2)  # a bound, so that the main thread sees signals
+
+
+def _report_death(parts: Parts, worker: str, error: Exception, *, last: bool) -> None:
+    """The others go on without it; the death of the last one is the run's."""
+    if last:
+        parts.coordination.fail(error)
+    elif parts.coordination.failure is None:
+        parts.coordination.left(worker, reason=f"{type(error).__name__}: {error}")
+
+
+def _work(
+    name: str,
+    parts: Parts,
+    desk: Desk,
+    *,
+    model: nn.Module,
+    speed: float,
+    wrap_link: WrapLink | None,
+    pass_lock: AbstractContextManager[object] | None,
+) -> None:
+    link: Link = desk.connect(name)
+    if speed != 1:
+        link = ShapedLink(link, speed=speed)
+    if wrap_link is not None:
+        link = wrap_link(name, link)
+    settings = WorkerSettings(
+        run=parts.config.run,
+        train=parts.config.train,
+        device=parts.device,
+        precision=parts.precision,
+        speed_hint=speed,
+        pass_lock=pass_lock,
+    )
+    sync = ExactWorker(dict(model.named_parameters()), strict=parts.config.sync.strict)
+    try:
+        train(link, task=parts.task, model=model, sync=sync, worker=settings)
+    finally:
+        link.close()
+
+
+def draws_random_numbers(model: nn.Module) -> bool:
+    """True for models with dropout: their passes take turns, because torch's generator is one for the process."""
+    return any(getattr(module, "p", 0.0) for module in model.modules() if "Dropout" in type(module).__name__) or bool(
+        getattr(getattr(model, "config", None), "dropout", 0.0)
+    )
+
+
+@contextmanager
+def stop_on_signals(request_stop: Callable[[str], None]) -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: checkpoint and stop; twice: leave at once. A closed terminal (SIGHUP) changes nothing."""
+    received: list[int] = []
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            os._exit(INTERRUPTED_EXIT_CODE)
+        request_stop(f"{signal.Signals(number).name} received")
+
+    wanted = {signal.SIGINT: handler, signal.SIGTERM: handler}
+    before = {number: signal.signal(number, action) for number, action in wanted.items()}
+    if hasattr(signal, "SIGHUP"):
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)

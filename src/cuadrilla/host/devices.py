@@ -1,0 +1,301 @@
+"""Which devices this machine can train on, and for a sick one what is wrong and what to type.
+
+Invariants
+* `probe_devices` never raises; the asking is `host/probe.py`, the judging here is pure.
+* The CPU's row always exists, and is the last. A device that cannot train is a row with `error` and `hint`.
+* Indices are torch's under CUDA_VISIBLE_DEVICES with CUDA_DEVICE_ORDER=PCI_BUS_ID. Without that order CUDA sorts by
+  speed and its indices disagree with nvidia-smi's; a process that trains must set the same.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cuadrilla.host.facts import Facts, read_facts
+from cuadrilla.host.probe import Answer, Row, ask, child_argv
+
+Kind = Literal["cuda", "mps", "xpu", "cpu"]
+Capability = tuple[int, int]
+
+# CUDA 13 dropped Maxwell, Pascal and Volta and needs driver 580. CUDA 12.6 runs from driver 525 on and has no
+# kernels for Blackwell. tools/pick_torch.py decides by the same numbers; a test holds the two together.
+CUDA_13_CAPABILITY: Capability = (7, 5)
+CUDA_13_DRIVER = 580
+CUDA_12_DRIVER = 525
+BLACKWELL: Capability = (10, 0)
+HINT_SLOW = "the first import of torch can be slow: try again with `cuadrilla devices --timeout 60`"
+HINT_RESTART = "restart the machine or reinstall its driver (under WSL2: run `wsl --shutdown` in Windows first)"
+HINT_INSTALL = "install it again: pip install --force-reinstall torch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device, well or sick. None is "unknown"; `error` is None if and only if the device can train."""
+
+    kind: Kind
+    index: int
+    name: str
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    capability: Capability | None = None  # CUDA compute capability
+    arch_supported: bool | None = None  # the installed torch has kernels for it
+    driver: str | None = None
+    torch_version: str | None = None
+    error: str | None = None
+    hint: str = ""
+
+
+def probe_devices(
+    *,
+    timeout_seconds: float = 20.0,
+    torch_argv: Sequence[str] | None = None,
+    nvml_argv: Sequence[str] | None = None,
+) -> list[Device]:
+    """The devices of this machine, accelerators first. Never raises; the argvs replace the two children in tests."""
+    facts = read_facts()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    torch, nvml = ask(
+        [torch_argv or child_argv("torch"), nvml_argv or child_argv("nvml")], timeout_seconds=timeout_seconds
+    )
+    return assemble(torch, nvml, visible=visible, facts=facts)
+
+
+def assemble(torch: Answer, nvml: Answer, *, visible: str | None, facts: Facts) -> list[Device]:
+    """Pure: the devices from what the two children said."""
+    version = _text(torch.first("torch").get("version"))
+    driver = _text(nvml.first("driver").get("driver"))
+    cards = _visible_rows(nvml.all("card"), visible)
+    by_uuid = {_uuid(card): card for card in cards}
+    devices = [
+        _reported(row, torch, card=by_uuid.get(_uuid(row), {}), driver=driver, chip=facts.cpu.name)
+        for row in torch.all("device")
+    ]
+    if torch.fault or not any(device.kind == "cuda" for device in devices):
+        seen = {_uuid(row) for row in torch.all("device")}
+        left = [(index, card) for index, card in enumerate(cards) if _uuid(card) not in seen]
+        devices += [_unseen(card, index, torch, driver=driver) for index, card in left]
+    if visible is None or visible.strip() not in ("", "-1"):
+        devices += _phantoms(devices, torch, nvml, facts)
+    error, hint = _import_problem(torch)
+    cpu = Device(
+        kind="cpu",
+        index=0,
+        name=facts.cpu.name or facts.machine or "unknown processor",
+        memory_bytes=facts.usable_memory_bytes,
+        free_bytes=facts.available_bytes,
+        torch_version=version,
+        error=error,
+        hint=hint,
+    )
+    return [*devices, cpu]
+
+
+def _reported(row: Row, torch: Answer, *, card: Row, driver: str | None, chip: str | None) -> Device:
+    """A device that torch sees: is it supported, and did it pass its test?"""
+    kind: Kind = row["kind"] if row.get("kind") in ("cuda", "mps", "xpu") else "cuda"
+    index = _integer(row.get("index")) or 0
+    version = _text(torch.first("torch").get("version"))
+    capability = _capability(row.get("capability"))
+    arches = _texts(row.get("arches"))
+    supported = arch_supported(capability, arches) if capability else None
+    tests = [test for test in torch.all("tested") if (test.get("kind"), test.get("index")) == (kind, index)]
+    error, hint = None, ""
+    if supported is False and capability:
+        error = f"PyTorch {version} has no kernels for compute capability {_dotted(capability)} ({', '.join(arches)})"
+        hint = install_hint(capability, driver)
+    elif not tests:
+        error = f"PyTorch {torch.fault or 'did not test it'}"
+        hint = HINT_SLOW if torch.timed_out else HINT_RESTART
+    elif tests[0].get("error"):
+        error, hint = str(tests[0]["error"]), HINT_RESTART
+    free = _integer(card.get("free_bytes"))  # NVML's figure does not count the child's own context
+    return Device(
+        kind=kind,
+        index=index,
+        name=_text(row.get("name")) or (kind == "mps" and chip) or "unknown",
+        memory_bytes=_integer(row.get("memory_bytes")),
+        free_bytes=_integer(row.get("free_bytes")) if free is None else free,
+        capability=capability,
+        arch_supported=supported,
+        driver=driver if kind == "cuda" else _text(row.get("driver")),
+        torch_version=version,
+        error=error,
+        hint=hint,
+    )
+
+
+def _unseen(card: Row, index: int, torch: Answer, *, driver: str | None) -> Device:
+    """A card that the driver sees and torch does not: say why."""
+    about = torch.first("torch")
+    version = _text(about.get("version"))
+    capability = _capability(card.get("capability"))
+    error = "PyTorch does not see this card"
+    hint = "look at what `python -c 'import torch; torch.zeros(1).cuda()'` says"
+    if torch.fault or not version:
+        error = f"PyTorch {torch.fault or _text(about.get('error')) or 'is not usable'}"
+        hint = HINT_SLOW if torch.timed_out else HINT_INSTALL
+    elif not about.get("cuda"):
+        error = f"this PyTorch ({version}) is built without CUDA"
+        hint = install_hint(capability, driver)
+    elif driver and driver_major(driver) < CUDA_13_DRIVER and str(about["cuda"]).startswith("13"):
+        error = f"driver {driver} is too old for this PyTorch (CUDA {about['cuda']} needs {CUDA_13_DRIVER})"
+        hint = f"update the NVIDIA driver, or {install_hint(capability, driver)}"
+    elif torch.first("problem").get("error"):
+        error = str(torch.first("problem")["error"])
+        hint = HINT_RESTART
+    return Device(
+        kind="cuda",
+        index=index,
+        name=_text(card.get("name")) or "unknown",
+        memory_bytes=_integer(card.get("memory_bytes")),
+        free_bytes=_integer(card.get("free_bytes")),
+        capability=capability,
+        driver=driver,
+        torch_version=version,
+        error=error,
+        hint=hint,
+    )
+
+
+def _phantoms(known: Sequence[Device], torch: Answer, nvml: Answer, facts: Facts) -> list[Device]:
+    """Rows for accelerators of which only a failure is known."""
+    version = _text(torch.first("torch").get("version"))
+    kinds = {device.kind for device in known}
+    found = []
+    begun = [row.get("kind") for row in torch.all("begin")]
+    if torch.fault and begun and begun[-1] in ("cuda", "mps", "xpu") and begun[-1] not in kinds:
+        hint = HINT_SLOW if torch.timed_out else HINT_RESTART
+        found.append(
+            Device(
+                kind=begun[-1],
+                index=0,
+                name="unknown",
+                torch_version=version,
+                error=f"PyTorch {torch.fault}",
+                hint=hint,
+            )
+        )
+    elif (nvml.fault or nvml.first("problem").get("error")) and "cuda" not in kinds:
+        error = f"the NVIDIA driver's library {nvml.fault or 'says: ' + str(nvml.first('problem')['error'])}"
+        found.append(
+            Device(kind="cuda", index=0, name="unknown", torch_version=version, error=error, hint=HINT_RESTART)
+        )
+    elif facts.system == "Darwin" and version and "mps" not in kinds and (facts.rosetta or facts.machine == "arm64"):
+        error = "this Python is an Intel one, translated by Rosetta" if facts.rosetta else "PyTorch cannot use the GPU"
+        hint = "install an arm64 Python" if facts.rosetta else "PyTorch's MPS needs macOS 14 or newer"
+        name = facts.cpu.name or "Apple GPU"
+        found.append(Device(kind="mps", index=0, name=name, torch_version=version, error=error, hint=hint))
+    return found
+
+
+def _import_problem(torch: Answer) -> tuple[str | None, str]:
+    """Why torch cannot be used at all, CPU included; (None, "") if it can."""
+    about = torch.first("torch")
+    if about.get("version"):
+        return None, ""
+    if about.get("error"):
+        return f"PyTorch cannot be loaded: {about['error']}", HINT_INSTALL
+    return f"PyTorch {torch.fault or 'said nothing'}", HINT_SLOW if torch.timed_out else HINT_INSTALL
+
+
+def arch_supported(capability: Capability, arches: Sequence[str]) -> bool | None:
+    """Can a build with these kernels (`torch.cuda.get_arch_list()`) run on this card? None if it cannot be told.
+
+    Machine code for sm_86 runs on 8.6 and later minor versions of 8; `sm_90a` on 9.0 alone, `sm_120f` on its family;
+    PTX (`compute_80`) is compiled for any later card at start. ROCm's list (gfx...) is not judged.
+    """
+    major, minor = capability
+    understood = False
+    for arch in arches:
+        family, _, number = arch.partition("_")
+        digits, suffix = number.rstrip("af"), number[len(number.rstrip("af")) :]
+        if family not in ("sm", "compute") or not digits.isdigit() or len(digits) < 2:
+            continue
+        understood = True
+        have = (int(digits[:-1]), int(digits[-1]))
+        if suffix == "a":
+            fits = have == capability
+        elif family == "compute" and not suffix:
+            fits = have <= capability
+        else:
+            fits = have[0] == major and have[1] <= minor
+        if fits:
+            return True
+    return False if understood else None
+
+
+def cuda_build(capability: Capability | None, driver: str | None) -> Literal["cu126", "cu130"] | None:
+    """Which of PyTorch's CUDA builds this card and driver can run; None if the driver must be updated first."""
+    major = CUDA_13_DRIVER if driver is None else driver_major(driver)
+    if major >= CUDA_13_DRIVER:
+        return "cu126" if capability is not None and capability < CUDA_13_CAPABILITY else "cu130"
+    if major < CUDA_12_DRIVER or (capability is not None and capability >= BLACKWELL):
+        return None
+    return "cu126"
+
+
+def install_hint(capability: Capability | None, driver: str | None) -> str:
+    """What to type to get a torch for this card and driver."""
+    build = cuda_build(capability, driver)
+    if build is None:
+        return f"update the NVIDIA driver ({driver}) to {CUDA_13_DRIVER} or newer"
+    return f'pip install "torch==2.13.0+{build}" --index-url https://download.pytorch.org/whl/{build}'
+
+
+def visible_cards(visible: str, uuids: Sequence[str]) -> list[int] | None:
+    """Positions that CUDA_VISIBLE_DEVICES leaves, in its order; None if it cannot be told (MIG slices).
+
+    CUDA stops at the first entry that names no card, so that `-1` and the empty string hide everything.
+    """
+    found: list[int] = []
+    for entry in visible.split(","):
+        name = entry.strip()
+        if name.startswith("MIG-"):
+            return None
+        if name.isdigit():
+            matches = [int(name)] if int(name) < len(uuids) else []
+        else:
+            matches = [index for index, uuid in enumerate(uuids) if name and uuid.startswith(name)]
+        if len(matches) != 1:
+            break
+        found.append(matches[0])
+    return found
+
+
+def _visible_rows(cards: list[Row], visible: str | None) -> list[Row]:
+    if visible is None:
+        return cards
+    chosen = visible_cards(visible, [str(card.get("uuid")) for card in cards])
+    return [cards[index] for index in chosen if index < len(cards)] if chosen is not None else []
+
+
+def _uuid(row: Row) -> str:
+    return str(row.get("uuid") or "").removeprefix("GPU-").lower()
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _texts(value: Any) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _capability(value: Any) -> Capability | None:
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int) for part in value):
+        return value[0], value[1]
+    return None
+
+
+def _dotted(capability: Capability) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def driver_major(driver: str) -> int:
+    head = driver.split(".")[0]
+    return int(head) if head.isdigit() else 0

@@ -1,0 +1,103 @@
+"""The `Link` protocol and the messages that travel on it.
+
+A link carries small messages both ways and named tensors beside them. The in-process link passes tensors by
+reference, so a receiver copies what it wants to keep. Every implementation delivers messages of one worker in order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+TensorRef = object  # what `upload` returned: an address of tensors, meaningful to both ends of one link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """First message of a worker. `environment` must match in strict mode: torch build, device kind, threads, ...
+
+    `speed_hint`: how fast it thinks it is beside the others, in any unit; used until it is measured.
+    """
+
+    speed_hint: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Heartbeat: `passes` counts everything the worker has finished since it joined."""
+
+    passes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribute:
+    """The answer to a lease. `valid` is False when the worker itself found a non-finite or overflowing value."""
+
+    lease_id: int
+    tokens: int
+    loss_sum: float
+    seconds: float
+    tensors: TensorRef
+    valid: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodbye:
+    """The worker leaves in order: what it holds goes back."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """A committed state: every worker replaces its parameters by `parameters`."""
+
+    version: int
+    parameters: TensorRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """Units to compute from `version`. Losses are divided by `planned_tokens`, so that sums stay small in fp16."""
+
+    lease_id: int
+    version: int
+    units: tuple[int, ...]
+    planned_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """The run has ended, or the worker is no longer wanted."""
+
+    reason: str
+    refused: bool = False
+
+
+ToCoordinator = Hello | Progress | Contribute | Goodbye
+ToWorker = Version | Lease | Stop
+
+
+class Link(Protocol):
+    """A worker's way to the coordinator. Raises LinkError when the coordinator cannot be reached any more."""
+
+    def call(self, message: ToCoordinator) -> None:
+        """Send a message; returns when the coordinator has it."""
+
+    def next_event(self) -> ToWorker:
+        """Wait for the next message to this worker."""
+
+    def stopped(self) -> bool:
+        """True when a Stop is waiting: work in hand may be abandoned. Never blocks."""
+
+    def upload(self, tensors: Tensors) -> TensorRef:
+        """Hand over tensors; they must not change until the next Version."""
+
+    def download(self, ref: TensorRef) -> Tensors:
+        """The tensors behind a ref from the coordinator."""
+
+    def close(self) -> None:
+        """Leave the link; safe to call twice."""

@@ -1,0 +1,75 @@
+"""The in-process link: a queue per worker, tensors by reference, the coordinator in the caller's own thread.
+
+`Desk` is the coordinator's side. A worker's `call` runs the coordinator under its lock and returns when the
+resulting messages lie in the workers' queues, so one worker alone needs no second thread and no copy.
+"""
+
+import queue
+from collections.abc import Callable
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link.base import Stop, TensorRef, Tensors, ToCoordinator, ToWorker
+
+Receive = Callable[[str, ToCoordinator], None]
+
+
+class Desk:
+    """Connects workers of this process to a coordinator: `receive(worker, message)` is called in their threads."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._outboxes: dict[str, queue.SimpleQueue[ToWorker]] = {}
+
+    def connect(self, worker: str) -> "InProcLink":
+        if worker in self._outboxes:
+            raise LinkError(f"a worker named {worker} is already connected", hint="give each worker its own name")
+        self._outboxes[worker] = queue.SimpleQueue()
+        return InProcLink(worker, receive=self._receive, outbox=self._outboxes[worker], leave=self._disconnect)
+
+    def send(self, worker: str, message: ToWorker) -> None:
+        """Put a message into a worker's queue; a worker that has gone gets nothing."""
+        outbox = self._outboxes.get(worker)
+        if outbox is not None:
+            outbox.put(message)
+
+    def _disconnect(self, worker: str) -> None:
+        self._outboxes.pop(worker, None)
+
+
+class InProcLink:
+    """A worker's end. Used by one thread."""
+
+    def __init__(
+        self,
+        worker: str,
+        *,
+        receive: Receive,
+        outbox: "queue.SimpleQueue[ToWorker]",
+        leave: Callable[[str], None],
+    ) -> None:
+        self._worker = worker
+        self._receive = receive
+        self._outbox = outbox
+        self._leave = leave
+        self._waiting: list[ToWorker] = []
+
+    def call(self, message: ToCoordinator) -> None:
+        self._receive(self._worker, message)
+
+    def next_event(self) -> ToWorker:
+        return self._waiting.pop(0) if self._waiting else self._outbox.get()
+
+    def stopped(self) -> bool:
+        while not self._outbox.empty():
+            self._waiting.append(self._outbox.get())
+        return any(isinstance(message, Stop) for message in self._waiting)
+
+    def upload(self, tensors: Tensors) -> TensorRef:
+        return tensors
+
+    def download(self, ref: TensorRef) -> Tensors:
+        assert isinstance(ref, dict)
+        return ref
+
+    def close(self) -> None:
+        self._leave(self._worker)

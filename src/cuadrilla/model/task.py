@@ -1,0 +1,79 @@
+"""The `Task` protocol: everything cuadrilla needs to know about a model, and how to load one from a user's file."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from cuadrilla.data.loader import Dataset
+from cuadrilla.errors import TaskError
+
+Batch = Mapping[str, Tensor]  # the leading dimension of every tensor counts sequences (examples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDefaults:
+    """`length`: tokens counted for one sequence when planning (1 for examples without a length).
+
+    `not_matrices`: names (or beginnings) of two-dimensional parameters that Muon should leave to AdamW: embeddings
+    and the output layer.
+    """
+
+    length: int
+    not_matrices: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A model, its loss and its data. Identical on every node."""
+
+    defaults: TaskDefaults
+
+    def model(self) -> nn.Module:
+        """A new model on the CPU in fp32; its weights depend on torch's random numbers only, which the caller seeds."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """The *sum* of the losses (a scalar with gradient) and how many tokens or examples it counts."""
+
+    def data(self, split: Literal["train", "val"]) -> Dataset:
+        """Map-style data: `len(data)` and `data[i]`, a mapping of names to arrays without a batch dimension."""
+
+    def data_hash(self) -> str:
+        """Equal for equal data: a run is resumed, and a machine joins, only with the same."""
+
+    def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
+        """Measures over held-out batches; "loss" is the one to minimise."""
+
+
+def load_task(spec: str, *, folder: Path) -> Task:
+    """The Task that `file.py:name` makes, the file relative to `folder`.
+
+    Raises TaskError when the file is missing, when it has no such name, or when what it gives is not a Task. An error
+    inside the file is shown with its own text.
+    """
+    file_name, _, name = spec.rpartition(":")
+    path = (folder / file_name).resolve()
+    if not path.is_file():
+        raise TaskError(f"task file {path} does not exist", hint="task.path is file.py:name, relative to the run file")
+    module_spec = importlib.util.spec_from_file_location(f"cuadrilla_task_{path.stem}", path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses and pickling of the user's own classes look here
+    try:
+        module_spec.loader.exec_module(module)
+    except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError) as error:
+        raise TaskError(f"{path} cannot be loaded: {type(error).__name__}: {error}", hint="run it with python") from error
+    make = getattr(module, name, None)
+    if make is None:
+        known = ", ".join(key for key in vars(module) if not key.startswith("_"))
+        raise TaskError(f"{path} has no {name!r}", hint=f"it defines: {known}")
+    task = make() if callable(make) else make
+    if not isinstance(task, Task):
+        lacking = [part for part in ("defaults", "model", "loss", "data", "data_hash", "evaluate") if not hasattr(task, part)]
+        raise TaskError(f"{spec} is not a Task: it lacks {', '.join(lacking)}", hint="see examples/ and docs/tasks.md")
+    return task

@@ -1,0 +1,1 @@
+"""Arithmetic about who does how much. Never imports torch."""

@@ -1,0 +1,236 @@
+"""Reading a run file: TOML text and `--set` values in, a checked `Config` and the origin of each value out.
+
+Pure but for `read_run_file`. Limits: files over 1 MB and nesting over 8 levels are refused before parsing.
+"""
+
+import difflib
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import tomli_w
+
+from cuadrilla.config import SCHEMA, Config, Section
+from cuadrilla.errors import ConfigError
+
+MAX_FILE_BYTES = 1_000_000
+MAX_NESTING = 8
+SYNONYMS = {  # what other tools call our keys
+    "learning_rate": "lr",
+    "batch_size": "batch_sequences",
+    "micro_batch_size": "pass_sequences",
+    "n_layer": "layers",
+    "n_head": "heads",
+    "n_embd": "width",
+    "block_size": "context",
+    "max_steps": "steps",
+    "num_epochs": "epochs",
+    "grad_clip": "clip_norm",
+    "optimizer": "optim",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A checked run: `origins` maps `section.key` to "default", "file" or "--set"."""
+
+    config: Config
+    origins: dict[str, str]
+
+
+def read_run_file(path: Path, *, sets: Sequence[str] = ()) -> Resolved:
+    """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy."""
+    try:
+        if path.is_dir():
+            path = path / "run.toml"
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes", hint="a run file is a page of TOML")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", hint="write one with `cuadrilla new NAME`"
+        ) from error
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8") from error
+    return resolve(text, sets=sets, name=str(path))
+
+
+def resolve(text: str, *, sets: Sequence[str] = (), name: str = "run.toml") -> Resolved:
+    """Check TOML text plus `--set` values; see `read_run_file`."""
+    values = parse_toml(text, name=name)
+    origins = {key: "file" for key in _leaves(values)}
+    for item in sets:
+        key, value = parse_set(item)
+        _assign(values, key, value)
+        origins[".".join(key)] = "--set"
+    _check_schema(values, name)
+    for section, kind in _default_kinds().items():
+        if isinstance(values.get(section), dict):
+            values[section].setdefault("kind", kind)
+    try:
+        config = Config.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise _explain(error, values, name) from None
+    dumped = dump(config)
+    origins = {key: origins.get(key, "default") for key in _leaves(dumped)}
+    return Resolved(config=config, origins=origins)
+
+
+def parse_toml(text: str, *, name: str) -> dict[str, Any]:
+    """TOML text to nested dicts; ConfigError with the line. Refuses deep nesting before it can exhaust the stack."""
+    deepest = max((line.count("[") + line.count("{") + line.count(".") for line in text.splitlines()), default=0)
+    if deepest > 1000:
+        raise ConfigError(
+            f"{name} nests tables more than {MAX_NESTING} levels", hint="a run file has sections and keys"
+        )
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{name}: {error}", hint="see https://toml.io for the syntax") from error
+    if _depth(values) > MAX_NESTING:
+        raise ConfigError(
+            f"{name} nests tables more than {MAX_NESTING} levels", hint="a run file has sections and keys"
+        )
+    return values
+
+
+def parse_set(item: str) -> tuple[list[str], Any]:
+    """`section.key=value`, the value in TOML or a bare word. Raises ConfigError."""
+    key, separator, raw = item.partition("=")
+    if not separator or not re.fullmatch(r"\w+(\.\w+)*", key.strip()):
+        raise ConfigError(f"--set {item}: not of the form section.key=value", hint="e.g. --set optim.lr=0.01")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    return key.strip().split("."), value
+
+
+def dump(config: Config) -> dict[str, Any]:
+    """Nested plain values, as a run file would hold them."""
+    return config.model_dump(by_alias=True, mode="json")
+
+
+def to_toml(config: Config) -> str:
+    return tomli_w.dumps(dump(config))
+
+
+def canonical(config: Config) -> str:
+    """One line of JSON with sorted keys: equal configurations give equal text."""
+    return json.dumps(dump(config), sort_keys=True, ensure_ascii=False)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """`section.key` → (old, new) for every value that differs between two dumped configurations."""
+    a, b = _leaves(old), _leaves(new)
+    return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
+
+
+def field_help(section: type[Section]) -> dict[str, str]:
+    """Key → the help text that stands under the field."""
+    return {name: field.description or "" for name, field in section.model_fields.items()}
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= _leaves(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _depth(value: Any, level: int = 0) -> int:
+    if level > MAX_NESTING + 1:
+        return level
+    if isinstance(value, dict):
+        return max((_depth(item, level + 1) for item in value.values()), default=level + 1)
+    if isinstance(value, list):
+        return max((_depth(item, level + 1) for item in value), default=level + 1)
+    return level
+
+
+def _assign(values: dict[str, Any], key: list[str], value: Any) -> None:
+    for part in key[:-1]:
+        inner = values.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {'.'.join(key)}: {part} is a value, not a section")
+        values = inner
+    values[key[-1]] = value
+
+
+def _check_schema(values: dict[str, Any], name: str) -> None:
+    schema = values.get("schema", SCHEMA)
+    if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA:
+        raise ConfigError(
+            f"{name} was written for schema {schema}; this cuadrilla reads schema {SCHEMA}",
+            hint="upgrade with `pip install --upgrade cuadrilla`",
+        )
+
+
+def _explain(error: pydantic.ValidationError, values: dict[str, Any], name: str) -> ConfigError:
+    """The first problem, in one line, with a "did you mean" for unknown keys and the legal range for values."""
+    problem = error.errors()[0]
+    location = [str(part) for part in problem["loc"]]
+    section = _without_union_tags(location, values)
+    key = ".".join(section) or "the run file"
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(section[:-1], values)
+        near = difflib.get_close_matches(section[-1], [*known, *SYNONYMS], n=1, cutoff=0.5)
+        meant = SYNONYMS.get(near[0], near[0]) if near else ""
+        hint = f"did you mean {meant}?" if meant in known else f"known here: {', '.join(known)}"
+        return ConfigError(f"{name}: unknown key {key}", hint=hint)
+    given = problem.get("input")
+    shown = "" if isinstance(given, dict | Section) else f" (given: {str(given)[:80]!r})"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    return ConfigError(f"{name}: {key}: {message}{shown}", hint="`cuadrilla config show --help-text` explains each key")
+
+
+def _without_union_tags(location: list[str], values: dict[str, Any]) -> list[str]:
+    """Drop the discriminator that pydantic puts into the location of a union (`optim.muon.lr` → `optim.lr`)."""
+    kept: list[str] = []
+    for index, part in enumerate(location):
+        inner: Any = values
+        for step in kept:
+            inner = inner.get(step, {}) if isinstance(inner, dict) else {}
+        is_tag = index == 1 and isinstance(inner, dict) and inner.get("kind", part) == part and part not in inner
+        if not is_tag or not _is_union(location[0]):
+            kept.append(part)
+    return kept
+
+
+def _is_union(section: str) -> bool:
+    field = Config.model_fields.get(section)
+    return field is not None and typing.get_origin(field.annotation) in (typing.Union, types.UnionType)
+
+
+def _default_kinds() -> dict[str, str]:
+    """Sections that come in variants → the variant meant when `kind` is not given."""
+    return {name: field.default.kind for name, field in Config.model_fields.items() if _is_union(name)}
+
+
+def _known_keys(section: list[str], values: dict[str, Any]) -> list[str]:
+    if not section:
+        return [field.alias or name for name, field in Config.model_fields.items()]
+    field = Config.model_fields.get(section[0])
+    if field is None:
+        return []
+    variants = typing.get_args(field.annotation) if _is_union(section[0]) else (field.annotation,)
+    given = values.get(section[0], {})
+    kind = given.get("kind") if isinstance(given, dict) else None
+    chosen = (
+        [variant for variant in variants if kind in typing.get_args(variant.model_fields["kind"].annotation)]
+        if kind and _is_union(section[0])
+        else list(variants)
+    )
+    return sorted({key for variant in chosen or variants for key in variant.model_fields})

@@ -1,0 +1,386 @@
+"""The coordinator as a state machine: `handle(event, now) -> actions`, without I/O, clock, threads or chance.
+
+A round is a fixed set of units. The coordinator leases them to its members in proportion to their measured speed,
+takes the answers, and when every unit of the round is counted asks for a merge, which commits the next version.
+
+    Joined ─▶ member ─▶ SendLease ─▶ Answered ─▶ (all units counted) ─▶ Merge ─▶ Merged ─▶ Commit ─▶ next round
+    Left, or silence noticed at a Tick: its units go back and are leased to the others
+
+Invariants: each unit of a committed round was counted exactly once or skipped for a logged reason (I1); the version
+never decreases (I4); the units of a round do not depend on who is there (I6); the same events give the same actions.
+A contribution with a non-finite value is computed again, one unit at a time, by another member if there is one. A
+unit that fails twice is skipped as bad data; a member whose failures others could compute is evicted at the second.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cuadrilla.plan.share import share_units
+from cuadrilla.sync.ledger import Grant, Ledger
+
+MAX_FAILURES_OF_A_UNIT = 2
+MAX_STRIKES_OF_A_MEMBER = 2
+SPEED_MEMORY = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    worker: str
+    speed_hint: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """The worker said goodbye, or its door reports that it died."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    worker: str
+    passes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A contribution has arrived; the caller keeps its tensors until `Merge` or `Discard` names the lease."""
+
+    worker: str
+    lease_id: int
+    tokens: int
+    loss_sum: float
+    seconds: float
+    valid: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """What became of a `Merge`: committed, or refused because of these leases' contributions."""
+
+    bad_leases: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequested:
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendVersion:
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendLease:
+    grant: Grant
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """Make `version` from these answers, in this order; the units of the round are `units` less `skipped`."""
+
+    version: int
+    answers: tuple[Answered, ...]
+    units: tuple[int, ...]
+    skipped: tuple[int, ...]
+    tokens_before: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    merge: Merge
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discard:
+    """The tensors of this lease's answer are not wanted."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evict:
+    worker: str
+    reason: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """The run is over, or stops here: `complete` tells which."""
+
+    reason: str
+    complete: bool
+
+
+Event = Joined | Left | Heard | Answered | Merged | Tick | StopRequested
+Action = SendVersion | SendLease | Merge | Commit | Discard | Evict | Finish
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What holds for a whole run. Timeouts of None: the door itself reports deaths (threads of one process)."""
+
+    units_per_round: int
+    num_versions: int
+    same_environment: bool = False
+    lost_after_seconds: float | None = None
+    hung_after_seconds: float | None = None
+    hung_after_units: float = 5.0
+
+
+@dataclass(kw_only=True)
+class Member:
+    """`hint`: the speed it claims, in any unit; `units_per_second`: a running mean of what was measured, 0 before.
+
+    `passes`: the worker's own count of work done.
+    """
+
+    hint: float
+    units_per_second: float = 0.0
+    heard_at: float
+    progress_at: float
+    passes: int = 0
+    strikes: int = 0
+
+
+@dataclass(kw_only=True)
+class Coordinator:
+    """See the module. `snapshot` and `restore` carry what outlives the process: members and leases do not."""
+
+    rules: Rules
+    version: int = 0
+    tokens: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    members: dict[str, Member] = field(default_factory=dict)
+    answers: dict[int, tuple[Answered, Grant]] = field(default_factory=dict)
+    failures: dict[int, list[str]] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    environment: dict[str, str] | None = None
+    finished: bool = False
+    merging: Merge | None = None
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The one entry. `now` is monotonic seconds of the receiver's own clock."""
+        if self.finished:
+            return [Evict(worker=event.worker, reason="the run has ended")] if isinstance(event, Joined) else []
+        match event:
+            case Joined():
+                return self._join(event, now)
+            case Left():
+                return self._remove(event.worker)
+            case Heard():
+                return self._hear(event, now)
+            case Answered():
+                return self._take_answer(event, now)
+            case Merged():
+                return self._after_merge(event)
+            case Tick():
+                return self._evict_silent(now)
+            case StopRequested():
+                self.finished = True
+                return [Finish(reason=event.reason, complete=False)]
+
+    def start(self) -> list[Action]:
+        """Open the first round; called once, before any event."""
+        if self.version >= self.rules.num_versions:
+            self.finished = True
+            return [Finish(reason="the run is complete", complete=True)]
+        if self.ledger.outstanding == 0:
+            self.ledger.open_units(self.rules.units_per_round)
+        return []
+
+    def snapshot(self) -> dict[str, Any]:
+        """The committed state: a round in progress is written as not begun."""
+        ledger = self.ledger.snapshot()
+        uncommitted = {unit for _, grant in self.answers.values() for unit in grant.units} | self.skipped
+        return {
+            "version": self.version,
+            "tokens": self.tokens,
+            "ledger": {**ledger, "free": sorted(uncommitted.union(ledger["free"]))},
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any], *, rules: Rules) -> "Coordinator":
+        ledger = Ledger.restore(state["ledger"])
+        return cls(rules=rules, version=state["version"], tokens=state["tokens"], ledger=ledger)
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    def _join(self, event: Joined, now: float) -> list[Action]:
+        actions = self._remove(event.worker) if event.worker in self.members else []
+        if self.rules.same_environment:
+            if self.environment is None:
+                self.environment = dict(event.environment)
+            if different := sorted(_differing(self.environment, event.environment)):
+                reason = f"strict mode needs equal machines; different here: {', '.join(different)}"
+                return [*actions, Evict(worker=event.worker, reason=reason, refused=True)]
+        self.members[event.worker] = Member(hint=event.speed_hint, heard_at=now, progress_at=now)
+        return [*actions, SendVersion(worker=event.worker, version=self.version), *self._deal()]
+
+    def _remove(self, worker: str) -> list[Action]:
+        if self.members.pop(worker, None) is None:
+            return []
+        self.ledger.release(worker)
+        return self._deal()
+
+    def _hear(self, event: Heard, now: float) -> list[Action]:
+        member = self.members.get(event.worker)
+        if member is None:
+            return [Evict(worker=event.worker, reason="not a member of this run any more")]
+        member.heard_at = now
+        if event.passes > member.passes:
+            member.passes = event.passes
+            member.progress_at = now
+        return []
+
+    def _evict_silent(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for worker, member in list(self.members.items()):
+            reason = self._silence(worker, member, now)
+            if reason:
+                actions.append(Evict(worker=worker, reason=reason))
+                actions.extend(self._remove(worker))
+        return actions
+
+    def _silence(self, worker: str, member: Member, now: float) -> str:
+        rules = self.rules
+        if rules.lost_after_seconds is not None and now - member.heard_at > rules.lost_after_seconds:
+            return f"lost: nothing heard for {now - member.heard_at:.1f} s"
+        holds_work = any(lease.worker == worker for lease in self.ledger.leases.values())
+        if rules.hung_after_seconds is None or not holds_work or member.passes == 0:
+            return ""
+        limit = max(rules.hung_after_seconds, rules.hung_after_units / max(self.speeds()[worker], 1e-9))
+        idle = now - member.progress_at
+        return f"hung: no progress for {idle:.1f} s" if idle > limit else ""
+
+    # -- leases ----------------------------------------------------------------------------------------------------
+
+    def _deal(self) -> list[Action]:
+        """Lease free units to members that hold none, each its share; suspect units one at a time."""
+        if self.merging is not None:
+            return []
+        busy = {lease.worker for lease in self.ledger.leases.values()}
+        idle = [worker for worker in self.members if worker not in busy]
+        fresh_round = not (self.ledger.leases or self.answers or self.failures)
+        actions: list[Action] = []
+        speeds = self.speeds()
+        shares = share_units(len(self.ledger.free), speeds=speeds)
+        for worker in sorted(idle, key=lambda name: (-speeds[name], name)):
+            exclude = {unit for unit, failed in self.failures.items() if worker in failed and len(self.members) > 1}
+            count = shares[worker] if fresh_round else max(1, shares[worker])
+            if self.failures.keys() & self.ledger.free:
+                count = min(count, 1)
+            grant = self.ledger.grant(worker, count, exclude=exclude) if count else None
+            if grant is not None:
+                actions.append(SendLease(grant=grant, version=self.version))
+        if idle and self.ledger.free and not self.ledger.leases:  # all of them failed these units: once more
+            grant = self.ledger.grant(max(idle, key=lambda name: (speeds[name], name)), 1)
+            assert grant is not None
+            actions.append(SendLease(grant=grant, version=self.version))
+        return actions
+
+    def speeds(self) -> dict[str, float]:
+        """Units per second of each member; one not measured yet counts as its hint beside the measured ones'."""
+        measured = [member for member in self.members.values() if member.units_per_second]
+        scale = sum(m.units_per_second for m in measured) / sum(m.hint for m in measured) if measured else 1.0
+        return {name: member.units_per_second or member.hint * scale for name, member in self.members.items()}
+
+    def _take_answer(self, event: Answered, now: float) -> list[Action]:
+        grant = self.ledger.count(event.lease_id, worker=event.worker)
+        if grant is None:
+            return [Discard(lease_id=event.lease_id)]
+        member = self.members[event.worker]
+        member.heard_at = member.progress_at = now
+        if not event.valid:
+            self._fail(grant)
+            return [Discard(lease_id=event.lease_id), *self._deal(), *self._close_round()]
+        measured = len(grant.units) / max(event.seconds, 1e-9)
+        memory = SPEED_MEMORY if member.units_per_second else 0.0
+        member.units_per_second += (1 - memory) * (measured - member.units_per_second)
+        self.answers[event.lease_id] = (event, grant)
+        return [*self._deal(), *self._close_round()]
+
+    def _fail(self, grant: Grant) -> None:
+        """Units of a bad contribution: computed again, skipped when they failed before one at a time."""
+        self.ledger.uncount(grant.units)
+        for unit in grant.units:
+            failed = self.failures.setdefault(unit, [])
+            failed.append(grant.worker)
+            if len(failed) >= MAX_FAILURES_OF_A_UNIT and len(grant.units) == 1:
+                self.ledger.skip([unit])
+                self.skipped.add(unit)
+
+    def _close_round(self) -> list[Action]:
+        if self.ledger.outstanding or self.merging is not None:
+            return []
+        ordered = sorted(self.answers.values(), key=lambda item: item[1].units[0])
+        units = tuple(sorted({unit for _, grant in ordered for unit in grant.units} | self.skipped))
+        self.merging = Merge(
+            version=self.version + 1,
+            answers=tuple(answer for answer, _ in ordered),
+            units=units,
+            skipped=tuple(sorted(self.skipped)),
+            tokens_before=self.tokens,
+        )
+        return [self.merging]
+
+    def _after_merge(self, event: Merged) -> list[Action]:
+        merge, self.merging = self.merging, None
+        assert merge is not None, "Merged without a Merge"
+        if event.bad_leases:
+            return self._recompute(event.bad_leases)
+        actions: list[Action] = list(self._strike())
+        self.version = merge.version
+        self.tokens += sum(answer.tokens for answer in merge.answers)
+        actions.append(Commit(merge=merge, tokens=self.tokens))
+        self.answers.clear()
+        self.failures.clear()
+        self.skipped.clear()
+        if self.version >= self.rules.num_versions:
+            self.finished = True
+            return [*actions, Finish(reason="the run is complete", complete=True)]
+        self.ledger.open_units(self.rules.units_per_round)
+        actions.extend(SendVersion(worker=worker, version=self.version) for worker in self.members)
+        return [*actions, *self._deal()]
+
+    def _recompute(self, bad_leases: tuple[int, ...]) -> list[Action]:
+        actions: list[Action] = []
+        for lease_id in bad_leases:
+            _, grant = self.answers.pop(lease_id)
+            self._fail(grant)
+            actions.append(Discard(lease_id=lease_id))
+        return [*actions, *self._deal(), *self._close_round()]
+
+    def _strike(self) -> list[Action]:
+        """A member failed units that others could compute: at the second such round it is evicted."""
+        blameless = {worker for unit in self.skipped for worker in self.failures.get(unit, ())}
+        guilty = {worker for failed in self.failures.values() for worker in failed} - blameless
+        actions: list[Action] = []
+        for worker in sorted(guilty & self.members.keys()):
+            self.members[worker].strikes += 1
+            if self.members[worker].strikes >= MAX_STRIKES_OF_A_MEMBER and len(self.members) > 1:
+                del self.members[worker]
+                self.ledger.release(worker)
+                actions.append(Evict(worker=worker, reason="sent unusable contributions in two rounds: quarantined"))
+        return actions
+
+
+def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    return [
+        f"{key} ({theirs.get(key, 'none')} instead of {ours.get(key, 'none')})"
+        for key in ours.keys() | theirs.keys()
+        if ours.get(key) != theirs.get(key)
+    ]

@@ -1,0 +1,230 @@
+"""Exact synchronous training: k unequal workers give the result of one.
+
+    worker:  for each leased unit: grad += d(loss sum / planned tokens)        `local_step`, `contribute`
+    merge:   grad = (Σ contributions) · planned / Σ tokens                     `reduce`
+             clip by global norm, optimizer step at lr(tokens)                 `step`
+             θ to everyone                                                     `apply`
+
+Because sums are merged, not means, unequal shares and ragged lengths weigh as they should; ordinary data-parallel
+training is the special case of equal shares. In fp32 the result differs from one machine's only by the order of
+additions (≤ 1e-6 relative).
+
+*Strict*: the gradient of each unit becomes an int64 fixed-point number before any addition, so that the sum does not
+depend on order or split, and the weights have the same SHA-256 for any number of workers, any split, any faults.
+One unit is one pass; threads, torch build and device kind must be equal (the coordinator refuses others).
+
+Alone, the worker's parameters and the coordinator's are the same tensors: nothing is copied.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.sync.outer import Outer
+
+# Gradients of a mean loss rarely exceed 1 per element, so 2^-40 of resolution leaves 2^22 of room in 62 bits.
+FIXED_POINT_SCALE = float(2**40)
+FIXED_POINT_LIMIT = float(2**62)
+
+Parameters = Mapping[str, nn.Parameter]
+
+
+class Stepper(Protocol):
+    """What a merge needs of an optimizer."""
+
+    def step(self, factor: float) -> None:
+        """Update the parameters from their `.grad`, every learning rate times `factor`."""
+
+    def state_tensors(self) -> dict[str, Tensor]: ...
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Sums:
+    """What a worker has added up over a lease: summed loss, counted tokens, and whether everything was finite."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    valid: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """Σ gradient / planned tokens (fp32, or int64 fixed point in strict mode), Σ loss, Σ tokens of a lease."""
+
+    tensors: Mapping[str, Tensor]
+    tokens: int
+    loss: float
+    valid: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """A merged gradient, now in the parameters' `.grad`. `bad`: contributions that hold non-finite values."""
+
+    norm: float
+    tokens: int
+    bad: tuple[int, ...] = ()
+
+
+class ExactWorker:
+    """The worker half."""
+
+    def __init__(self, params: Parameters, *, strict: bool) -> None:
+        self._params = params
+        self._strict = strict
+        self._fixed: dict[str, Tensor] = {}
+
+    @property
+    def params(self) -> Parameters:
+        return self._params
+
+    @property
+    def one_unit_per_pass(self) -> bool:
+        return self._strict
+
+    def begin(self) -> None:
+        """A new lease: forget the gradients of the last one."""
+        for parameter in self._params.values():
+            parameter.grad = None
+        self._fixed = {}  # not zeroed in place: an earlier answer of this round may still be waiting for its merge
+
+    def local_step(self, sums: Sums) -> None:
+        """After a pass. Strict: move its gradient into the fixed-point sum."""
+        if not self._strict:
+            return
+        for name, parameter in self._params.items():
+            total = self._fixed.setdefault(name, torch.zeros_like(parameter, dtype=torch.int64))
+            if parameter.grad is None:
+                continue
+            scaled = parameter.grad.double().mul_(FIXED_POINT_SCALE).round_()
+            if not bool(scaled.abs().max() < FIXED_POINT_LIMIT):  # also False for NaN
+                sums.valid = False
+            else:
+                total.add_(scaled.to(torch.int64))
+            parameter.grad = None
+
+    def contribute(self, sums: Sums) -> Contribution:
+        """The answer to the lease. Its tensors must stay untouched until the next `apply`."""
+        tensors = self._fixed if self._strict else {name: _gradient(p) for name, p in self._params.items()}
+        return Contribution(
+            tensors=tensors, tokens=sums.tokens, loss=sums.loss, valid=sums.valid and math.isfinite(sums.loss)
+        )
+
+    def apply(self, parameters: Mapping[str, Tensor]) -> None:
+        """Take over a committed version."""
+        with torch.no_grad():
+            for name, parameter in self._params.items():
+                source = parameters[name]
+                if source is not parameter:
+                    parameter.copy_(source)
+
+
+class ExactMerge:
+    """The merge half: owns the optimizer; its parameters are the weights of record."""
+
+    def __init__(
+        self,
+        params: Parameters,
+        *,
+        make_optimizer: Callable[[Parameters], Stepper],
+        lr_factor: Callable[[int], float],
+        clip_norm: float,
+        strict: bool,
+        outer: Outer | None = None,
+    ) -> None:
+        self._params = params
+        self._optimizer = make_optimizer(params)
+        self._lr_factor = lr_factor
+        self._clip_norm = clip_norm
+        self._strict = strict
+        self._outer = outer
+
+    @property
+    def params(self) -> Parameters:
+        return self._params
+
+    def reduce(self, contributions: Sequence[Contribution], *, planned_tokens: int) -> Reduced:
+        """Put the weighted mean gradient into `.grad`; nothing else changes. The order of contributions is theirs."""
+        tokens = sum(item.tokens for item in contributions)
+        if self._strict:
+            self._sum_fixed(contributions)
+        else:
+            self._sum_float(contributions)
+        if tokens != planned_tokens:
+            for gradient in self.gradients().values():
+                gradient.mul_(planned_tokens / max(tokens, 1))
+        norm = self._norm()
+        bad: tuple[int, ...] = ()
+        if not math.isfinite(norm):
+            bad = tuple(i for i, item in enumerate(contributions) if not _all_finite(item)) or tuple(
+                range(len(contributions))
+            )
+        return Reduced(norm=norm, tokens=tokens, bad=bad)
+
+    def step(self, *, norm: float, tokens: int, version: int) -> float:
+        """Clip, update the parameters and return the learning-rate factor. `tokens`: counted when this is committed."""
+        if self._clip_norm and norm > self._clip_norm:
+            for gradient in self.gradients().values():
+                gradient.mul_(self._clip_norm / norm)
+        factor = self._lr_factor(tokens)
+        self._optimizer.step(factor)
+        if self._outer is not None:
+            self._outer.after_step(self._params, version=version)
+        return factor
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The merged gradient by name: what the journal keeps and `load_gradients` brings back."""
+        return {name: _gradient(parameter) for name, parameter in self._params.items()}
+
+    def load_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._params.items():
+            parameter.grad = gradients[name].to(device=parameter.device, dtype=parameter.dtype)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything besides the parameters that decides the next versions."""
+        outer = self._outer.state_tensors() if self._outer is not None else {}
+        return {**self._optimizer.state_tensors(), **{f"outer.{name}": tensor for name, tensor in outer.items()}}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._optimizer.load_state_tensors({k: v for k, v in tensors.items() if not k.startswith("outer.")})
+        if self._outer is not None:
+            prefix = "outer."
+            self._outer.load_state_tensors(
+                {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            )
+
+    def _sum_float(self, contributions: Sequence[Contribution]) -> None:
+        for name, parameter in self._params.items():
+            total = contributions[0].tensors[name].to(parameter.device)
+            if len(contributions) > 1:
+                total = total.clone()  # a contribution stays as it is: the merge may have to be repeated
+            for item in contributions[1:]:
+                total.add_(item.tensors[name].to(parameter.device))
+            parameter.grad = total
+
+    def _sum_fixed(self, contributions: Sequence[Contribution]) -> None:
+        for name, parameter in self._params.items():
+            total = contributions[0].tensors[name].clone()
+            for item in contributions[1:]:
+                total.add_(item.tensors[name])
+            parameter.grad = total.double().div_(FIXED_POINT_SCALE).to(parameter.dtype)
+
+    def _norm(self) -> float:
+        norms = torch.nn.utils.get_total_norm(list(self.gradients().values()))
+        return float(norms)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _all_finite(contribution: Contribution) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in contribution.tensors.values())

@@ -1,0 +1,217 @@
+"""Checkpoints: complete and verified, or absent.
+
+A checkpoint is the folder `checkpoints/v%08d/` with model.safetensors, optimizer.safetensors, state.json and
+manifest.json (sizes and SHA-256 of the others). It is written under a temporary name, every file and folder is
+fsynced, and one rename makes it exist; nothing is removed before its successor is complete. Loading checks every
+byte first. The newest that verifies is used; each one passed over is reported. At least `keep` newest and the best
+stay. Tests: a bit flipped, a file cut, missing, swapped, a manifest edited, a crash after every step of a save.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from cuadrilla import __version__
+from cuadrilla.errors import CheckpointError
+from cuadrilla.rundir import fsync_folder, storage_errors
+
+SCHEMA = 1
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+MANIFEST = "manifest.json"
+MAX_JSON_BYTES = 100 * 2**20
+_NAME = re.compile(r"v(\d{8,})")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A verified checkpoint in memory; tensors on the CPU."""
+
+    path: Path
+    version: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path, *, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> Path:
+    """Write `folder/v%08d` for `state["version"]` and return its path.
+
+    Raises ResourceError, leaving older ones intact.
+    """
+    target = folder / f"v{state['version']:08d}"
+    temporary = folder / f".{target.name}.{os.getpid()}.tmp"
+    with storage_errors(target):
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
+        temporary.mkdir()
+        try:
+            _write_files(temporary, model=model, optimizer=optimizer, state=state)
+            if target.exists():  # the same version was saved before and did not verify, or a rerun ended here
+                shutil.rmtree(target)
+            os.rename(temporary, target)
+            fsync_folder(folder)
+        finally:
+            if temporary.exists():
+                shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that verifies; None if there is none at all. Raises CheckpointError if none verifies."""
+    candidates = list_checkpoints(folder)
+    problems: list[str] = []
+    for path in reversed(candidates):
+        try:
+            return load_checkpoint(path)
+        except CheckpointError as error:
+            if "newer cuadrilla" in error.message:
+                raise
+            problems.append(error.message)
+            log.warning("%s; trying the one before", error.message)
+    if problems:
+        raise CheckpointError(
+            f"none of the {len(problems)} checkpoints in {folder} can be used: {problems[0]}",
+            hint=f"restore one from a backup, or start again with an empty {folder.name} folder",
+        )
+    return None
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Verify every byte, then load. Raises CheckpointError with the reason."""
+    verify_checkpoint(path)
+    state = _read_json(path / "state.json")
+    try:
+        model = safetensors.torch.load_file(path / "model.safetensors")
+        optimizer = safetensors.torch.load_file(path / "optimizer.safetensors")
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}", hint="an older checkpoint is used if there is one") from error
+    return Checkpoint(path=path, version=state["version"], model=model, optimizer=optimizer, state=state)
+
+
+def verify_checkpoint(path: Path) -> None:
+    """Check the manifest's sizes and hashes against the files. Raises CheckpointError naming the first difference."""
+    manifest = _read_json(path / MANIFEST)
+    if manifest.get("schema", 0) > SCHEMA:
+        raise CheckpointError(
+            f"{path} was written by a newer cuadrilla ({manifest.get('cuadrilla')}; this is {__version__})",
+            hint="upgrade with `pip install --upgrade cuadrilla`",
+        )
+    files = manifest.get("files")
+    if not isinstance(files, dict) or set(files) != set(FILES):
+        raise CheckpointError(f"{path}: the manifest does not name exactly {', '.join(FILES)}")
+    for name, entry in files.items():
+        file = path / name
+        if file.is_symlink() or not file.is_file():
+            raise CheckpointError(f"{path}: {name} is missing or not a plain file")
+        if file.stat().st_size != entry.get("num_bytes") or file_sha256(file) != entry.get("sha256"):
+            raise CheckpointError(f"{path}: {name} is damaged (its size or SHA-256 differs from the manifest)")
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first; not verified."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
+    return sorted(found, key=version_of)
+
+
+def version_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match.group(1))
+
+
+def prune_checkpoints(folder: Path, *, keep: int, protect: Iterable[int]) -> list[Path]:
+    """Remove all but the `keep` newest and the `protect`ed versions; returns what was removed."""
+    kept = set(protect)
+    removed = [path for path in list_checkpoints(folder)[:-keep] if version_of(path) not in kept]
+    for path in removed:
+        doomed = path.with_name(f".{path.name}.{os.getpid()}.old")
+        os.rename(path, doomed)  # a reader that has opened files of it can finish; a new reader does not find it
+        shutil.rmtree(doomed, ignore_errors=True)
+    return removed
+
+
+def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *, path: Path) -> None:
+    """Raise CheckpointError listing names and shapes that differ between the model and a checkpoint."""
+    differing = sorted(expected.keys() ^ found.keys())
+    differing += [
+        f"{name} {tuple(found[name].shape)} instead of {tuple(expected[name].shape)}"
+        for name in sorted(expected.keys() & found.keys())
+        if expected[name].shape != found[name].shape
+    ]
+    if differing:
+        shown = ", ".join(differing[:4]) + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
+        raise CheckpointError(f"{path} is of another model: {shown}", hint="use the run file it was made with")
+
+
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """One hash over names, shapes and bytes: equal models have equal hashes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        if tensor.numel():
+            digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _write_files(
+    folder: Path, *, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
+    for name, tensors in (("model.safetensors", model), ("optimizer.safetensors", optimizer)):
+        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        try:
+            safetensors.torch.save_file(plain, folder / name)
+        except safetensors.SafetensorError as error:  # how the library reports a full or failing disk
+            raise OSError(None, str(error)) from error
+    (folder / "state.json").write_text(json.dumps({"schema": SCHEMA, **state}, ensure_ascii=False))
+    files = {
+        name: {"num_bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)} for name in FILES
+    }
+    manifest = {"schema": SCHEMA, "cuadrilla": __version__, "version": state["version"], "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for name in (*FILES, MANIFEST):
+        with open(folder / name, "rb") as file:
+            os.fsync(file.fileno())
+    fsync_folder(folder)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.is_symlink() or path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} is not a plain file of a reasonable size")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a table")
+    return value
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Half-written or half-removed checkpoints of a process that was killed."""
+    for path in folder.glob(".v*"):
+        if path.suffix in (".tmp", ".old") and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)

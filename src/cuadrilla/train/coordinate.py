@@ -1,0 +1,286 @@
+"""The coordinator's I/O shell: carries out what the state machine decides.
+
+Messages come in through `receive` (in the caller's thread, under one lock); actions go out as messages, merges,
+journal records, checkpoints, evaluations and rows of metrics. The order of a commit is: merge, judge, journal (fsync),
+step, announce. A run that fails here fails as a whole: `failure` holds the reason and every worker is told to stop.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from cuadrilla.errors import GuardError, ResourceError
+from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.sync import coordinator as state
+from cuadrilla.sync.exact import Contribution, ExactMerge
+from cuadrilla.train.guard import Guard, Verdict
+from cuadrilla.train.metrics import Meter, Scalars, Sink
+from cuadrilla.train.store import Store
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[str, ToWorker], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended: `complete`, or stopped early for `reason`."""
+
+    version: int
+    tokens: int
+    complete: bool
+    reason: str
+    last_row: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long a run is. `unit_tokens`: planned tokens of a unit."""
+
+    num_versions: int
+    units_per_round: int
+    unit_tokens: int
+
+    @property
+    def round_tokens(self) -> int:
+        return self.units_per_round * self.unit_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        return self.num_versions * self.round_tokens
+
+
+class Coordination:
+    """One run's coordinator, its merge half and its store, behind a lock."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: state.Coordinator,
+        merge: ExactMerge,
+        guard: Guard,
+        store: Store,
+        length: Length,
+        sinks: Sequence[Sink],
+        observe: Callable[[int, int], Scalars],
+        stop_at: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`observe(version, tokens)` evaluates and samples when it is due and returns what to log with the commit."""
+        self._coordinator = coordinator
+        self._merge = merge
+        self._guard = guard
+        self._store = store
+        self._length = length
+        self._sinks = sinks
+        self._observe = observe
+        self._stop_at = stop_at
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._meter = Meter(clock)
+        self._contributions: dict[int, Contribution] = {}
+        self._send: Send = _nobody
+        self._stop_reason = ""
+        self._row: dict[str, Any] = {}
+        self.outcome: Outcome | None = None
+        self.failure: BaseException | None = None
+
+    def open(self, send: Send) -> None:
+        """Start answering workers through `send(worker, message)`; a new run keeps its initial weights first."""
+        self._send = send
+        with self._lock:
+            if self._coordinator.version == 0:
+                self._store.save(self._snapshot, version=0)
+            self._perform(self._coordinator.start())
+
+    def request_stop(self, reason: str) -> None:
+        """Checkpoint and stop at the next message of any worker. Safe in a signal handler."""
+        self._stop_reason = reason
+
+    def left(self, worker: str, reason: str) -> None:
+        """A door reports that a worker died."""
+        with self._lock:
+            self._store.event("left", worker=worker, reason=reason)
+            self._handle(state.Left(worker=worker, reason=reason))
+
+    def receive(self, worker: str, message: ToCoordinator) -> None:
+        """A worker's message. Raises what makes the whole run fail."""
+        with self._lock:
+            try:
+                if self._stop_reason and self.outcome is None:
+                    self._handle(state.StopRequested(reason=self._stop_reason))
+                self._handle(self._as_event(worker, message))
+            except BaseException as error:
+                self.fail(error)
+                raise
+
+    def fail(self, error: BaseException) -> None:
+        """Remember the first reason and send everyone home."""
+        self.failure = self.failure or error
+        self._coordinator.finished = True
+        for member in list(self._coordinator.members):
+            self._send(member, Stop(reason="the run failed"))
+
+    def _as_event(self, worker: str, message: ToCoordinator) -> state.Event:
+        match message:
+            case Hello():
+                self._store.event("joined", worker=worker)
+                return state.Joined(
+                    worker=worker, speed_hint=message.speed_hint, environment=message.environment
+                )
+            case Progress():
+                return state.Heard(worker=worker, passes=message.passes)
+            case Goodbye():
+                return state.Left(worker=worker, reason=message.reason)
+            case Contribute():
+                tensors = message.tensors
+                assert isinstance(tensors, Mapping)
+                self._contributions[message.lease_id] = Contribution(
+                    tensors=tensors, tokens=message.tokens, loss=message.loss_sum, valid=message.valid
+                )
+                return state.Answered(
+                    worker=worker,
+                    lease_id=message.lease_id,
+                    tokens=message.tokens,
+                    loss_sum=message.loss_sum,
+                    seconds=message.seconds,
+                    valid=message.valid,
+                )
+
+    def _handle(self, event: state.Event) -> None:
+        self._perform(self._coordinator.handle(event, self._clock()))
+
+    def _perform(self, actions: list[state.Action]) -> None:
+        for action in actions:
+            match action:
+                case state.SendVersion():
+                    self._send(action.worker, Version(version=action.version, parameters=dict(self._merge.params)))
+                case state.SendLease():
+                    self._send(action.grant.worker, self._lease(action))
+                case state.Merge():
+                    self._merge_round(action)
+                case state.Commit():
+                    self._commit(action)
+                case state.Discard():
+                    self._contributions.pop(action.lease_id, None)
+                    self._store.event("discarded", lease=action.lease_id)
+                case state.Evict():
+                    self._store.event("evicted", worker=action.worker, reason=action.reason)
+                    log.warning("%s: %s", action.worker, action.reason)
+                    self._send(action.worker, Stop(reason=action.reason, refused=action.refused))
+                case state.Finish():
+                    self._finish(action)
+
+    def _lease(self, action: state.SendLease) -> Lease:
+        return Lease(
+            lease_id=action.grant.lease_id,
+            version=action.version,
+            units=action.grant.units,
+            planned_tokens=self._length.round_tokens,
+        )
+
+    def _merge_round(self, action: state.Merge) -> None:
+        """Reduce, judge, journal, step; tell the state machine. Bad contributions are named and nothing changes."""
+        contributions = [self._contributions[answer.lease_id] for answer in action.answers]
+        tokens = action.tokens_before + sum(item.tokens for item in contributions)
+        loss = sum(item.loss for item in contributions) / max(tokens - action.tokens_before, 1)
+        self._row = {"tokens": tokens, "loss": loss, "workers": len({answer.worker for answer in action.answers})}
+        if not contributions:
+            verdict = self._guard.judge(loss=float("nan"), norm=float("nan"))
+        else:
+            reduced = self._merge.reduce(contributions, planned_tokens=self._length.round_tokens)
+            if reduced.bad:
+                bad = tuple(action.answers[index].lease_id for index in reduced.bad)
+                for answer in (action.answers[index] for index in reduced.bad):
+                    log.warning("a non-finite contribution of %s is computed again", answer.worker)
+                    self._store.event("non-finite", worker=answer.worker, lease=answer.lease_id)
+                self._handle(state.Merged(bad_leases=bad))
+                return
+            self._row["grad_norm"] = reduced.norm
+            verdict = self._guard.judge(loss=loss, norm=reduced.norm)
+        self._apply(action, verdict=verdict, tokens=tokens)
+        self._handle(state.Merged())
+
+    def _apply(self, action: state.Merge, *, verdict: Verdict, tokens: int) -> None:
+        header = {"version": action.version, "units": action.units, "skipped": action.skipped, "tokens": tokens}
+        header |= {"norm": self._row.get("grad_norm"), "loss": self._row["loss"], "verdict": verdict.value}
+        if action.skipped:
+            self._store.event("units skipped", version=action.version, units=action.skipped)
+        match verdict:
+            case Verdict.OK:
+                self._store.journal(header, self._merge.gradients)
+                self._row["lr_factor"] = self._merge.step(
+                    norm=self._row["grad_norm"], tokens=tokens, version=action.version
+                )
+            case Verdict.SKIP:
+                self._announce("update skipped", action, level=logging.WARNING)
+                self._store.journal(header, dict)
+            case Verdict.ROLL_BACK:
+                self._announce("rolled back to the last checkpoint", action, level=logging.WARNING)
+                self._store.roll_back()
+            case Verdict.GIVE_UP:
+                self._announce("gave up", action, level=logging.ERROR)
+                raise GuardError(
+                    f"the loss keeps spiking at step {action.version} (loss {self._row['loss']:.3g}, "
+                    f"gradient norm {self._row.get('grad_norm', float('nan')):.3g}) "
+                    f"after {self._guard.rollbacks} rollbacks",
+                    hint="lower optim.lr, lengthen schedule.warmup, or look at the data of the units in events.jsonl",
+                )
+
+    def _announce(self, what: str, action: state.Merge, *, level: int) -> None:
+        workers = sorted({answer.worker for answer in action.answers})
+        self._store.event(what, version=action.version, units=action.units, workers=workers, loss=self._row["loss"])
+        log.log(level, "step %d: %s (loss %.4g, units %s)", action.version, what, self._row["loss"], action.units[:8])
+
+    def _commit(self, action: state.Commit) -> None:
+        for answer in action.merge.answers:
+            self._contributions.pop(answer.lease_id, None)
+        version = action.merge.version
+        self._meter.add(action.tokens - action.merge.tokens_before)
+        rate, seconds = self._meter.read()
+        row = {**self._row, "tokens_per_second": rate, "seconds": seconds}
+        resume = self._meter.pause()
+        row |= self._observe(version, action.tokens)
+        for sink in self._sinks:
+            try:
+                sink.log(version, row)
+            except ResourceError as error:
+                self._store.alarm(error)
+        self._row = row
+        self._store.after_commit(self._snapshot, version=version, row=row, last=version == self._length.num_versions)
+        resume()
+        if version == self._stop_at:
+            self._stop_reason = f"step {version} reached"
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {"coordinator": self._coordinator.snapshot(), "guard": self._guard.state()}
+
+    def _finish(self, action: state.Finish) -> None:
+        version, tokens = self._coordinator.version, self._coordinator.tokens
+        self._store.save(self._snapshot, version=version)
+        self.outcome = Outcome(
+            version=version, tokens=tokens, complete=action.complete, reason=action.reason, last_row=self._row
+        )
+        self._store.event("finished", version=version, complete=action.complete, reason=action.reason)
+        for worker in list(self._coordinator.members):
+            self._send(worker, Stop(reason=action.reason))
+
+
+def _nobody(_worker: str, _message: ToWorker) -> None:
+    raise AssertionError("open() first")
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, each storage once: what a checkpoint holds."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor
+    return found

@@ -1,0 +1,93 @@
+"""Held-out loss during training, and samples for those who would rather read than look at a curve."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.config import EvaluateSection, SampleSection
+from cuadrilla.data.loader import collate, to_device
+from cuadrilla.model.generate import Sampling
+from cuadrilla.model.language import LanguageTask
+from cuadrilla.model.task import Task
+from cuadrilla.rundir import write_atomic
+from cuadrilla.train.metrics import Scalars
+from cuadrilla.train.precision import Precision
+
+EVALUATION_BATCH = 16
+EVALUATIONS_PER_RUN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observer:
+    """Evaluates and samples the weights of record when a commit crosses the sections' token intervals."""
+
+    task: Task
+    model: nn.Module
+    device: torch.device
+    precision: Precision
+    evaluate: EvaluateSection
+    sample: SampleSection
+    round_tokens: int
+    total_tokens: int
+    samples: Path
+
+    def __call__(self, version: int, tokens: int) -> Scalars:
+        """What to log beside the commit of `version`; {} when nothing is due."""
+        found: dict[str, float | int | str] = {}
+        every = self.evaluate.every_tokens or max(self.total_tokens // EVALUATIONS_PER_RUN, 1)
+        if self._crossed(every, tokens):
+            measures = evaluate(
+                self.task, self.model, section=self.evaluate, device=self.device, precision=self.precision
+            )
+            found |= {f"val_{name}": value for name, value in measures.items()}
+        if self._crossed(self.sample.every_tokens or every, tokens):
+            text = sample(self.task, self.model, section=self.sample, seed=version)
+            if text:
+                self.samples.mkdir(exist_ok=True)
+                write_atomic(self.samples / f"v{version:08d}.txt", text + "\n")
+                found["sample"] = text
+        return found
+
+    def _crossed(self, every: int, tokens: int) -> bool:
+        return tokens >= self.total_tokens or tokens // every > (tokens - self.round_tokens) // every
+
+
+def evaluate(
+    task: Task, model: nn.Module, *, section: EvaluateSection, device: torch.device, precision: Precision
+) -> dict[str, float]:
+    """The task's own measures over `section.sequences` held-out sequences, spread evenly; {} without held-out data."""
+    dataset = task.data("val")
+    total = len(dataset)
+    if total == 0:
+        return {}
+    count = min(section.sequences or total, total)
+    chosen = np.linspace(0, total - 1, count).round().astype(np.int64)
+
+    def batches() -> Iterator[dict[str, Tensor]]:
+        for first in range(0, count, EVALUATION_BATCH):
+            yield to_device(collate([dataset[int(i)] for i in chosen[first : first + EVALUATION_BATCH]]), device)
+
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), precision.around(model, device):
+            return task.evaluate(model, batches())
+    finally:
+        model.train(was_training)
+
+
+def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -> str:
+    """A continuation of `section.prompt`; "" for tasks that are not about text or when samples are off."""
+    if not isinstance(task, LanguageTask) or not section.tokens:
+        return ""
+    sampling = Sampling(temperature=section.temperature, max_tokens=section.tokens, seed=seed)
+    was_training = model.training
+    model.eval()
+    try:
+        return task.sample(model, prompt=section.prompt, sampling=sampling)
+    finally:
+        model.train(was_training)

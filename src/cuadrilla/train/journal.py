@@ -1,0 +1,159 @@
+"""The journal: a redo log of merged updates between checkpoints.
+
+Each commit appends one record — which version, units, tokens, norm, and the merged gradient — and fsyncs before the
+commit is announced. After a crash: newest verified checkpoint, then every record behind it, gives bit for bit the
+state of the last commit, because the same code applies the same gradients. A segment `journal/v%08d.log` holds the
+records that follow that checkpoint; segments older than the oldest checkpoint are removed.
+
+    record = length (8) | CRC-32 (4) | header length (4) | header JSON | tensors, raw little-endian, in header order
+"""
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from cuadrilla.errors import CheckpointError
+from cuadrilla.rundir import fsync_folder, storage_errors
+
+_FRAME = struct.Struct("<QII")
+MAX_HEADER_BYTES = 64 * 2**20
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One commit. `gradients` is empty when the update was skipped."""
+
+    header: dict[str, Any]
+    gradients: dict[str, Tensor]
+
+    @property
+    def version(self) -> int:
+        return int(self.header["version"])
+
+
+class Journal:
+    """Appends to the segment of the newest checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: BinaryIO | None = None
+
+    def begin_segment(self, version: int) -> None:
+        """A checkpoint of `version` is complete: later records go to its own segment."""
+        self.close()
+        path = _segment(self._folder, version)
+        with storage_errors(path):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "wb")  # noqa: SIM115  stays open between commits
+            fsync_folder(self._folder)
+
+    def continue_segment(self, version: int, *, valid_bytes: int) -> None:
+        """After a replay: cut the torn tail and append behind it."""
+        self.close()
+        path = _segment(self._folder, version)
+        with storage_errors(path):
+            self._file = open(path, "r+b")  # noqa: SIM115
+            self._file.truncate(valid_bytes)
+            self._file.seek(valid_bytes)
+
+    def append(self, header: Mapping[str, Any], gradients: Mapping[str, Tensor]) -> None:
+        """Durable when it returns. Raises ResourceError."""
+        assert self._file is not None, "begin_segment first"
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in gradients.items()}
+        layout = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
+        head = json.dumps({**header, "tensors": layout}).encode()
+        payload = [t.flatten().view(torch.uint8).numpy().data for t in tensors.values() if t.numel()]
+        crc = zlib.crc32(head)
+        for part in payload:
+            crc = zlib.crc32(part, crc)
+        total = len(head) + sum(part.nbytes for part in payload)
+        with storage_errors(Path(self._file.name)):
+            self._file.write(_FRAME.pack(total, crc, len(head)))
+            self._file.write(head)
+            for part in payload:
+                self._file.write(part)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def prune(self, *, oldest_checkpoint: int) -> None:
+        for path in self._folder.glob("v*.log"):
+            if int(path.stem[1:]) < oldest_checkpoint:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_segment(folder: Path, version: int) -> Iterator[tuple[Record, int]]:
+    """Records that follow the checkpoint of `version`, each with the file offset behind it; stops at a torn tail."""
+    path = _segment(folder, version)
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        size = path.stat().st_size
+        while True:
+            record = _read_record(file, size=size)
+            if record is None:
+                return
+            yield record, file.tell()
+
+
+def has_segment(folder: Path, version: int) -> bool:
+    return _segment(folder, version).is_file()
+
+
+def _read_record(file: BinaryIO, *, size: int) -> Record | None:
+    frame = file.read(_FRAME.size)
+    if len(frame) < _FRAME.size:
+        return None
+    total, crc, head_bytes = _FRAME.unpack(frame)
+    if total > size - file.tell() or head_bytes > min(total, MAX_HEADER_BYTES):
+        return None
+    body = bytearray(file.read(total))
+    if len(body) < total or zlib.crc32(body) != crc:
+        return None
+    try:
+        header = json.loads(body[:head_bytes])
+        return Record(header=header, gradients=_unpack(header["tensors"], body, offset=head_bytes))
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"the journal {file.name} has a record of an unknown form: {error}") from error
+
+
+def _unpack(layout: list[Any], body: bytearray, *, offset: int) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, dtype_name, shape in layout:
+        dtype = DTYPES[dtype_name]
+        count = 1
+        for length in shape:
+            count *= length
+        found[name] = (
+            torch.frombuffer(body, dtype=dtype, count=count, offset=offset).reshape(shape)
+            if count
+            else torch.empty(shape, dtype=dtype)
+        )
+        offset += count * dtype.itemsize
+    return found
+
+
+def _segment(folder: Path, version: int) -> Path:
+    return folder / f"v{version:08d}.log"

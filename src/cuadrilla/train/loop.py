@@ -1,0 +1,186 @@
+"""The training loop of one worker, alone or one of many: lease → batches → loss sums → contribution → new version.
+
+The loop computes; the strategy merges; the link carries. Nothing here knows how many workers there are.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.config import RunSection, TrainSection
+from cuadrilla.data.loader import UnitLoader
+from cuadrilla.errors import ResourceError
+from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Link, Progress, Stop, Version
+from cuadrilla.model.task import Task
+from cuadrilla.sync.exact import ExactWorker, Sums
+from cuadrilla.train.precision import Precision
+
+LOSS_RESOLUTION = 2.0**24  # loss sums are multiples of 2^-24: their float64 sum does not depend on the order
+MIN_LOSS_SCALE = 2.0**-10
+OUT_OF_MEMORY_TEXTS = ("out of memory", "DefaultCPUAllocator", "can't allocate memory")
+
+log = logging.getLogger(__name__)
+
+
+def train(
+    link: Link,
+    *,
+    task: Task,
+    model: nn.Module,
+    sync: ExactWorker,
+    worker: "WorkerSettings",
+) -> None:
+    """Work for the coordinator behind `link` until it says stop. Raises what the task raises, and ResourceError.
+
+    `model` is on `worker.device`, and `sync` holds its parameters; the first Version overwrites them.
+    """
+    # -- set up --------------------------------------------------------------------------------------------------------
+    section, device, precision = worker.train, worker.device, worker.precision
+    loader = UnitLoader(task.data("train"), seed=worker.run.seed, unit_sequences=section.unit_sequences, device=device)
+    precision.apply(model)
+    model.train()
+    loss_scale = precision.loss_scale
+    pass_limit = section.unit_sequences if sync.one_unit_per_pass else section.pass_sequences or section.batch_sequences
+    passes = 0
+
+    # -- join ----------------------------------------------------------------------------------------------------------
+    link.call(Hello(speed_hint=worker.speed_hint, environment=environment(device)))
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+    while True:
+        event = link.next_event()
+        if isinstance(event, Stop):
+            break
+        if isinstance(event, Version):
+            sync.apply(link.download(event.parameters))
+            continue
+
+        lease: Lease = event
+        began = time.monotonic()
+        indices = loader.indices(lease.units)
+        sync.begin()
+        sums, first = Sums(), 0
+        while first < len(indices) and sums.valid and not link.stopped():
+            count = min(pass_limit, len(indices) - first)
+            try:
+                batch = loader.batch(indices[first : first + count])
+                unit = lease.units[first // section.unit_sequences]
+                with worker.random_numbers(unit, first), precision.around(model, device):
+                    loss, tokens = task.loss(model, batch)
+                (loss * (loss_scale / lease.planned_tokens)).backward()
+                add_loss(sums, loss, tokens)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                pass_limit = smaller_pass(count, fixed=sync.one_unit_per_pass, error=error)
+                log.warning("out of memory with %d sequences in a pass: from now on %d", count, pass_limit)
+                sync.begin()  # the failed backward pass may have added a part of its gradient: begin the lease again
+                sums, first = Sums(), 0
+                continue
+            sync.local_step(sums)
+            passes += 1
+            first += count
+            link.call(Progress(passes=passes))
+
+            if first == len(indices) and loss_scale != 1 and not unscale(sync, loss_scale):
+                if loss_scale > MIN_LOSS_SCALE:
+                    loss_scale /= 2
+                    log.info("fp16 overflow: loss scale is now %g", loss_scale)
+                    sync.begin()
+                    sums, first = Sums(), 0
+                else:
+                    sums.valid = False
+        if link.stopped():
+            continue
+
+        contribution = sync.contribute(sums)
+        link.call(
+            Contribute(
+                lease_id=lease.lease_id,
+                tokens=contribution.tokens,
+                loss_sum=contribution.loss,
+                seconds=time.monotonic() - began,
+                tensors=link.upload(contribution.tensors),
+                valid=contribution.valid,
+            )
+        )
+
+    link.call(Goodbye(reason=event.reason))
+
+
+class WorkerSettings:
+    """What a worker needs to know besides its task: where and how to compute, and how fast it is thought to be."""
+
+    def __init__(
+        self,
+        *,
+        run: RunSection,
+        train: TrainSection,
+        device: torch.device,
+        precision: Precision,
+        speed_hint: float = 1.0,
+        pass_lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.run = run
+        self.train = train
+        self.device = device
+        self.precision = precision
+        self.speed_hint = speed_hint
+        self._pass_lock = pass_lock or nullcontext()
+
+    @contextmanager
+    def random_numbers(self, unit: int, first: int) -> Iterator[None]:
+        """Random numbers of a pass depend on its unit only. The lock keeps threads off torch's global generator."""
+        with self._pass_lock:
+            torch.manual_seed((self.run.seed * 1_000_003 + unit) * 1_000_003 + first % self.train.unit_sequences)
+            yield
+
+
+def add_loss(sums: Sums, loss: Tensor, tokens: int) -> None:
+    """Add a pass's summed loss, rounded to a multiple of 2^-24; a non-finite one makes the sums invalid."""
+    value = float(loss.detach())
+    sums.tokens += tokens
+    if math.isfinite(value):
+        sums.loss += round(value * LOSS_RESOLUTION) / LOSS_RESOLUTION
+    else:
+        sums.valid = False
+
+
+def unscale(sync: ExactWorker, loss_scale: float) -> bool:
+    """Divide the gradients by the loss scale; False if any overflowed."""
+    for parameter in sync.params.values():
+        if parameter.grad is not None:
+            parameter.grad.div_(loss_scale)
+            if not bool(torch.isfinite(parameter.grad).all()):
+                return False
+    return True
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has a class for it; the CPU and MPS allocators only a text."""
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
+
+
+def smaller_pass(count: int, *, fixed: bool, error: RuntimeError) -> int:
+    """Half of a pass that did not fit. Raises ResourceError where a pass cannot shrink."""
+    if fixed or count == 1:
+        what = "a unit in strict mode" if fixed else "a single sequence"
+        raise ResourceError(
+            f"out of memory with {what} in a pass", hint="a smaller model, a shorter context or smaller units"
+        ) from error
+    return count // 2
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What must be equal for equal bits: compared in strict mode."""
+    return {
+        "torch": torch.__version__,
+        "device": device.type,
+        "cpu": torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else "any",
+        "threads": str(torch.get_num_threads()),
+    }

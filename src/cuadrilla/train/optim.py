@@ -1,0 +1,107 @@
+"""Optimizers behind one small interface: Muon for the matrices inside the model, fused AdamW for the rest.
+
+Muon: https://kellerjordan.github.io/posts/muon/, here `torch.optim.Muon`. State travels as named tensors
+("exp_avg.NAME", "momentum_buffer.NAME", "step.NAME"), never as pickled objects.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.config import AdamWSection, MuonSection
+from cuadrilla.errors import CheckpointError
+
+Parameters = Mapping[str, nn.Parameter]
+
+
+class Optimizers:
+    """Several torch optimizers that step together; each group keeps its base learning rate beside the current one."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer], *, names: Mapping[Tensor, str]) -> None:
+        self._parts = parts
+        self._names = names
+        for part in self._parts:
+            for group in part.param_groups:
+                group["base_lr"] = group["lr"]
+
+    def step(self, factor: float) -> None:
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = group["base_lr"] * factor
+            part.step()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for part in self._parts:
+            for parameter, state in part.state.items():
+                for key, value in state.items():
+                    found[f"{key}.{self._names[parameter]}"] = torch.as_tensor(value)
+        return found
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raises CheckpointError when the state was written by another optimizer."""
+        grouped: dict[str, dict[str, Tensor]] = {}
+        for full, tensor in tensors.items():
+            key, _, name = full.partition(".")
+            grouped.setdefault(name, {})[key] = tensor
+        for part in self._parts:
+            for group in part.param_groups:
+                for parameter in group["params"]:
+                    state = grouped.pop(self._names[parameter], None)
+                    if state is not None:
+                        part.state[parameter] = {key: _place(key, value, parameter) for key, value in state.items()}
+        if grouped:
+            raise CheckpointError(
+                f"the optimizer's state names unknown parameters: {', '.join(sorted(grouped)[:3])}",
+                hint="resume with the optimizer and the model the checkpoint was made with",
+            )
+
+
+def _place(key: str, value: Tensor, parameter: nn.Parameter) -> Any:
+    """Step counters stay fp32 on the CPU unless the optimizer is fused on a GPU; all else goes to the parameter."""
+    if key == "step" and parameter.device.type == "cpu":
+        return value.clone()
+    return value.to(parameter.device, copy=True)
+
+
+def make_optimizer(
+    section: MuonSection | AdamWSection, *, is_matrix: Callable[[str, nn.Parameter], bool]
+) -> Callable[[Parameters], Optimizers]:
+    """A factory for the section's optimizer. `is_matrix(name, parameter)`: Muon's part, if the section is Muon's."""
+
+    def make(params: Parameters) -> Optimizers:
+        names: dict[Tensor, str] = {parameter: name for name, parameter in params.items()}
+        match section:
+            case AdamWSection():
+                return Optimizers([_adamw(list(params.values()), section, lr=section.lr)], names=names)
+            case MuonSection():
+                matrices = [p for name, p in params.items() if is_matrix(name, p)]
+                others = [p for name, p in params.items() if not is_matrix(name, p)]
+                parts = [_muon(matrices, section)] if matrices else []
+                return Optimizers(
+                    parts + ([_adamw(others, section, lr=section.adamw_lr)] if others else []), names=names
+                )
+
+    return make
+
+
+def _muon(params: list[nn.Parameter], section: MuonSection) -> torch.optim.Optimizer:
+    return torch.optim.Muon(
+        params, lr=section.lr, momentum=section.momentum, weight_decay=section.weight_decay, adjust_lr_fn="original"
+    )
+
+
+def _adamw(params: list[nn.Parameter], section: MuonSection | AdamWSection, *, lr: float) -> torch.optim.Optimizer:
+    """Decay for matrices only; gains and biases have none."""
+    decayed = [p for p in params if p.ndim >= 2]
+    plain = [p for p in params if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    device = params[0].device.type
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=lr,
+        betas=(section.beta1, section.beta2),
+        fused=device in ("cpu", "cuda", "mps", "xpu"),
+    )

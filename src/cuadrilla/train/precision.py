@@ -1,0 +1,97 @@
+"""Which arithmetic a device computes in, and why. Weights and optimizer state stay in fp32 everywhere."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from cuadrilla.errors import DeviceError
+from cuadrilla.host.facts import read_facts
+
+BF16_CUDA_CAPABILITY = (8, 0)
+FP16_CUDA_CAPABILITY = (6, 0)
+INITIAL_FP16_SCALE = 2.0**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """`loss_scale` is 1 but for fp16, where it starts high and is halved on overflow."""
+
+    dtype: torch.dtype
+    reason: str
+    loss_scale: float = 1.0
+
+    def apply(self, model: nn.Module) -> None:
+        """Models that know `compute_dtype` (ours) cast by themselves; all others run under autocast."""
+        if hasattr(model, "compute_dtype"):
+            setattr(model, "compute_dtype", self.dtype)  # noqa: B010  nn.Module has no such attribute of its own
+
+    def around(self, model: nn.Module, device: torch.device) -> AbstractContextManager[object]:
+        """A context for one forward pass."""
+        if self.dtype == torch.float32 or hasattr(model, "compute_dtype"):
+            return nullcontext()
+        return torch.autocast(device.type, dtype=self.dtype)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} ({self.reason})"
+
+
+def choose_device(requested: str) -> torch.device:
+    """The device to compute on; `auto` takes cuda, xpu, mps, cpu in that order. Raises DeviceError."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "xpu": torch.xpu.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if requested == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there))
+    device = torch.device(requested)
+    if not available[device.type]:
+        raise DeviceError(
+            f"device {requested} is not available in this installation", hint="see `cuadrilla devices`, or use auto"
+        )
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise DeviceError(f"device {requested}: there are only {count} CUDA devices", hint="see `cuadrilla devices`")
+    return device
+
+
+def choose_precision(requested: str, *, device: torch.device) -> Precision:
+    """`requested` is auto, fp32, bf16 or fp16. Raises DeviceError for what the device cannot do."""
+    if requested == "fp32":
+        return Precision(dtype=torch.float32, reason="asked for")
+    if requested == "bf16":
+        return Precision(dtype=torch.bfloat16, reason="asked for")
+    if requested == "fp16":
+        if device.type == "cpu":
+            raise DeviceError("fp16 is not useful on a CPU", hint="use auto, bf16 or fp32")
+        return Precision(dtype=torch.float16, reason="asked for", loss_scale=INITIAL_FP16_SCALE)
+    match device.type:
+        case "cuda":
+            return _choose_for_cuda(torch.cuda.get_device_capability(device))
+        case "cpu":
+            return choose_for_cpu(read_facts().cpu.instruction_sets or ())
+        case "xpu":
+            return Precision(dtype=torch.bfloat16, reason="XPU")
+        case _:
+            return Precision(dtype=torch.float32, reason=f"{device.type}: bf16 is no faster there")
+
+
+def _choose_for_cuda(capability: tuple[int, int]) -> Precision:
+    name = f"CUDA, compute capability {capability[0]}.{capability[1]}"
+    if capability >= BF16_CUDA_CAPABILITY:
+        return Precision(dtype=torch.bfloat16, reason=name)
+    if capability >= FP16_CUDA_CAPABILITY:
+        return Precision(dtype=torch.float16, reason=f"{name}: no bf16", loss_scale=INITIAL_FP16_SCALE)
+    return Precision(dtype=torch.float32, reason=f"{name}: no fast half precision")
+
+
+def choose_for_cpu(instruction_sets: tuple[str, ...]) -> Precision:
+    """bf16 only where the processor multiplies it natively; emulated it is slower than fp32."""
+    if "amx_bf16" in instruction_sets:
+        return Precision(dtype=torch.bfloat16, reason="CPU with AMX")
+    if "avx512_bf16" in instruction_sets:
+        return Precision(dtype=torch.bfloat16, reason="CPU with AVX512-BF16")
+    return Precision(dtype=torch.float32, reason="CPU without native bf16")

@@ -1,0 +1,215 @@
+"""From a checked configuration to the parts of a run: task, model, coordinator. Used by every engine."""
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cuadrilla.config import Config, FileTask, LanguageTask, TrainSection
+from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError
+from cuadrilla.model import language
+from cuadrilla.model.task import Task, load_task
+from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import differences, dump
+from cuadrilla.sync.coordinator import Coordinator, Rules
+from cuadrilla.sync.exact import ExactMerge
+from cuadrilla.sync.outer import Outer
+from cuadrilla.train.coordinate import Coordination, Length, model_tensors
+from cuadrilla.train.evaluate import Observer
+from cuadrilla.train.guard import Guard
+from cuadrilla.train.metrics import Sink
+from cuadrilla.train.optim import make_optimizer
+from cuadrilla.train.precision import Precision, choose_device, choose_precision
+from cuadrilla.train.schedule import make_schedule
+from cuadrilla.train.store import Store
+
+SPARE_DISK_BYTES = 2**30
+# A run may be resumed with other values of these; anything else changes what is being trained.
+FREE_ON_RESUME = ("checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device", "train.threads",
+                  "train.compile", "train.pass_sequences", "data.folder")  # fmt: skip
+ALLOWED_ON_RESUME = ("optim.", "schedule.", "outer.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
+                     "train.precision", "train.batch_sequences")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything an engine needs to start workers. `model` holds the weights of record."""
+
+    config: Config
+    task: Task
+    model: nn.Module
+    device: torch.device
+    precision: Precision
+    length: Length
+    coordination: Coordination
+    store: Store
+    resumed_at: int
+
+
+def make_task(config: Config, folder: Path) -> Task:
+    """The task of a run file in `folder`. Raises TaskError, DataError, ConfigError."""
+    match config.task:
+        case LanguageTask():
+            return language.LanguageTask(folder / config.data.folder, model=config.model)
+        case FileTask(path=path):
+            return load_task(path, folder=folder)
+
+
+def make_model(task: Task, *, seed: int) -> nn.Module:
+    """The task's model with initial weights that depend on the seed only (made on the CPU in fp32)."""
+    torch.manual_seed(seed)
+    return task.model()
+
+
+def measure_length(section: TrainSection, *, num_sequences: int, sequence_tokens: int) -> Length:
+    """Steps and tokens of the whole run; planned tokens, where the real ones are known only when seen."""
+    step_tokens = section.batch_sequences * sequence_tokens
+    if section.steps:
+        num_versions = section.steps
+    elif section.tokens:
+        num_versions = math.ceil(section.tokens / step_tokens)
+    else:
+        num_versions = math.ceil(section.epochs * num_sequences / section.batch_sequences)
+    return Length(
+        num_versions=max(num_versions, 1),
+        units_per_round=section.batch_sequences // section.unit_sequences,
+        unit_tokens=section.unit_sequences * sequence_tokens,
+    )
+
+
+def assemble(
+    config: Config, run: RunDir, *, task: Task, sinks: Sequence[Sink], allow_changes: bool = False, stop_at: int = 0
+) -> Parts:
+    """Build the coordinator's side of a run and bring it back from its checkpoints if it has any.
+
+    `stop_at`: checkpoint and stop at this step (0: at the end). Raises CheckpointError, ConfigError, ResourceError.
+    """
+    device = choose_device(config.train.device)
+    precision = choose_precision(config.train.precision, device=device)
+    num_sequences = len(task.data("train"))
+    if num_sequences == 0:
+        raise DataError("the training data holds no complete sequence", hint="more text, or a shorter context")
+    length = measure_length(config.train, num_sequences=num_sequences, sequence_tokens=task.defaults.length)
+    model = make_model(task, seed=config.run.seed).to(device)
+    precision.apply(model)
+    merge = make_merge(config, model, task=task, length=length)
+    guard = Guard(section=config.guard)
+    store = make_store(config, run, merge=merge, model=model, task=task)
+    state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
+    rules = Rules(
+        units_per_round=length.units_per_round,
+        num_versions=length.num_versions,
+        same_environment=config.sync.strict,
+    )
+    coordinator = Coordinator.restore(state, rules=rules) if state else Coordinator(rules=rules)
+    observer = Observer(
+        task=task,
+        model=model,
+        device=device,
+        precision=precision,
+        evaluate=config.evaluate,
+        sample=config.sample,
+        round_tokens=length.round_tokens,
+        total_tokens=length.total_tokens,
+        samples=run.samples,
+    )
+    coordination = Coordination(
+        coordinator=coordinator,
+        merge=merge,
+        guard=guard,
+        store=store,
+        length=length,
+        sinks=sinks,
+        observe=observer,
+        stop_at=stop_at,
+    )
+    return Parts(
+        config=config,
+        task=task,
+        model=model,
+        device=device,
+        precision=precision,
+        length=length,
+        coordination=coordination,
+        store=store,
+        resumed_at=coordinator.version,
+    )
+
+
+def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length) -> ExactMerge:
+    """The merge half of the run's strategy, over the weights of record."""
+    params = dict(model.named_parameters())
+    outer = config.outer
+
+    def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+        return parameter.ndim == 2 and not name.startswith(task.defaults.not_matrices)
+
+    return ExactMerge(
+        params,
+        make_optimizer=make_optimizer(config.optim, is_matrix=is_matrix),
+        lr_factor=make_schedule(config.schedule, total_tokens=length.total_tokens),
+        clip_norm=config.train.clip_norm,
+        strict=config.sync.strict,
+        outer=Outer(params, every=outer.every, lr=outer.lr, momentum=outer.momentum) if outer.every else None,
+    )
+
+
+def make_store(config: Config, run: RunDir, *, merge: ExactMerge, model: nn.Module, task: Task) -> Store:
+    section = config.checkpoint
+    with_journal = section.journal == "on" or (section.journal == "auto" and len(config.engine.workers) > 1)
+    identity = {"config": dump(config), "data": task.data_hash()}
+    return Store(
+        run=run,
+        section=section,
+        merge=merge,
+        tensors=model_tensors(model),
+        with_journal=with_journal,
+        identity=identity,
+    )
+
+
+def _come_back(
+    store: Store, guard: Guard, *, run: RunDir, identity: Mapping[str, Any], allow_changes: bool
+) -> dict[str, Any] | None:
+    state = store.recover(guard, check=lambda old: check_identity(old, identity, allow_changes=allow_changes))
+    if state is None:
+        needed = 2 * 3 * sum(tensor.numel() * 4 for tensor in store.tensors.values()) + SPARE_DISK_BYTES
+        free = shutil.disk_usage(run.path).free
+        if free < needed:
+            raise ResourceError(
+                f"{run.path} has {free / 2**30:.2f} GiB free; two checkpoints and 1 GiB to spare need "
+                f"{needed / 2**30:.2f} GiB",
+                hint="free some space, or put the run on another disk",
+            )
+    return state
+
+
+def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_changes: bool) -> None:
+    """Compare what a checkpoint was trained with to what is asked now. Raises ConfigError or CheckpointError."""
+    if old.get("data") != new.get("data"):
+        raise CheckpointError(
+            "the training data is not the one this run began with",
+            hint="restore the data folder, or start a new run in another folder",
+        )
+    changed = differences(old["config"], new["config"])
+    fixed = {key: pair for key, pair in changed.items() if not key.startswith((*FREE_ON_RESUME, *ALLOWED_ON_RESUME))}
+    if fixed:
+        raise ConfigError(
+            f"this run cannot be resumed with another {_describe(fixed)}",
+            hint="put the old values back, or start a new run in another folder",
+        )
+    guarded = {key: pair for key, pair in changed.items() if key.startswith(ALLOWED_ON_RESUME)}
+    if guarded and not allow_changes:
+        raise ConfigError(
+            f"changed since this run began: {_describe(guarded)}",
+            hint="add --allow-changes if you mean it, or put the old values back",
+        )
+
+
+def _describe(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{key} (was {old}, now {new})" for key, (old, new) in changes.items())

@@ -1,0 +1,207 @@
+"""What a run keeps on disk while it trains: checkpoints, journal, events, status; and how it comes back from them.
+
+A failed write never stops the training: the last good checkpoint stays, an alarm is logged, the write is tried again
+at the next commit that is due. Only the last save of a run must succeed. Saving takes at most about 2 % of the time:
+the interval grows to fifty times the seconds a save takes.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuadrilla.config import CheckpointSection
+from cuadrilla.errors import CheckpointError, ResourceError
+from cuadrilla.rundir import RunDir, storage_errors, write_json
+from cuadrilla.sync.exact import ExactMerge
+from cuadrilla.train import checkpoint as files
+from cuadrilla.train.guard import Guard, Verdict
+from cuadrilla.train.journal import Journal, Record, has_segment, read_segment
+
+MAX_SAVE_OVERHEAD = 0.02
+STATUS_SECONDS = 2.0
+
+log = logging.getLogger(__name__)
+
+Snapshot = Callable[[], dict[str, Any]]
+
+
+@dataclass(kw_only=True)
+class Store:
+    """Owned by the coordinator's shell; called under its lock. `tensors`: the weights of record, by name."""
+
+    run: RunDir
+    section: CheckpointSection
+    merge: ExactMerge
+    tensors: Mapping[str, Tensor]
+    with_journal: bool
+    identity: Mapping[str, Any]
+    clock: Callable[[], float] = time.monotonic
+    _journal: Journal = field(init=False)
+    _saved_version: int = -1
+    _saved_at: float = field(init=False)
+    _save_seconds: float = 0.0
+    _status_at: float = -1e9
+    _best: tuple[float, int] | None = None
+    _save_now: bool = False
+
+    def __post_init__(self) -> None:
+        self._journal = Journal(self.run.journal)
+        self._saved_at = self.clock()
+
+    # -- coming back ---------------------------------------------------------------------------------------------------
+
+    def recover(self, guard: Guard, *, check: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
+        """Load the newest verified checkpoint and redo the journal; the coordinator's state, None for a new run.
+
+        `check` sees the identity the checkpoint was saved with, and may refuse it. Raises CheckpointError if there
+        are checkpoints and none can be used, or it is of another model.
+        """
+        found = files.load_newest(self.run.checkpoints)
+        if found is None:
+            return None
+        check(found.state["identity"])
+        files.check_shapes(self.tensors, found.model, path=found.path)
+        self._load(found)
+        guard.load_state(found.state["guard"])
+        best = found.state.get("best")
+        self._best = (best[0], best[1]) if best else None
+        self._saved_version = found.version
+        state: dict[str, Any] = found.state["coordinator"]
+        segment = found.version
+        while has_segment(self.run.journal, segment):
+            state, valid_bytes = self._redo(segment, state, guard)
+            if state["version"] == segment or not has_segment(self.run.journal, state["version"]):
+                break
+            segment = state["version"]
+        if self.with_journal:
+            if has_segment(self.run.journal, segment):
+                self._journal.continue_segment(segment, valid_bytes=valid_bytes)
+            else:
+                self._journal.begin_segment(found.version)
+        return state
+
+    def _redo(self, segment: int, state: dict[str, Any], guard: Guard) -> tuple[dict[str, Any], int]:
+        valid_bytes, redone = 0, 0
+        for record, end in read_segment(self.run.journal, segment):
+            if record.version != state["version"] + 1:
+                raise CheckpointError(
+                    f"the journal of step {segment} goes from step {state['version']} to {record.version}",
+                    hint=f"move {self.run.journal} away to go on from the checkpoint",
+                )
+            self._redo_record(record, guard)
+            state = {
+                "version": record.version,
+                "tokens": record.header["tokens"],
+                "ledger": {"opened": max(record.header["units"]) + 1, "next_lease_id": 1, "free": []},
+            }
+            valid_bytes, redone = end, redone + 1
+        if redone:
+            log.info("redid %d steps from the journal of step %d", redone, segment)
+            self.event("redone", version=state["version"], steps=redone)
+        return state, valid_bytes
+
+    def _redo_record(self, record: Record, guard: Guard) -> None:
+        norm = record.header["norm"]
+        guard.judge(loss=record.header["loss"], norm=norm if norm is not None else float("nan"))
+        if record.header["verdict"] == Verdict.OK.value:
+            self.merge.load_gradients(record.gradients)
+            self.merge.step(norm=norm, tokens=record.header["tokens"], version=record.version)
+
+    def _load(self, found: files.Checkpoint) -> None:
+        with torch.no_grad():
+            for name, tensor in self.tensors.items():
+                tensor.copy_(found.model[name])
+        self.merge.load_state_tensors(found.optimizer)
+
+    # -- while it trains -----------------------------------------------------------------------------------------------
+
+    def journal(self, header: Mapping[str, Any], gradients: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Make a merged update durable before it is applied; a failed write is an alarm and a checkpoint is due."""
+        if not self.with_journal:
+            return
+        try:
+            self._journal.append(header, gradients())
+        except ResourceError as error:
+            self.alarm(error)
+            self._save_now = True
+
+    def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
+        """Save if it is due, and say how the run stands. The last version is saved by the finish."""
+        is_best = self._note_best(version, row)
+        now = self.clock()
+        interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
+        due = bool(self.section.every_seconds) and now - self._saved_at >= interval
+        due = due or (bool(self.section.every_steps) and version % self.section.every_steps == 0)
+        if not last and (due or is_best or self._save_now):
+            try:
+                self.save(snapshot, version=version)
+            except ResourceError as error:
+                self.alarm(error)
+                self._saved_at = now
+        if last or now - self._status_at >= STATUS_SECONDS:
+            self._status_at = now
+            self.status("complete" if last else "running", version=version, row=row)
+
+    def save(self, snapshot: Snapshot, *, version: int) -> None:
+        """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
+        if version == self._saved_version:
+            return
+        began = self.clock()
+        state = {"version": version, **snapshot(), "best": self._best, "identity": self.identity}
+        files.save_checkpoint(
+            self.run.checkpoints, model=self.tensors, optimizer=self.merge.state_tensors(), state=state
+        )
+        self._saved_version, self._saved_at, self._save_now = version, self.clock(), False
+        self._save_seconds = self._saved_at - began
+        if self.with_journal:
+            self._journal.begin_segment(version)
+        protect = [self._best[1]] if self._best else []
+        files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect=protect)
+        kept = files.list_checkpoints(self.run.checkpoints)
+        self._journal.prune(oldest_checkpoint=files.version_of(kept[0]))
+        self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
+
+    def roll_back(self) -> None:
+        """Weights and optimizer of the newest checkpoint; the run's version, tokens and position stay as they are."""
+        found = files.load_newest(self.run.checkpoints)
+        assert found is not None, "a run begins with a checkpoint"
+        self._load(found)
+        self._save_now = True
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """One line in events.jsonl; never fails a run."""
+        line = json.dumps({"time": time.time(), "event": kind, **fields}, ensure_ascii=False)
+        try:
+            with storage_errors(self.run.events), open(self.run.events, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except ResourceError as error:
+            log.warning("%s", error.message)
+
+    def alarm(self, error: ResourceError) -> None:
+        """A write failed: training goes on, the last good checkpoint stays."""
+        log.error("%s; training goes on, the last checkpoint is step %d", error.message, self._saved_version)
+        self.event("alarm", message=error.message)
+
+    def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None:
+        """`status.json`: how the run stands now, for those who watch."""
+        try:
+            write_json(self.run.status, {"state": state, "pid": os.getpid(), "version": version, **row})
+        except ResourceError as error:
+            log.warning("%s", error.message)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _note_best(self, version: int, row: Mapping[str, Any]) -> bool:
+        loss = row.get("val_loss")
+        if loss is None or (self._best is not None and not loss < self._best[0]):
+            return False
+        self._best = (float(loss), version)
+        return True

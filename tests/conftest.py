@@ -1,0 +1,192 @@
+"""Hygiene: every test leaves the process as it found it.
+
+After each test its environment variables, threads, child processes and network sockets are compared with those from
+before it; what was left behind is put right (variables restored, children killed) and the test fails. Torch's number
+of threads and its deterministic mode are restored without a word, and without importing torch for a test that did
+not. A test's folder decides its tier: tests/unit/ is marked `unit`, and so on.
+
+Things that a fixture of a wider scope makes are not a test's: such fixtures are set up before this one.
+"""
+
+import gc
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+TIERS = ("unit", "inproc", "spawn", "rig", "docker", "browser", "hardware", "soak")
+SMALL_DISK_BYTES = 2 * 2**20
+GRACE_SECONDS = 3.0  # a thread or a child that was told to stop may need a moment
+
+# What libraries leave behind by design.
+LIBRARY_VARIABLES = ("PYTEST_", "KMP_", "TORCHINDUCTOR_", "TRITON_", "TOKENIZERS_PARALLELISM", "TF_CPP_", "GRPC_")
+LIBRARY_THREADS = ("pytest_timeout", "tqdm_monitor", "TMonitor", "Dummy-", "asyncio_", "AnyIO worker thread")
+LIBRARY_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    variables: dict[str, str]
+    threads: frozenset[threading.Thread]
+    children: frozenset[psutil.Process]
+    sockets: frozenset[tuple[Any, ...]]
+
+
+def is_library(name: str, prefixes: tuple[str, ...]) -> bool:
+    return name.startswith(prefixes)
+
+
+def variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not is_library(name, LIBRARY_VARIABLES)}
+
+
+def threads() -> frozenset[threading.Thread]:
+    return frozenset(thread for thread in threading.enumerate() if not is_library(thread.name, LIBRARY_THREADS))
+
+
+def child_pids() -> set[int]:
+    """Direct children, unreaped ones included. Linux lists them in a file, a hundred times faster than psutil."""
+    lists = list(Path("/proc/self/task").glob("*/children"))
+    if not lists:
+        return {process.pid for process in psutil.Process().children()}
+    found: set[int] = set()
+    for file in lists:
+        try:
+            found.update(int(pid) for pid in file.read_text().split())
+        except OSError:  # the thread ended
+            continue
+    return found
+
+
+def children() -> frozenset[psutil.Process]:
+    found = []
+    for pid in child_pids():
+        try:
+            process = psutil.Process(pid)
+            command = " ".join(process.cmdline())
+        except psutil.ZombieProcess:  # somebody forgot to wait for it
+            command = ""
+        except psutil.NoSuchProcess:
+            continue
+        if not any(name in command for name in LIBRARY_CHILDREN):
+            found.append(process)
+    return frozenset(found)
+
+
+def sockets() -> frozenset[tuple[Any, ...]]:
+    """Open internet sockets; on Linux psutil is asked only if there is a socket of any kind."""
+    try:
+        descriptors = os.listdir("/proc/self/fd")
+    except OSError:
+        descriptors = []
+    if descriptors and not any(is_socket(number) for number in descriptors):
+        return frozenset()
+    try:
+        connections = psutil.Process().net_connections(kind="inet")
+    except (psutil.Error, OSError):
+        return frozenset()
+    return frozenset((connection.fd, connection.type, connection.laddr) for connection in connections)
+
+
+def is_socket(number: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(int(number)).st_mode)
+    except OSError:
+        return False
+
+
+def snapshot() -> Snapshot:
+    return Snapshot(variables(), threads(), children(), sockets())
+
+
+def left_over(read: Callable[[], frozenset[Any]], before: frozenset[Any]) -> frozenset[Any]:
+    """What is there now and was not before, after a moment to go away."""
+    left = read() - before
+    if left:
+        gc.collect()  # an unreferenced socket in a reference cycle is closed by now
+    deadline = time.monotonic() + GRACE_SECONDS
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = read() - before
+    return left
+
+
+def leaks(before: Snapshot) -> list[str]:
+    """One line for each thing left behind; what can be put right is."""
+    found = []
+    now = variables()
+    for name in sorted(set(now) | set(before.variables)):
+        if now.get(name) != before.variables.get(name):
+            found.append(f"environment variable {name} changed to {now.get(name)!r}")
+            if name in before.variables:
+                os.environ[name] = before.variables[name]
+            else:
+                os.environ.pop(name, None)
+    found += [f"thread {thread.name!r} still runs" for thread in left_over(threads, before.threads)]
+    left = left_over(children, before.children)
+    for process in left:
+        found.append(f"child process {process.pid} was left behind ({describe(process)})")
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    psutil.wait_procs(list(left), timeout=GRACE_SECONDS)
+    found += [f"socket {address} is still open" for _, _, address in left_over(sockets, before.sockets)]
+    return found
+
+
+def describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.status()}: {' '.join(process.cmdline())[:120]}"
+    except psutil.Error:
+        return "gone"
+
+
+@pytest.fixture(autouse=True)
+def hygiene() -> Iterator[None]:
+    before = snapshot()
+    torch = sys.modules.get("torch")
+    num_threads = torch.get_num_threads() if torch else 0
+    deterministic = torch.are_deterministic_algorithms_enabled() if torch else False
+    yield
+    if torch is not None:
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+        torch.use_deterministic_algorithms(deterministic)
+    found = leaks(before)
+    if found:
+        pytest.fail("left behind: " + "; ".join(found), pytrace=False)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty file system of SMALL_DISK_BYTES, so that a full disk is a real one."""
+    folder = tmp_path / "small-disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "cuadrilla-test", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except OSError as error:
+        pytest.skip(f"needs the command mount: {error}")
+    if done.returncode:
+        pytest.skip(f"needs root to mount a small tmpfs: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], timeout=30, check=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each test carries the mark of its folder."""
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        if folder in TIERS and item.get_closest_marker(folder) is None:
+            item.add_marker(folder)

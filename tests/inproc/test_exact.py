@@ -1,0 +1,260 @@
+"""The shared battery for the exact strategy: unequal workers = one worker, whatever dies, resumes or overflows."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cuadrilla.errors import GuardError, ResourceError
+from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.sync.exact import Contribution, ExactMerge, ExactWorker, Sums
+from cuadrilla.sync.outer import Outer
+from tests.faults import PHASES, Phase, Script, play
+from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, prepare, relative_difference, workers
+from tests.tasks import RaggedRegression
+
+STRICT = "sync.strict=true"
+ADAMW = 'optim.kind="adamw"'
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One strict worker, nothing goes wrong: what all strict runs must equal."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    execute(folder, RaggedRegression(), STRICT)
+    return folder
+
+
+@pytest.mark.parametrize("crew", UNEQUAL)
+@pytest.mark.parametrize(("optimizer", "limit"), [("adamw", 1e-6), ("muon", 1e-3)])
+def test_unequal_workers_equal_one_worker(tmp_path: Path, crew: str, optimizer: str, limit: float) -> None:
+    """Muon orthogonalises in bf16, which turns the last bit of an fp32 sum into 2^-8: only strict mode removes that."""
+    sets = (f'optim.kind="{optimizer}"', "optim.lr=0.003", "train.steps=20")
+    execute(tmp_path / "one", RaggedRegression(), *sets)
+    execute(tmp_path / "crew", RaggedRegression(), *sets, workers(UNEQUAL[crew]))
+    assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= limit
+    losses = [[row["loss"] for row in metrics(tmp_path / name)] for name in ("one", "crew")]
+    assert losses[1] == pytest.approx(losses[0], rel=10 * limit)
+    held_out = [row["val_loss"] for row in metrics(tmp_path / "one") if "val_loss" in row]
+    assert held_out[-1] < held_out[0]
+
+
+@pytest.mark.parametrize("crew", UNEQUAL)
+def test_strict_has_the_same_bits_for_any_crew(tmp_path: Path, undisturbed: Path, crew: str) -> None:
+    execute(tmp_path, RaggedRegression(), STRICT, workers(UNEQUAL[crew]))
+    assert final_sha256(tmp_path) == final_sha256(undisturbed)
+
+
+def test_strict_has_the_same_bits_with_dropout(tmp_path: Path) -> None:
+    for crew, speeds in UNEQUAL.items():
+        execute(tmp_path / crew, RaggedRegression(dropout=0.2), STRICT, workers(speeds))
+    assert len({final_sha256(tmp_path / crew) for crew in UNEQUAL}) == 1
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_worker_lost_at_any_phase_changes_nothing(tmp_path: Path, undisturbed: Path, phase: Phase) -> None:
+    wrap, played = play(Script(worker="worker-2", at=0 if phase == "hello" else 3, phase=phase))
+    outcome = execute(tmp_path, RaggedRegression(), STRICT, workers([1.0, 1.0, 1.0]), wrap_link=wrap)
+    assert played
+    assert outcome.complete
+    assert final_sha256(tmp_path) == final_sha256(undisturbed)
+    left = [row for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "left"]
+    assert [row["worker"] for row in left] == ["worker-2"]
+
+
+def test_the_death_of_the_last_worker_ends_the_run(tmp_path: Path) -> None:
+    wrap, _ = play(*(Script(worker=f"worker-{i}", at=2, phase="pass") for i in (1, 2)))
+    with pytest.raises(Exception, match="scripted at pass"):
+        execute(tmp_path, RaggedRegression(), workers([1.0, 1.0]), wrap_link=wrap)
+    assert execute(tmp_path, RaggedRegression(), workers([1.0, 1.0])).complete
+
+
+@pytest.mark.parametrize("crew", ["one", "three unequal"])
+def test_run_10_equals_run_5_and_resume_5(tmp_path: Path, crew: str) -> None:
+    sets = ["train.steps=10", workers(UNEQUAL[crew]), "outer.every=3"] + ([STRICT] if crew != "one" else [])
+    execute(tmp_path / "whole", RaggedRegression(), *sets)
+    first = execute(tmp_path / "parts", RaggedRegression(), *sets, stop_at=5)
+    assert (first.version, first.complete) == (5, False)
+    execute(tmp_path / "parts", RaggedRegression(), *sets)
+    assert final_sha256(tmp_path / "parts") == final_sha256(tmp_path / "whole")
+    whole, parts = (metrics(tmp_path / name) for name in ("whole", "parts"))
+    assert [(row["version"], row["loss"]) for row in parts] == [(row["version"], row["loss"]) for row in whole]
+
+
+def test_a_run_resumes_with_another_number_of_workers(tmp_path: Path, undisturbed: Path) -> None:
+    for stop_at, crew in ((3, "one"), (5, "three unequal"), (0, "two equal")):
+        execute(tmp_path, RaggedRegression(), STRICT, workers(UNEQUAL[crew]), stop_at=stop_at)
+    assert final_sha256(tmp_path) == final_sha256(undisturbed)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_broken_contribution_never_reaches_the_weights(tmp_path: Path, value: str) -> None:
+    wrap, played = play(Script(worker="worker-2", at=2, phase="upload", action=value))  # type: ignore[arg-type]
+    execute(tmp_path / "one", RaggedRegression(), ADAMW)
+    execute(tmp_path / "crew", RaggedRegression(), ADAMW, workers([1.0, 1.0]), wrap_link=wrap)
+    assert played
+    assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= 1e-6
+    events = [row["event"] for row in read_jsonl(RunDir(tmp_path / "crew").events)]
+    assert "non-finite" in events
+    assert "units skipped" not in events
+
+
+def test_a_worker_that_keeps_sending_nonsense_is_quarantined(tmp_path: Path) -> None:
+    scripts = [Script(worker="worker-2", at=at, phase="upload", action="nan", repeat=True) for at in range(8)]
+    wrap, _ = play(*scripts)
+    execute(tmp_path / "one", RaggedRegression(), ADAMW)
+    outcome = execute(tmp_path / "crew", RaggedRegression(), ADAMW, workers([1.0, 1.0, 1.0]), wrap_link=wrap)
+    assert outcome.complete
+    assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= 1e-6
+    evicted = [row for row in read_jsonl(RunDir(tmp_path / "crew").events) if row["event"] == "evicted"]
+    assert [row["worker"] for row in evicted] == ["worker-2"]
+    assert "quarantined" in evicted[0]["reason"]
+
+
+class OneBadExample(RaggedRegression):
+    """Example 7 gives a NaN, on every machine."""
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        loss, count = super().loss(model, batch)
+        bad = (batch["x"][:, 0] == self.data("train").x[7, 0]).any()
+        return (loss * math.nan if bad else loss), count
+
+
+def test_bad_data_is_skipped_and_named(tmp_path: Path) -> None:
+    outcome = execute(tmp_path, OneBadExample(), workers([1.0, 1.0]), "train.epochs=1.0", "train.steps=0")
+    assert outcome.complete
+    skipped = [row for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "units skipped"]
+    assert [len(row["units"]) for row in skipped] == [1]
+    assert all(tensor.isfinite().all() for tensor in final(tmp_path).values())
+
+
+class LittleMemory(RaggedRegression):
+    """More than two sequences in a pass do not fit."""
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        loss, count = super().loss(model, batch)
+        if len(batch["x"]) > 2 and torch.is_grad_enabled():
+            loss.backward(retain_graph=True)  # a part of the gradient is there when the memory runs out
+            raise torch.OutOfMemoryError("CUDA out of memory (scripted)")
+        return loss, count
+
+
+def test_out_of_memory_halves_the_pass_and_keeps_the_global_batch(tmp_path: Path) -> None:
+    execute(tmp_path / "large", RaggedRegression(), ADAMW)
+    execute(tmp_path / "small", LittleMemory(), ADAMW)
+    assert relative_difference(final(tmp_path / "small"), final(tmp_path / "large")) <= 1e-6
+    tokens = [[row["tokens"] for row in metrics(tmp_path / name)] for name in ("large", "small")]
+    assert tokens[0] == tokens[1]
+
+
+def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="a unit in strict mode"):
+        execute(tmp_path, LittleMemory(), STRICT)
+
+
+class Exploding(RaggedRegression):
+    """From the fortieth loss on, every loss is a billion times too large."""
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        loss, count = super().loss(model, batch)
+        return (loss * 1e9 if self.num_losses > 40 else loss), count
+
+
+def test_a_loss_that_keeps_spiking_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="keeps spiking") as caught:
+        execute(tmp_path, Exploding(), "train.steps=80")
+    assert caught.value.exit_code == 7
+    assert all(tensor.isfinite().all() for tensor in final(tmp_path).values())
+    events = [row["event"] for row in read_jsonl(RunDir(tmp_path).events)]
+    assert events.count("rolled back to the last checkpoint") == 2
+
+
+class ConstantGradient:
+    """An optimizer that makes histories computable by hand: θ ← θ − factor · gradient."""
+
+    def __init__(self, params: dict[str, nn.Parameter]) -> None:
+        self.params = params
+
+    @torch.no_grad()
+    def step(self, factor: float) -> None:
+        for parameter in self.params.values():
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=factor)
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load_state_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        assert not tensors
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_history_computed_by_hand(strict: bool) -> None:
+    """Two workers with 3 and 1 tokens, gradients 2 and 10 per token: the mean is (3·2 + 10) / 4 = 4."""
+    theta = {"w": nn.Parameter(torch.zeros(5))}
+    merge = ExactMerge(theta, make_optimizer=ConstantGradient, lr_factor=lambda tokens: 0.5, clip_norm=0, strict=strict)  # type: ignore[arg-type]
+    contributions: list[Contribution] = []
+    for gradient, tokens in ((2.0, 3), (10.0, 1)):
+        params = {"w": nn.Parameter(torch.zeros(5))}
+        worker = ExactWorker(params, strict=strict)
+        worker.begin()
+        sums = Sums()
+        for _ in range(tokens):
+            (params["w"].sum() * gradient / 4).backward()
+            sums.tokens += 1
+            worker.local_step(sums)
+        contributions.append(worker.contribute(sums))
+    reduced = merge.reduce(contributions, planned_tokens=4)
+    assert reduced.tokens == 4
+    assert reduced.norm == pytest.approx(4 * math.sqrt(5))
+    assert merge.step(norm=reduced.norm, tokens=4, version=1) == 0.5
+    assert torch.equal(theta["w"].detach(), torch.full((5,), -2.0))
+
+
+def test_strict_refuses_what_does_not_fit_into_fixed_point() -> None:
+    params = {"w": nn.Parameter(torch.ones(2))}
+    worker = ExactWorker(params, strict=True)
+    for value in (1e30, math.nan, math.inf):
+        worker.begin()
+        params["w"].grad = torch.tensor([1.0, value])
+        sums = Sums()
+        worker.local_step(sums)
+        assert not worker.contribute(sums).valid
+
+
+def test_the_outer_step_with_rate_1_and_no_momentum_changes_nothing(tmp_path: Path) -> None:
+    execute(tmp_path / "plain", RaggedRegression())
+    execute(tmp_path / "outer", RaggedRegression(), "outer.every=2", "outer.lr=1.0", "outer.momentum=0.0")
+    assert relative_difference(final(tmp_path / "outer"), final(tmp_path / "plain")) < 1e-6
+
+
+def test_the_outer_step_by_hand() -> None:
+    """θ: 0 → −1 → −2 (outer: Δ = 2, u = 2, step = 0.5 · (2 + 0.5 · 2) = 1.5)."""
+    params = {"w": nn.Parameter(torch.zeros(1))}
+    outer = Outer(params, every=2, lr=0.5, momentum=0.5)
+    for version in (1, 2):
+        with torch.no_grad():
+            params["w"].sub_(1)
+        outer.after_step(params, version=version)
+    assert params["w"].item() == -1.5
+
+
+def test_state_is_the_same_after_a_round_trip_in_the_middle_of_a_round(tmp_path: Path) -> None:
+    """A checkpoint taken while contributions wait for their merge does not hold the half-made round."""
+    seen: list[dict[str, object]] = []
+    parts = prepare(tmp_path, RaggedRegression(), workers([1.0, 1.0]))
+    script = Script(worker="worker-1", at=2, phase="contributed", action=lambda: seen.append(snapshot()))
+
+    def snapshot() -> dict[str, object]:
+        return parts.coordination._coordinator.snapshot()  # the state a checkpoint would hold now
+
+    wrap, _ = play(script)
+    from cuadrilla.engines.local import run_local
+
+    run_local(parts, wrap_link=wrap)
+    assert seen[0]["version"] in (2, 3)
+    ledger = seen[0]["ledger"]
+    assert isinstance(ledger, dict)
+    assert len(ledger["free"]) == 8

@@ -1,0 +1,83 @@
+"""Start runs inside a test and look at what they left."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuadrilla.engines.local import WrapLink, run_local
+from cuadrilla.model.task import Task
+from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.runfile import resolve
+from cuadrilla.train.checkpoint import load_newest, tensors_sha256
+from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.metrics import JsonlSink, Sink
+from cuadrilla.train.setup import Parts, assemble
+
+RUN_FILE = """
+[task]
+kind = "file"
+path = "task.py:task"
+[train]
+steps = 8
+batch_sequences = 24
+unit_sequences = 3
+precision = "fp32"
+threads = 1
+device = "cpu"
+[checkpoint]
+every_seconds = 0
+"""
+
+UNEQUAL = {  # name → engine.workers
+    "one": [1.0],
+    "two equal": [1.0, 1.0],
+    "three unequal": [1.0, 0.5, 0.25],
+}
+
+
+def prepare(folder: Path, task: Task, *sets: str, stop_at: int = 0, sinks: Sequence[Sink] = ()) -> Parts:
+    """The parts of a run of `task` in `folder`, resumed if it has checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = resolve(RUN_FILE, sets=sets).config
+    return assemble(config, RunDir(folder), task=task, sinks=sinks, stop_at=stop_at)
+
+
+def execute(folder: Path, task: Task, *sets: str, stop_at: int = 0, wrap_link: WrapLink | None = None) -> Outcome:
+    """Run it, with metrics.jsonl."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sink = JsonlSink(RunDir(folder).metrics)
+    try:
+        return run_local(prepare(folder, task, *sets, stop_at=stop_at, sinks=[sink]), wrap_link=wrap_link)
+    finally:
+        sink.close()
+
+
+def final(folder: Path) -> dict[str, Tensor]:
+    """The weights of the newest checkpoint."""
+    found = load_newest(RunDir(folder).checkpoints)
+    assert found is not None
+    return found.model
+
+
+def final_sha256(folder: Path) -> str:
+    """One hash over weights and optimizer state of the newest checkpoint."""
+    found = load_newest(RunDir(folder).checkpoints)
+    assert found is not None
+    return tensors_sha256({**found.model, **{f"optimizer.{k}": v for k, v in found.optimizer.items()}})
+
+
+def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """‖a − b‖ / ‖b‖ over all tensors together."""
+    difference = torch.cat([(a[name] - b[name]).flatten().double() for name in b])
+    return float(difference.norm() / torch.cat([b[name].flatten().double() for name in b]).norm())
+
+
+def workers(speeds: list[float]) -> str:
+    return f"engine.workers={speeds}"
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return last_rows(RunDir(folder).metrics)

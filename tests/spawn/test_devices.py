@@ -1,0 +1,131 @@
+"""The prober against real child programs that hang, crash, print rubbish or half an answer, and against this torch."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cuadrilla.host.devices import Device, probe_devices
+from cuadrilla.host.probe import ask, output_of
+from cuadrilla.host.usage import Sampler
+
+pytestmark = pytest.mark.spawn
+
+GOOD_TORCH = 'print(\'{"stage": "torch", "version": "2.13.0+cpu", "cuda": null}\\n{"stage": "end"}\')'
+GOOD_NVML = 'print(\'{"stage": "end"}\')'
+BEGIN = 'print(\'{"stage": "torch", "version": "2.13.0"}\\n{"stage": "begin", "kind": "cuda"}\', flush=True)'
+
+
+def program(code: str) -> list[str]:
+    return [sys.executable, "-I", "-c", code]
+
+
+def probed(torch: str, nvml: str = GOOD_NVML, *, timeout_seconds: float = 20.0) -> list[Device]:
+    return probe_devices(timeout_seconds=timeout_seconds, torch_argv=program(torch), nvml_argv=program(nvml))
+
+
+def test_a_well_behaved_machine_without_cards():
+    (cpu,) = probed(GOOD_TORCH)
+    assert (cpu.kind, cpu.torch_version, cpu.error) == ("cpu", "2.13.0+cpu", None)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
+        ("print('hola')", "gave an answer that cannot be read: 'hola'"),
+        ("import sys; sys.stdout.buffer.write(bytes(range(128, 256)))", "gave an answer that cannot be read"),
+        ('print(\'{"stage": "torch", "vers\', end=\'\')', "gave an answer that cannot be read"),
+        ("pass", "gave no complete answer"),
+        ("raise SystemExit('no driver')", "failed with exit code 1: no driver"),
+        ("while True: print('x' * 65536)", "printed more than"),
+    ],
+)
+def test_a_torch_that_fails_before_it_says_anything(code, expected):
+    (cpu,) = probed(code)
+    assert (cpu.error or "").startswith(f"PyTorch {expected}")
+    assert cpu.hint
+
+
+def test_a_program_that_does_not_exist():
+    (cpu,) = probe_devices(torch_argv=["/nonexistent/python"], nvml_argv=program(GOOD_NVML))
+    assert cpu.error == "PyTorch could not be asked: No such file or directory"
+
+
+@pytest.mark.parametrize("code", ["import os; os.abort()", "import time; time.sleep(600)"])
+def test_a_driver_library_that_fails_leaves_the_cpu_alone(code):
+    gpu, cpu = probed(GOOD_TORCH, code, timeout_seconds=3.0)
+    assert (gpu.kind, cpu.error) == ("cuda", None)
+    assert gpu.error
+    assert gpu.hint
+
+
+def test_a_hang_in_cuda_is_a_sick_card_and_a_well_cpu():
+    started = time.monotonic()
+    gpu, cpu = probed(f"import time; {BEGIN}; time.sleep(600)", timeout_seconds=2.0)
+    assert time.monotonic() - started < 30.0
+    assert (gpu.kind, gpu.error) == ("cuda", "PyTorch did not answer within 2 s")
+    assert (cpu.error, cpu.torch_version) == (None, "2.13.0")
+
+
+def test_killing_reaches_grandchildren_and_an_open_output_does_not_hold_us(tmp_path: Path):
+    note = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, time, pathlib\n"
+        "child = subprocess.Popen([sys.executable, '-I', '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(note)!r}).write_text(str(child.pid))\n"
+        "time.sleep(600)"
+    )
+    (answer,) = ask([program(code)], timeout_seconds=3.0)
+    assert answer.timed_out
+    grandchild = int(note.read_text())
+    _, alive = psutil.wait_procs([psutil.Process(grandchild)] if psutil.pid_exists(grandchild) else [], timeout=10)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_crash_after_the_answer_changes_nothing():
+    (cpu,) = probed(f"import os; {GOOD_TORCH}; import sys; sys.stdout.flush(); os.abort()")
+    assert cpu.error is None
+
+
+def test_the_children_are_told_the_order_of_the_cards():
+    text = "import os, json; print(json.dumps({'stage': 'torch', 'version': os.environ['CUDA_DEVICE_ORDER']}))"
+    cpu = probed(text)[-1]
+    assert cpu.torch_version == "PCI_BUS_ID"
+    assert os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+
+
+def test_the_output_of_a_program_is_bounded_in_time():
+    assert output_of(program("print(5)"), timeout_seconds=20.0) == "5\n"
+    assert output_of(program("raise SystemExit(3)"), timeout_seconds=20.0) is None
+    assert output_of(program("import time; time.sleep(600)"), timeout_seconds=0.5) is None
+
+
+def test_a_sampler_rests_after_its_gpu_program_failed(tmp_path: Path):
+    tally = tmp_path / "tally"
+    sampler = Sampler(gpu_argv=program(f"open({str(tally)!r}, 'a').write('x'); raise SystemExit(9)"))
+    assert [sampler.sample().gpus for _ in range(3)] == [(), (), ()]
+    assert tally.read_text() == "x"
+
+
+def test_this_machine_shows_its_devices_as_json():
+    code = "import typer; from cuadrilla.cli.devices import devices; typer.run(devices)"
+    command = [sys.executable, "-c", code, "--json", "--timeout", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    rows = json.loads(done.stdout)
+    assert rows[-1]["kind"] == "cpu"
+    assert rows[-1]["error"] is None
+    assert rows[-1]["torch_version"]
+
+
+def test_nothing_of_the_host_layer_loads_torch():
+    code = (
+        "import sys, cuadrilla.host.devices, cuadrilla.host.facts, cuadrilla.host.usage, cuadrilla.cli.devices\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

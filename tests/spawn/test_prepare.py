@@ -1,0 +1,389 @@
+"""`cuadrilla data prepare` as a user runs it: interrupted, killed, out of disk, twice at once, with odd input."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as RawTokenizer
+
+from cuadrilla.data import clean
+from cuadrilla.data.shards import TOKENIZER, TokenStream, read_manifest, verify_folder
+from cuadrilla.data.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.spawn
+
+COMMAND = [sys.executable, "-m", "cuadrilla"]
+STAGES = ["looking at the files", "cleaning", "training the tokenizer", "writing tokens"]
+
+
+def write_books(folder, *, num_books=3, characters=60_000, seed=0):
+    """Books of made-up Spanish: paragraphs of distinct sentences."""
+    rng = random.Random(seed)
+    syllables = ["ca", "sa", "ñu", "ló", "pe", "rro", "qué", "ti", "mar", "ía", "sol", "güe", "na", "dor"]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(800)]
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(num_books):
+        size, paragraphs = 0, []
+        while size < characters:
+            paragraphs.append(" ".join(rng.choices(words, k=rng.randint(20, 120))).capitalize() + ".")
+            size += len(paragraphs[-1])
+        (folder / f"libro{number}.txt").write_text("\n\n".join(paragraphs), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory):
+    return write_books(tmp_path_factory.mktemp("text") / "libros")
+
+
+@pytest.fixture(scope="module")
+def big_books(tmp_path_factory):
+    return write_books(tmp_path_factory.mktemp("text") / "grandes", characters=1_000_000)
+
+
+def run(*arguments, env=None, prefix=()):
+    return subprocess.run(
+        [*prefix, *COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def prepare(*sources, out, vocab=300, **options):
+    return run("data", "prepare", *sources, "--out", out, "--vocab", vocab, **options)
+
+
+def contents(folder):
+    """Every file of a folder with its hash, hidden ones included."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def start(*sources, out, stage):
+    """The command in a child process that has just announced `stage`."""
+    child = subprocess.Popen(
+        [*COMMAND, "data", "prepare", *map(str, sources), "--out", str(out), "--vocab", "300"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in child.stderr:
+        if line.strip() == stage:
+            return child
+    raise AssertionError(f"ended with {child.wait()} before {stage!r}")
+
+
+def fail(done, code):
+    """The error and hint lines of a command that must fail with `code`, without a traceback."""
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hint:" in done.stderr
+    return done.stderr
+
+
+def texts_of(folder, split):
+    """The documents of a split, decoded from its tokens."""
+    tokenizer = Tokenizer.load(folder / TOKENIZER, sha256=read_manifest(folder).tokenizer_sha256)
+    stream = TokenStream.open(folder, split, verify=True)
+    text = tokenizer.decode(stream.read(0, len(stream)).tolist())
+    *documents, rest = text.split("<|endoftext|>")
+    assert rest == ""
+    return documents
+
+
+def test_the_same_input_gives_the_same_bytes_and_is_recognised(books, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    assert prepare(books, out=one, env={"RAYON_NUM_THREADS": "1"}).returncode == 0
+    moved = tmp_path / "elsewhere" / "libros"
+    moved.mkdir(parents=True)
+    for name in ("libro2.txt", "libro0.txt", "libro1.txt"):
+        shutil.copy(books / name, moved)
+    assert prepare(moved, moved / "libro1.txt", out=other).returncode == 0
+    files = contents(one)
+    assert sorted(files) == ["manifest.json", "tokenizer.json", "train-00000.bin", "val-00000.bin"]
+    assert {k: v for k, v in contents(other).items() if k != "manifest.json"} == {
+        k: v for k, v in files.items() if k != "manifest.json"
+    }
+    shutil.rmtree(other)
+    assert prepare(moved, out=other).returncode == 0
+    assert contents(other) == files
+    times = {path.name: path.stat().st_mtime_ns for path in one.iterdir()}
+    again = prepare(books, out=one)
+    assert again.returncode == 0
+    assert "already prepared" in again.stderr
+    assert {path.name: path.stat().st_mtime_ns for path in one.iterdir()} == times
+
+
+def test_no_text_is_in_both_splits_and_none_is_lost(books, tmp_path):
+    assert prepare(books, out=tmp_path / "out").returncode == 0
+    train, val = texts_of(tmp_path / "out", "train"), texts_of(tmp_path / "out", "val")
+    assert train
+    assert val
+    assert not set(train) & set(val)
+    words = sorted(" ".join(train + val).split())
+    assert words == sorted(" ".join(path.read_text() for path in books.iterdir()).split())
+    manifest = read_manifest(tmp_path / "out")
+    for split, texts in (("train", train), ("val", val)):
+        assert manifest.splits[split].num_documents == len(texts)
+        assert manifest.splits[split].num_bytes == sum(len(text.encode()) for text in texts)
+
+
+def test_one_book_is_split_and_what_is_held_out_stays_so_with_more_books(books, tmp_path):
+    assert prepare(books / "libro0.txt", out=tmp_path / "one").returncode == 0
+    assert prepare(books / "libro0.txt", books / "libro1.txt", out=tmp_path / "two", vocab=320).returncode == 0
+    held_out = set(texts_of(tmp_path / "one", "val"))
+    assert held_out
+    if len(held_out) > 1:
+        assert held_out <= set(texts_of(tmp_path / "two", "val"))
+
+
+def test_a_book_given_in_two_encodings_is_kept_once(books, tmp_path):
+    text = (books / "libro0.txt").read_text()
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    (tmp_path / "b.txt").write_bytes(text.replace("\n", "\r\n").encode("latin-1"))
+    done = run("--json", "data", "prepare", tmp_path / "a.txt", tmp_path / "b.txt", "--out", tmp_path / "out")
+    shown = json.loads(done.stdout)
+    assert [source["encoding"] for source in shown["sources"]] == ["utf-8", "iso-8859-1"]
+    assert shown["sources"][1]["documents"] == 0
+    assert shown["counts"]["documents_duplicate"] == shown["sources"][0]["documents"]
+
+
+def test_a_paragraph_shared_by_two_books_is_not_in_both_splits(books, tmp_path):
+    shared = "Esta dedicatoria larga aparece en todos los capítulos del libro, sin que cambie una coma. " * 4
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_text(f"Capítulo {number}, que es corto.\n\n{shared}\n\nFin de {number}.")
+    assert prepare(tmp_path, out=tmp_path / "out", vocab=260).returncode == 0
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.counts["train_paragraphs_in_val"] == manifest.splits["train"].num_documents
+    assert shared.strip() not in "".join(texts_of(tmp_path / "out", "train"))
+    assert shared.strip() in "".join(texts_of(tmp_path / "out", "val"))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_at_any_stage_nothing_half_done_is_accepted(big_books, tmp_path, stage):
+    out = tmp_path / "out"
+    child = start(big_books, out=out, stage=stage)
+    child.kill()
+    child.communicate()
+    if (out / "manifest.json").exists():  # it was faster than the kill
+        verify_folder(out, read_manifest(out), hashes=True)
+    assert prepare(big_books, out=out).returncode == 0
+    verify_folder(out, read_manifest(out), hashes=True)
+    assert not {".work", "lock"} & set(contents(out))
+
+
+def test_killed_while_replacing_the_old_folder_is_whole_or_refused(books, big_books, tmp_path):
+    out = tmp_path / "out"
+    assert prepare(books, out=out).returncode == 0
+    child = start(big_books, "--force", out=out, stage="writing tokens")
+    child.kill()
+    child.communicate()
+    verify_folder(out, read_manifest(out), hashes=True)
+
+
+def test_ctrl_c_leaves_nothing_behind(big_books, books, tmp_path):
+    child = start(big_books, out=tmp_path / "new", stage="cleaning")
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate()
+    assert child.returncode == 130
+    assert "Traceback" not in said
+    assert not (tmp_path / "new").exists()
+
+    assert prepare(books, out=tmp_path / "old").returncode == 0
+    before = contents(tmp_path / "old")
+    child = start(big_books, "--force", out=tmp_path / "old", stage="cleaning")
+    child.send_signal(signal.SIGINT)
+    child.communicate()
+    assert child.returncode == 130
+    assert contents(tmp_path / "old") == before
+
+
+@pytest.mark.parametrize("blocks", [1, 10, 150])
+def test_a_full_disk_is_exit_8_and_leaves_nothing(books, tmp_path, blocks):
+    limit = ("sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh")
+    done = prepare(books, out=tmp_path / "out", prefix=limit)
+    assert "cannot write" in fail(done, 8)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_second_preparation_at_once_is_refused_and_a_dead_one_is_not(books, big_books, tmp_path):
+    out = tmp_path / "out"
+    child = start(big_books, out=out, stage="cleaning")
+    child.send_signal(signal.SIGSTOP)
+    try:
+        assert f"process {child.pid}" in fail(prepare(books, out=out), 2)
+    finally:
+        child.kill()
+        child.communicate()
+    assert prepare(books, out=out).returncode == 0
+
+
+def test_other_text_or_options_do_not_replace_a_folder_without_force(books, tmp_path):
+    out = tmp_path / "out"
+    assert prepare(books, out=out).returncode == 0
+    before = contents(out)
+    assert "other text" in fail(prepare(books / "libro0.txt", out=out), 4)
+    assert "another vocab" in fail(prepare(books, out=out, vocab=301), 4)
+    assert "another val fraction" in fail(
+        run("data", "prepare", books, "--out", out, "--vocab", 300, "--val-fraction", 0.2), 4
+    )
+    assert contents(out) == before
+    assert prepare(books / "libro0.txt", "--force", out=out).returncode == 0
+    assert len(read_manifest(out).sources) == 1
+
+
+def test_a_damaged_folder_is_prepared_again(books, tmp_path):
+    out = tmp_path / "out"
+    assert prepare(books, out=out).returncode == 0
+    before = contents(out)
+    for name in ("train-00000.bin", "tokenizer.json"):
+        raw = (out / name).read_bytes()
+        (out / name).write_bytes(raw[:-2])
+        assert name in fail(run("data", "stats", out), 4)
+        assert prepare(books, out=out).returncode == 0
+        assert contents(out) == before
+
+
+def test_a_folder_with_other_things_is_not_written_into(books, tmp_path):
+    (tmp_path / "thesis.odt").write_text("years of work")
+    assert "thesis.odt" in fail(prepare(books, out=tmp_path), 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.odt"]
+    (tmp_path / "file").write_text("")
+    fail(prepare(books, out=tmp_path / "file"), 8)
+
+
+@pytest.mark.parametrize("text", [None, "", "a", " \n" * 5000, "palabra " * 20])
+def test_too_little_text_is_refused_with_the_minimum(tmp_path, text):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "foto.jpg").write_text("x")
+    if text is not None:
+        (folder / "a.txt").write_text(text)
+    assert "the minimum is 1,000 characters" in fail(prepare(folder, out=tmp_path / "out"), 4)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_small_file_is_cut_fine_enough_to_be_split(tmp_path):
+    lines = [f"Frase número {n}, distinta de la anterior." for n in range(60)]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    assert prepare(tmp_path / "a.txt", out=tmp_path / "out").returncode == 0
+    assert "\n".join(sorted(lines)) == "\n".join(
+        sorted("\n".join(texts_of(tmp_path / "out", "train") + texts_of(tmp_path / "out", "val")).split("\n"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--vocab", "256"], 2),
+        (["--vocab", "99999999"], 2),
+        (["--vocab", "x"], 2),
+        (["--val-fraction", "0"], 2),
+        (["--val-fraction", "nan"], 2),
+        (["--val-fraction", "0.9"], 2),
+        (["--min-characters", "0"], 2),
+        (["--vocab", "300", "--tokenizer", "t.json"], 2),
+        (["--tokenizer", "missing.json"], 4),
+        (["--min-characters", "1000000"], 4),
+    ],
+)
+def test_wrong_options_change_nothing(books, tmp_path, arguments, code):
+    done = run("data", "prepare", books, "--out", tmp_path / "out", *arguments)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_of_another_model_with_a_large_vocabulary(books, tmp_path):
+    assert prepare(books, out=tmp_path / "own").returncode == 0
+    raw = RawTokenizer.from_file(str(tmp_path / "own" / TOKENIZER))
+    raw.add_tokens([AddedToken(f"<reserved {n}>", special=True) for n in range(70_000)])
+    raw.save(str(tmp_path / "big.json"))
+    out = tmp_path / "out"
+    done = run("data", "prepare", books, "--out", out, "--tokenizer", tmp_path / "big.json")
+    assert done.returncode == 0, done.stderr
+    manifest = read_manifest(out)
+    assert manifest.dtype == "uint32"
+    assert manifest.vocab_size > 70_000
+    assert (out / TOKENIZER).read_bytes() == (tmp_path / "big.json").read_bytes()
+    assert texts_of(out, "val") == texts_of(tmp_path / "own", "val")
+
+
+def test_stats_add_up(books, tmp_path):
+    out = tmp_path / "out"
+    assert prepare(books, out=out).returncode == 0
+    shown = json.loads(run("data", "stats", out, "--verify", "--json").stdout)
+    manifest = read_manifest(out)
+    assert shown["manifest_hash"] == manifest.hash()
+    for key in ("documents", "characters", "bytes", "tokens"):
+        by_split = sum(row[key] for row in shown["splits"])
+        assert by_split == sum(row[key] for row in shown["sources"])
+    assert [row["tokens"] for row in shown["splits"]] == [split.num_tokens for split in manifest.splits.values()]
+    table = run("data", "stats", out)
+    assert table.returncode == 0
+    assert "libros/libro0.txt" in table.stdout
+    assert "not a finished data folder" in fail(run("data", "stats", books), 4)
+
+
+def test_stories_need_no_files(tmp_path):
+    done = run("data", "prepare", "cuentos:300", "--out", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert [source["name"] for source in shown["sources"]] == ["cuentos:300"]
+    assert shown["sources"][0]["documents"] + shown["counts"].get("documents_duplicate", 0) == 300
+
+
+def test_documents_never_exceed_the_stated_size(books, tmp_path):
+    (tmp_path / "line.txt").write_text("una línea sin fin " * 20_000)
+    (tmp_path / "wall.txt").write_text("ñ" * 100_000)
+    assert prepare(tmp_path / "line.txt", tmp_path / "wall.txt", books, out=tmp_path / "out").returncode == 0
+    texts = texts_of(tmp_path / "out", "train") + texts_of(tmp_path / "out", "val")
+    assert max(map(len, texts)) <= clean.MAX_DOCUMENT
+    assert read_manifest(tmp_path / "out").counts["lines_cut"] > 5
+
+
+def real_data(name):
+    """A file or folder of the real corpora, if this machine has them."""
+    root = os.environ.get("CUADRILLA_TEST_DATA")
+    if not root:
+        pytest.skip("CUADRILLA_TEST_DATA is not set: a folder with quijote-pg2000-latin1.txt and novelas/")
+    path = Path(root) / name
+    if not path.exists():
+        pytest.skip(f"{name} is missing in the folder CUADRILLA_TEST_DATA")
+    return path
+
+
+def test_the_quijote_loses_its_licence_and_nothing_else(tmp_path):
+    quijote = real_data("quijote-pg2000-latin1.txt")
+    out = tmp_path / "out"
+    assert prepare(quijote, out=out, vocab=2000).returncode == 0
+    (source,) = read_manifest(out).sources
+    assert (source.encoding, source.licence) == ("iso-8859-1", "Project Gutenberg License")
+    train, val = texts_of(out, "train"), texts_of(out, "val")
+    text = "\n\n".join(train + val)
+    assert "Gutenberg" not in text
+    assert "\r" not in text
+    assert text.count("En un lugar de la Mancha, de cuyo nombre no quiero acordarme") == 1
+    assert max(train + val, key=len).count("\n") > 100
+    share = sum(map(len, val)) / len(text)
+    assert 0.01 < share < 0.12
+
+
+def test_novels_lose_their_blank_indentation(tmp_path):
+    novels = sorted(real_data("novelas").glob("*.txt"))[:4]
+    out = tmp_path / "out"
+    assert prepare(*novels, out=out, vocab=2000).returncode == 0
+    texts = texts_of(out, "train") + texts_of(out, "val")
+    assert not any(line != line.strip(" \t") for text in texts for line in text.split("\n"))
+    original = sorted(word for path in novels for word in path.read_text(encoding="utf-8").split())
+    kept = sorted(word for text in texts for word in text.split())
+    assert len(kept) >= 0.999 * len(original)

@@ -1,0 +1,61 @@
+"""Small tasks for tests: real models that train in milliseconds, ragged on purpose."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.model.task import TaskDefaults
+
+NUM_EXAMPLES = 997
+
+
+class Examples:
+    """y = sin of a random projection; every example carries a weight of 0 to 3 that its loss counts."""
+
+    def __init__(self, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self.x = random.standard_normal((NUM_EXAMPLES, 12)).astype(np.float32)
+        self.y = np.sin(self.x @ np.linspace(-1, 1, 12, dtype=np.float32))[:, None].astype(np.float32)
+        self.count = random.integers(0, 4, NUM_EXAMPLES)
+
+    def __len__(self) -> int:
+        return NUM_EXAMPLES
+
+    def __getitem__(self, index: int) -> Mapping[str, np.ndarray]:
+        return {"x": self.x[index], "y": self.y[index], "count": self.count[index : index + 1]}
+
+
+class RaggedRegression:
+    """An MLP on examples of unequal weight: a mean of means would be wrong."""
+
+    defaults = TaskDefaults(length=1)
+
+    def __init__(self, *, dropout: float = 0.0, width: int = 48, dtype: torch.dtype = torch.float32) -> None:
+        self.dropout = dropout
+        self.width = width
+        self.dtype = dtype
+        self.num_losses = 0
+
+    def model(self) -> nn.Module:
+        middle = [nn.Linear(self.width, self.width), nn.GELU(), nn.Dropout(self.dropout)]
+        return nn.Sequential(nn.Linear(12, self.width), nn.GELU(), *middle, nn.Linear(self.width, 1)).to(self.dtype)
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        self.num_losses += torch.is_grad_enabled()
+        weight = batch["count"].to(self.dtype)
+        difference = model(batch["x"].to(self.dtype)) - batch["y"]
+        return (difference.square() * weight).sum(), int(batch["count"].sum())
+
+    def data(self, split: Literal["train", "val"]) -> Examples:
+        return Examples(0 if split == "train" else 1)
+
+    def data_hash(self) -> str:
+        return hashlib.sha256(self.data("train").x.tobytes()).hexdigest()
+
+    def evaluate(self, model: nn.Module, batches: Iterator[Mapping[str, Tensor]]) -> dict[str, float]:
+        sums = [self.loss(model, batch) for batch in batches]
+        return {"loss": float(sum(loss for loss, _ in sums)) / sum(count for _, count in sums)}

@@ -1,0 +1,184 @@
+"""A checkpoint is complete and verified, or absent: damage of every kind is found, and the one before is used."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from cuadrilla.errors import CheckpointError, ResourceError
+from cuadrilla.train import checkpoint as c
+
+pytestmark = pytest.mark.unit
+
+TENSORS = {"a.weight": torch.arange(1000, dtype=torch.float32), "b": torch.tensor(3.0)}
+
+
+def save(folder: Path, version: int) -> Path:
+    model = {name: tensor + version for name, tensor in TENSORS.items()}
+    return c.save_checkpoint(folder, model=model, optimizer={"step.b": torch.tensor(1.0)}, state={"version": version})
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = save(tmp_path, 7)
+    assert sorted(p.name for p in path.iterdir()) == sorted([*c.FILES, c.MANIFEST])
+    found = c.load_newest(tmp_path)
+    assert found is not None
+    assert found.version == 7
+    assert torch.equal(found.model["a.weight"], TENSORS["a.weight"] + 7)
+    assert c.load_newest(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("name", [*c.FILES, c.MANIFEST])
+@pytest.mark.parametrize("damage", ["flip", "cut", "zero", "missing", "symlink", "grow"])
+def test_damage_is_found_and_the_one_before_is_used(tmp_path: Path, name: str, damage: str) -> None:
+    save(tmp_path, 1)
+    file = save(tmp_path, 2) / name
+    raw = bytearray(file.read_bytes())
+    match damage:
+        case "flip":
+            raw[len(raw) // 2] ^= 0x10
+            file.write_bytes(raw)
+        case "cut":
+            file.write_bytes(raw[: len(raw) // 2])
+        case "zero":
+            file.write_bytes(bytes(len(raw)))
+        case "missing":
+            file.unlink()
+        case "symlink":
+            other = tmp_path / "elsewhere"
+            other.write_bytes(raw)
+            file.unlink()
+            file.symlink_to(other)
+        case "grow":
+            file.write_bytes(raw + b" {")
+    found = c.load_newest(tmp_path)
+    assert found is not None
+    assert found.version == 1
+
+
+def test_swapped_files_and_an_edited_manifest(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    path = save(tmp_path, 2)
+    model, optimizer = path / "model.safetensors", path / "optimizer.safetensors"
+    model.rename(path / "x")
+    optimizer.rename(model)
+    (path / "x").rename(optimizer)
+    assert c.load_newest(tmp_path).version == 1  # type: ignore[union-attr]
+    manifest = json.loads((path / c.MANIFEST).read_text())
+    manifest["files"]["../../etc/passwd"] = manifest["files"].pop("state.json")
+    (path / c.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="does not name exactly"):
+        c.load_checkpoint(path)
+
+
+def test_none_left_is_an_error_with_exit_code_6(tmp_path: Path) -> None:
+    (save(tmp_path, 1) / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoints") as caught:
+        c.load_newest(tmp_path)
+    assert caught.value.exit_code == 6
+
+
+def test_a_newer_format_is_refused_not_skipped(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    path = save(tmp_path, 2)
+    manifest = json.loads((path / c.MANIFEST).read_text())
+    (path / c.MANIFEST).write_text(json.dumps({**manifest, "schema": c.SCHEMA + 1}))
+    with pytest.raises(CheckpointError, match="newer cuadrilla"):
+        c.load_newest(tmp_path)
+
+
+def test_a_pickle_renamed_to_safetensors_is_never_executed(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    path = save(tmp_path, 1)
+    evil = b"cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
+    (path / "model.safetensors").write_bytes(evil)
+    manifest = json.loads((path / c.MANIFEST).read_text())
+    entry = {"num_bytes": len(evil), "sha256": c.file_sha256(path / "model.safetensors")}
+    manifest["files"]["model.safetensors"] = entry
+    (path / c.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError):
+        c.load_checkpoint(path)
+    assert not canary.exists()
+
+
+def test_a_crash_after_any_step_of_a_save_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies (SystemExit past every handler) before its n-th fsync, rename or write of a tensor file."""
+
+    class Crash(BaseException):
+        pass
+
+    for limit in range(12):
+        folder = tmp_path / str(limit)
+        save(folder, 1)
+        calls = 0
+
+        def count(limit: int = limit) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > limit:
+                raise Crash
+
+        real_fsync, real_rename, real_save = os.fsync, os.rename, safetensors.torch.save_file
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda fd, real=real_fsync: (count(), real(fd))[1])
+            patch.setattr(os, "rename", lambda a, b, real=real_rename: (count(), real(a, b))[1])
+            patch.setattr(safetensors.torch, "save_file", lambda t, p, real=real_save: (count(), real(t, p))[1])
+            patch.setattr("shutil.rmtree", lambda *a, **k: None)  # a dead process does not clean up
+            try:
+                save(folder, 2)
+                finished = True
+            except Crash:
+                finished = False
+        found = c.load_newest(folder)
+        assert found is not None
+        assert found.version in ((1, 2) if calls > 8 else (1,)) or finished
+        if finished:
+            assert found.version == 2
+        assert save(folder, 3).exists()
+        assert not list(folder.glob(".v*.tmp"))
+    assert finished
+
+
+def test_pruning_keeps_the_newest_and_the_protected(tmp_path: Path) -> None:
+    for version in range(10):
+        save(tmp_path, version)
+    c.prune_checkpoints(tmp_path, keep=2, protect=[3])
+    assert [c.version_of(path) for path in c.list_checkpoints(tmp_path)] == [3, 8, 9]
+
+
+def test_ten_thousand_checkpoints_are_listed_at_once(tmp_path: Path) -> None:
+    for version in range(10_000):
+        (tmp_path / f"v{version:08d}").mkdir()
+        (tmp_path / f"v{version:08d}" / c.MANIFEST).touch()
+    assert len(c.list_checkpoints(tmp_path)) == 10_000
+
+
+def test_another_model_is_refused_with_the_differing_names(tmp_path: Path) -> None:
+    expected = {"a.weight": torch.zeros(999), "c": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match=r"b, c, a.weight \(1000,\) instead of \(999,\)"):
+        c.check_shapes(expected, TENSORS, path=tmp_path)
+
+
+def test_a_full_disk_leaves_the_one_before(tmp_path: Path, small_disk: Path) -> None:
+    save(small_disk, 1)
+    (small_disk / "filler").write_bytes(bytes(small_disk_free(small_disk) - 4096))
+    with pytest.raises(ResourceError, match="No space left"):
+        save(small_disk, 2)
+    assert [c.version_of(path) for path in c.list_checkpoints(small_disk)] == [1]
+    (small_disk / "filler").unlink()
+    assert save(small_disk, 2).exists()
+
+
+def small_disk_free(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def test_equal_tensors_have_equal_hashes() -> None:
+    assert c.tensors_sha256(TENSORS) == c.tensors_sha256({k: TENSORS[k].clone() for k in reversed(TENSORS)})
+    assert c.tensors_sha256(TENSORS) != c.tensors_sha256({**TENSORS, "b": torch.tensor(3.0000002)})

@@ -1,0 +1,218 @@
+"""The coordinator's decisions, without I/O: rounds, shares, losses, bad contributions, silence, snapshots."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cuadrilla.sync import coordinator as c
+
+pytestmark = pytest.mark.unit
+
+
+def rules(**changes: object) -> c.Rules:
+    return c.Rules(**{"units_per_round": 8, "num_versions": 3, **changes})  # type: ignore[arg-type]
+
+
+class Crew:
+    """Drives a coordinator: keeps the leases that are out, answers them, and lets every merge succeed or fail."""
+
+    def __init__(self, machine: c.Coordinator) -> None:
+        self.machine = machine
+        self.now = 0.0
+        self.leases: dict[int, c.Grant] = {}
+        self.commits: list[c.Commit] = []
+        self.evicted: list[c.Evict] = []
+        self.discarded: list[int] = []
+        self.finish: c.Finish | None = None
+        self.bad_units: set[int] = set()
+        self.do(machine.start())
+
+    def do(self, actions: list[c.Action]) -> None:
+        for action in actions:
+            match action:
+                case c.SendLease():
+                    assert not {u for g in self.leases.values() for u in g.units} & set(action.grant.units)
+                    self.leases[action.grant.lease_id] = action.grant
+                case c.Merge():
+                    self.send(c.Merged())
+                case c.Commit():
+                    self.commits.append(action)
+                case c.Evict():
+                    self.evicted.append(action)
+                case c.Discard():
+                    self.discarded.append(action.lease_id)
+                case c.Finish():
+                    self.finish = action
+
+    def send(self, event: c.Event) -> None:
+        self.do(self.machine.handle(event, self.now))
+
+    def join(self, worker: str, speed: float = 1.0, **environment: str) -> None:
+        self.send(c.Joined(worker=worker, speed_hint=speed, environment=environment))
+
+    def answer(self, lease_id: int, *, valid: bool = True, worker: str = "") -> None:
+        grant = self.leases.pop(lease_id)
+        worker = worker or grant.worker
+        self.send(
+            c.Answered(
+                worker=worker,
+                lease_id=lease_id,
+                tokens=10 * len(grant.units),
+                loss_sum=1.0,
+                seconds=1.0,
+                valid=valid and not self.bad_units & set(grant.units),
+            )
+        )
+
+    def lose(self, worker: str) -> None:
+        self.leases = {k: v for k, v in self.leases.items() if v.worker != worker}
+        self.send(c.Left(worker=worker, reason="test"))
+
+    def of(self, worker: str) -> c.Grant:
+        return next(grant for grant in self.leases.values() if grant.worker == worker)
+
+
+def test_one_worker_computes_every_round() -> None:
+    crew = Crew(c.Coordinator(rules=rules()))
+    crew.join("a")
+    for version in range(1, 4):
+        assert crew.of("a").units == tuple(range(8 * (version - 1), 8 * version))
+        crew.answer(crew.of("a").lease_id)
+    assert [commit.merge.version for commit in crew.commits] == [1, 2, 3]
+    assert crew.commits[-1].tokens == 240
+    assert crew.finish == c.Finish(reason="the run is complete", complete=True)
+
+
+def test_shares_follow_speed() -> None:
+    crew = Crew(c.Coordinator(rules=rules(units_per_round=12)))
+    crew.join("slow", 1.0)  # joins first and takes the whole first round
+    crew.join("fast", 3.0)
+    crew.answer(crew.of("slow").lease_id)
+    assert len(crew.of("slow").units) + len(crew.of("fast").units) == 12
+    # only slow was measured: fast counts as its hint says, three times as fast
+    assert len(crew.of("slow").units) == 3
+
+
+def test_units_of_a_lost_worker_are_computed_by_the_others() -> None:
+    crew = Crew(c.Coordinator(rules=rules()))
+    crew.join("a")
+    crew.join("b")
+    crew.answer(crew.of("a").lease_id)  # the first round was a's alone
+    lost = crew.of("b").units
+    crew.answer(crew.of("a").lease_id)
+    crew.lose("b")
+    assert crew.of("a").units == lost
+    crew.answer(crew.of("a").lease_id)
+    assert crew.commits[-1].merge.units == tuple(range(8, 16))
+
+
+def test_an_answer_counts_once() -> None:
+    crew = Crew(c.Coordinator(rules=rules()))
+    crew.join("a")
+    crew.join("b")
+    crew.answer(crew.of("a").lease_id)
+    grant = crew.of("b")
+    crew.lose("b")
+    crew.leases[grant.lease_id] = grant
+    crew.answer(grant.lease_id, worker="b")  # late: its units were given to a
+    assert crew.discarded == [grant.lease_id]
+    assert len(crew.commits) == 1
+
+
+def test_a_bad_unit_is_found_one_at_a_time_and_skipped() -> None:
+    crew = Crew(c.Coordinator(rules=rules(num_versions=1)))
+    crew.bad_units = {5}
+    crew.join("a")
+    while crew.finish is None:
+        crew.answer(crew.of("a").lease_id)
+    merge = crew.commits[0].merge
+    assert merge.skipped == (5,)
+    assert merge.units == tuple(range(8))
+    assert sum(answer.tokens for answer in merge.answers) == 70
+
+
+def test_a_member_that_fails_what_others_can_compute_is_quarantined() -> None:
+    crew = Crew(c.Coordinator(rules=rules(num_versions=5)))
+    crew.join("good")
+    crew.answer(crew.of("good").lease_id)
+    crew.join("broken", 1.0)
+    while crew.finish is None:
+        for lease_id, grant in list(crew.leases.items()):
+            crew.answer(lease_id, valid=grant.worker != "broken")
+    assert [evicted.worker for evicted in crew.evicted] == ["broken"]
+    assert all(not commit.merge.skipped for commit in crew.commits)
+
+
+def test_silence_and_hanging() -> None:
+    crew = Crew(c.Coordinator(rules=rules(lost_after_seconds=5.0, hung_after_seconds=10.0)))
+    crew.join("a")
+    crew.join("b")
+    crew.now = 4.0
+    crew.send(c.Heard(worker="a", passes=1))
+    crew.now = 6.0
+    crew.send(c.Tick())
+    assert [evicted.worker for evicted in crew.evicted] == ["b"]
+    for _ in range(3):  # a beats, but makes no progress
+        crew.now += 4.0
+        crew.send(c.Heard(worker="a", passes=1))
+        crew.send(c.Tick())
+    assert [evicted.worker for evicted in crew.evicted] == ["b", "a"]
+    assert "no progress" in crew.evicted[1].reason
+
+
+def test_the_first_pass_may_take_long() -> None:
+    crew = Crew(c.Coordinator(rules=rules(hung_after_seconds=10.0)))
+    crew.join("a")
+    crew.now = 100.0
+    crew.send(c.Tick())
+    assert not crew.evicted
+
+
+def test_strict_refuses_another_environment() -> None:
+    crew = Crew(c.Coordinator(rules=rules(same_environment=True)))
+    crew.join("a", torch="2.13.0", threads="1")
+    crew.join("b", torch="2.12.0", threads="1")
+    assert crew.evicted[0].refused
+    assert "torch (2.12.0 instead of 2.13.0)" in crew.evicted[0].reason
+    assert set(crew.machine.members) == {"a"}
+
+
+def test_stopping_leaves_the_committed_state() -> None:
+    crew = Crew(c.Coordinator(rules=rules()))
+    crew.join("a")
+    crew.answer(crew.of("a").lease_id)
+    crew.send(c.StopRequested(reason="asked"))
+    assert crew.finish == c.Finish(reason="asked", complete=False)
+    restored = c.Coordinator.restore(crew.machine.snapshot(), rules=rules())
+    again = Crew(restored)
+    again.join("other")
+    assert again.of("other").units == tuple(range(8, 16))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abcd"), st.integers(0, 10**6)), max_size=150))
+def test_every_unit_is_counted_exactly_once_whatever_happens(happenings: list[tuple[int, str, int]]) -> None:
+    """Random joins, deaths, answers, bad answers and restarts: rounds commit in order, each with exactly its units."""
+    limits = rules(units_per_round=5, num_versions=4)
+    crew = Crew(c.Coordinator(rules=limits))
+    commits: list[c.Commit] = []
+    for choice, worker, number in happenings:
+        if crew.finish is not None:
+            break
+        if not crew.machine.members or choice == 0:
+            crew.leases = {k: v for k, v in crew.leases.items() if v.worker != worker}
+            crew.join(worker, 0.1 + number % 10)
+        elif choice == 1:
+            crew.lose(worker)
+        elif choice == 2:
+            commits += crew.commits
+            crew = Crew(c.Coordinator.restore(crew.machine.snapshot(), rules=limits))
+        elif crew.leases:
+            crew.answer(sorted(crew.leases)[number % len(crew.leases)], valid=choice != 3)
+    commits += crew.commits
+    versions = [commit.merge.version for commit in commits]
+    assert versions == sorted(set(versions))
+    for commit in commits:
+        version = commit.merge.version
+        assert commit.merge.units == tuple(range(5 * (version - 1), 5 * version))
+        answered = sum(answer.tokens for answer in commit.merge.answers) // 10
+        assert answered + len(commit.merge.skipped) == 5

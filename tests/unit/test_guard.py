@@ -1,0 +1,64 @@
+"""The guard skips a spike, goes back after three, gives up after `rollbacks`, and judges alike after a resume."""
+
+import math
+
+import pytest
+
+from cuadrilla.config import GuardSection
+from cuadrilla.train.guard import Guard, Verdict
+
+pytestmark = pytest.mark.unit
+
+
+def calm(guard: Guard, updates: int = 60) -> None:
+    for i in range(updates):
+        assert guard.judge(loss=5.0 + 0.1 * (i % 3), norm=1.0 + 0.2 * (i % 2)) is Verdict.OK
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(50.0, 1.0), (5.0, 1e6), (math.nan, 1.0), (5.0, math.inf)])
+def test_a_spike_is_skipped_and_forgotten(loss: float, norm: float) -> None:
+    guard = Guard(section=GuardSection())
+    calm(guard)
+    mean = guard.loss.mean
+    assert guard.judge(loss=loss, norm=norm) is Verdict.SKIP
+    assert guard.loss.mean == mean
+    calm(guard)
+
+
+def test_a_falling_loss_is_no_spike() -> None:
+    guard = Guard(section=GuardSection())
+    verdicts = {guard.judge(loss=10 * math.exp(-i / 20) + 2, norm=math.exp(-i / 30)) for i in range(300)}
+    assert verdicts == {Verdict.OK}
+
+
+def test_three_spikes_roll_back_and_then_it_gives_up() -> None:
+    guard = Guard(section=GuardSection(rollbacks=1))
+    calm(guard)
+    verdicts = [guard.judge(loss=1e9, norm=1.0) for _ in range(6)]
+    skip = Verdict.SKIP
+    assert verdicts == [skip, skip, Verdict.ROLL_BACK, skip, skip, Verdict.GIVE_UP]
+
+
+def test_spikes_far_apart_do_not_add_up() -> None:
+    guard = Guard(section=GuardSection())
+    for _ in range(10):
+        calm(guard)
+        assert guard.judge(loss=1e9, norm=1.0) is Verdict.SKIP
+    assert guard.rollbacks == 0
+
+
+def test_the_warm_up_and_zero_sigmas_are_never_judged() -> None:
+    guard = Guard(section=GuardSection())
+    assert [guard.judge(loss=10.0**i, norm=1.0) for i in range(5)] == [Verdict.OK] * 5
+    off = Guard(section=GuardSection(spike_sigmas=0))
+    calm(off)
+    assert off.judge(loss=1e9, norm=1.0) is Verdict.OK
+
+
+def test_the_state_survives_a_resume() -> None:
+    a, b = Guard(section=GuardSection()), Guard(section=GuardSection())
+    calm(a)
+    b.load_state(a.state())
+    for loss in (5.0, 5.2, 90.0, 5.1):
+        assert a.judge(loss=loss, norm=1.0) is b.judge(loss=loss, norm=1.0)
+    assert a.state() == b.state()

@@ -1,0 +1,389 @@
+"""Facts, device judgement and usage samples, from recorded texts."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.host import facts as facts_module
+from cuadrilla.host.devices import (
+    Device,
+    arch_supported,
+    assemble,
+    cuda_build,
+    install_hint,
+    visible_cards,
+)
+from cuadrilla.host.facts import (
+    Cpu,
+    Facts,
+    cpu_quota,
+    parse_cgroup_paths,
+    parse_container,
+    parse_cpu_max,
+    parse_cpuinfo,
+    parse_limit,
+    parse_os_release,
+    parse_wsl,
+    read_facts,
+    read_limits,
+)
+from cuadrilla.host.probe import Answer, describe_exit, parse_rows
+from cuadrilla.host.usage import GpuUsage, Sampler, parse_ioreg, parse_nvidia_smi
+
+pytestmark = pytest.mark.unit
+
+GIB = 2**30
+THIS = Facts(
+    system="Linux",
+    system_version="Ubuntu 24.04.1 LTS",
+    kernel="6.8.0",
+    machine="x86_64",
+    rosetta=False,
+    wsl=None,
+    container=None,
+    cpu=Cpu(name="Ryzen 7", physical_cores=8, instruction_sets=("avx2",)),
+    logical_cores=16,
+    cpu_quota=None,
+    memory_bytes=32 * GIB,
+    available_bytes=20 * GIB,
+    memory_limit_bytes=None,
+    python_version="3.12.1",
+)
+MAC = dataclasses.replace(THIS, system="Darwin", machine="arm64", cpu=Cpu(name="Apple M2"))
+END = {"stage": "end"}
+TORCH_CPU = {"stage": "torch", "version": "2.13.0+cpu", "cuda": None, "hip": None}
+TORCH_CUDA = {"stage": "torch", "version": "2.13.0+cu130", "cuda": "13.0", "hip": None}
+CUDA_13_ARCHES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+DRIVER = {"stage": "driver", "driver": "580.82.07"}
+OLD_CARD = {
+    "stage": "card",
+    "index": 0,
+    "name": "GTX 1080",
+    "uuid": "GPU-aa",
+    "capability": [6, 1],
+    "memory_bytes": 8 * GIB,
+}
+NEW_CARD = {
+    "stage": "card",
+    "index": 1,
+    "name": "RTX 4070",
+    "uuid": "GPU-bb",
+    "capability": [8, 9],
+    "free_bytes": 11 * GIB,
+}
+
+
+def said(*rows: dict, fault: str | None = None, timed_out: bool = False) -> Answer:
+    return Answer(rows=rows if fault else (*rows, END), fault=fault, timed_out=timed_out)
+
+
+def seen(card: dict, *, index: int = 0, arches: list[str] = CUDA_13_ARCHES) -> dict:
+    keep = {key: card[key] for key in ("name", "capability")}
+    uuid = card["uuid"].removeprefix("GPU-")  # torch prints it without the prefix
+    return {"stage": "device", "kind": "cuda", "index": index, "uuid": uuid, "arches": arches, "free_bytes": 1, **keep}
+
+
+def trial(index: int = 0, error: str | None = None, kind: str = "cuda") -> dict:
+    return {"stage": "tested", "kind": kind, "index": index, "error": error}
+
+
+def judged(torch: Answer, nvml: Answer, *, visible: str | None = None, facts: Facts = THIS) -> list[Device]:
+    devices = assemble(torch, nvml, visible=visible, facts=facts)
+    assert devices[-1].kind == "cpu"
+    assert [device.kind for device in devices].count("cpu") == 1
+    for device in devices:
+        assert (device.error is None) == (device.hint == "")
+    return devices
+
+
+class TestFacts:
+    @pytest.mark.parametrize(
+        ("kernel", "version"),
+        [
+            ("5.15.153.1-microsoft-standard-WSL2", 2),
+            ("6.6.87.2-microsoft-standard-WSL2+", 2),
+            ("4.19.128-microsoft-standard", 2),
+            ("6.1.0-my-own-WSL2", 2),
+            ("4.4.0-19041-Microsoft", 1),
+            ("6.8.0-45-generic", None),
+            ("", None),
+        ],
+    )
+    def test_wsl(self, kernel, version):
+        assert parse_wsl(kernel) == version
+
+    def test_cpuinfo_x86_counts_cores_of_two_sockets(self):
+        text = "\n".join(
+            f"processor\t: {n}\nmodel name\t: Intel(R) Xeon(R) 8481C\n"
+            f"physical id\t: {n // 4}\ncore id\t\t: {n // 2 % 2}\n"
+            "flags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
+            for n in range(8)
+        )
+        found = parse_cpuinfo(text)
+        assert found == Cpu(
+            name="Intel(R) Xeon(R) 8481C",
+            physical_cores=4,
+            instruction_sets=("amx_bf16", "avx512_bf16", "avx512f", "avx2"),
+        )
+
+    def test_cpuinfo_arm_has_neon_and_no_name(self):
+        found = parse_cpuinfo("processor\t: 0\nFeatures\t: fp asimd evtstrm\nCPU part\t: 0xd0c\n")
+        assert found == Cpu(name=None, physical_cores=None, instruction_sets=("neon",))
+
+    @pytest.mark.parametrize("text", ["", "rubbish", ":::\n\0", "flags"])
+    def test_cpuinfo_of_rubbish_is_unknown(self, text):
+        assert parse_cpuinfo(text) == Cpu()
+
+    def test_os_release(self):
+        assert parse_os_release('NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\n') == "Ubuntu 24.04.1 LTS"
+        assert parse_os_release("PRETTY_NAME=Alpine\n") == "Alpine"
+        assert parse_os_release("ID=x\n") is None
+
+    @pytest.mark.parametrize(
+        ("given", "kind"),
+        [
+            ({"files": ["/.dockerenv"]}, "docker"),
+            ({"files": ["/run/.containerenv", "/.dockerenv"]}, "podman"),
+            ({"environ": {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "files": ["/.dockerenv"]}, "kubernetes"),
+            ({"init_environ": "PATH=/bin\0container=lxc\0"}, "lxc"),
+            ({"cgroup": "12:cpu:/docker/abc\n"}, "docker"),
+            ({"cgroup": "0::/kubepods/pod1"}, "kubernetes"),
+            ({"cgroup": "0::/init.scope"}, None),
+        ],
+    )
+    def test_container(self, given, kind):
+        assert parse_container(**{"environ": {}, "cgroup": "", "files": [], **given}) == kind
+
+    def test_limits_parse(self):
+        assert [parse_limit(text) for text in ("2147483648\n", "max\n", "9223372036854771712", "", "x", "0")] == [
+            2 * GIB,
+            None,
+            None,
+            None,
+            None,
+            None,
+        ]
+        assert [parse_cpu_max(text) for text in ("150000 100000\n", "max 100000\n", "", "5")] == [1.5, None, None, None]
+        assert [cpu_quota(*pair) for pair in (("50000", "100000"), ("-1", "100000"), ("1", "0"))] == [0.5, None, None]
+        assert parse_cgroup_paths("0::/a\n4:cpu,cpuacct:/b:c\nbad\n") == {"": "/a", "cpu": "/b:c", "cpuacct": "/b:c"}
+
+    def test_limits_v2_take_the_tightest_ancestor(self, tmp_path: Path):
+        root, proc = tmp_path / "cgroup", tmp_path / "proc"
+        (root / "user" / "job").mkdir(parents=True)
+        (proc / "self").mkdir(parents=True)
+        (proc / "self" / "cgroup").write_text("0::/user/job\n")
+        (root / "user" / "memory.max").write_text(f"{GIB}\n")
+        (root / "user" / "job" / "memory.max").write_text("max\n")
+        (root / "user" / "job" / "cpu.max").write_text("200000 100000\n")
+        assert read_limits(root, proc) == (GIB, 2.0)
+
+    def test_limits_v1_and_a_path_only_the_host_has(self, tmp_path: Path):
+        root, proc = tmp_path / "cgroup", tmp_path / "proc"
+        for folder in (root / "memory", root / "cpu", proc / "self"):
+            folder.mkdir(parents=True)
+        (proc / "self" / "cgroup").write_text("9:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n")
+        (root / "memory" / "memory.limit_in_bytes").write_text(str(2 * GIB))
+        (root / "cpu" / "cpu.cfs_quota_us").write_text("50000")
+        (root / "cpu" / "cpu.cfs_period_us").write_text("100000")
+        assert read_limits(root, proc) == (2 * GIB, 0.5)
+        assert read_limits(tmp_path / "none", tmp_path / "none") == (None, None)
+
+    def test_usable_is_the_smaller(self):
+        limited = dataclasses.replace(THIS, memory_limit_bytes=4 * GIB, cpu_quota=1.5)
+        assert (limited.usable_memory_bytes, limited.usable_cores) == (4 * GIB, 1.5)
+        assert (THIS.usable_memory_bytes, THIS.usable_cores) == (32 * GIB, 16)
+        unknown = dataclasses.replace(THIS, memory_bytes=None, logical_cores=None)
+        assert (unknown.usable_memory_bytes, unknown.usable_cores) == (None, None)
+
+    @pytest.mark.parametrize("system", ["Linux", "Darwin", "Windows", "Haiku", ""])
+    def test_read_facts_never_raises_on_any_system(self, system, monkeypatch):
+        monkeypatch.setattr(facts_module.platform, "system", lambda: system)
+        found = read_facts()
+        assert found.system == system
+        assert json.loads(json.dumps(dataclasses.asdict(found)))["python_version"] == found.python_version
+
+
+class TestDevices:
+    @pytest.mark.parametrize(
+        ("capability", "arches", "expected"),
+        [
+            ((8, 9), CUDA_13_ARCHES, True),  # binaries of sm_86 run on 8.9
+            ((6, 1), CUDA_13_ARCHES, False),
+            ((6, 1), ["sm_50", "sm_60", "sm_70"], True),
+            ((8, 0), ["sm_86"], False),  # not downwards
+            ((9, 0), ["sm_80", "sm_86"], False),  # not across major versions
+            ((9, 0), ["sm_80", "compute_80"], True),  # but PTX is compiled for it
+            ((10, 0), ["sm_90a"], False),
+            ((9, 0), ["sm_90a"], True),
+            ((12, 1), ["sm_120"], True),
+            ((12, 1), ["sm_120f"], True),
+            ((9, 0), [], None),
+            ((9, 0), ["gfx90a", "gfx1100"], None),
+        ],
+    )
+    def test_binary_compatibility(self, capability, arches, expected):
+        assert arch_supported(capability, arches) is expected
+
+    @pytest.mark.parametrize(
+        ("visible", "expected"),
+        [
+            ("0,1", [0, 1]),
+            ("1", [1]),
+            ("GPU-b", [1]),
+            ("1,GPU-aa", [1, 0]),
+            ("0,7,1", [0]),  # CUDA stops at the first bad entry
+            ("", []),
+            ("-1", []),
+            ("GPU-", []),  # ambiguous
+            ("MIG-3f", None),
+        ],
+    )
+    def test_cuda_visible_devices(self, visible, expected):
+        assert visible_cards(visible, ["GPU-aa", "GPU-bb"]) == expected
+
+    def test_builds(self):
+        assert cuda_build((8, 9), "580.82") == "cu130"
+        assert cuda_build((6, 1), "580.82") == "cu126"
+        assert cuda_build((8, 9), "560.35.03") == "cu126"
+        assert cuda_build((12, 0), "570.10") is None  # CUDA 12.6 has no kernels for Blackwell
+        assert cuda_build((7, 5), "470.82") is None
+        assert "update the NVIDIA driver" in install_hint((7, 5), "470.82")
+
+    def test_a_good_card_has_no_error_and_the_drivers_free_memory(self):
+        card = {**NEW_CARD, "index": 0}
+        gpu, _ = judged(said(TORCH_CUDA, seen(card), trial()), said(DRIVER, card))
+        assert gpu == Device(
+            kind="cuda",
+            index=0,
+            name="RTX 4070",
+            free_bytes=11 * GIB,
+            capability=(8, 9),
+            arch_supported=True,
+            driver="580.82.07",
+            torch_version="2.13.0+cu130",
+        )
+
+    def test_a_card_without_kernels_is_sick_and_names_the_build_to_install(self):
+        torch = said(TORCH_CUDA, seen(OLD_CARD), trial(error="no kernel image is available"))
+        gpu, cpu = judged(torch, said(DRIVER, OLD_CARD))
+        assert gpu.arch_supported is False
+        assert "no kernels for compute capability 6.1" in (gpu.error or "")
+        assert "whl/cu126" in gpu.hint
+        assert cpu.error is None
+
+    def test_a_cpu_only_torch_on_a_machine_with_cards(self):
+        devices = judged(said(TORCH_CPU), said(DRIVER, OLD_CARD, NEW_CARD))
+        assert [(gpu.index, gpu.name) for gpu in devices[:2]] == [(0, "GTX 1080"), (1, "RTX 4070")]
+        assert [gpu.error for gpu in devices[:2]] == ["this PyTorch (2.13.0+cpu) is built without CUDA"] * 2
+        assert "whl/cu126" in devices[0].hint
+        assert "whl/cu130" in devices[1].hint
+
+    def test_hidden_cards_are_not_listed(self):
+        answers = said(TORCH_CPU), said(DRIVER, OLD_CARD, NEW_CARD)
+        assert [gpu.name for gpu in judged(*answers, visible="1")[:-1]] == ["RTX 4070"]
+        assert judged(*answers, visible="")[:-1] == []
+        assert judged(said(TORCH_CPU), said(fault="was killed by SIGSEGV"), visible="-1")[:-1] == []
+
+    def test_an_old_driver(self):
+        gpu, _ = judged(said(TORCH_CUDA), said({**DRIVER, "driver": "535.104"}, NEW_CARD))
+        assert gpu.error == "driver 535.104 is too old for this PyTorch (CUDA 13.0 needs 580)"
+        assert gpu.hint.startswith("update the NVIDIA driver, or pip install")
+
+    def test_a_hang_in_the_second_card_keeps_the_first(self):
+        torch = said(
+            TORCH_CUDA,
+            {"stage": "begin", "kind": "cuda"},
+            seen(NEW_CARD),
+            trial(),
+            fault="did not answer",
+            timed_out=True,
+        )
+        good, sick, cpu = judged(torch, said(DRIVER, NEW_CARD, OLD_CARD))
+        assert (good.name, good.error) == ("RTX 4070", None)
+        assert (sick.name, sick.error) == ("GTX 1080", "PyTorch did not answer")
+        assert cpu.error is None
+
+    def test_a_card_that_fails_its_test(self):
+        gpu, _ = judged(said(TORCH_CUDA, seen(NEW_CARD), trial(error="CUDA error: uncorrectable ECC")), said())
+        assert gpu.error == "CUDA error: uncorrectable ECC"
+
+    def test_a_crash_while_testing(self):
+        gpu, _ = judged(said(TORCH_CUDA, seen(NEW_CARD), fault="was killed by SIGSEGV"), said())
+        assert gpu.error == "PyTorch was killed by SIGSEGV"
+
+    def test_only_the_drivers_failure_is_known(self):
+        gpu, _ = judged(said(TORCH_CPU), said(fault="was killed by SIGSEGV"))
+        assert (gpu.kind, gpu.error) == ("cuda", "the NVIDIA driver's library was killed by SIGSEGV")
+
+    def test_torch_is_missing(self):
+        (cpu,) = judged(said({"stage": "torch", "error": "No module named 'torch'"}), said())
+        assert cpu.error == "PyTorch cannot be loaded: No module named 'torch'"
+
+    def test_apple(self):
+        device = {"stage": "device", "kind": "mps", "index": 0, "name": None, "memory_bytes": 12 * GIB}
+        good, _ = judged(said({**TORCH_CPU, "version": "2.13.0"}, device, trial(kind="mps")), said(), facts=MAC)
+        assert (good.kind, good.error, good.memory_bytes) == ("mps", None, 12 * GIB)
+        assert good.name == "Apple M2"
+        sick, _ = judged(said(TORCH_CPU), said(), facts=MAC)
+        assert (sick.kind, sick.hint) == ("mps", "PyTorch's MPS needs macOS 14 or newer")
+        translated, _ = judged(said(TORCH_CPU), said(), facts=dataclasses.replace(MAC, machine="x86_64", rosetta=True))
+        assert translated.hint == "install an arm64 Python"
+
+    def test_rows_of_the_wrong_types_do_no_harm(self):
+        odd = {"stage": "device", "kind": ["x"], "index": "a", "name": 5, "capability": [8], "arches": 3, "uuid": {}}
+        judged(
+            said({"stage": "torch", "version": 3}, odd, trial()), said({"stage": "driver", "driver": 9}, odd, NEW_CARD)
+        )
+
+
+class TestProbe:
+    def test_rows_survive_noise_and_half_lines(self):
+        rows, garbage = parse_rows('{"stage":"torch"}\nwarning!\n[1]\n{"stage": "dev')
+        assert (rows, garbage) == ([{"stage": "torch"}], "warning!")
+        assert parse_rows("[" * 100_000)[0] == []
+
+    def test_exits_are_described(self):
+        assert describe_exit(-11, stderr="", garbage="") == "was killed by SIGSEGV"
+        assert describe_exit(1, stderr="x\nboom\n", garbage="") == "failed with exit code 1: boom"
+        assert describe_exit(0xC0000005, stderr="", garbage="") == "failed with exit code 0xC0000005"
+        assert describe_exit(0, stderr="", garbage="hola") == "gave an answer that cannot be read: 'hola'"
+        assert describe_exit(0, stderr="", garbage="") == "gave no complete answer"
+
+
+class TestUsage:
+    def test_nvidia_smi(self):
+        first, second = parse_nvidia_smi(
+            "0, NVIDIA GeForce RTX 4070, 98, 8000, 12282, 71, 190.25\n"
+            "1, Tesla, [N/A], [N/A], 100, [Not Supported], nan\nbad\n"
+        )
+        assert first == GpuUsage(
+            index=0,
+            name="NVIDIA GeForce RTX 4070",
+            busy_percent=98.0,
+            memory_used_bytes=8000 * 2**20,
+            memory_bytes=12282 * 2**20,
+            temperature_celsius=71.0,
+            power_watts=190.25,
+        )
+        assert second == GpuUsage(index=1, name="Tesla", memory_bytes=100 * 2**20)
+
+    def test_ioreg(self):
+        text = '"model" = "Apple M2"\n"PerformanceStatistics" = {"In use system memory"=1024,"Device Utilization %"=37}'
+        assert parse_ioreg(text) == (GpuUsage(index=0, name="Apple M2", busy_percent=37.0, memory_used_bytes=1024),)
+        assert parse_ioreg("") == ()
+
+    def test_two_samples_of_this_machine(self):
+        sampler = Sampler(gpu_argv=[])
+        first = sampler.sample()
+        assert first.cpu_percent is None
+        assert sum(range(2_000_000)) > 0
+        second = sampler.sample()
+        assert 0 < (second.process_memory_bytes or 0) < (second.memory_bytes or 0)
+        assert (second.process_cpu_percent or 0) > 0
+        assert second.gpus == ()
+
+    def test_a_missing_process_and_gpu_program_are_unknown(self):
+        sample = Sampler(pid=2**22 + 1, gpu_argv=["/nonexistent/nvidia-smi"]).sample()
+        assert (sample.process_memory_bytes, sample.gpus) == (None, ())

@@ -1,0 +1,78 @@
+"""The journal gives back exactly what was appended, up to the first torn or damaged record."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cuadrilla.train.journal import Journal, read_segment
+
+pytestmark = pytest.mark.unit
+
+
+def write(folder: Path, *, count: int) -> list[int]:
+    """Append `count` records to the segment of step 5; the file size after each."""
+    sizes = []
+    with Journal(folder) as journal:
+        journal.begin_segment(5)
+        for version in range(6, 6 + count):
+            gradients = {"w": torch.full((3, 4), float(version)), "empty": torch.zeros(0), "s": torch.tensor(1.5)}
+            journal.append({"version": version, "units": [version]}, gradients)
+            sizes.append((folder / "v00000005.log").stat().st_size)
+    return sizes
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    sizes = write(tmp_path, count=3)
+    records = list(read_segment(tmp_path, 5))
+    assert [record.version for record, _ in records] == [6, 7, 8]
+    assert [end for _, end in records] == sizes
+    assert torch.equal(records[2][0].gradients["w"], torch.full((3, 4), 8.0))
+    assert records[0][0].gradients["s"].shape == ()
+    assert not list(read_segment(tmp_path, 4))
+
+
+def test_every_truncation_gives_the_whole_records_before_it(tmp_path: Path) -> None:
+    sizes = write(tmp_path, count=2)
+    path = tmp_path / "v00000005.log"
+    raw = path.read_bytes()
+    for cut in range(len(raw)):
+        path.write_bytes(raw[:cut])
+        assert len(list(read_segment(tmp_path, 5))) == sum(size <= cut for size in sizes)
+
+
+@settings(deadline=None)
+@given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_never_gives_a_wrong_record(
+    tmp_path_factory: pytest.TempPathFactory, position: float, bit: int
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    write(folder, count=3)
+    good = {record.version: record for record, _ in read_segment(folder, 5)}
+    path = folder / "v00000005.log"
+    raw = bytearray(path.read_bytes())
+    raw[int(position * len(raw))] ^= 1 << bit
+    path.write_bytes(raw)
+    for record, _ in read_segment(folder, 5):
+        assert record.header == good[record.version].header
+        assert all(torch.equal(t, good[record.version].gradients[name]) for name, t in record.gradients.items())
+
+
+def test_going_on_after_a_torn_tail(tmp_path: Path) -> None:
+    sizes = write(tmp_path, count=2)
+    path = tmp_path / "v00000005.log"
+    path.write_bytes(path.read_bytes()[:-3])
+    with Journal(tmp_path) as journal:
+        journal.continue_segment(5, valid_bytes=sizes[0])
+        journal.append({"version": 7, "units": []}, {})
+    assert [record.version for record, _ in read_segment(tmp_path, 5)] == [6, 7]
+
+
+def test_pruning(tmp_path: Path) -> None:
+    write(tmp_path, count=1)
+    with Journal(tmp_path) as journal:
+        journal.begin_segment(9)
+        journal.prune(oldest_checkpoint=9)
+    assert [path.name for path in tmp_path.iterdir()] == ["v00000009.log"]

@@ -1,0 +1,51 @@
+"""The order of the data is a permutation per epoch, stateless, and does not depend on how it is asked for."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cuadrilla.data.order import sequence_indices
+
+pytestmark = pytest.mark.unit
+
+
+@given(seed=st.integers(0, 2**63 - 1), length=st.integers(1, 500), epoch=st.integers(0, 10**6))
+def test_each_epoch_is_a_permutation(seed: int, length: int, epoch: int) -> None:
+    found = sequence_indices(seed, start=epoch * length, count=length, length=length)
+    assert sorted(found) == list(range(length))
+
+
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    length=st.integers(1, 300),
+    start=st.integers(0, 10**9),
+    cuts=st.lists(st.integers(0, 200), max_size=6),
+)
+def test_the_stream_is_the_same_however_it_is_cut(seed: int, length: int, start: int, cuts: list[int]) -> None:
+    whole = sequence_indices(seed, start=start, count=sum(cuts), length=length)
+    parts, position = [], start
+    for count in cuts:
+        parts.append(sequence_indices(seed, start=position, count=count, length=length))
+        position += count
+    assert np.array_equal(whole, np.concatenate([np.empty(0, dtype=np.int64), *parts]))
+
+
+def test_epochs_and_seeds_differ() -> None:
+    first = sequence_indices(1, start=0, count=1000, length=1000)
+    assert not np.array_equal(first, sequence_indices(1, start=1000, count=1000, length=1000))
+    assert not np.array_equal(first, sequence_indices(2, start=0, count=1000, length=1000))
+
+
+def test_the_order_is_mixed() -> None:
+    """Neighbours in the stream are far apart in the data: mean distance of a random permutation is length / 3."""
+    found = sequence_indices(0, start=0, count=10_000, length=10_000)
+    assert 3000 < np.abs(np.diff(found)).mean() < 3700
+
+
+def test_golden_values() -> None:
+    """These numbers decide the data order of every run ever made: they must never change."""
+    assert sequence_indices(42, start=5, count=6, length=1000).tolist() == GOLDEN
+
+
+GOLDEN = [670, 69, 832, 960, 359, 213]

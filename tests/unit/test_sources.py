@@ -1,0 +1,166 @@
+"""Listing, refusing and detecting: real files in a temporary folder."""
+
+import codecs
+import os
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.data.cuentos import stories
+from cuadrilla.data.sources import open_sources, survey
+from cuadrilla.errors import ConfigError, DataError
+
+pytestmark = pytest.mark.unit
+
+TEXT = "El niño comió más piñas en la montaña, según contó María.\n\n¿Qué haría él? «Nada», dijo.\n" * 30
+
+
+def find(*specs, exclude=Path("nowhere")):
+    return open_sources([str(spec) for spec in specs], exclude=exclude, progress=lambda *_: None)
+
+
+def read(source):
+    return ["".join(pieces) for pieces in source.texts()]
+
+
+@pytest.mark.parametrize(
+    ("raw", "encoding"),
+    [
+        (TEXT.encode(), "utf-8"),
+        (b"only ascii\n" * 9, "utf-8"),
+        (b"", "utf-8"),
+        (TEXT.encode("utf-8-sig"), "utf-8-sig"),
+        (TEXT.encode("latin-1"), "iso-8859-1"),
+        (TEXT.replace("¿", "—¿").encode("cp1252"), "cp1252"),
+        (TEXT.encode("mac_roman"), "mac_roman"),
+        (TEXT.encode("cp850"), "cp850"),
+        (TEXT.encode("utf-16"), "utf-16"),
+        (codecs.BOM_UTF32_BE + TEXT.encode("utf-32-be"), "utf-32"),
+        (TEXT.encode("utf-16-le"), "utf-16-le"),
+        (TEXT.encode("utf-16-be"), "utf-16-be"),
+        (TEXT.encode() + b"\xf1 fin", "utf-8"),
+    ],
+)
+def test_encoding_is_detected_and_the_text_comes_back(tmp_path, raw, encoding):
+    path = tmp_path / "a.txt"
+    path.write_bytes(raw)
+    source = survey(path, name="a.txt")
+    assert source.encoding == encoding
+    assert source.num_bytes == len(raw)
+    assert read(source) == [raw.decode(encoding, errors="replace")]
+
+
+def test_damage_beyond_the_first_megabyte_is_seen(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"ascii only\n" * 200_000 + "así, mañana\n".encode("latin-1") * 20)
+    source = survey(path, name="a.txt")
+    assert source.encoding == "iso-8859-1"
+    assert "mañana" in read(source)[0]
+
+
+def test_another_script_is_not_taken_for_spanish(tmp_path):
+    russian = "Съешь ещё этих мягких французских булок, да выпей же чаю. " * 40
+    path = tmp_path / "a.txt"
+    path.write_bytes(russian.encode("cp1251"))
+    assert read(survey(path, name="a.txt")) == [russian]
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "reason"),
+    [
+        ("model.pt", b"x", "pickle"),
+        ("data.PKL", b"x", "pickle"),
+        ("pytorch_model.bin", b"x", "pickle"),
+        ("pickle.txt", b"\x80\x04\x95", "a Python pickle"),
+        ("zip.txt", b"PK\x03\x04....", "zip"),
+        ("noise.txt", bytes(range(256)) * 9, "control characters"),
+        ("zeros.txt", b"hola" + b"\0" * 4096, "control characters"),
+        ("table.csv", b"a,b", "not read as text"),
+    ],
+)
+def test_what_is_not_text_is_refused_with_a_reason(tmp_path, name, raw, reason):
+    path = tmp_path / name
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=reason) as caught:
+        find(path)
+    assert name in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_folder_is_listed_by_name_and_what_is_not_text_is_named(tmp_path):
+    folder = tmp_path / "libros"
+    (folder / "b" / ".git").mkdir(parents=True)
+    for name in ("z.txt", "b/a.MD", "b/.git/x.txt", ".hidden.txt", "foto.jpg", "b/m.pt"):
+        (folder / name).write_text(name)
+    (folder / "link.txt").symlink_to(folder / "z.txt")
+    (folder / "b" / "loop").symlink_to(folder)
+    (folder / "broken.txt").symlink_to(tmp_path / "missing")
+    os.mkfifo(folder / "pipe.txt")
+    found = find(folder)
+    assert [source.name for source in found.sources] == ["libros/b/a.MD", "libros/link.txt"]
+    assert found.skipped == ("libros/b/m.pt", "libros/broken.txt", "libros/foto.jpg", "libros/pipe.txt")
+    assert found.counts == {"files_not_text": 4, "files_given_twice": 1}
+    assert [source.keeps_indentation for source in found.sources] == [True, False]
+
+
+def test_the_order_of_arguments_and_the_output_folder_change_nothing(tmp_path):
+    for name in ("a.txt", "b.txt", "out/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    one = find(tmp_path / "b.txt", tmp_path / "a.txt", exclude=tmp_path / "out")
+    other = find(tmp_path / "a.txt", tmp_path / "b.txt")
+    assert one.sources == other.sources
+    assert len(find(tmp_path, exclude=tmp_path / "out").sources) == 2
+
+
+def test_names_are_the_same_on_every_machine(tmp_path):
+    folder = tmp_path / unicodedata.normalize("NFD", "año 🙂")
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("x")
+    assert find(folder).sources[0].name == "año 🙂/caf\ufffd.txt"
+
+
+def test_missing_files_and_bad_arguments_name_the_remedy(tmp_path):
+    (tmp_path / "quijote.txt").write_text("x")
+    with pytest.raises(DataError) as caught:
+        find(tmp_path / "quijte.txt")
+    assert "quijote.txt?" in caught.value.hint
+    for spec in ("cuentos:", "cuentos:0", "cuentos:-1", "cuentos:1e3", "cuentos:9999999999", ""):
+        with pytest.raises(ConfigError):
+            find(spec)
+    for path in (os.devnull, "a\0b", "x" * 5000):
+        with pytest.raises(DataError):
+            find(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything: run as another user")
+def test_an_unreadable_folder_is_an_error(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(DataError, match="closed"):
+        find(tmp_path)
+
+
+def test_stories_are_documents_of_their_own():
+    (source,) = find("cuentos:5").sources
+    assert read(source) == list(stories(5, seed=0))
+    assert source == find("cuentos:5").sources[0]
+    assert source.sha256 != find("cuentos:6").sources[0].sha256
+
+
+def test_a_file_that_changes_between_the_readings_is_an_error(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("uno")
+    source = survey(path, name="a.txt")
+    path.write_text("dos")
+    with pytest.raises(DataError, match="changed while"):
+        read(source)
+    path.unlink()
+    with pytest.raises(DataError, match="cannot read"):
+        read(source)
+
+
+def test_the_gutenberg_licence_is_recorded(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("*** START OF THE PROJECT GUTENBERG EBOOK X ***\nhola\n")
+    assert survey(path, name="a.txt").licence == "Project Gutenberg License"

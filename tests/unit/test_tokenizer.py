@@ -1,0 +1,125 @@
+"""The tokenizer: exact, deterministic, and deaf to special tokens in the text."""
+
+import hashlib
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cuadrilla.data.tokenizer import END_OF_TEXT, MIN_VOCAB, Tokenizer
+from cuadrilla.errors import DataError
+
+pytestmark = pytest.mark.unit
+
+TEXTS = [f"El niño número {n} comió {n} piñas; ¿y la niña? También, según dijo." for n in range(50)]
+SMALL = Tokenizer.train(TEXTS, vocab_size=400)
+
+
+@given(st.text())
+def test_every_text_comes_back_exactly(text):
+    ids = SMALL.encode(text)
+    assert SMALL.decode(ids) == text
+    assert SMALL.end_of_text not in ids
+
+
+@pytest.mark.parametrize("text", ["", " ", "\0", "a" * 50_000, "\r\n\t \u2028", "n\u0303", "🙂" * 100, END_OF_TEXT * 3])
+def test_odd_texts_come_back_exactly(text):
+    assert SMALL.decode(SMALL.encode(text)) == text
+
+
+def test_the_literal_end_of_text_is_plain_text():
+    ids = SMALL.encode(f"a{END_OF_TEXT}b")
+    assert SMALL.end_of_text not in ids
+    assert SMALL.decode([*ids, SMALL.end_of_text]) == f"a{END_OF_TEXT}b{END_OF_TEXT}"
+
+
+def test_the_same_texts_in_any_order_give_the_same_bytes(tmp_path):
+    shuffled = random.Random(1).sample(TEXTS, len(TEXTS))
+    assert Tokenizer.train(shuffled, vocab_size=400).sha256() == SMALL.sha256()
+    SMALL.save(tmp_path / "tokenizer.json")
+    assert hashlib.sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest() == SMALL.sha256()
+
+
+def test_save_and_load_give_the_same_tokenizer(tmp_path):
+    SMALL.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json", sha256=SMALL.sha256())
+    assert (loaded.vocab_size, loaded.end_of_text) == (SMALL.vocab_size, 0)
+    assert loaded.encode_batch(TEXTS) == SMALL.encode_batch(TEXTS) == [SMALL.encode(text) for text in TEXTS]
+
+
+def test_another_tokenizer_than_the_manifests_is_refused_with_both_hashes(tmp_path):
+    Tokenizer.train(TEXTS, vocab_size=300).save(tmp_path / "tokenizer.json")
+    found = hashlib.sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()
+    with pytest.raises(DataError) as caught:
+        Tokenizer.load(tmp_path / "tokenizer.json", sha256=SMALL.sha256())
+    assert found[:12] in caught.value.message
+    assert SMALL.sha256()[:12] in caught.value.message
+
+
+def test_a_text_with_few_merges_gives_a_smaller_vocabulary():
+    assert Tokenizer.train([], vocab_size=5000).vocab_size == MIN_VOCAB
+
+
+@pytest.mark.parametrize("size", [0, MIN_VOCAB - 1, 2**30])
+def test_impossible_vocabularies_are_refused(size):
+    with pytest.raises(DataError):
+        Tokenizer.train(TEXTS, vocab_size=size)
+
+
+def foreign(tmp_path, **changes):
+    """A tokenizer.json of 'another model': ours with some keys changed."""
+    SMALL.save(tmp_path / "tokenizer.json")
+    value = json.loads((tmp_path / "tokenizer.json").read_text())
+    path = tmp_path / "foreign.json"
+    path.write_text(json.dumps({**value, **changes}))
+    return path
+
+
+def test_truncation_padding_and_dropout_of_a_foreign_tokenizer_are_off(tmp_path):
+    model = json.loads(foreign(tmp_path).read_text())["model"]
+    path = foreign(
+        tmp_path,
+        truncation={"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        padding={
+            "strategy": {"Fixed": 64},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": END_OF_TEXT,
+        },
+        model={**model, "dropout": 0.9},
+    )
+    assert Tokenizer.load(path).encode_batch(TEXTS) == SMALL.encode_batch(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"normalizer": {"type": "Lowercase"}}, "loses or changes text"),
+        ({"normalizer": {"type": "NFC"}}, "loses or changes text"),
+        ({"decoder": None}, "loses or changes text"),
+        ({"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}, "no token that ends a text"),
+        ({"model": {"type": "Nonsense"}}, "not a tokenizer.json"),
+    ],
+)
+def test_a_tokenizer_that_would_harm_the_text_is_refused(tmp_path, changes, reason):
+    with pytest.raises(DataError, match=reason) as caught:
+        Tokenizer.load(foreign(tmp_path, **changes))
+    assert "foreign.json" in caught.value.message
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[]", b"null", b"[" * 100_000])
+def test_a_broken_file_is_refused(tmp_path, raw):
+    (tmp_path / "t.json").write_bytes(raw)
+    with pytest.raises(DataError):
+        Tokenizer.load(tmp_path / "t.json")
+    with pytest.raises(DataError):
+        Tokenizer.load(tmp_path / "missing.json")
+
+
+def test_half_a_surrogate_pair_is_an_error_not_a_crash():
+    with pytest.raises(DataError, match="surrogate"):
+        SMALL.encode("a\ud800")

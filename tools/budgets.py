@@ -1,0 +1,352 @@
+"""The limits that keep the code readable and safe, measured from the syntax tree; exit code 1 if one is passed.
+
+    python tools/budgets.py [FOLDER]
+
+`src/` and `tools/` are measured; `tests/` and `bench/` only for the length of their files. A line of the table is
+value, limit and the worst places. Limits are those of CONTRIBUTING.md.
+"""
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FUNCTION_P90_LINES = 35
+FUNCTION_MAX_LINES = 80
+LONGER_FUNCTIONS = {("src/cuadrilla/train/loop.py", "train"): 150}  # the loop reads top to bottom in one place
+FILE_MAX_LINES = 400
+MAX_BROAD_EXCEPTS = 3  # CLI, worker entry, monitor poll
+HELP_TIMEOUT_SECONDS = 120.0
+
+# Where a call or an import that is dangerous, or belongs to one place, is allowed. Paths below src/cuadrilla;
+# an entry that ends in / is a folder.
+DANGEROUS_MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle")
+DANGEROUS_NAMES = ("eval", "exec", "__import__")
+DANGEROUS_CALLS = (
+    "torch.load",
+    "torch.save",
+    "torch.package.PackageImporter",
+    "torch.distributed.all_gather_object",
+    "torch.distributed.broadcast_object_list",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "os.system",
+    "os.popen",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "ssl._create_unverified_context",
+)
+TORCH_FREE = ("cli/", "config.py", "doctor/", "errors.py", "host/", "log.py", "monitor/", "plan/", "rundir.py")
+HOMES = {  # a heavy library is imported in its own place only
+    "ray": ("engines/ray.py",),
+    "dask": ("engines/dask.py",),
+    "distributed": ("engines/dask.py",),
+    "fastapi": ("serve/", "monitor/web/", "monitor/web.py"),
+    "grpc": ("link/grpc_client.py", "link/grpc_server.py"),
+}
+ALL_INTERFACES = re.compile(r"^\s*(?:\w+://)?(?:0\.0\.0\.0|\[::\]|::)(?::\d*)?(?:/.*)?\s*$")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One parsed file; `path` is relative to the checkout, with forward slashes."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def inside(self) -> str:
+        """The path below src/cuadrilla, or "" for a file outside it."""
+        return self.path.removeprefix("src/cuadrilla/") if self.path.startswith("src/cuadrilla/") else ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table."""
+
+    name: str
+    value: str
+    limit: str
+    violations: tuple[str, ...]
+
+
+def parse(path: str, text: str) -> Source:
+    return Source(path, text, ast.parse(text, filename=path))
+
+
+def read_sources(root: Path, folders: Iterable[str]) -> list[Source]:
+    found = []
+    for folder in folders:
+        for path in sorted((root / folder).rglob("*.py")):
+            found.append(parse(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")))
+    return found
+
+
+def in_place(inside: str, places: Sequence[str]) -> bool:
+    return any(inside.startswith(place) if place.endswith("/") else inside == place for place in places)
+
+
+def functions(source: Source) -> Iterator[Function]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, Function):
+            yield node
+
+
+def length(function: Function) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def check_functions(sources: Sequence[Source]) -> list[Line]:
+    lengths = sorted(length(function) for source in sources for function in functions(source)) or [0]
+    p90 = lengths[(len(lengths) * 9 + 9) // 10 - 1]
+    too_long = [
+        f"{source.path}:{function.lineno} {function.name} has {length(function)} lines"
+        for source in sources
+        for function in functions(source)
+        if length(function) > LONGER_FUNCTIONS.get((source.path, function.name), FUNCTION_MAX_LINES)
+    ]
+    over = [f"nine of ten functions have up to {p90} lines"] if p90 > FUNCTION_P90_LINES else []
+    return [
+        Line("function length, p90", str(p90), str(FUNCTION_P90_LINES), tuple(over)),
+        Line("function length, max", str(lengths[-1]), f"{FUNCTION_MAX_LINES} (train: 150)", tuple(too_long)),
+    ]
+
+
+def check_files(sources: Sequence[Source]) -> list[Line]:
+    sizes = {source.path: len(source.text.splitlines()) for source in sources}
+    over = tuple(f"{path} has {lines} lines" for path, lines in sizes.items() if lines > FILE_MAX_LINES)
+    return [Line("file length, max", str(max(sizes.values(), default=0)), str(FILE_MAX_LINES), over)]
+
+
+def unannotated(function: Function) -> list[str]:
+    """Parameters without a type (self and cls excepted), and `return` if that has none."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    if positional and positional[0].arg in ("self", "cls") and positional[0].annotation is None:
+        positional = positional[1:]
+    every = [*positional, *arguments.kwonlyargs, *filter(None, (arguments.vararg, arguments.kwarg))]
+    missing = [argument.arg for argument in every if argument.annotation is None]
+    return [*missing, *(["return"] if function.returns is None else [])]
+
+
+def check_annotations(sources: Sequence[Source]) -> list[Line]:
+    every = [(source, function) for source in sources for function in functions(source)]
+    bare = [(source, function, unannotated(function)) for source, function in every if unannotated(function)]
+    share = 100.0 * (len(every) - len(bare)) / len(every) if every else 100.0
+    over = tuple(
+        f"{source.path}:{function.lineno} {function.name}: {', '.join(names)}" for source, function, names in bare
+    )
+    return [Line("annotated signatures", f"{share:.1f} %", "100 %", over)]
+
+
+def is_broad(handler: ast.ExceptHandler) -> bool:
+    """Catches everything and does not raise it again at its end."""
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    broad = any(kind is None or dotted(kind, {}) in ("Exception", "BaseException") for kind in caught)
+    last = handler.body[-1]
+    return broad and not (isinstance(last, ast.Raise) and last.exc is None)
+
+
+def suppresses_all(call: ast.Call) -> bool:
+    """`contextlib.suppress(Exception)`."""
+    name = dotted(call.func, {}) or ""
+    return name.endswith("suppress") and any(dotted(kind, {}) in ("Exception", "BaseException") for kind in call.args)
+
+
+def check_excepts(sources: Sequence[Source]) -> list[Line]:
+    places = [
+        f"{source.path}:{node.lineno}"
+        for source in sources
+        for node in ast.walk(source.tree)
+        if (isinstance(node, ast.ExceptHandler) and is_broad(node))
+        or (isinstance(node, ast.Call) and suppresses_all(node))
+    ]
+    over = tuple(places) if len(places) > MAX_BROAD_EXCEPTS else ()
+    return [Line("broad excepts", str(len(places)), str(MAX_BROAD_EXCEPTS), over)]
+
+
+def dotted(node: ast.expr | None, aliases: dict[str, str]) -> str | None:
+    """`a.b.c` as written, with the first name replaced by what it was imported as."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    return ".".join([aliases.get(node.id, node.id), *reversed(parts)])
+
+
+def imported(node: ast.AST) -> list[tuple[str, str]]:
+    """(full name, name it is bound to) for each thing that an import statement brings."""
+    if isinstance(node, ast.Import):
+        return [(alias.name, alias.asname or alias.name.split(".")[0]) for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [(f"{node.module}.{alias.name}", alias.asname or alias.name) for alias in node.names]
+    return []
+
+
+def import_aliases(source: Source) -> dict[str, str]:
+    aliases: dict[str, str] = {}
+    for node in ast.walk(source.tree):
+        for full, bound in imported(node):
+            plain = isinstance(node, ast.Import) and "." in full and bound == full.split(".")[0]
+            aliases[bound] = bound if plain else full
+    return aliases
+
+
+def dangerous(source: Source) -> Iterator[str]:
+    aliases = import_aliases(source)
+    for node in ast.walk(source.tree):
+        where = f"{source.path}:{getattr(node, 'lineno', 0)}"
+        for full, _ in imported(node):
+            if full.split(".")[0] in DANGEROUS_MODULES or full in DANGEROUS_CALLS:
+                yield f"{where} imports {full}"
+        if not isinstance(node, ast.Call):
+            continue
+        name = dotted(node.func, aliases)
+        if name in DANGEROUS_NAMES or name in DANGEROUS_CALLS:
+            yield f"{where} calls {name}"
+        for keyword in node.keywords:
+            is_true = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+            if is_true and keyword.arg in ("shell", "allow_pickle", "trust_remote_code"):
+                yield f"{where} passes {keyword.arg}=True"
+
+
+def misplaced(source: Source) -> Iterator[str]:
+    """Imports and prints that belong to another place, and addresses that open a port to everybody."""
+    for node in ast.walk(source.tree):
+        where = f"{source.path}:{getattr(node, 'lineno', 0)}"
+        for full, _ in imported(node):
+            package = full.split(".")[0]
+            if package == "torch" and in_place(source.inside, TORCH_FREE):
+                yield f"{where} imports torch in a torch-free place"
+            if package in HOMES and not in_place(source.inside, HOMES[package]):
+                yield f"{where} imports {package} outside {', '.join(HOMES[package])}"
+        if isinstance(node, ast.Call) and dotted(node.func, {}) == "print" and not source.inside.startswith("cli/"):
+            yield f"{where} prints outside cli/"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ALL_INTERFACES.match(node.value):
+            yield f"{where} names all interfaces: {node.value!r}"
+
+
+def check_forbidden(sources: Sequence[Source]) -> list[Line]:
+    bad = tuple(text for source in sources for text in dangerous(source))
+    astray = tuple(text for source in sources if source.inside for text in misplaced(source))
+    return [
+        Line("dangerous calls and imports", str(len(bad)), "0", bad),
+        Line("prints, imports, addresses astray", str(len(astray)), "0", astray),
+    ]
+
+
+def module_name(path: str) -> str:
+    return path.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def find_cycle(sources: Sequence[Source]) -> list[str]:
+    """Modules of one import cycle, first and last the same; empty if there is none."""
+    names = {module_name(source.path) for source in sources}
+    graph: dict[str, set[str]] = {}
+    for source in sources:
+        edges = graph.setdefault(module_name(source.path), set())
+        for full in (full for node in ast.walk(source.tree) for full, _ in imported(node)):
+            target = full if full in names else full.rpartition(".")[0]
+            if target in names and target != module_name(source.path):
+                edges.add(target)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [str(name) for name in error.args[1]]
+    return []
+
+
+def check_cycles(sources: Sequence[Source]) -> list[Line]:
+    cycle = find_cycle(sources)
+    over = (" imports ".join(reversed(cycle)),) if cycle else ()
+    return [Line("import cycles", "1 or more" if cycle else "0", "0", over)]
+
+
+HELP = """
+import sys
+sys.argv = ["cuadrilla", "--help"]
+from cuadrilla.cli import main
+try:
+    main()
+finally:
+    print("heavy:", *sorted({"torch", "ray", "dask", "transformers"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def check_help(root: Path) -> list[Line]:
+    """`cuadrilla --help` works and loads nothing heavy. Its time is recorded, not limited."""
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", HELP],
+            capture_output=True,
+            text=True,
+            timeout=HELP_TIMEOUT_SECONDS,
+            cwd=root,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [Line("--help without torch", "no answer", "", (f"did not answer in {HELP_TIMEOUT_SECONDS:g} s",))]
+    seconds = time.perf_counter() - started
+    heavy = [line.removeprefix("heavy:").strip() for line in done.stderr.splitlines() if line.startswith("heavy:")]
+    over = []
+    if done.returncode or "Usage" not in done.stdout:
+        over.append(f"exit code {done.returncode}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+    elif heavy != [""]:
+        over.append(f"loads {', '.join(heavy)}")
+    return [Line("--help without torch", f"{seconds:.2f} s", "not gated", tuple(over))]
+
+
+def check_version(package_text: str, changelog: str) -> list[Line]:
+    version = re.search(r'^__version__ = "([^"]+)"', package_text, re.MULTILINE)
+    entry = re.search(r"^## \[(\d[^\]]*)\]", changelog, re.MULTILINE)
+    package, top = (version[1] if version else "none"), (entry[1] if entry else "none")
+    over = () if version and package == top else (f"__version__ is {package}, CHANGELOG's newest entry is {top}",)
+    return [Line("version = CHANGELOG's newest", package, top, over)]
+
+
+def show(lines: Sequence[Line], write: Callable[[str], object]) -> int:
+    """Print the table and what is over; returns the exit code."""
+    widths = [
+        max(len(text) for text in column) for column in zip(*((x.name, x.value, x.limit) for x in lines), strict=True)
+    ]
+    for line in lines:
+        cells = [text.ljust(width) for text, width in zip((line.name, line.value, line.limit), widths, strict=True)]
+        write(f"{'OVER' if line.violations else 'ok  '}  {'  '.join(cells)}".rstrip() + "\n")
+    for line in lines:
+        for violation in line.violations:
+            write(f"  {line.name}: {violation}\n")
+    return int(any(line.violations for line in lines))
+
+
+def main(root: Path) -> int:
+    measured = read_sources(root, ["src", "tools"])
+    package = [source for source in measured if source.inside]
+    lines = [
+        *check_functions(measured),
+        *check_files([*measured, *read_sources(root, ["tests", "bench"])]),
+        *check_annotations(measured),
+        *check_excepts(package),
+        *check_cycles(package),
+        *check_forbidden(package),
+        *check_version(
+            (root / "src/cuadrilla/__init__.py").read_text(encoding="utf-8"),
+            (root / "CHANGELOG.md").read_text(encoding="utf-8"),
+        ),
+        *check_help(root),
+    ]
+    return show(lines, sys.stdout.write)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1] if sys.argv[1:] else Path(__file__).resolve().parents[1])))
