@@ -3,7 +3,7 @@
 #   make demo    set up, then train a small model on a practice crew
 #   make test    every tier of tests that this machine can run
 #   make check   format, lint, types, layers, budgets
-#   make bench   list the benchmarks; `make bench NAME=x` runs bench/x.py, NAME=all runs every one
+#   make bench   list the benchmarks; `make bench NAME=x ARGS="..."` runs bench/x.py
 #   make soak    the long tests
 #   make setup   .venv only (again when pyproject.toml, constraints.txt or tools/pick_torch.py changed)
 #   make clean   remove .venv and caches
@@ -22,6 +22,7 @@ EXTRAS := dev,tensorboard,hf
 PYTHON ?=
 TORCH ?=
 NAME ?=
+ARGS ?=
 
 CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
@@ -101,11 +102,11 @@ bench: $(STAMP)
 	@set -e; \
 	for file in bench/*.py; do \
 	  name=$$(basename "$$file" .py); \
-	  case "$$name" in '*'|_*|conftest) continue;; esac; \
+	  case "$$name" in '*'|_*|common) continue;; esac; \
 	  if [ -z "$(NAME)" ]; then \
 	    printf '%-28s %s\n' "make bench NAME=$$name" "$$(sed -n '1s/^"""//p' "$$file" | sed 's/"""$$//')"; \
 	  elif [ "$(NAME)" = all ] || [ "$(NAME)" = "$$name" ]; then \
-	    found=yes; echo "bench: $$file" >&2; $(BIN)/python "$$file"; \
+	    found=yes; echo "bench: $$file" >&2; $(BIN)/python -m "bench.$$name" $(ARGS); \
 	  fi; \
 	done; \
 	if [ -n "$(NAME)" ] && [ -z "$$found" ]; then echo "error: there is no bench/$(NAME).py" >&2; exit 2; fi

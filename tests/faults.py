@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-
 from cuadrilla.link.base import (
     Contribute,
     Hello,

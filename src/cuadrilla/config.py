@@ -223,7 +223,7 @@ class GuardSection(Section):
 class Config(Section):
     """One run. Only `train(config, ...)` and the CLI see it whole."""
 
-    schema_version: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
+    schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
     run: RunSection = RunSection()
     task: Annotated[LanguageTask | FileTask, Field(discriminator="kind")] = LanguageTask()
     data: DataSection = DataSection()

@@ -10,7 +10,7 @@ Invariants
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,13 +157,11 @@ class FolderLock:
         self._purpose = purpose
 
     def __enter__(self) -> "FolderLock":
-        mine = json.dumps(
-            {"pid": os.getpid(), "host": socket.gethostname(), "started": psutil.Process().create_time()}
-        )
+        mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": psutil.Process().create_time()})
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
-        with storage_errors(self._path):
-            temporary.write_text(mine)
         try:
+            with storage_errors(self._path):
+                temporary.write_text(mine)
             self._take(temporary)
         finally:
             temporary.unlink(missing_ok=True)
@@ -171,10 +169,9 @@ class FolderLock:
 
     def _take(self, temporary: Path) -> None:
         """Hard-link our file to the lock's name: atomic, and fails if the name exists."""
-        link: Callable[[Path, Path], None] = os.link
         for _ in range(2):
             try:
-                link(temporary, self._path)
+                os.link(temporary, self._path)
                 return
             except FileExistsError:
                 owner = self._owner()

@@ -19,6 +19,7 @@ import tomli_w
 
 from cuadrilla.config import SCHEMA, Config, Section
 from cuadrilla.errors import ConfigError
+from cuadrilla.rundir import RunDir
 
 MAX_FILE_BYTES = 1_000_000
 MAX_NESTING = 8
@@ -62,6 +63,19 @@ def read_run_file(path: Path, *, sets: Sequence[str] = ()) -> Resolved:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8") from error
     return resolve(text, sets=sets, name=str(path))
+
+
+def read_run_config(run: RunDir) -> Config:
+    """What a run directory was last trained with: its config.json. Raises ConfigError."""
+    try:
+        values = json.loads(run.config.read_text(encoding="utf-8"))["values"]
+        return Config.model_validate(values)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{run.path} is not a trained run: it has no {run.config.name}", hint=f"cuadrilla train {run.path}"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{run.config} cannot be read: {error}", hint=f"cuadrilla train {run.path}") from error
 
 
 def resolve(text: str, *, sets: Sequence[str] = (), name: str = "run.toml") -> Resolved:

@@ -18,7 +18,7 @@ from cuadrilla.data.cuentos import (
 )
 from cuadrilla.data.cuentos.checker import known_words
 from cuadrilla.data.cuentos.grammar import PLOTS, RULES
-from cuadrilla.data.cuentos.lexicon import VARIABLES
+from cuadrilla.data.cuentos.lexicon import VARIABLES, candidates, num_candidates
 from cuadrilla.data.cuentos.pairs import PHENOMENA
 from cuadrilla.data.cuentos.planted import PLANTERS
 from cuadrilla.data.cuentos.template import Mention, compile_template, realise
@@ -27,15 +27,15 @@ from cuadrilla.data.cuentos.writer import Dice, derive, separable_alternatives
 pytestmark = pytest.mark.unit
 
 # Changes only together with the grammar or the lexicon; then a model trained on older stories no longer fits them.
-GOLDEN_SHA256 = "d3a1415b2fe19969278b1b39a834ac219bec2c5df80eb737df6d3ed68dbba163"
+GOLDEN_SHA256 = "05d9d5210d783a581b61f86dc6156b31afb2475bb265e6b96b127778f22124a0"
 
 EXAMPLE = """\
-Había una vez una niña que se llamaba Lucía. Lucía era muy valiente. Tenía una cometa roja y la llevaba a todas \
-partes. Un sábado, llevó su cometa a la playa. Cuando volvió a casa, ya no la tenía.
+Había una vez una niña que se llamaba Lucía Rivera. Lucía era muy valiente. Tenía una cometa roja de papel y la \
+llevaba a todas partes. Un sábado, llevó su cometa a la playa. Cuando volvió a casa, ya no la tenía.
 —¡He perdido mi cometa! —dijo Lucía.
-Su amigo Leo la oyó y quiso ayudar. Juntos volvieron a la playa.
-—¡La encontré! Estaba junto a una piedra —dijo Leo.
-Lucía abrazó a Leo y guardó su cometa roja. Desde aquel día, Lucía y Leo fueron muy buenos amigos."""
+Su amigo Diego la oyó y quiso ayudar. Juntos buscaron por todas partes.
+—¡La encontré! Estaba junto a una piedra —dijo Diego.
+Lucía abrazó a Diego y guardó su cometa. Desde aquel día, Lucía y Diego fueron muy buenos amigos."""
 
 
 def test_golden_story() -> None:
@@ -96,7 +96,7 @@ def test_every_rule_and_variable_is_used() -> None:
 def test_stories_are_short_and_of_few_words() -> None:
     lengths = [len(text.split()) for text in stories(2_000)]
     assert min(lengths) >= 45
-    assert max(lengths) <= 95
+    assert max(lengths) <= 100
     assert 60 <= sum(lengths) / len(lengths) <= 80
     assert len({word.lower() for word in known_words()}) <= 420
 
@@ -128,20 +128,19 @@ def test_checker_ignores_blank_space_around_a_story() -> None:
     ("right", "wrong", "kind"),
     [
         ("una niña", "un niño", "agreement"),
-        ("una cometa roja y", "un cometa roja y", "agreement"),
-        ("cometa roja y", "cometa rojo y", "agreement"),
+        ("una cometa roja de papel", "un cometa roja de papel", "agreement"),
+        ("cometa roja", "cometa rojo", "agreement"),
         ("ya no la tenía", "ya no lo tenía", "agreement"),
         ("buenos amigos", "buenas amigas", "agreement"),
         ("—dijo Lucía", "—dijo Marta", "character"),
-        ("y Leo fueron", "y Hugo fueron", "character"),
+        ("y Diego fueron", "y Hugo fueron", "character"),
         ("mi cometa", "mi pelota", "object"),
-        ("cometa roja.", "cometa verde.", "object"),
-        ("volvieron a la playa", "volvieron a la granja", "place"),
+        ("su cometa.", "su flauta.", "object"),
         ("—¡He", "—He", "punctuation"),
-        ("—dijo Leo.", "—dijo Leo,", "punctuation"),
+        ("—dijo Diego.", "—dijo Diego,", "punctuation"),
         ("cometa roja", "cometa rroja", "unknown word"),
-        (" Juntos volvieron a la playa.", "", "structure"),
-        (" Desde aquel día, Lucía y Leo fueron muy buenos amigos.", "", "structure"),
+        (" Juntos buscaron por todas partes.", "", "structure"),
+        (" Desde aquel día, Lucía y Diego fueron muy buenos amigos.", "", "structure"),
         (" amigos.", "", "structure"),
         ("fueron muy", "fueron fueron muy", "structure"),
     ],
@@ -155,6 +154,15 @@ def test_checker_binds_the_effect_to_its_cause() -> None:
     text = next(text for text in stories(500, seed=3) if "empezó a nevar" in text)
     assert check(text.replace("empezó a nevar", "empezó a llover")) != []
     assert check(text.replace("dejó de temblar", "dejó de tener sed"))[0].kind == "cause"
+
+
+def test_the_cast_is_fixed() -> None:
+    for hero in VARIABLES["h"]:
+        friends = candidates("f", {"h": hero})
+        assert [friend.gender for friend in friends] == ["m", "f"]
+        assert len(friends) == num_candidates("f")
+        assert hero not in friends
+        assert len(candidates("k", {"h": hero})) == num_candidates("k")
 
 
 def test_checker_wants_one_whole_story() -> None:

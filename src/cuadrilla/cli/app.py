@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from cuadrilla import __version__
-from cuadrilla.cli import config, data, env, train
+from cuadrilla.cli import config, data, env, model, train
+from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, CuadrillaError
@@ -38,11 +39,14 @@ def root(
     options.json = json
 
 
+app.command()(demo)
 app.command()(devices)
 app.add_typer(data.app, name="data", help="Prepare text for training.")
 app.add_typer(config.app, name="config", help="See what a run file really says.")
 app.command()(train.new)
 app.command()(train.train)
+app.command("eval")(model.evaluate)
+app.command()(model.generate)
 app.add_typer(env.app, name="env", help="The installed versions, now and when a run was made.")
 
 

@@ -55,7 +55,7 @@ def prepare_command(
         vocab=vocab, tokenizer=tokenizer, val_fraction=val_fraction, min_characters=min_characters, force=force
     )
     try:
-        with _shown_progress() as progress:
+        with shown_progress() as progress:
             prepared = prepare(sources, out=out, options=wanted, progress=progress)
     except KeyboardInterrupt:
         say(f"interrupted; {out} is as it was before, run the same command to start over")
@@ -77,7 +77,7 @@ def stats_command(
 
 
 @contextmanager
-def _shown_progress() -> Iterator[text_sources.Progress]:
+def shown_progress() -> Iterator[text_sources.Progress]:
     """A bar on a terminal, a line for each stage elsewhere."""
     if not stderr.is_terminal:
         seen: set[str] = set()

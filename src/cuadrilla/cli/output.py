@@ -1,5 +1,6 @@
 """How commands talk: data to stdout, everything else to stderr, JSON on request."""
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,9 @@ stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """One line of talk, on stderr."""
-    stderr.print(text, markup=False)
+    """One line of talk, on stderr; a terminal that has gone away is no reason to fail."""
+    with contextlib.suppress(OSError):
+        stderr.print(text, markup=False)
 
 
 def emit(text: str) -> None:

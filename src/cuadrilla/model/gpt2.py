@@ -9,7 +9,7 @@ Invariants
 * `loss` is a SUM, so that sums over any split of a batch add up. It never holds B*T*V numbers: see `kernels.py`.
 * Initial weights depend on torch's CPU generator only.
 
-Letters in tensor names: B sequences, T positions, C width, F = 4*C, H heads, D = C/H, V vocabulary, L layers,
+Letters in tensor names: B sequences, T positions, C width, H heads, D = C/H, V vocabulary, L layers,
 S positions in a cache.
 
 torch.compile: block by block (`for block in model.transformer.h: block.compile()`) compiles what gains from it.
@@ -23,7 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cuadrilla.model.kernels import attend_in_blocks, chunked_cross_entropy, embed
+from cuadrilla.model.kernels import (
+    attend_in_blocks,
+    chunked_cross_entropy,
+    cross_entropies,
+    embed,
+    linear,
+    onednn_linear,
+)
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -43,13 +50,15 @@ class GPT2Config:
 
 
 class Linear(nn.Module):
+    packed: tuple[Tensor, Tensor] | None = None  # weight and bias as oneDNN likes them, only in `for_inference`
+
     def __init__(self, features_in: int, features_out: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(features_out, features_in))
         self.bias = nn.Parameter(torch.empty(features_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        return onednn_linear(x, *self.packed) if self.packed else linear(x, self.weight, self.bias)
 
 
 class LayerNorm(nn.Module):
@@ -66,6 +75,8 @@ class LayerNorm(nn.Module):
 
 
 class Embedding(nn.Module):
+    packed: Tensor | None = None  # for the head, as above
+
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, width))
@@ -102,8 +113,8 @@ class MLP(nn.Module):
         self.c_proj = Linear(4 * config.width, config.width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        h_BTF = F.gelu(self.c_fc(x_BTC), approximate="tanh")
-        return dropped(self.c_proj(h_BTF), p=self.dropout if self.training else 0.0)
+        y_BTC: Tensor = self.c_proj(F.gelu(self.c_fc(x_BTC), approximate="tanh"))
+        return dropped(y_BTC, p=self.dropout if self.training else 0.0)
 
 
 class Block(nn.Module):
@@ -117,7 +128,8 @@ class Block(nn.Module):
 
     def forward(self, x_BTC: Tensor, step: "CachedStep | None" = None) -> Tensor:
         x_BTC = x_BTC + self.attn(self.ln_1(x_BTC), layer=self.layer, step=step)
-        return x_BTC + self.mlp(self.ln_2(x_BTC))
+        x_BTC = x_BTC + self.mlp(self.ln_2(x_BTC))
+        return x_BTC
 
 
 class Transformer(nn.Module):
@@ -135,12 +147,14 @@ class GPT2(nn.Module):
     """Built on the CPU in fp32. Set `compute_dtype` to choose the arithmetic of the passes."""
 
     compute_dtype: torch.dtype = torch.float32
+    inference_copy = False  # made by `generate.for_inference`
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
         self.transformer = Transformer(config)
-        self.initialize()
+        if not self.transformer.wte.weight.is_meta:
+            self.initialize()
 
     @torch.no_grad()
     def initialize(self) -> None:
@@ -155,7 +169,7 @@ class GPT2(nn.Module):
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Logits `(B, T, V)` in fp32."""
         x_BTC, head_VC = self._read(ids_BT)
-        return F.linear(x_BTC, head_VC.to(x_BTC.dtype)).float()
+        return linear(x_BTC, head_VC).float()
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """SUM of the cross-entropies (nats) of the targets that are not -100, a scalar in fp32."""
@@ -163,11 +177,21 @@ class GPT2(nn.Module):
         loss: Tensor = chunked_cross_entropy(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten())
         return loss
 
+    def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """The cross-entropy (nats) of every target `(B, T)`, 0 where it is -100. Without gradient."""
+        x_BTC, head_VC = self._read(ids_BT)
+        return cross_entropies(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten()).view(targets_BT.shape)
+
     def new_cache(self, batch: int, capacity: int) -> "KVCache":
-        """An empty cache for `batch` rows of at most `capacity` positions, in the compute dtype."""
+        """An empty cache for `batch` rows of at most `capacity` positions.
+
+        In fp32 on a CPU, whose attention is up to eight times slower over bf16 keys; elsewhere in the compute dtype.
+        """
         layers, heads = self.config.layers, self.config.heads
         shape = (layers, batch, heads, capacity, self.config.width // heads)
-        keys, values = (self.transformer.wte.weight.new_zeros(shape, dtype=self.compute_dtype) for _ in range(2))
+        weight = self.transformer.wte.weight
+        dtype = torch.float32 if weight.device.type == "cpu" else self.compute_dtype
+        keys, values = (weight.new_zeros(shape, dtype=dtype) for _ in range(2))
         return KVCache(k_LBHSD=keys, v_LBHSD=values, lengths=[0] * batch)
 
     def forward_cached(self, ids_BT: Tensor, cache: "KVCache", *, counts: list[int] | None = None) -> Tensor:
@@ -177,13 +201,15 @@ class GPT2(nn.Module):
         """
         length = ids_BT.shape[1]
         step = cache.next_step(length)
-        assert step.end <= self.config.context, f"{step.end} positions, but a context of {self.config.context}"
+        assert step.end <= min(self.config.context, cache.capacity), f"no room for {step.end} positions"
         x_BTC, head_VC = self._read(ids_BT, step)
         counts = counts or [length] * len(ids_BT)
         cache.lengths = [done + count for done, count in zip(cache.lengths, counts, strict=True)]
         last_B = torch.tensor(counts, device=x_BTC.device) - 1
         x_BC = x_BTC[:, -1] if min(counts) == length else x_BTC[torch.arange(len(x_BTC), device=x_BTC.device), last_B]
-        return F.linear(x_BC, head_VC.to(x_BC.dtype)).float()
+        packed = self.transformer.wte.packed
+        logits_BV = linear(x_BC, head_VC) if packed is None else onednn_linear(x_BC, packed, None)
+        return logits_BV.float()
 
     def _read(self, ids_BT: Tensor, step: "CachedStep | None" = None) -> tuple[Tensor, Tensor]:
         """The last hidden states `(B, T, C)`, normalized, and the weight of the head."""
@@ -210,6 +236,15 @@ class KVCache:
     k_LBHSD: Tensor
     v_LBHSD: Tensor
     lengths: list[int]
+
+    @property
+    def capacity(self) -> int:
+        return self.k_LBHSD.shape[3]
+
+    def keep(self, rows: list[int]) -> None:
+        """Forget all rows but these."""
+        self.k_LBHSD, self.v_LBHSD = self.k_LBHSD[:, rows], self.v_LBHSD[:, rows]
+        self.lengths = [self.lengths[row] for row in rows]
 
     def next_step(self, length: int) -> "CachedStep":
         """Where the next `length` positions of every row go, and what they may see."""
@@ -245,6 +280,7 @@ def dropped(x: Tensor, *, p: float) -> Tensor:
 def attend_cached(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, step: CachedStep, layer: int) -> Tensor:
     """Write the new keys and values of one layer into the cache, attend to all that a row may see."""
     k_BHSD, v_BHSD = step.cache.k_LBHSD[layer], step.cache.v_LBHSD[layer]
+    k_BHTD, v_BHTD = k_BHTD.to(k_BHSD.dtype), v_BHTD.to(v_BHSD.dtype)
     if step.start is not None:
         k_BHSD[:, :, step.start : step.end] = k_BHTD
         v_BHSD[:, :, step.start : step.end] = v_BHTD
@@ -252,10 +288,11 @@ def attend_cached(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, step: Cache
         rows_B1 = torch.arange(len(k_BHTD), device=k_BHTD.device)[:, None]
         k_BHSD[rows_B1, :, step.positions_BT] = k_BHTD.transpose(1, 2)
         v_BHSD[rows_B1, :, step.positions_BT] = v_BHTD.transpose(1, 2)
-    return F.scaled_dot_product_attention(
-        q_BHTD,
+    y_BHTD = F.scaled_dot_product_attention(
+        q_BHTD.to(k_BHSD.dtype),
         k_BHSD[:, :, : step.end],
         v_BHSD[:, :, : step.end],
         attn_mask=step.mask,
         is_causal=step.start == 0 and q_BHTD.shape[2] > 1,
     )
+    return y_BHTD.to(q_BHTD.dtype)

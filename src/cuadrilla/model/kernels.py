@@ -1,11 +1,12 @@
-"""Three differentiable functions that torch does not have, or not fast enough on a CPU.
+"""Differentiable functions that torch does not have, or not fast enough on a CPU.
 
+* `linear`: a product with cast weights; in fp32 on a CPU by oneDNN.
 * `embed`: the lookup and the tied head share one gradient tensor.
 * `attend_in_blocks`: causal attention for bf16 on the CPU.
 * `chunked_cross_entropy`: the loss of a linear head, without B*T*V logits (the idea of Liger Kernel, arXiv 2410.10989).
 
 Letters in tensor names: B sequences, T positions, C width, H heads, D = C/H, G = B*H, V vocabulary, N = B*T rows,
-Q queries and K keys of a block, R rows of a chunk, M rows of several chunks.
+I, O features in and out, Q queries and K keys of a block, R rows of a chunk, M rows of several chunks.
 """
 
 from collections.abc import Iterator
@@ -17,6 +18,63 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100
+
+
+def has_onednn(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `onednn_linear` can be used. Not while compiling: Inductor chooses by itself."""
+    if device.type != "cpu" or not torch._C._has_mkldnn or torch.compiler.is_compiling():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def onednn_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """`F.linear` by oneDNN, without gradient. The operation that Inductor emits for a frozen linear layer.
+
+    Measured on an AMD Zen 5: fp32 200 against 95 GFLOP/s of the MKL that torch calls, and weights for a single row are
+    read at 23 against 15 GB/s; bf16, with weights packed by `pack`, at 28 against 13 GB/s.
+    """
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
+    return y
+
+
+def pack(weight_OI: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight as `onednn_linear` reads it fastest. Plain fp32 is as fast as packed, and needs no copy."""
+    if dtype == torch.float32:
+        return weight_OI.detach()
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach().to(dtype), 1)
+    return packed
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """`F.linear` in the dtype of `x`; parameters are cast to it."""
+    if weight_OI.dtype == x.dtype == torch.float32 and has_onednn(x.device, x.dtype):
+        y: Tensor = _OneDNNLinear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
+        return y
+    return F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
+
+
+class _OneDNNLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight_OI)
+        return onednn_linear(x, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (d_y,) = gradients
+        x, weight_OI = ctx.saved_tensors
+        d_y_NO, x_NI = d_y.reshape(-1, d_y.shape[-1]), x.reshape(-1, x.shape[-1])
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            onednn_linear(d_y_NO, weight_OI.t(), None).view(x.shape) if needs_x else None,
+            onednn_linear(d_y_NO.t(), x_NI.t(), None) if needs_weight else None,
+            d_y_NO.sum(0) if needs_bias else None,
+        )
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b` of two matrices, without gradient, in the fastest way."""
+    return onednn_linear(a, b.mT, None) if a.dtype == torch.float32 and has_onednn(a.device, a.dtype) else a @ b
 
 
 class _Embed(torch.autograd.Function):
@@ -111,7 +169,7 @@ def cross_entropies(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor) -> Tenso
     weight_VC = weight_VC.to(x_NC.dtype)
     losses_N = torch.empty(len(x_NC), device=x_NC.device)
     for start, end in _chunks(x_NC, len(weight_VC)):
-        logits_RV = F.linear(x_NC[start:end], weight_VC).float()
+        logits_RV = _product(x_NC[start:end], weight_VC.mT).float()
         losses_N[start:end] = F.cross_entropy(logits_RV, targets_N[start:end], reduction="none", ignore_index=IGNORED)
     return losses_N
 
@@ -131,35 +189,35 @@ def _chunks(x_NC: Tensor, vocab_size: int) -> Iterator[tuple[int, int]]:
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Gradients are computed in the forward pass, chunk by chunk; the backward pass only scales them.
 
-    Buffers are written with `out=`, because allocating them anew costs as much as the arithmetic on a CPU. The loss
-    comes from fp32 logits; the log of the normalizer is max(logit) - log(max(p)), which cannot underflow.
+    The loss comes from fp32 logits; the log of the normalizer is max(logit) - log(max(p)), which cannot underflow.
     """
 
     @staticmethod
     def forward(ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor) -> Tensor:
-        vocab_size, dtype = len(weight_VC), x_NC.dtype
-        head_VC = weight_VC.to(dtype)
+        vocab_size, num_rows = len(weight_VC), len(x_NC)
+        head_VC = weight_VC.to(x_NC.dtype)
         chunks = list(_chunks(x_NC, vocab_size))
         rows = chunks[0][1] if chunks else 0
         logits_RV, p_RV = (x_NC.new_empty(rows, vocab_size, dtype=torch.float32) for _ in range(2))
-        narrow_RV = logits_RV if dtype == torch.float32 else x_NC.new_empty(rows, vocab_size)
-        d_logits_MV = x_NC.new_empty(min(rows * CHUNKS_PER_WEIGHT_GRADIENT, len(x_NC)), vocab_size)
+        d_logits_MV = x_NC.new_empty(min(rows * CHUNKS_PER_WEIGHT_GRADIENT, num_rows), vocab_size)
         d_x_NC, d_weight_VC = torch.empty_like(x_NC), torch.zeros_like(weight_VC, dtype=torch.float32)
-        loss = x_NC.new_zeros((), dtype=torch.float32)
+        ignored_N1 = (targets_N == IGNORED)[:, None]
+        targets_N1 = targets_N[:, None].masked_fill(ignored_N1, 0)
+        counted_x_NC = x_NC.masked_fill(ignored_N1, 0.0)
+        losses_N1 = x_NC.new_empty(num_rows, 1, dtype=torch.float32)
         group = 0
         for start, end in chunks:
             n = end - start
-            torch.mm(x_NC[start:end], head_VC.mT, out=narrow_RV[:n])
-            if narrow_RV is not logits_RV:
-                logits_RV[:n] = narrow_RV[:n]
+            logits_RV[:n] = _product(x_NC[start:end], head_VC.mT)
             d_logits_RV = d_logits_MV[start - group : end - group]
-            loss += _loss_and_gradient(logits_RV[:n], p_RV[:n], targets_N[start:end], d_logits_RV)
-            torch.mm(d_logits_RV, head_VC, out=d_x_NC[start:end])
-            if end - group == len(d_logits_MV) or end == len(x_NC):
-                _add_product(d_weight_VC, d_logits_MV[: end - group].mT, x_NC[group:end])
+            losses_N1[start:end] = _losses(logits_RV[:n], p_RV[:n], targets_N1[start:end], d_logits_RV)
+            d_x_NC[start:end] = _product(d_logits_RV, head_VC)
+            if end - group == len(d_logits_MV) or end == num_rows:
+                _add_product(d_weight_VC, d_logits_MV[: end - group].mT, counted_x_NC[group:end])
                 group = end
+        d_x_NC.masked_fill_(ignored_N1, 0.0)
         ctx.save_for_backward(d_x_NC, d_weight_VC)
-        return loss
+        return losses_N1.masked_fill_(ignored_N1, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -168,20 +226,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return d_x_NC.mul_(d_loss), d_weight_VC.mul_(d_loss), None
 
 
-def _loss_and_gradient(logits_RV: Tensor, p_RV: Tensor, targets_R: Tensor, d_logits_RV: Tensor) -> Tensor:
-    """Sum of the losses of one chunk; fills `p_RV` as scratch and `d_logits_RV` with the gradient."""
-    ignored_R1 = (targets_R == IGNORED)[:, None]
-    targets_R1 = targets_R[:, None].masked_fill(ignored_R1, 0)
+def _losses(logits_RV: Tensor, p_RV: Tensor, targets_R1: Tensor, d_logits_RV: Tensor) -> Tensor:
+    """The losses of one chunk `(R, 1)`; `p_RV` is scratch, `d_logits_RV` receives the gradient."""
     torch.softmax(logits_RV, -1, out=p_RV)
     log_normalizer_R1 = logits_RV.amax(-1, keepdim=True) - p_RV.amax(-1, keepdim=True).log()
-    losses_R1 = (log_normalizer_R1 - logits_RV.gather(1, targets_R1)).masked_fill_(ignored_R1, 0.0)
     p_RV.scatter_add_(1, targets_R1, p_RV.new_full(targets_R1.shape, -1.0))
-    torch.mul(p_RV, (~ignored_R1).to(p_RV.dtype), out=d_logits_RV)
-    return losses_R1.sum()
+    d_logits_RV.copy_(p_RV)
+    return log_normalizer_R1 - logits_RV.gather(1, targets_R1)
 
 
 def _add_product(sum_VC: Tensor, a_VM: Tensor, b_MC: Tensor) -> None:
     """`sum += a @ b`, the sum in fp32, in slices: mixed dtypes make a CPU copy the whole product in fp32 first."""
     rows = len(sum_VC) if sum_VC.device.type != "cpu" else max(CHUNK_NUMBERS["cpu"] // sum_VC.shape[1], 1)
     for start in range(0, len(sum_VC), rows):
-        sum_VC[start : start + rows] += a_VM[start : start + rows] @ b_MC
+        sum_VC[start : start + rows] += _product(a_VM[start : start + rows], b_MC)

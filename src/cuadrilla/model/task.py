@@ -67,13 +67,17 @@ def load_task(spec: str, *, folder: Path) -> Task:
     try:
         module_spec.loader.exec_module(module)
     except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError) as error:
-        raise TaskError(f"{path} cannot be loaded: {type(error).__name__}: {error}", hint="run it with python") from error
+        raise TaskError(
+            f"{path} cannot be loaded: {type(error).__name__}: {error}", hint="run it with python"
+        ) from error
     make = getattr(module, name, None)
     if make is None:
         known = ", ".join(key for key in vars(module) if not key.startswith("_"))
         raise TaskError(f"{path} has no {name!r}", hint=f"it defines: {known}")
     task = make() if callable(make) else make
     if not isinstance(task, Task):
-        lacking = [part for part in ("defaults", "model", "loss", "data", "data_hash", "evaluate") if not hasattr(task, part)]
+        lacking = [
+            part for part in ("defaults", "model", "loss", "data", "data_hash", "evaluate") if not hasattr(task, part)
+        ]
         raise TaskError(f"{spec} is not a Task: it lacks {', '.join(lacking)}", hint="see examples/ and docs/tasks.md")
     return task

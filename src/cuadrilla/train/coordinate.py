@@ -130,9 +130,7 @@ class Coordination:
         match message:
             case Hello():
                 self._store.event("joined", worker=worker)
-                return state.Joined(
-                    worker=worker, speed_hint=message.speed_hint, environment=message.environment
-                )
+                return state.Joined(worker=worker, speed_hint=message.speed_hint, environment=message.environment)
             case Progress():
                 return state.Heard(worker=worker, passes=message.passes)
             case Goodbye():

@@ -1,7 +1,8 @@
-"""Held-out loss during training, and samples for those who would rather read than look at a curve."""
+"""Held-out loss, samples, and for models of the built-in stories: how many of theirs are right."""
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from cuadrilla.config import EvaluateSection, SampleSection
+from cuadrilla.data import cuentos
 from cuadrilla.data.loader import collate, to_device
-from cuadrilla.model.generate import Sampling
-from cuadrilla.model.language import LanguageTask
+from cuadrilla.model.generate import Sampling, for_inference, generate_batch
+from cuadrilla.model.gpt2 import GPT2
+from cuadrilla.model.language import LanguageTask, prefers_good
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import write_atomic
 from cuadrilla.train.metrics import Scalars
@@ -19,6 +22,7 @@ from cuadrilla.train.precision import Precision
 
 EVALUATION_BATCH = 16
 EVALUATIONS_PER_RUN = 10
+STORIES_PER_BATCH = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +95,40 @@ def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -
         return task.sample(model, prompt=section.prompt, sampling=sampling)
     finally:
         model.train(was_training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoryReport:
+    """How a model of the built-in stories does: parts in [0, 1]. `faults`: how often each kind came first."""
+
+    num_stories: int
+    stories_right: float
+    faults: dict[str, int]
+    num_pairs: int
+    pairs_right: float
+    examples: tuple[str, ...]
+
+
+def judge_stories(
+    task: LanguageTask, model: GPT2, *, num_stories: int, num_pairs: int, temperature: float, seed: int
+) -> StoryReport:
+    """Let the model tell stories and check them; let it choose in minimal pairs (seed 1: never trained on)."""
+    end = task.tokenizer.end_of_text
+    sampling = Sampling(temperature=temperature, max_tokens=task.defaults.length, stop_ids=(end,), seed=seed)
+    ready = for_inference(model)
+    texts: list[str] = []
+    for first in range(0, num_stories, STORIES_PER_BATCH):
+        prompts = [[end]] * min(STORIES_PER_BATCH, num_stories - first)
+        ids = generate_batch(ready, prompts, sampling=replace(sampling, seed=seed + first))
+        texts += [task.tokenizer.decode(story).strip() for story in ids]
+    found = [cuentos.check(text) for text in texts]
+    faults = Counter(problems[0].kind for problems in found if problems)
+    pairs = list(cuentos.minimal_pairs(num_pairs, seed=1))
+    return StoryReport(
+        num_stories=num_stories,
+        stories_right=sum(not problems for problems in found) / max(num_stories, 1),
+        faults=dict(faults.most_common()),
+        num_pairs=num_pairs,
+        pairs_right=prefers_good(model, task.tokenizer, pairs) if pairs else 0.0,
+        examples=tuple(text for text, problems in zip(texts, found, strict=True) if not problems)[:3],
+    )

@@ -72,7 +72,7 @@ def train(
                 unit = lease.units[first // section.unit_sequences]
                 with worker.random_numbers(unit, first), precision.around(model, device):
                     loss, tokens = task.loss(model, batch)
-                (loss * (loss_scale / lease.planned_tokens)).backward()
+                torch.autograd.backward([loss * (loss_scale / lease.planned_tokens)])
                 add_loss(sums, loss, tokens)
             except RuntimeError as error:
                 if not is_out_of_memory(error):

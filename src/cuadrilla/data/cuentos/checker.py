@@ -38,7 +38,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`kind` is one of: agreement, character, object, place, cause, unknown word, punctuation, structure."""
+    """`kind` is one of: agreement, character, object, cause, unknown word, punctuation, structure."""
 
     kind: str
     detail: str

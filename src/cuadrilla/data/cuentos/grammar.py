@@ -1,11 +1,10 @@
 """The plots of `cuentos`: seven kinds of story, sentence by sentence, in the notation of `template`.
 
-Variables: h the hero, f the friend, k a relative (r when not a parent), o a toy and c its colour, b something fragile,
-a an animal, g its coat and n the name it gets, p a place, j a garden, q a quality, t a time, s a hiding place, w a
-trouble, x a rescue, v a tree.
+Variables: h the hero, f the friend, k the relative, o a toy and c its colour, b something fragile, a an animal and n
+the name it gets, p a place, j a garden, q a quality, t a time, s a hiding place, w a trouble, x a rescue, v a tree.
 
 Invariants: a story is one derivation of one plot, and every plot ends with a closing sentence. Alternatives of a rule
-that differ from all earlier ones in a letter of literal text are the ones `count` may multiply
+that differ from all earlier ones in a letter of literal text are the ones that the count of stories multiplies
 (`test_distinct_stories_have_a_proven_lower_bound`).
 """
 
@@ -17,9 +16,9 @@ RULES: Mapping[str, tuple[str, ...]] = {
     # --- openings and closings shared by the plots
     # The name comes twice in a row: copying a near name is learnt first, and then carries over to far ones.
     "open": (
-        "Había una vez {h/un niño/una niña} que se llamaba {h}. {h} era muy {q@h}.",
-        "Érase una vez {h/un niño/una niña} que se llamaba {h}. {h} era muy {q@h}.",
-        "En una casa de piedra vivía {h/un niño/una niña} que se llamaba {h}. {h} era muy {q@h}.",
+        "Había una vez {h/un niño/una niña} que se llamaba {h} {h.surname}. {h} era muy {q@h}.",
+        "Érase una vez {h/un niño/una niña} que se llamaba {h} {h.surname}. {h} era muy {q@h}.",
+        "En un pueblo vivía {h/un niño/una niña} que se llamaba {h} {h.surname}. {h} era muy {q@h}.",
     ),
     "close": (
         "Y colorín, colorado, este cuento se ha acabado.",
@@ -33,8 +32,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
     ),
     # --- a toy is lost and found
     "lost_have": (
-        "Tenía {o:un} {o} {c@o} y {o:lo} llevaba a todas partes.",
-        "Su {k} le había regalado {o:un} {o} {c@o}.",
+        "Tenía {o:un} {o} {c@o} {o.kind} y {o:lo} llevaba a todas partes.",
+        "Su {k} le había regalado {o:un} {o} {c@o} {o.kind}.",
     ),
     "lost_out": (
         "{t}, fue {p:al} {p} y jugó hasta muy tarde.",
@@ -54,15 +53,15 @@ RULES: Mapping[str, tuple[str, ...]] = {
         "{f}, que pasaba por allí, {h:lo} oyó llorar.",
     ),
     "lost_search": (
-        "{h&f/Juntos/Juntas} volvieron {p:al} {p}.",
-        "{h&f/Los dos/Las dos} buscaron en {p:el} {p}.",
+        "{h&f/Juntos/Juntas} buscaron por todas partes.",
+        "{h&f/Los dos/Las dos} salieron a buscar.",
     ),
     "lost_found": (
         "—¡Mira, aquí {o+está+están} {o:tu} {o}! —dijo {f}.",
         "—¡{o:Lo} encontré! {o+Estaba+Estaban} {s} —dijo {f}.",
     ),
     "lost_thanks": (
-        "{h} abrazó a {f} y guardó {o:su} {o} {c@o}.",
+        "{h} abrazó a {f} y guardó {o:su} {o}.",
         "{h} se puso muy {h/contento/contenta} y le dio las gracias a {f}.",
     ),
     # --- a trouble on the way and the thing that helps
@@ -83,8 +82,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
     ),
     # --- an animal is saved and gets a name
     "animal_meet": (
-        "{t}, paseaba por {p:el} {p} y vio {a:un} {a} {g@a}.",
-        "{t}, encontró {a:un} {a} {g@a} cerca {p:del} {p}.",
+        "{t}, paseaba por {p:el} {p} y vio {a:un} {a} {a.kind}.",
+        "{t}, encontró {a:un} {a} {a.kind} cerca {p:del} {p}.",
     ),
     "animal_problem": ("{a:El} pobre {a} {x.problem}.", "{a:El} {a} estaba {a/solo/sola} y {x.problem}."),
     "animal_go": (
@@ -105,8 +104,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
         "Su {f/amigo/amiga} {f} cumplía años y {h} quería darle una sorpresa.",
     ),
     "gift_buy": (
-        "{t}, fue a una tienda con su {k} y compró {o:un} {o} {c@o}.",
-        "{t}, vio {o:un} {o} {c@o} en una tienda y {o:lo} compró.",
+        "{t}, fue a una tienda con su {k} y compró {o:un} {o} {c@o} {o.kind}.",
+        "{t}, vio {o:un} {o} {c@o} {o.kind} en una tienda y {o:lo} compró.",
     ),
     "gift_box": ("Después {o:lo} guardó en una caja.",),
     "gift_open": (
@@ -115,17 +114,16 @@ RULES: Mapping[str, tuple[str, ...]] = {
     ),
     "gift_say": (
         "—¡Qué {o:bonito}! ¡Muchas gracias, {h}! —dijo {f}.",
-        "—¡Siempre quise tener {o:un} {o} {c@o}! —dijo {f}.",
+        "—¡Siempre quise tener {o:un} {o}! —dijo {f}.",
     ),
     "gift_end": (
         "{f} no {o:lo} soltó en toda la tarde.",
         "{f} dio un abrazo a {h}.",
-        "{h} sonrió al ver a {f} tan feliz.",
     ),
     # --- a quarrel
     "share_find": (
-        "{t}, encontró {o:un} {o} {c@o} en {p:el} {p} con su {f/amigo/amiga} {f}.",
-        "{t}, fue {p:al} {p} con su {f/amigo/amiga} {f} y encontraron {o:un} {o} {c@o}.",
+        "{t}, encontró {o:un} {o} {c@o} {o.kind} en {p:el} {p} con su {f/amigo/amiga} {f}.",
+        "{t}, fue {p:al} {p} con su {f/amigo/amiga} {f} y encontraron {o:un} {o} {c@o} {o.kind}.",
     ),
     "share_want": ("{h&f/Los dos/Las dos} {o:lo} querían.", "{h&f/Los dos/Las dos} querían {o:el} {o}."),
     "share_mine": ("—¡{o+Es+Son} {o:mío}! —dijo {h}.", "—¡Quiero {o:el} {o} para mí! —dijo {h}."),
@@ -136,7 +134,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     ),
     "share_end": (
         "{h} pidió perdón a {f}. Primero {o:lo} usó {f} y después {h}.",
-        "{h} y {f} se dieron la mano y compartieron {o:el} {o} {c@o}.",
+        "{h} y {f} se dieron la mano y compartieron {o:el} {o}.",
     ),
     # --- a tree
     "tree_plant": (
@@ -160,13 +158,13 @@ RULES: Mapping[str, tuple[str, ...]] = {
         "Un año después, el {v.tree} dio {v/muchos/muchas} {v.fruit}.",
     ),
     "tree_end": (
-        "{h} {v:lo} compartió con su {k}.",
-        "Con {v:el} {v.fruit}, {h} y su {k} hicieron una tarta.",
+        "{h} {v:lo} compartió con todo el pueblo.",
+        "{h} hizo una tarta con {v:el} {v.fruit}.",
     ),
     # --- something breaks and the truth is told
     "break_run": (
-        "{t}, jugaba en la casa de su {r}.",
-        "{t}, corría por la casa de su {r}.",
+        "{t}, jugaba en la casa de su {k}.",
+        "{t}, corría por la casa de su {k}.",
     ),
     "break_it": (
         "Sin querer, empujó {b:un} {b} {c@b} y {b:lo} rompió.",
@@ -178,15 +176,15 @@ RULES: Mapping[str, tuple[str, ...]] = {
     ),
     "break_say": (
         "—Lo siento, he roto {b:el} {b} —dijo {h}.",
-        "—Perdón, yo rompí {b:el} {b} {c@b} —dijo {h} muy triste.",
+        "—Perdón, yo rompí {b:el} {b} —dijo {h} muy triste.",
     ),
     "break_answer": (
-        "—Gracias por decir la verdad —contestó su {r}.",
-        "—No pasa nada, {h}. Has sido muy {h/sincero/sincera} —contestó su {r}.",
+        "—Gracias por decir la verdad —contestó su {k}.",
+        "—No pasa nada, {h}. Has sido muy {h/sincero/sincera} —contestó su {k}.",
     ),
     "break_mend": (
-        "{h&r/Juntos/Juntas} recogieron los trozos y arreglaron {b:el} {b}.",
-        "{h} y su {r} {b:lo} arreglaron con mucho cuidado.",
+        "{h&k/Juntos/Juntas} recogieron los trozos y arreglaron {b:el} {b}.",
+        "{h&k/Los dos/Las dos} {b:lo} arreglaron con cuidado.",
     ),
 }
 

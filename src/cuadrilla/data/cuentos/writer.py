@@ -97,7 +97,7 @@ def derive(index: int, *, seed: int = 0) -> Derivation:
 
 
 def story(index: int, *, seed: int = 0) -> str:
-    """Story `index` of a seed: seven or fewer short paragraphs joined by newlines, no newline at the end."""
+    """Story `index` of a seed: a few short paragraphs joined by newlines, no newline at the end."""
     return derive(index, seed=seed).text
 
 

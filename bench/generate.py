@@ -1,0 +1,169 @@
+"""Greedy generation against transformers' `generate`: same weights, same threads, same precision, turns taken.
+
+    python -m bench.generate [--shape 124m 10m] [--model FOLDER] [--precision fp32 bf16] [--clock wall|cpu]
+
+Each repeat times ours and theirs one after the other, in alternating order; reported are medians and the quartiles.
+Prefill is included. `--clock cpu` counts processor seconds of this process: use it with `--threads 1` on a machine
+that is busy with other things. `identical` says whether all tokens agree (expected in fp32; in bf16 rounding differs).
+The last line of stdout is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from cuadrilla.model.generate import Sampling, generate, generate_batch
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.hf import config_to_hf, load_hf, state_to_hf
+
+SHAPES = {  # layers, heads, width, context, vocabulary
+    "124m": (12, 12, 768, 1024, 50257),
+    "10m": (6, 5, 320, 512, 8192),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    transformers.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore")
+    clock = {"wall": time.perf_counter, "cpu": time.process_time}[arguments.clock]
+    results = []
+    for name in [arguments.model] if arguments.model else arguments.shape:
+        weights = f"folder {Path(name).name}" if arguments.model else f"random, seed {arguments.seed}"
+        for precision in arguments.precision:
+            ours = load_hf(Path(name)) if arguments.model else random_model(name, seed=arguments.seed)
+            pair = Pair(ours, dtype=DTYPES[precision], arguments=arguments)
+            results.append(
+                {"model": Path(name).name, "weights": weights, "precision": precision, **pair.measure(clock)}
+            )
+    print(
+        json.dumps(
+            {
+                "bench": "generate",
+                "prompt_tokens": arguments.prompt_tokens,
+                "new_tokens": arguments.new_tokens,
+                "threads": arguments.threads,
+                "clock": arguments.clock,
+                "repeats": arguments.repeats,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {torch.backends.cpu.get_cpu_capability()}",
+                "results": results,
+            }
+        )
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--model", help="a Hugging Face folder; without it, random weights of --shape")
+    parser.add_argument("--precision", nargs="+", choices=DTYPES, default=["fp32"])
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--batch", type=int, default=0, help="also time this many prompts at once")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def random_model(shape: str, *, seed: int) -> GPT2:
+    layers, heads, width, context, vocab_size = SHAPES[shape]
+    torch.manual_seed(seed)
+    return GPT2(GPT2Config(vocab_size=vocab_size, context=context, layers=layers, heads=heads, width=width))
+
+
+class Pair:
+    """The same model twice, and the same prompts."""
+
+    def __init__(self, ours: GPT2, *, dtype: torch.dtype, arguments: argparse.Namespace) -> None:
+        config = transformers.GPT2Config(**config_to_hf(ours.config, end_of_text=None))
+        self.theirs = transformers.GPT2LMHeadModel(config)
+        self.theirs.load_state_dict(state_to_hf(ours.state_dict()), strict=False)
+        self.theirs.to(dtype).eval()
+        self.ours = ours.eval()
+        self.ours.compute_dtype = dtype
+        generator = torch.Generator().manual_seed(arguments.seed)
+        shape = (max(arguments.batch, 1), arguments.prompt_tokens)
+        self.prompts = torch.randint(ours.config.vocab_size, shape, generator=generator)
+        self.sampling = Sampling(temperature=0, max_tokens=arguments.new_tokens)
+        self.batch, self.repeats = arguments.batch, arguments.repeats
+
+    def measure(self, clock: Callable[[], float]) -> dict[str, Any]:
+        one = self.compare(
+            lambda: [list(generate(self.ours, self.prompts[0].tolist(), sampling=self.sampling))],
+            lambda: self.their_tokens(self.prompts[:1]),
+            clock=clock,
+            num_prompts=1,
+        )
+        if not self.batch:
+            return {"single": one}
+        many = self.compare(
+            lambda: generate_batch(self.ours, self.prompts.tolist(), sampling=self.sampling),
+            lambda: self.their_tokens(self.prompts),
+            clock=clock,
+            num_prompts=self.batch,
+        )
+        return {"single": one, f"batch_{self.batch}": many}
+
+    def their_tokens(self, prompts: torch.Tensor) -> list[list[int]]:
+        tokens = self.theirs.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=False,
+            max_new_tokens=self.sampling.max_tokens,
+            min_new_tokens=self.sampling.max_tokens,
+            pad_token_id=0,
+        )
+        return [row[prompts.shape[1] :] for row in tokens.tolist()]
+
+    def compare(
+        self,
+        ours: Callable[[], list[list[int]]],
+        theirs: Callable[[], list[list[int]]],
+        *,
+        clock: Callable[[], float],
+        num_prompts: int,
+    ) -> dict[str, Any]:
+        ours_tokens, theirs_tokens = ours(), theirs()  # warms both up
+        seconds: dict[str, list[float]] = {"ours": [], "transformers": []}
+        turns = [("ours", ours), ("transformers", theirs)]
+        for _ in range(self.repeats):
+            for name, run in turns:
+                start = clock()
+                run()
+                seconds[name].append(clock() - start)
+            turns.reverse()
+        tokens = num_prompts * self.sampling.max_tokens
+        return {
+            "identical": ours_tokens == theirs_tokens,
+            "speedup": round(statistics.median(seconds["transformers"]) / statistics.median(seconds["ours"]), 3),
+            **{name: summary(values, tokens=tokens) for name, values in seconds.items()},
+        }
+
+
+def summary(seconds: list[float], *, tokens: int) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+    return {
+        "tokens_per_second": round(tokens / middle, 2),
+        "milliseconds_per_token": round(1000 * middle / tokens, 3),
+        "seconds_quartiles": [round(value, 4) for value in (low, middle, high)],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""GPT-2 in and out of Hugging Face's layout: a folder that `transformers` opens, and that llama.cpp converts.
+
+    model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json
+
+transformers keeps the weights of GPT-2's linear layers as (in, out), a relic of `Conv1D`; ours are (out, in).
+
+Invariants
+* Nothing is ever unpickled. A file is refused, with the reason, before its numbers are used: wrong format, other
+  architecture or activation, missing, unknown or differently shaped tensors, integers for weights, nan or infinity.
+* `load_hf(save_hf(model))` has the same weights, bit for bit.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
+from cuadrilla.errors import CheckpointError
+from cuadrilla.model.gpt2 import GPT2, LAYER_NORM_EPSILON, GPT2Config
+from cuadrilla.rundir import fsync_folder, storage_errors, write_atomic
+
+WEIGHTS = "model.safetensors"
+PREFIX = "transformer."
+HEAD = "lm_head.weight"
+EMBEDDING = "transformer.wte.weight"
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+_TRANSPOSED = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
+_BUFFER = re.compile(r"\.attn\.(masked_)?bias$")  # causal masks that old versions stored
+_ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
+_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
+_LARGEST = {"vocab_size": 10**7, "n_positions": 10**6, "n_layer": 1000, "n_head": 1000, "n_embd": 10**5}
+_PICKLE_HINT = "convert it where you trust it: load it with transformers and call save_pretrained()"
+
+
+def load_hf(folder: Path) -> GPT2:
+    """The model of a folder, on the CPU in fp32. Raises CheckpointError."""
+    config = config_from_hf(_read_json(folder / "config.json"), name=str(folder / "config.json"))
+    path = folder / WEIGHTS
+    state = state_from_hf(_read_tensors(path), name=str(path))
+    with torch.device("meta"):
+        model = GPT2(config)
+    _check(state, expected=model.state_dict(), name=str(path))
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+def save_hf(model: GPT2, folder: Path, *, tokenizer_path: Path | None = None) -> None:
+    """Write the folder, weights in fp32. Raises CheckpointError, DataError, ResourceError."""
+    tokenizer = Tokenizer.load(tokenizer_path) if tokenizer_path else None
+    if tokenizer and tokenizer.vocab_size > model.config.vocab_size:
+        raise CheckpointError(
+            f"{tokenizer_path} has {tokenizer.vocab_size:,} tokens, the model {model.config.vocab_size:,}",
+            hint="export with the tokenizer that the model was trained with",
+        )
+    end = tokenizer.end_of_text if tokenizer else None
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    _write_tensors(folder / WEIGHTS, state_to_hf(model.state_dict()))
+    if tokenizer:
+        tokenizer.save(folder / "tokenizer.json")
+        _write_json(folder / "tokenizer_config.json", _tokenizer_config(model.config))
+    _write_json(folder / "generation_config.json", {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end})
+    _write_json(folder / "config.json", config_to_hf(model.config, end_of_text=end))
+
+
+def state_to_hf(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our parameters as transformers keeps them: fp32 on the CPU, contiguous; the tied head is not among them."""
+    return {
+        name: (value.t() if _TRANSPOSED.search(name) else value).detach().to("cpu", torch.float32).contiguous()
+        for name, value in state.items()
+    }
+
+
+def state_from_hf(tensors: Mapping[str, Tensor], *, name: str = "the file") -> dict[str, Tensor]:
+    """transformers' parameters as ours, in fp32; with or without the prefix. Raises CheckpointError.
+
+    A stored head must equal the embedding: ours is tied.
+    """
+    named = {key if key.startswith((PREFIX, "lm_head.")) else PREFIX + key: value for key, value in tensors.items()}
+    narrow = sorted(key for key, value in named.items() if value.dtype not in FLOATS and not _BUFFER.search(key))
+    if narrow:
+        dtype = str(named[narrow[0]].dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{name}: {_some(narrow)} of type {dtype}, not floating point",
+            hint="quantized weights cannot be trained; use the original model",
+        )
+    head = named.pop(HEAD, None)
+    if head is not None and EMBEDDING in named and not torch.equal(head, named[EMBEDDING]):
+        raise CheckpointError(
+            f"{name}: {HEAD} differs from {EMBEDDING}: the head is not tied",
+            hint="only GPT-2 models with tied embeddings can be used",
+        )
+    return {
+        key: (value.t() if _TRANSPOSED.search(key) and value.dim() == 2 else value).float().contiguous()
+        for key, value in named.items()
+        if not _BUFFER.search(key)
+    }
+
+
+def config_from_hf(values: Mapping[str, Any], *, name: str = "config.json") -> GPT2Config:
+    """The sizes in a config.json. Raises CheckpointError if it describes anything but a plain GPT-2."""
+    required = {
+        "model_type": ("gpt2",),
+        "activation_function": _ACTIVATIONS,
+        "tie_word_embeddings": (True,),
+        "add_cross_attention": (False,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "layer_norm_epsilon": (LAYER_NORM_EPSILON,),
+        "n_inner": (None, 4 * values["n_embd"] if isinstance(values.get("n_embd"), int) else None),
+    }
+    wrong = [
+        f"{key} = {values[key]!r}" for key, allowed in required.items() if values.get(key, allowed[0]) not in allowed
+    ]
+    architectures = values.get("architectures") or [_ARCHITECTURES[0]]
+    if not set(_ARCHITECTURES) & set(architectures if isinstance(architectures, list) else ()):
+        wrong.append(f"architectures = {architectures!r}")
+    if wrong:
+        raise CheckpointError(f"{name} is not a plain GPT-2: {', '.join(wrong)}", hint="use a GPT2LMHeadModel")
+    sizes = {"n_positions": values.get("n_ctx"), **values}
+    bad = [key for key, most in _LARGEST.items() if type(sizes.get(key)) is not int or not 1 <= sizes[key] <= most]
+    if bad or sizes["n_embd"] % sizes["n_head"]:
+        found = ", ".join(f"{key} = {sizes.get(key)!r}" for key in bad or ("n_embd", "n_head"))
+        raise CheckpointError(f"{name} has impossible sizes: {found}", hint="copy the original config.json again")
+    return GPT2Config(
+        vocab_size=sizes["vocab_size"],
+        context=sizes["n_positions"],
+        layers=sizes["n_layer"],
+        heads=sizes["n_head"],
+        width=sizes["n_embd"],
+    )
+
+
+def config_to_hf(config: GPT2Config, *, end_of_text: int | None) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context,
+        "n_ctx": config.context,
+        "n_embd": config.width,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": LAYER_NORM_EPSILON,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": True,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "dtype": "float32",
+    }
+
+
+def _tokenizer_config(config: GPT2Config) -> dict[str, Any]:
+    """The generic class reads tokenizer.json as it is; GPT-2's own would build another from its vocabulary."""
+    end = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.context,
+        "clean_up_tokenization_spaces": False,
+        **end,
+    }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror or error}",
+            hint="name a folder with config.json and model.safetensors",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}", hint="copy the original again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} is not a JSON object", hint="copy the original again")
+    return values
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.exists():
+        _explain_absence(path)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is not a dict
+    except safetensors.SafetensorError as error:
+        with open(path, "rb") as file:
+            start = file.read(2)
+        pickled = start == b"PK" or (start[:1] == b"\x80" and start[1:] in (b"\2", b"\3", b"\4", b"\5"))
+        raise CheckpointError(
+            f"{path} is {'a pickle' if pickled else 'not a whole safetensors file'} ({error})",
+            hint=_PICKLE_HINT if pickled else "copy the original again",
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror or error}", hint="copy the original again"
+        ) from error
+
+
+def _explain_absence(path: Path) -> None:
+    """Raise a CheckpointError about the other forms in which a model may lie in this folder."""
+    if path.with_name("model.safetensors.index.json").exists():
+        raise CheckpointError(
+            f"{path.parent} holds a model in several files",
+            hint="join them: load it with transformers and call save_pretrained(folder, max_shard_size='100GB')",
+        )
+    if path.with_name("pytorch_model.bin").exists():
+        raise CheckpointError(f"{path.parent} holds only pytorch_model.bin, a pickle", hint=_PICKLE_HINT)
+    raise CheckpointError(f"{path} does not exist", hint="name a folder with config.json and model.safetensors")
+
+
+def _check(state: Mapping[str, Tensor], *, expected: Mapping[str, Tensor], name: str) -> None:
+    """Raise a CheckpointError that lists what differs."""
+    hint = "config.json and the weights must belong together, and to a GPT-2"
+    wrong = {
+        "lacks": sorted(expected.keys() - state.keys()),
+        "has unknown": sorted(state.keys() - expected.keys()),
+        "has differently shaped": [
+            f"{key} {tuple(state[key].shape)} instead of {tuple(value.shape)}"
+            for key, value in expected.items()
+            if key in state and state[key].shape != value.shape
+        ],
+    }
+    if any(wrong.values()):
+        found = "; ".join(f"{what} {_some(keys)}" for what, keys in wrong.items() if keys)
+        raise CheckpointError(f"{name} {found}", hint=hint)
+    broken = [key for key, value in state.items() if not torch.isfinite(value).all()]
+    if broken:
+        raise CheckpointError(f"{name} holds nan or infinity in {_some(broken)}", hint="use an earlier checkpoint")
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with storage_errors(path):
+        try:
+            safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            fsync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    write_atomic(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

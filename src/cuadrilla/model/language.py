@@ -1,0 +1,179 @@
+"""The built-in task: a GPT-2 language model on a data folder, and measures of how well it knows the language.
+
+Item i of a split is tokens i*context .. (i+1)*context and, as targets, the tokens one further: every token but the
+first is predicted once in an epoch. Documents follow one another, each closed by an end-of-text token.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cuadrilla.config import ModelSection
+from cuadrilla.data.loader import Dataset
+from cuadrilla.data.shards import TOKENIZER, Manifest, Split, TokenStream, read_manifest
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.errors import DataError
+from cuadrilla.model.generate import Sampling, generate_text
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.kernels import IGNORED
+from cuadrilla.model.task import Batch, TaskDefaults
+
+NATS_PER_BIT = 0.6931471805599453
+PAIRS_PER_BATCH = 32
+
+
+class Sequences:
+    """A stream of tokens cut into sequences of `context` tokens; what is left at the end is not used."""
+
+    def __init__(self, stream: TokenStream, *, context: int) -> None:
+        self._stream = stream
+        self._context = context
+
+    def __len__(self) -> int:
+        return max(len(self._stream) - 1, 0) // self._context
+
+    def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        tokens = self._stream.read(index * self._context, self._context + 1)
+        return {"ids": tokens[:-1], "targets": tokens[1:]}
+
+
+class LanguageTask:
+    """`folder` is a data folder; its manifest decides the vocabulary, `model` the other sizes. Raises DataError."""
+
+    def __init__(self, folder: Path, *, model: ModelSection) -> None:
+        self.folder = folder
+        self.manifest: Manifest = read_manifest(folder)
+        self._section = model
+        *_, context = model.shape
+        self.defaults = TaskDefaults(length=context, not_matrices=("transformer.wte.", "transformer.wpe."))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.folder / TOKENIZER, sha256=self.manifest.tokenizer_sha256)
+
+    def model(self) -> GPT2:
+        layers, heads, width, context = self._section.shape
+        return GPT2(
+            GPT2Config(
+                vocab_size=self.manifest.vocab_size,
+                context=context,
+                layers=layers,
+                heads=heads,
+                width=width,
+                dropout=self._section.dropout,
+                gradient_checkpointing=self._section.gradient_checkpointing,
+            )
+        )
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """Sum of the cross-entropies in nats, and how many tokens were predicted. Every target counts."""
+        assert isinstance(model, GPT2)
+        return model.loss(batch["ids"], batch["targets"]), batch["targets"].numel()
+
+    def data(self, split: Literal["train", "val"]) -> Dataset:
+        """The sequences of a split; none if the folder has no such split."""
+        named = self.manifest.splits.get(split)
+        if split == "val" and (named is None or not named.shards):
+            return Sequences(TokenStream([]), context=self.defaults.length)
+        return Sequences(TokenStream.open(self.folder, split), context=self.defaults.length)
+
+    def data_hash(self) -> str:
+        return self.manifest.hash()
+
+    def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
+        """`loss`: nats per token. `bits_per_byte`: the same for bytes of UTF-8, comparable between tokenizers.
+
+        The bytes of single tokens are not known here: the average number of bytes per token of the whole held-out
+        split is used, which is exact when all of it is evaluated. Its tokens include end-of-text, its bytes do not.
+        """
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for batch in batches:
+                loss, tokens = self.loss(model, batch)
+                total, count = total + loss.item(), count + tokens
+        if count == 0:
+            raise DataError("there is no held-out text to evaluate on", hint="prepare the data with a larger val split")
+        loss_per_token = total / count
+        return {"loss": loss_per_token, "bits_per_byte": bits_per_byte(loss_per_token, self.manifest.splits["val"])}
+
+    def sample(self, model: nn.Module, *, prompt: str, sampling: Sampling) -> str:
+        """The prompt and its continuation."""
+        assert isinstance(model, GPT2)
+        return prompt + "".join(generate_text(model, self.tokenizer, prompt, sampling=sampling))
+
+
+def bits_per_byte(nats_per_token: float, split: Split) -> float:
+    """From the loss and the split's own ratio of tokens to bytes."""
+    return nats_per_token / NATS_PER_BIT * split.num_tokens / split.num_bytes
+
+
+class Pair(Protocol):
+    """A minimal pair: two whole texts, of which the language allows `good` and not `bad`. Both begin with `context`."""
+
+    @property
+    def context(self) -> str: ...
+    @property
+    def good(self) -> str: ...
+    @property
+    def bad(self) -> str: ...
+
+
+@torch.no_grad()
+def log_likelihood(model: GPT2, ids_batch: Sequence[Sequence[int]]) -> list[float]:
+    """Total log-probability (nats) of every sequence given its first token. Sequences are padded to the longest.
+
+    Raises DataError for one that does not fit the context.
+    """
+    longest = max(map(len, ids_batch))
+    if longest - 1 > model.config.context:
+        raise DataError(
+            f"a text of {longest - 1} tokens does not fit the model's context of {model.config.context}",
+            hint="use shorter texts, or a model with a longer context",
+        )
+    device = next(model.parameters()).device
+    ids_BT = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in ids_batch], device=device)
+    lengths_B = torch.tensor([len(ids) for ids in ids_batch], device=device)
+    padding_BT = torch.arange(longest, device=device) >= lengths_B[:, None]
+    targets_BT = ids_BT.masked_fill(padding_BT, IGNORED)[:, 1:]
+    losses_BT = model.losses(ids_BT[:, :-1], targets_BT)
+    return [-loss for loss in losses_BT.double().sum(1).tolist()]
+
+
+class Encoder(Protocol):
+    """What is needed of `data.tokenizer.Tokenizer` here."""
+
+    end_of_text: int
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+
+def prefers_good(model: GPT2, tokenizer: Encoder, pairs: Sequence[Pair]) -> float:
+    """Part of the pairs whose `good` text the model finds likelier than `bad`; a tie counts half.
+
+    Whole texts are compared, after an end-of-text token, as at the beginning of a document. (As both begin with the
+    same context, this compares the endings, but for tokens that lie across the boundary.)
+    """
+    assert pairs, "no pairs to compare"
+    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
+    encoded = [[tokenizer.end_of_text, *ids] for ids in tokenizer.encode_batch(texts)]
+    order = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
+    found = [0.0] * len(encoded)
+    was_training = model.training
+    model.eval()
+    try:
+        for first in range(0, len(order), 2 * PAIRS_PER_BATCH):
+            chosen = order[first : first + 2 * PAIRS_PER_BATCH]
+            for number, value in zip(chosen, log_likelihood(model, [encoded[n] for n in chosen]), strict=True):
+                found[number] = value
+    finally:
+        model.train(was_training)
+    wins = [(good > bad) + 0.5 * (good == bad) for good, bad in zip(found[::2], found[1::2], strict=True)]
+    return sum(wins) / len(wins)

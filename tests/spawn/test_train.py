@@ -1,0 +1,316 @@
+"""The `train` command in real processes: interrupted, killed, locked out, resumed with other values, out of disk."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from cuadrilla.train.checkpoint import list_checkpoints, load_newest, verify_checkpoint, version_of
+from tests.runs import final_sha256
+
+TASK = """
+import numpy as np, torch
+from torch import nn
+from cuadrilla.model.task import TaskDefaults
+
+class Data:
+    def __init__(self, seed):
+        random = np.random.default_rng(seed)
+        self.x = random.standard_normal((512, 8)).astype(np.float32)
+        self.y = np.sin(self.x.sum(1, keepdims=True))
+    def __len__(self): return len(self.x)
+    def __getitem__(self, i): return {"x": self.x[i], "y": self.y[i]}
+
+class Sine:
+    defaults = TaskDefaults(length=1)
+    def model(self): return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+    def loss(self, model, batch): return (model(batch["x"]) - batch["y"]).square().sum(), len(batch["x"])
+    def data(self, split): return Data(split == "val")
+    def data_hash(self): return "sine"
+    def evaluate(self, model, batches):
+        sums = [self.loss(model, batch) for batch in batches]
+        return {"loss": sum(float(a) for a, _ in sums) / sum(n for _, n in sums)}
+
+def task(): return Sine()
+"""
+
+RUN = """
+schema = 1
+[task]
+kind = "file"
+path = "task.py:task"
+[train]
+steps = {steps}
+batch_sequences = 64
+unit_sequences = 8
+precision = "fp32"
+threads = 1
+[optim]
+kind = "adamw"
+[checkpoint]
+every_seconds = 0
+every_steps = 50
+[evaluate]
+every_tokens = 1_000_000
+"""
+
+COMMAND = [sys.executable, "-m", "cuadrilla"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run of 400 steps, about 2 ms each, not begun."""
+    return make_run(tmp_path / "corrida ñ", steps=400)
+
+
+def make_run(folder: Path, *, steps: int) -> RunDir:
+    folder.mkdir()
+    (folder / "task.py").write_text(TASK)
+    (folder / "run.toml").write_text(RUN.format(steps=steps))
+    return RunDir(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    run = make_run(tmp_path_factory.mktemp("undisturbed") / "run", steps=400)
+    assert train(run).returncode == 0
+    return final_sha256(run.path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_strict(tmp_path_factory: pytest.TempPathFactory) -> str:
+    run = make_run(tmp_path_factory.mktemp("strict") / "run", steps=400)
+    assert train(run, "--set", "sync.strict=true").returncode == 0
+    return final_sha256(run.path)
+
+
+def train(run: RunDir, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Train to the end and return what was said."""
+    command = [*COMMAND, "train", str(run.run_file), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+
+
+def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[str]":
+    command = [*COMMAND, "train", str(run.run_file), *arguments]
+    settings = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen(command, **settings)  # type: ignore[call-overload, no-any-return]
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str] | None" = None) -> None:
+    """Until the condition holds; fails after a generous ceiling, or when the process ends before."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        assert process is None or process.poll() is None, f"ended early: {process.communicate()[1]}"
+        time.sleep(0.005)
+
+
+def reached(run: RunDir, version: int) -> Callable[[], bool]:
+    return lambda: any(row["version"] >= version for row in read_jsonl(run.metrics))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_saves_and_stops_and_the_same_command_resumes(
+    run: RunDir, undisturbed: str, number: signal.Signals
+) -> None:
+    process = start(run)
+    wait_for(reached(run, 20), process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    found = load_newest(run.checkpoints)
+    assert found is not None
+    assert found.version == last_rows(run.metrics)[-1]["version"] < 400
+    assert not run.lock.exists()
+    assert train(run).returncode == 0
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_two_signals_leave_at_once_and_the_last_checkpoint_is_whole(run: RunDir, undisturbed: str) -> None:
+    process = start(run)
+    wait_for(reached(run, 60), process)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    for path in list_checkpoints(run.checkpoints):
+        verify_checkpoint(path)
+    assert train(run).returncode == 0
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_a_closed_terminal_does_not_stop_the_training(run: RunDir, undisturbed: str) -> None:
+    """SIGHUP, and a stderr that nobody reads any more."""
+    read_end, write_end = os.pipe()
+    process = start(run, stderr=write_end)
+    os.close(write_end)
+    wait_for(reached(run, 20), process)
+    os.close(read_end)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=100) == 0
+    assert final_sha256(run.path) == undisturbed
+
+
+@pytest.mark.parametrize("crew", ["[1.0]", "[1.0, 0.5]"])
+def test_killed_again_and_again_no_committed_step_is_lost(run: RunDir, undisturbed_strict: str, crew: str) -> None:
+    """SIGKILL at random moments: each time everything that was announced is there, and the end is the same."""
+    sets = ["--set", f"engine.workers={crew}", "--set", "sync.strict=true", "--set", "checkpoint.journal=on"]
+    chance = random.Random(7)
+    announced = 0
+    for _ in range(4):
+        process = start(run, *sets)
+        wait_for(reached(run, announced + chance.randrange(1, 60)), process)
+        process.kill()
+        _, said = process.communicate()
+        if announced:
+            assert int(said.split("resumed    at step ")[1].split()[0]) >= announced
+        announced = max(row["version"] for row in read_jsonl(run.metrics))
+    assert train(run, *sets).returncode == 0
+    versions = [row["version"] for row in last_rows(run.metrics)]
+    assert versions == list(range(1, 401))
+    assert final_sha256(run.path) == undisturbed_strict
+
+
+def test_a_second_training_in_the_same_folder_is_refused(run: RunDir) -> None:
+    process = start(run)
+    wait_for(reached(run, 5), process)
+    second = train(run)
+    assert second.returncode == 2
+    assert f"in use by process {process.pid}" in second.stderr
+    process.kill()
+    process.communicate()
+    assert train(run, "--stop-at", "60").returncode == 0  # the lock of a dead process is taken over
+
+
+def test_changed_values_between_stop_and_resume(run: RunDir) -> None:
+    assert train(run, "--stop-at", "50").returncode == 0
+    refused = train(run, "--set", "run.seed=3")
+    assert refused.returncode == 2
+    assert "run.seed (was 0, now 3)" in refused.stderr
+    guarded = train(run, "--set", "optim.lr=0.1")
+    assert guarded.returncode == 2
+    assert "optim.lr (was 0.001, now 0.1)" in guarded.stderr
+    assert "--allow-changes" in guarded.stderr
+    assert train(run, "--set", "optim.lr=0.1", "--allow-changes", "--stop-at", "55").returncode == 0
+    task = run.path / "task.py"
+    task.write_text(task.read_text().replace("64, 64", "64, 96").replace("64, 1)", "96, 1)"))
+    other = train(run, "--set", "optim.lr=0.1")
+    assert other.returncode == 6
+    assert "is of another model: 2.bias (64,) instead of (96,)" in other.stderr
+
+
+def test_damaged_checkpoints_fall_back_and_the_journal_still_loses_nothing(run: RunDir) -> None:
+    journal = ("--set", "checkpoint.journal=on")
+    assert train(run, *journal, "--stop-at", "120").returncode == 0
+    newest = list_checkpoints(run.checkpoints)[-1]
+    raw = bytearray((newest / "model.safetensors").read_bytes())
+    raw[-5] ^= 1
+    (newest / "model.safetensors").write_bytes(raw)
+    resumed = train(run, *journal, "--stop-at", "130")
+    assert resumed.returncode == 0
+    assert "model.safetensors is damaged" in resumed.stderr
+    assert "resumed    at step 120" in resumed.stderr  # the older checkpoint and its segment of the journal
+    for path in list_checkpoints(run.checkpoints):
+        (path / "state.json").unlink()
+    lost = train(run)
+    assert lost.returncode == 6
+    assert "Traceback" not in lost.stderr
+
+
+def test_a_full_disk_does_not_stop_the_training(run: RunDir, small_disk: Path) -> None:
+    run.checkpoints.symlink_to(small_disk)
+    process = start(run, "--set", "checkpoint.every_steps=10")
+    wait_for(lambda: len(list_checkpoints(run.checkpoints)) >= 2, process)
+    filler = small_disk / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            filled = True
+    assert filled
+    wait_for(lambda: any(row["event"] == "alarm" for row in read_jsonl(run.events)), process)
+    at_alarm = last_rows(run.metrics)[-1]["version"]
+    wait_for(reached(run, min(at_alarm + 30, 390)), process)
+    for path in list_checkpoints(run.checkpoints):
+        verify_checkpoint(path)
+    filler.unlink()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert version_of(list_checkpoints(run.checkpoints)[-1]) == 400
+
+
+def test_too_small_a_disk_is_refused_at_the_start(small_disk: Path) -> None:
+    run = make_run(small_disk / "run", steps=5)
+    refused = train(run)
+    assert refused.returncode == 8
+    assert "GiB free" in refused.stderr
+
+
+def test_what_a_run_leaves(run: RunDir) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--json", "train", str(run.path), "--set", "train.steps=5"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["version"], result["complete"]) == (5, True)
+    assert json.loads(run.status.read_text())["state"] == "complete"
+    assert json.loads(run.config.read_text())["origins"]["train.steps"] == "--set"
+    assert json.loads(run.env.read_text())["packages"]["torch"]
+    assert (run.logs / "log.coordinator.txt").exists()
+    assert next(read_events(run, "finished"))["complete"] is True
+    again = train(run, "--set", "train.steps=5")
+    assert again.returncode == 0
+    assert [row["version"] for row in read_jsonl(run.metrics)] == [1, 2, 3, 4, 5]
+    same = subprocess.run([*COMMAND, "env", "diff", str(run.path)], capture_output=True, timeout=60, check=False)
+    assert same.returncode == 0
+
+
+def read_events(run: RunDir, kind: str) -> Iterator[dict[str, object]]:
+    return (row for row in read_jsonl(run.events) if row["event"] == kind)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "nowhere/run.toml"], 2, "cannot read"),
+        (["train", "--nonsense"], 2, "nonsense"),
+        (["nonsense"], 2, "nonsense"),
+        (["new", "x", "--preset", "huge"], 2, "unknown preset huge"),
+        (["env", "diff", "nowhere"], 2, "cannot read"),
+        (["config", "show", "nowhere"], 2, "cannot read"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def other(): pass", "has no 'task'"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("def task(): return 3", "is not a Task"),
+        ("def task(:", "SyntaxError"),
+    ],
+)
+def test_a_broken_task_file(run: RunDir, text: str, message: str) -> None:
+    (run.path / "task.py").write_text(text)
+    done = train(run)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

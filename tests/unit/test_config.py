@@ -1,0 +1,166 @@
+"""Run files: every bad value is refused with its key and a remedy; every good one survives a round trip."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cuadrilla.cli.train import PRESETS as SIZES
+from cuadrilla.cli.train import run_file_text
+from cuadrilla.config import AdamWSection, Config
+from cuadrilla.errors import ConfigError
+from cuadrilla.runfile import canonical, differences, dump, read_run_file, resolve, to_toml
+
+pytestmark = pytest.mark.unit
+
+BASE = '[data]\nfolder = "x"\n[train]\ntokens = 10\n'
+
+
+def refused(text: str, *sets: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        resolve(text, sets=sets)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("item", "message", "hint"),
+    [
+        ("optim.learning_rat=1", "unknown key optim.learning_rat", "did you mean lr?"),
+        ("optim.l=1", "unknown key optim.l", "did you mean lr?"),
+        ("trian.steps=1", "unknown key trian", "did you mean train?"),
+        ("train.batch_size=8", "unknown key train.batch_size", "did you mean batch_sequences?"),
+        ("optim.lr='1e-4'", "valid number", ""),
+        ("optim.lr=nan", "finite", ""),
+        ("optim.lr=inf", "finite", ""),
+        ("optim.lr=-1", "greater than 0", ""),
+        ("optim.lr=0", "greater than 0", ""),
+        ("train.tokens=1e30", "valid integer", ""),
+        ("train.tokens=1000000000000000000000000000000", "less than or equal to", ""),
+        ("train.compile=yes", "valid boolean", ""),
+        ("train.compile='on'", "valid boolean", ""),
+        ("run.seed=08", "valid integer", ""),
+        ("run.seed=-1", "greater than or equal to 0", ""),
+        ("model.heads=5", "128 is not divisible by 5 heads; use 125 or 130", ""),
+        ("model.preset=gigantic", "'micro', 'mini'", ""),
+        ("train.batch_sequences=7", "not a multiple of unit_sequences", ""),
+        ("train.steps=5", "only one of tokens, epochs and steps", ""),
+        ("train.device=gpu", "pattern", ""),
+        ("optim.kind=sgd", "'muon', 'adamw'", ""),
+        ("engine.workers=[1, 0]", "greater than 0", ""),
+        ("engine.workers=[]", "at least 1", ""),
+        ("schedule.cooldown=0.99", "exceed 1", ""),
+        ("train=3", "dictionary", ""),
+        ("data.folder.x=3", "is a value, not a section", ""),
+        ("no equals sign", "not of the form", "optim.lr"),
+        ("schema=99", "schema 99; this cuadrilla reads schema 1", "upgrade"),
+    ],
+)
+def test_refused(item: str, message: str, hint: str) -> None:
+    error = refused(BASE, item)
+    assert message in error.message
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a = [1",
+        "[train]\ntokens = 1\n[train]\nsteps = 2",
+        "a=1\na=2",
+        "\tx",
+        "x = 'a",
+        "[" * 100_000,
+        "a." * 10_000 + "b = 1",
+        "x = " + "{a = " * 50 + "1" + "}" * 50,
+    ],
+)
+def test_broken_files(text: str) -> None:
+    refused(text)
+
+
+def test_files_that_are_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "ñandú 🐦 run.toml"
+    for raw, message in (
+        (BASE.encode("utf-16"), "not UTF-8"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"# \n" * 500_000, "larger than"),
+    ):
+        path.write_bytes(raw)
+        with pytest.raises(ConfigError, match=message):
+            read_run_file(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_run_file(tmp_path / "nothing.toml")
+    path.write_bytes(b"\xef\xbb\xbf" + BASE.replace("\n", "\r\n").encode())
+    assert read_run_file(path).config.train.tokens == 10
+
+
+def test_nothing_in_a_value_is_executed_or_expanded() -> None:
+    for text in ("$(rm -rf x)", "${HOME}", "!!python/object", "`id`", "~"):
+        assert resolve(BASE, sets=[f"data.folder={text}"]).config.data.folder == text
+
+
+def test_precedence_and_origins() -> None:
+    resolved = resolve(BASE + "[optim]\nlr = 0.5\n", sets=["optim.momentum=0.8", "train.tokens=20"])
+    assert resolved.origins["optim.lr"] == "file"
+    assert resolved.origins["optim.momentum"] == resolved.origins["train.tokens"] == "--set"
+    assert resolved.origins["optim.beta1"] == "default"
+    assert resolved.config.train.tokens == 20
+
+
+def test_variants_are_chosen_by_kind() -> None:
+    assert isinstance(resolve(BASE, sets=["optim.kind=adamw", "optim.lr=0.1"]).config.optim, AdamWSection)
+    error = refused(BASE, "optim.kind=adamw", "optim.adamw_lr=0.1")
+    assert "unknown key optim.adamw_lr" in error.message
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_accepted_or_refused_never_a_crash(text: str) -> None:
+    for candidate in (text, BASE + text):
+        try:
+            resolve(candidate)
+        except ConfigError as error:
+            assert error.message
+
+
+TOML_VALUES = st.one_of(
+    st.integers(-(10**20), 10**20),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=20),
+    st.lists(st.integers(), max_size=3),
+)
+SECTIONS = {name: inner for name, inner in dump(resolve(BASE).config).items() if isinstance(inner, dict)}
+KEYS = sorted(f"{section}.{key}" for section, inner in SECTIONS.items() for key in inner)
+
+
+@given(key=st.sampled_from(KEYS), value=TOML_VALUES)
+def test_any_value_for_any_key_is_accepted_or_refused(key: str, value: Any) -> None:
+    import tomli_w
+
+    item = tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
+    try:
+        config = resolve(BASE, sets=[f"{key}={item}"]).config
+    except ConfigError as error:
+        assert key.split(".")[0] in error.message
+    else:
+        assert Config.model_validate(dump(config)) == config
+
+
+def test_dump_and_toml_round_trip() -> None:
+    config = resolve(BASE, sets=["optim.kind=adamw", "engine.workers=[1, 0.5]"]).config
+    assert resolve(to_toml(config)).config == config
+    assert canonical(config) == canonical(resolve(to_toml(config)).config)
+    other = resolve(BASE, sets=["optim.lr=0.7"]).config
+    assert differences(dump(resolve(BASE).config), dump(other)) == {"optim.lr": (0.02, 0.7)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_file_that_new_writes_is_valid(size: str) -> None:
+    text = run_file_text(size, data="../datos de ñ")
+    assert resolve(text).config.model.preset == size
+    assert tomllib.loads(text)["data"]["folder"] == "../datos de ñ"

@@ -1,0 +1,328 @@
+"""Generation: equal to reading everything anew, equal in batches, its own random numbers, text without broken parts."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cuadrilla.errors import ConfigError
+from cuadrilla.model.generate import (
+    Sampling,
+    TextStream,
+    choose,
+    for_inference,
+    generate,
+    generate_batch,
+    generate_text,
+)
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.hf import config_to_hf, state_to_hf
+
+pytestmark = pytest.mark.unit
+
+GREEDY = Sampling(temperature=0, max_tokens=20)
+VOCABULARY = 259
+
+
+def make(*, context: int = 64, layers: int = 2, seed: int = 0, dtype: torch.dtype = torch.float32) -> GPT2:
+    """Large weights: the best token leads by far, and the text does not settle into one token."""
+    torch.manual_seed(seed)
+    model = GPT2(GPT2Config(vocab_size=VOCABULARY, context=context, layers=layers, heads=4, width=32)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.compute_dtype = dtype
+    return model
+
+
+def all_of(model: GPT2, prompt: list[int], sampling: Sampling) -> tuple[list[int], str]:
+    ids, steps = [], generate(model, prompt, sampling=sampling)
+    while True:
+        try:
+            ids.append(next(steps))
+        except StopIteration as end:
+            return ids, end.value
+
+
+@torch.no_grad()
+def without_cache(model: GPT2, prompt: list[int], *, num_tokens: int) -> list[int]:
+    """Greedy, by reading the window anew for every token; when it is full, only its last half is kept."""
+    context = model.config.context
+    window, ids = prompt[-context:], []
+    for _ in range(num_tokens):
+        if len(window) > context:
+            window = window[-(context // 2) :]
+        ids.append(int(model(torch.tensor([window]))[0, -1].argmax()))
+        window = [*window, ids[-1]]
+    return ids
+
+
+PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8], [250, 3]]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_cache_changes_nothing(prompt: list[int]) -> None:
+    model = make()
+    expected = without_cache(model, prompt, num_tokens=20)
+    assert len(set(expected)) > 3
+    assert all_of(model, prompt, GREEDY) == (expected, "length")
+
+
+@pytest.mark.parametrize("context", [6, 7])
+@pytest.mark.parametrize("length", [1, 5, 7, 30])
+def test_a_full_context_slides_by_its_half(context: int, length: int) -> None:
+    model = make(context=context)
+    prompt = [(11 * place + 3) % VOCABULARY for place in range(length)]
+    expected = without_cache(model, prompt, num_tokens=25)
+    assert all_of(model, prompt, replace(GREEDY, max_tokens=25))[0] == expected
+
+
+@pytest.mark.parametrize("context", [7, 64])
+def test_a_batch_equals_one_by_one(context: int) -> None:
+    """Prompts of unequal lengths; some end early, some slide."""
+    model = make(context=context)
+    singles = [all_of(model, prompt, GREEDY)[0] for prompt in PROMPTS]
+    assert generate_batch(model, PROMPTS, sampling=GREEDY) == singles
+    stop_ids = (singles[0][2], singles[2][9], singles[3][14])
+    stopping = replace(GREEDY, stop_ids=stop_ids)
+    expected = [all_of(model, prompt, stopping)[0] for prompt in PROMPTS]
+    assert len({len(ids) for ids in expected}) > 2
+    assert generate_batch(model, PROMPTS, sampling=stopping) == expected
+
+
+def test_row_i_of_a_batch_samples_with_seed_plus_i() -> None:
+    model, sampling = make(), Sampling(max_tokens=15, seed=40)
+    batch = generate_batch(model, PROMPTS, sampling=sampling)
+    for number, prompt in enumerate(PROMPTS):
+        assert all_of(model, prompt, replace(sampling, seed=40 + number))[0] == batch[number]
+    assert generate_batch(model, [], sampling=sampling) == []
+
+
+def test_a_seed_decides_and_torchs_own_generator_is_left_alone() -> None:
+    model, sampling = make(), Sampling(max_tokens=15, seed=1)
+    state = torch.get_rng_state()
+    first = all_of(model, [5], sampling)
+    torch.manual_seed(99)
+    assert all_of(model, [5], sampling) == first
+    assert all_of(model, [5], replace(sampling, seed=2)) != first
+    torch.set_rng_state(state)
+    list(generate(model, [5], sampling=sampling))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_stop_ids_and_length_are_told_apart() -> None:
+    model = make()
+    ids, _ = all_of(model, [5, 9, 2], GREEDY)
+    place = next(n for n in range(3, 20) if ids[n] not in ids[:n])
+    assert all_of(model, [5, 9, 2], replace(GREEDY, stop_ids=(ids[place],))) == (ids[:place], "stop")
+    assert all_of(model, [5, 9, 2], replace(GREEDY, max_tokens=0)) == ([], "length")
+
+
+@pytest.mark.parametrize("steps", [[3, 1, 1], [1, 4]])
+def test_positions_read_in_parts_give_the_logits_of_the_whole(steps: list[int]) -> None:
+    model = make()
+    ids = torch.randint(VOCABULARY, (2, sum(steps)), generator=torch.Generator().manual_seed(0))
+    cache = model.new_cache(2, 16)
+    with torch.no_grad():
+        for part in ids.split(steps, dim=1):
+            logits = model.forward_cached(part, cache)
+        torch.testing.assert_close(logits, model(ids)[:, -1], atol=1e-4, rtol=1e-4)
+
+
+def test_rows_of_unequal_lengths_may_read_several_positions_at_once() -> None:
+    model = make()
+    long, short = torch.arange(1, 9), torch.arange(20, 25)
+    cache = model.new_cache(2, 16)
+    with torch.no_grad():
+        model.forward_cached(
+            torch.stack([long[:5], torch.cat([short[:2], torch.zeros(3, dtype=torch.long)])]), cache, counts=[5, 2]
+        )
+        assert cache.lengths == [5, 2]
+        logits = model.forward_cached(torch.stack([long[5:], short[2:]]), cache)
+        for row, ids in enumerate((long, short)):
+            torch.testing.assert_close(logits[row], model(ids[None])[0, -1], atol=1e-4, rtol=1e-4)
+
+
+def test_bf16_generates_what_bf16_reading_gives() -> None:
+    """The inference copy holds packed weights; its logits must be those of the model up to bf16's rounding."""
+    model = make(dtype=torch.bfloat16)
+    copy = for_inference(model)
+    ids = torch.tensor([[5, 9, 2, 77, 31]])
+    with torch.no_grad():
+        expected = model(ids)[0, -1]
+        found = copy.forward_cached(ids, copy.new_cache(1, 8))[0]
+    assert ((found - expected).norm() / expected.norm()).item() < 0.02
+    assert for_inference(copy) is copy
+    assert list(generate(copy, [5, 9], sampling=GREEDY)) == list(generate(model, [5, 9], sampling=GREEDY))
+
+
+def test_generating_leaves_the_model_as_it_was() -> None:
+    model = make(dtype=torch.bfloat16).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    list(generate(model, [5, 9], sampling=GREEDY))
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.loss(torch.tensor([[1, 2]]), torch.tensor([[2, 3]])).backward()
+
+
+def test_greedy_tokens_are_those_of_transformers() -> None:
+    hf = pytest.importorskip("transformers", reason="needs the extra hf")
+    model = make(layers=3)
+    theirs = hf.GPT2LMHeadModel(hf.GPT2Config(**config_to_hf(model.config, end_of_text=None))).eval()
+    theirs.load_state_dict(state_to_hf(model.state_dict()), strict=False)
+    prompt = torch.tensor([[5, 9, 2, 77]])
+    expected = theirs.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=40, pad_token_id=0
+    )
+    assert all_of(model, prompt[0].tolist(), replace(GREEDY, max_tokens=40))[0] == expected[0, 4:].tolist()
+
+
+def frequencies(logits: list[float], **options: Any) -> dict[int, float]:
+    draws = (torch.arange(4000) + 0.5) / 4000
+    rows = torch.tensor([logits]).expand(4000, -1)
+    chosen = choose(rows, sampling=Sampling(**options), draws_B=draws)
+    return {token: count / 4000 for token, count in sorted(Counter(chosen.tolist()).items())}
+
+
+LOGITS = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {0: 0.1, 1: 0.4, 2: 0.2, 3: 0.3}),
+        ({"temperature": 0}, {1: 1.0}),
+        ({"temperature": 1e-6}, {1: 1.0}),
+        ({"temperature": 0.5}, {0: 1 / 30, 1: 16 / 30, 2: 4 / 30, 3: 9 / 30}),
+        ({"top_k": 1}, {1: 1.0}),
+        ({"top_k": 2}, {1: 4 / 7, 3: 3 / 7}),
+        ({"top_k": 99}, {0: 0.1, 1: 0.4, 2: 0.2, 3: 0.3}),
+        ({"top_p": 0.39}, {1: 1.0}),
+        ({"top_p": 0.6}, {1: 4 / 7, 3: 3 / 7}),
+        ({"top_p": 0.85}, {1: 4 / 9, 2: 2 / 9, 3: 3 / 9}),
+        ({"top_k": 2, "top_p": 0.5}, {1: 1.0}),
+    ],
+)
+def test_sampling_follows_the_distribution_it_describes(options: dict[str, Any], expected: dict[int, float]) -> None:
+    assert frequencies(LOGITS, **options) == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_extreme_draws_choose_possible_tokens() -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]]).expand(2, -1)
+    chosen = choose(logits, sampling=Sampling(), draws_B=torch.tensor([0.0, 1 - 2**-20]))
+    assert chosen.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}, {"max_tokens": -1}, {"stop": ("a", "")}],
+)
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Sampling(**options)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("prompt", [[], [VOCABULARY], [-1]])
+def test_impossible_prompts_are_refused(prompt: list[int]) -> None:
+    with pytest.raises(ConfigError):
+        next(generate(make(), prompt, sampling=GREEDY))
+
+
+def test_stop_strings_without_text_are_refused_and_not_ignored() -> None:
+    with pytest.raises(ConfigError, match="stop strings"):
+        generate_batch(make(), [[1]], sampling=replace(GREEDY, stop=("fin",)))
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes: every character outside of ASCII takes several."""
+
+    end_of_text = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+
+def pieces(ids: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], bool]:
+    stream, found = TextStream(Bytes(), stop=stop), []
+    for token in ids:
+        found.append(stream.push(token))
+        if stream.stopped:
+            break
+    return [*found, stream.finish()], stream.stopped
+
+
+def test_a_character_comes_when_it_is_whole() -> None:
+    assert pieces("ñ🙂a".encode())[0] == ["", "ñ", "", "", "", "🙂", "a", ""]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 255), max_size=40))
+def test_pieces_joined_are_the_text_whatever_the_bytes(ids: list[int]) -> None:
+    assert "".join(pieces(ids)[0]) == Bytes().decode(ids)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("abñ", max_size=30), st.lists(st.text("abñ", min_size=1, max_size=4), max_size=3))
+def test_text_ends_before_the_stop_string_that_is_complete_first(text: str, stop: list[str]) -> None:
+    found, stopped = pieces(text.encode(), stop)
+    ends = [(text.find(one) + len(one), text.find(one)) for one in stop if one in text]
+    assert stopped == bool(ends)
+    first_end = min(end for end, _ in ends) if ends else 0
+    expected = text[: min(start for end, start in ends if end == first_end)] if ends else text
+    assert "".join(found) == expected
+
+
+class Script:
+    """Stands in for the random model: `generate_text` over known ids."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        ids = [*text.encode()]
+
+        def scripted(model: GPT2, prompt_ids: list[int], *, sampling: Sampling) -> Any:
+            assert not sampling.stop
+            self.prompt_ids = prompt_ids
+            yield from ids[: sampling.max_tokens]
+            return "length" if len(ids) >= sampling.max_tokens else "stop"
+
+        monkeypatch.setattr("cuadrilla.model.generate.generate", scripted)
+
+    def run(self, **options: Any) -> tuple[str, str]:
+        parts, steps = [], generate_text(make(), Bytes(), "", sampling=Sampling(**options))
+        while True:
+            try:
+                parts.append(next(steps))
+                assert parts[-1]
+            except StopIteration as end:
+                return "".join(parts), end.value
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"max_tokens": 99}, ("Érase una vez. FIN. Y ya.", "stop")),
+        ({"max_tokens": 99, "stop": ("FIN",)}, ("Érase una vez. ", "stop")),
+        ({"max_tokens": 99, "stop": ("FINAL", "ya.")}, ("Érase una vez. FIN. Y ", "stop")),
+        ({"max_tokens": 19, "stop": ("FINAL",)}, ("Érase una vez. FIN", "length")),
+        ({"max_tokens": 1}, ("\ufffd", "length")),
+    ],
+)
+def test_text_and_reason(options: dict[str, Any], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, "Érase una vez. FIN. Y ya.")
+    assert script.run(**options) == expected
+    assert script.prompt_ids == [Bytes.end_of_text]
+
+
+def test_text_of_a_real_model_is_its_decoded_ids() -> None:
+    model, sampling = make(), Sampling(max_tokens=40, seed=7, stop_ids=(257, 258))
+    ids = list(generate(model, [*b"hola"], sampling=replace(sampling, stop_ids=(256, 257, 258))))
+    assert len(ids) > 10
+    assert "".join(generate_text(model, Bytes(), "hola", sampling=sampling)) == Bytes().decode(ids)

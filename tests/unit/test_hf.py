@@ -1,0 +1,293 @@
+"""Hugging Face folders: the same logits as transformers both ways, and refusal of everything that is not ours."""
+
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
+from cuadrilla.errors import CheckpointError
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.hf import config_from_hf, config_to_hf, load_hf, save_hf, state_from_hf, state_to_hf
+
+pytestmark = pytest.mark.unit
+
+SHAPES = [
+    {"vocab_size": 64, "context": 16, "layers": 1, "heads": 1, "width": 8},
+    {"vocab_size": 1003, "context": 33, "layers": 3, "heads": 3, "width": 42},
+]
+SMALL = SHAPES[0]
+
+
+def make(shape: dict[str, int]) -> GPT2:
+    """Weights far from their initial values, so that no bias is 0 and no gain is 1."""
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config(**shape)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def ids_for(model: GPT2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(model.config.vocab_size, (2, model.config.context), generator=generator)
+
+
+def transformers() -> Any:
+    return pytest.importorskip("transformers", reason="needs the extra hf")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_transformers_opens_our_folder_and_computes_our_logits(shape: dict[str, int], tmp_path: Path) -> None:
+    model = make(shape)
+    save_hf(model, tmp_path)
+    theirs, report = transformers().GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    with torch.no_grad():
+        expected = theirs.eval()(ids_for(model)).logits
+        torch.testing.assert_close(model(ids_for(model)), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_we_open_their_folder_and_compute_their_logits(shape: dict[str, int], prefixed: bool, tmp_path: Path) -> None:
+    hf = transformers()
+    torch.manual_seed(2)
+    config = hf.GPT2Config(**config_to_hf(GPT2Config(**shape), end_of_text=None))
+    theirs = (hf.GPT2LMHeadModel if prefixed else hf.GPT2Model)(config).eval()
+    theirs.save_pretrained(tmp_path)
+    model = load_hf(tmp_path).eval()
+    ids = ids_for(model)
+    with torch.no_grad():
+        hidden = theirs(ids)
+        expected = hidden.logits if prefixed else hidden.last_hidden_state @ theirs.wte.weight.T
+        torch.testing.assert_close(model(ids), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_weights_are_read_as_fp32(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = make(SMALL)
+    save_hf(model, tmp_path)
+    state = {name: value.to(dtype) for name, value in state_to_hf(model.state_dict()).items()}
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors")
+    loaded = load_hf(tmp_path)
+    for (name, ours), theirs in zip(loaded.named_parameters(), model.parameters(), strict=True):
+        assert ours.dtype == torch.float32, name
+        assert torch.equal(ours, theirs.to(dtype).float()), name
+
+
+def test_a_round_trip_keeps_every_bit(tmp_path: Path) -> None:
+    model = make(SHAPES[1])
+    save_hf(model, tmp_path)
+    again = load_hf(tmp_path)
+    assert again.config == model.config
+    assert [name for name, _ in again.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+    assert all(parameter.requires_grad for parameter in again.parameters())
+    again.loss(ids_for(model), ids_for(model)).backward()
+
+
+def test_old_buffers_are_ignored_and_an_equal_head_is_accepted() -> None:
+    model = make(SMALL)
+    state = state_to_hf(model.state_dict())
+    state["transformer.h.0.attn.bias"] = torch.ones(1, 1, 16, 16, dtype=torch.uint8)
+    state["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    state["lm_head.weight"] = state["transformer.wte.weight"].clone()
+    ours = state_from_hf(state)
+    assert ours.keys() == model.state_dict().keys()
+    assert all(torch.equal(ours[name], value) for name, value in model.state_dict().items())
+
+
+def test_the_config_says_what_other_programs_look_for(tmp_path: Path) -> None:
+    model = make(SHAPES[1])
+    save_hf(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 1003, "n_positions": 33, "n_ctx": 33,
+        "n_layer": 3, "n_head": 3, "n_embd": 42, "activation_function": "gelu_new", "tie_word_embeddings": True,
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
+    hf = transformers()
+    tokenizer = Tokenizer.train(["la niña come pan", "el niño ñoño come"] * 4, vocab_size=280)
+    tokenizer.save(tmp_path / "made.json")
+    model = make({**SMALL, "vocab_size": tokenizer.vocab_size})
+    save_hf(model, tmp_path / "out", tokenizer_path=tmp_path / "made.json")
+    theirs = hf.AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "  ¿Qué come la niña?\n\nPan — 🙂 "
+    assert theirs.encode(text, add_special_tokens=False) == tokenizer.encode(text)
+    assert theirs.decode(tokenizer.encode(text)) == text
+    assert theirs.eos_token == END_OF_TEXT
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert theirs.eos_token_id == generation["eos_token_id"] == config["eos_token_id"] == tokenizer.end_of_text
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    Tokenizer.train(["aa"], vocab_size=257).save(tmp_path / "made.json")
+    with pytest.raises(CheckpointError, match="257 tokens, the model 64"):
+        save_hf(make(SMALL), tmp_path / "out", tokenizer_path=tmp_path / "made.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "llama"}, "model_type = 'llama'"),
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+        ({"activation_function": "relu"}, "activation_function = 'relu'"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        ({"n_inner": 100}, "n_inner = 100"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = 1e-06"),
+        ({"n_layer": 10**9}, "n_layer = 1000000000"),
+        ({"n_embd": "8"}, "n_embd = '8'"),
+        ({"n_head": 3}, "n_embd = 8, n_head = 3"),
+        ({"vocab_size": True}, "vocab_size = True"),
+    ],
+)
+def test_other_architectures_and_impossible_sizes_are_refused(changes: dict[str, Any], says: str) -> None:
+    values = config_to_hf(GPT2Config(**SMALL), end_of_text=None)
+    assert config_from_hf(values) == GPT2Config(**SMALL)
+    with pytest.raises(CheckpointError) as caught:
+        config_from_hf(values | changes)
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+def changed_state(change: str) -> dict[str, torch.Tensor]:
+    state = state_to_hf(make(SMALL).state_dict())
+    match change:
+        case "missing":
+            del state["transformer.h.0.mlp.c_fc.bias"]
+        case "unknown":
+            state["transformer.h.7.mlp.c_fc.bias"] = torch.zeros(32)
+        case "shape":
+            state["transformer.wpe.weight"] = torch.zeros(17, 8)
+        case "nan":
+            state["transformer.h.0.ln_1.bias"][3] = torch.nan
+        case "infinity":
+            state["transformer.wte.weight"][0, 0] = torch.inf
+        case "integers":
+            state["transformer.wte.weight"] = torch.zeros(64, 8, dtype=torch.int8)
+        case "untied":
+            state["lm_head.weight"] = state["transformer.wte.weight"] + 1
+    return state
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("missing", "lacks transformer.h.0.mlp.c_fc.bias"),
+        ("unknown", "has unknown transformer.h.7.mlp.c_fc.bias"),
+        ("shape", "transformer.wpe.weight (17, 8) instead of (16, 8)"),
+        ("nan", "nan or infinity in transformer.h.0.ln_1.bias"),
+        ("infinity", "nan or infinity in transformer.wte.weight"),
+        ("integers", "transformer.wte.weight of type int8"),
+        ("untied", "the head is not tied"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(change: str, says: str, tmp_path: Path) -> None:
+    save_hf(make(SMALL), tmp_path)
+    safetensors.torch.save_file(changed_state(change), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load_hf(tmp_path)
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+class Trap:
+    """Writes a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def header(text: bytes, *, length: int | None = None, body: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(text) if length is None else length) + text + body
+
+
+def overlapping() -> bytes:
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    return header(json.dumps({"a": entry, "b": entry}).encode(), body=bytes(8))
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "not a whole safetensors file"),
+        (header(b"{}", length=2**62), "not a whole safetensors file"),
+        (header(b"{}", length=90_000_000), "not a whole safetensors file"),
+        (header(b"not json"), "not a whole safetensors file"),
+        (overlapping(), "not a whole safetensors file"),
+        (header(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'), "not a whole safetensors file"),
+        (header(b'{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}'), "safetensors"),
+        (b"PK\x03\x04" + bytes(100), "is a pickle"),
+    ],
+    ids=["empty", "absurd length", "longer than the file", "not JSON", "overlap", "cut", "overflow", "zip"],
+)
+def test_broken_and_hostile_files_are_refused(raw: bytes, says: str, tmp_path: Path) -> None:
+    save_hf(make(SMALL), tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    with pytest.raises(CheckpointError) as caught:
+        load_hf(tmp_path)
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_pickle_is_refused_and_not_opened(tmp_path: Path) -> None:
+    save_hf(make(SMALL), tmp_path)
+    trap = Trap(tmp_path / "sprung")
+    (tmp_path / "model.safetensors").write_bytes(pickle.dumps(trap))
+    with pytest.raises(CheckpointError, match="is a pickle"):
+        load_hf(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle") as caught:
+        load_hf(tmp_path)
+    assert "save_pretrained" in caught.value.hint
+    assert not (tmp_path / "sprung").exists()
+    touch, arguments = trap.__reduce__()
+    touch(*arguments)
+    assert (tmp_path / "sprung").exists()  # the trap would have worked
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "says"),
+    [
+        ("config.json", None, "cannot read"),
+        ("config.json", b"{", "is not JSON"),
+        ("config.json", b"[1]", "is not a JSON object"),
+        ("config.json", b"[" * 100_000, "is not JSON"),
+        ("model.safetensors", None, "does not exist"),
+    ],
+)
+def test_missing_and_broken_parts_are_named(name: str, raw: bytes | None, says: str, tmp_path: Path) -> None:
+    save_hf(make(SMALL), tmp_path)
+    if raw is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(raw)
+    with pytest.raises(CheckpointError) as caught:
+        load_hf(tmp_path)
+    assert name in caught.value.message
+    assert says in caught.value.message
+
+
+def test_a_model_in_several_files_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    save_hf(make(SMALL), tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="several files"):
+        load_hf(tmp_path)

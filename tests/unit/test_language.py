@@ -1,0 +1,179 @@
+"""The language task on a small data folder: sequences, loss, bits per byte, minimal pairs."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cuadrilla.config import ModelSection
+from cuadrilla.data.loader import collate
+from cuadrilla.data.shards import Manifest, ShardWriter, Split, write_manifest
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.errors import DataError
+from cuadrilla.model.generate import Sampling
+from cuadrilla.model.gpt2 import GPT2
+from cuadrilla.model.language import LanguageTask, log_likelihood, prefers_good
+from cuadrilla.model.task import Task
+
+pytestmark = pytest.mark.unit
+
+CONTEXT = 8
+TEXTS = {"train": ["la niña come pan", "el niño come pan y queso"] * 5, "val": ["la niña come queso"] * 3}
+SECTION = ModelSection(layers=1, heads=2, width=16, context=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    tokenizer = Tokenizer.train(TEXTS["train"], vocab_size=270)
+    tokenizer.save(folder / "tokenizer.json")
+    splits = {}
+    for name, texts in TEXTS.items():
+        writer = ShardWriter(folder, split=name, dtype="uint16", shard_tokens=20)
+        for text in texts:
+            writer.append([*tokenizer.encode(text), tokenizer.end_of_text])
+        shards = writer.close()
+        num_bytes = sum(len(text.encode()) for text in texts)
+        splits[name] = Split(num_tokens=writer.num_tokens, num_bytes=num_bytes, num_documents=len(texts), shards=shards)
+    manifest = Manifest(
+        tokenizer_sha256=tokenizer.sha256(),
+        vocab_size=tokenizer.vocab_size,
+        dtype="uint16",
+        end_of_text=tokenizer.end_of_text,
+        splits=splits,
+    )
+    write_manifest(folder, manifest)
+    return folder
+
+
+@pytest.fixture
+def task(folder: Path) -> LanguageTask:
+    return LanguageTask(folder, model=SECTION)
+
+
+def model_of(task: LanguageTask) -> GPT2:
+    torch.manual_seed(0)
+    return task.model().eval()
+
+
+def whole_split(task: LanguageTask, split: str) -> list[int]:
+    ids = []
+    for text in TEXTS[split]:
+        ids += [*task.tokenizer.encode(text), task.tokenizer.end_of_text]
+    return ids
+
+
+def test_it_is_a_task_with_the_vocabulary_of_its_data(task: LanguageTask) -> None:
+    assert isinstance(task, Task)
+    model = model_of(task)
+    assert model.config.vocab_size == task.tokenizer.vocab_size == task.manifest.vocab_size
+    assert (model.config.layers, model.config.heads, model.config.width, model.config.context) == (1, 2, 16, 8)
+    assert task.defaults.length == CONTEXT
+    assert task.data_hash() == task.manifest.hash()
+    for_adamw = [name for name, _ in model.named_parameters() if name.startswith(task.defaults.not_matrices)]
+    assert for_adamw == ["transformer.wte.weight", "transformer.wpe.weight"]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_sequences_predict_every_token_once(task: LanguageTask, split: str) -> None:
+    data, ids = task.data(split), whole_split(task, split)
+    assert len(data) == (len(ids) - 1) // CONTEXT
+    items = [data[number] for number in range(len(data))]
+    assert np.concatenate([item["ids"] for item in items]).tolist() == ids[: len(data) * CONTEXT]
+    assert np.concatenate([item["targets"] for item in items]).tolist() == ids[1 : len(data) * CONTEXT + 1]
+    assert items[0]["ids"].dtype == np.int64
+
+
+def test_sequences_outside_of_the_data_do_not_exist(task: LanguageTask) -> None:
+    data = task.data("train")
+    with pytest.raises(IndexError):
+        data[len(data)]
+    with pytest.raises(IndexError):
+        data[-1]
+
+
+def test_a_split_shorter_than_a_sequence_is_empty(folder: Path) -> None:
+    task = LanguageTask(folder, model=ModelSection(layers=1, heads=2, width=16, context=10_000))
+    assert len(task.data("val")) == 0
+
+
+def test_loss_is_a_sum_and_counts_tokens(task: LanguageTask) -> None:
+    model, data = model_of(task), task.data("train")
+    one, two = collate([data[0]]), collate([data[0], data[1]])
+    loss, count = task.loss(model, two)
+    first, second = task.loss(model, one)[0], task.loss(model, collate([data[1]]))[0]
+    assert count == 2 * CONTEXT
+    assert loss.item() == pytest.approx(first.item() + second.item(), rel=1e-6)
+    assert loss.requires_grad
+
+
+def test_bits_per_byte_is_the_loss_in_bytes_of_text(task: LanguageTask) -> None:
+    model, data = model_of(task), task.data("val")
+    batches = [collate([data[number]]) for number in range(len(data))]
+    measures = task.evaluate(model, iter(batches))
+    expected = sum(model.loss(b["ids"], b["targets"]).item() for b in batches) / (len(batches) * CONTEXT)
+    assert measures["loss"] == pytest.approx(expected, rel=1e-6)
+    num_tokens, num_bytes = len(whole_split(task, "val")), len("".join(TEXTS["val"]).encode())
+    assert measures["bits_per_byte"] == pytest.approx(expected / math.log(2) * num_tokens / num_bytes, rel=1e-6)
+
+
+def test_evaluating_nothing_is_an_error(task: LanguageTask) -> None:
+    with pytest.raises(DataError):
+        task.evaluate(model_of(task), iter([]))
+
+
+def test_log_likelihood_does_not_depend_on_the_padding(task: LanguageTask) -> None:
+    model = model_of(task)
+    texts = [[3, 9, 4], [5, 8, 6, 2, 7, 11, 13], [1, 2]]
+    together = log_likelihood(model, texts)
+    for ids, found in zip(texts, together, strict=True):
+        log_p = torch.log_softmax(model(torch.tensor([ids[:-1]]))[0].double(), -1)
+        expected = sum(log_p[place, token].item() for place, token in enumerate(ids[1:]))
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert log_likelihood(model, [ids]) == pytest.approx([expected], rel=1e-5)
+    assert log_likelihood(model, [[4]]) == [0.0]
+    with pytest.raises(DataError, match="context of 8"):
+        log_likelihood(model, [[1] * (CONTEXT + 2)])
+
+
+@dataclass(frozen=True)
+class Ending:
+    context: str
+    good: str
+    bad: str
+
+
+def test_a_trained_model_prefers_what_it_has_read(folder: Path) -> None:
+    task = LanguageTask(folder, model=ModelSection(layers=1, heads=2, width=16, context=32))
+    model = model_of(task)
+    pairs = [
+        Ending("la niña", "la niña come", "la niña niña"),
+        Ending("el niño", "el niño come pan", "el niño pan come"),
+    ]
+    swapped = [Ending(pair.context, pair.bad, pair.good) for pair in pairs]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = task.data("train")
+    batch = collate([data[number] for number in range(len(data))])
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss, count = task.loss(model, batch)
+        (loss / count).backward()
+        optimizer.step()
+    model.train()
+    assert prefers_good(model, task.tokenizer, pairs) == 1.0
+    assert prefers_good(model, task.tokenizer, swapped) == 0.0
+    assert prefers_good(model, task.tokenizer, [Ending("x", "x", "x")]) == 0.5
+    assert model.training
+
+
+def test_a_sample_begins_with_its_prompt_and_repeats_itself(task: LanguageTask) -> None:
+    model = model_of(task)
+    sampling = Sampling(temperature=0.8, max_tokens=12, seed=3)
+    text = task.sample(model, prompt="la niña", sampling=sampling)
+    assert text.startswith("la niña")
+    assert len(text) > len("la niña")
+    assert task.sample(model, prompt="la niña", sampling=sampling) == text
+    assert task.sample(model, prompt="", sampling=sampling) != ""

@@ -1,0 +1,68 @@
+"""Loading a Task from a user's file: what works, and every way in which it does not."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.errors import TaskError
+from cuadrilla.model.task import load_task
+
+pytestmark = pytest.mark.unit
+
+GOOD = """
+from dataclasses import dataclass
+import torch
+from cuadrilla.model.task import TaskDefaults
+
+@dataclass
+class Line:
+    defaults: TaskDefaults = TaskDefaults(length=1)
+    def model(self): return torch.nn.Linear(1, 1)
+    def loss(self, model, batch): return (model(batch["x"]) - batch["y"]).square().sum(), len(batch["x"])
+    def data(self, split): return [{"x": [1.0], "y": [2.0]}]
+    def data_hash(self): return "one point"
+    def evaluate(self, model, batches): return {"loss": 0.0}
+
+def line(): return Line()
+ready = Line()
+half = object()
+"""
+
+
+def write(folder: Path, text: str, *, name: str = "mine.py") -> Path:
+    (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["line", "Line", "ready"])
+def test_a_function_a_class_or_an_object_gives_the_task(name: str, tmp_path: Path) -> None:
+    task = load_task(f"mine.py:{name}", folder=write(tmp_path, GOOD))
+    assert task.defaults.length == 1
+    assert task.data_hash() == "one point"
+    assert sum(parameter.numel() for parameter in task.model().parameters()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "says"),
+    [
+        (GOOD, "other.py:line", r"other\.py does not exist"),
+        (GOOD, "mine.py:lime", r"mine\.py has no 'lime'"),
+        (GOOD, "mine.py:half", r"is not a Task: it lacks defaults, model, loss, data, data_hash, evaluate"),
+        ("import nothing_like_this", "mine.py:line", r"No module named 'nothing_like_this'"),
+        ("def broken(:", "mine.py:line", r"SyntaxError"),
+    ],
+    ids=["no file", "no name", "no task", "import", "syntax"],
+)
+def test_each_mistake_has_its_own_message(text: str, spec: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError) as caught:
+        load_task(spec, folder=write(tmp_path, text))
+    assert re.search(says, caught.value.message)
+    assert caught.value.hint
+
+
+def test_the_names_of_the_file_are_offered(tmp_path: Path) -> None:
+    with pytest.raises(TaskError) as caught:
+        load_task("mine.py:lime", folder=write(tmp_path, GOOD))
+    assert "line" in caught.value.hint
+    assert "__name__" not in caught.value.hint
