@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import transformers
 
-from cuadrilla.model.generate import Sampling, generate, generate_batch
+from cuadrilla.model.generate import Sampling, for_inference, generate, generate_batch
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_to_hf, load_hf, state_to_hf
 
@@ -95,8 +95,8 @@ class Pair:
         self.theirs = transformers.GPT2LMHeadModel(config)
         self.theirs.load_state_dict(state_to_hf(ours.state_dict()), strict=False)
         self.theirs.to(dtype).eval()
-        self.ours = ours.eval()
-        self.ours.compute_dtype = dtype
+        ours.compute_dtype = dtype
+        self.ours = for_inference(ours)  # once, as theirs is cast once
         generator = torch.Generator().manual_seed(arguments.seed)
         shape = (max(arguments.batch, 1), arguments.prompt_tokens)
         self.prompts = torch.randint(ours.config.vocab_size, shape, generator=generator)

@@ -70,8 +70,10 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        dtype = self.weight.dtype if x.device.type == "cpu" else x.dtype
-        return F.layer_norm(x, self.weight.shape, self.weight.to(dtype), self.bias.to(dtype), LAYER_NORM_EPSILON)
+        weight, bias = self.weight, self.bias
+        if x.device.type == "cpu":
+            return F.layer_norm(x, weight.shape, weight, bias, LAYER_NORM_EPSILON)
+        return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), LAYER_NORM_EPSILON)
 
 
 class Embedding(nn.Module):

@@ -33,7 +33,7 @@ def onednn_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor
     Measured on an AMD Zen 5: fp32 200 against 95 GFLOP/s of the MKL that torch calls, and weights for a single row are
     read at 23 against 15 GB/s; bf16, with weights packed by `pack`, at 28 against 13 GB/s.
     """
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
+    y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight_OI, bias_O, "none", [], "")
     return y
 
 
