@@ -184,11 +184,12 @@ def test_killed_again_and_again_no_committed_step_is_lost(run: RunDir, undisturb
 def test_a_second_training_in_the_same_folder_is_refused(run: RunDir) -> None:
     process = start(run)
     wait_for(reached(run, 5), process)
+    process.send_signal(signal.SIGSTOP)  # it would end before the second one has begun
     second = train(run)
-    assert second.returncode == 2
-    assert f"in use by process {process.pid}" in second.stderr
     process.kill()
     process.communicate()
+    assert second.returncode == 2
+    assert f"in use by process {process.pid}" in second.stderr
     assert train(run, "--stop-at", "60").returncode == 0  # the lock of a dead process is taken over
 
 

@@ -21,8 +21,15 @@ class Options:
     json: bool = False
 
 
+class TalkConsole(Console):
+    """Falls silent when nobody reads stderr any more; rich's own console would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 options = Options()
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+stderr = TalkConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:

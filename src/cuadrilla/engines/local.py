@@ -18,13 +18,14 @@ from torch import nn
 
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.host.facts import read_facts
+from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.base import Link
 from cuadrilla.link.inproc import Desk
 from cuadrilla.link.shaped import ShapedLink
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
-from cuadrilla.train.setup import Parts
+from cuadrilla.train.setup import Parts, compile_blocks
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ def run_local(parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
     threads = parts.config.train.threads or (1 if parts.config.sync.strict else max(1, num_cores() // len(speeds)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    keep_freed_memory()
     desk = Desk(parts.coordination.receive)
     try:
         parts.coordination.open(desk.send)
@@ -118,6 +120,8 @@ def _work(
         speed_hint=speed,
         pass_lock=pass_lock,
     )
+    if parts.config.train.compile:
+        compile_blocks(model)
     sync = ExactWorker(dict(model.named_parameters()), strict=parts.config.sync.strict)
     try:
         train(link, task=parts.task, model=model, sync=sync, worker=settings)

@@ -13,6 +13,7 @@ from torch import nn
 from cuadrilla.config import Config, FileTask, LanguageTask, TrainSection
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError
 from cuadrilla.model import language
+from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.task import Task, load_task
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import differences, dump, read_run_config
@@ -140,6 +141,18 @@ def assemble(
         store=store,
         resumed_at=coordinator.version,
     )
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """torch.compile for the blocks of our GPT-2 one by one (one compilation serves all), else for the whole model.
+
+    In place: parameters and their names stay.
+    """
+    if isinstance(model, GPT2):
+        for block in model.transformer.h:
+            block.compile()
+    else:
+        model.compile()
 
 
 def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length) -> ExactMerge:
