@@ -230,6 +230,10 @@ def test_the_outer_step_with_rate_1_and_no_momentum_changes_nothing(tmp_path: Pa
     assert relative_difference(final(tmp_path / "outer"), final(tmp_path / "plain")) < 1e-6
 
 
+def test_the_largest_seed(tmp_path: Path) -> None:
+    assert execute(tmp_path, RaggedRegression(), f"run.seed={2**63 - 1}", "train.steps=2").complete
+
+
 def test_the_outer_step_by_hand() -> None:
     """θ: 0 → −1 → −2 (outer: Δ = 2, u = 2, step = 0.5 · (2 + 0.5 · 2) = 1.5)."""
     params = {"w": nn.Parameter(torch.zeros(1))}

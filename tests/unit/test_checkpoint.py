@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -160,7 +161,7 @@ def test_ten_thousand_checkpoints_are_listed_at_once(tmp_path: Path) -> None:
 
 def test_another_model_is_refused_with_the_differing_names(tmp_path: Path) -> None:
     expected = {"a.weight": torch.zeros(999), "c": torch.zeros(1)}
-    with pytest.raises(CheckpointError, match=r"b, c, a.weight \(1000,\) instead of \(999,\)"):
+    with pytest.raises(CheckpointError, match=r"b, c, a.weight float32 \(1000,\) instead of float32 \(999,\)"):
         c.check_shapes(expected, TENSORS, path=tmp_path)
 
 
@@ -172,6 +173,16 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, small_disk: Path) -> 
     assert [c.version_of(path) for path in c.list_checkpoints(small_disk)] == [1]
     (small_disk / "filler").unlink()
     assert save(small_disk, 2).exists()
+
+
+def test_a_read_only_disk_leaves_the_one_before(small_disk: Path) -> None:
+    save(small_disk, 1)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True, timeout=30)
+    with pytest.raises(ResourceError, match="Read-only"):
+        save(small_disk, 2)
+    found = c.load_newest(small_disk)
+    assert found is not None
+    assert found.version == 1
 
 
 def small_disk_free(path: Path) -> int:

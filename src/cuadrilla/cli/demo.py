@@ -65,10 +65,11 @@ def demo(
     say("\n3/4 evaluate    200 new stories, 500 minimal pairs")
     result = _evaluate(run)
     say("\n4/4 three of its stories")
-    for text in result["examples"]:
-        emit(f"\n{text}")
     if options.json:
         emit_json({**result, "seconds": time.monotonic() - began})
+    else:
+        for text in result["examples"]:
+            emit(f"\n{text}")
     say(
         f"\ndone in {(time.monotonic() - began) / 60:.1f} minutes. What to type next:\n"
         f'  cuadrilla generate {folder} "Había una vez una niña"\n'

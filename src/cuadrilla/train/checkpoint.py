@@ -149,16 +149,20 @@ def prune_checkpoints(folder: Path, *, keep: int, protect: Iterable[int]) -> lis
 
 
 def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *, path: Path) -> None:
-    """Raise CheckpointError listing names and shapes that differ between the model and a checkpoint."""
+    """Raise CheckpointError listing names, dtypes and shapes that differ between the model and a checkpoint."""
     differing = sorted(expected.keys() ^ found.keys())
     differing += [
-        f"{name} {tuple(found[name].shape)} instead of {tuple(expected[name].shape)}"
+        f"{name} {_form(found[name])} instead of {_form(expected[name])}"
         for name in sorted(expected.keys() & found.keys())
-        if expected[name].shape != found[name].shape
+        if _form(expected[name]) != _form(found[name])
     ]
     if differing:
         shown = ", ".join(differing[:4]) + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
         raise CheckpointError(f"{path} is of another model: {shown}", hint="use the run file it was made with")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def file_sha256(path: Path) -> str:

@@ -137,7 +137,8 @@ class WorkerSettings:
     def random_numbers(self, unit: int, first: int) -> Iterator[None]:
         """Random numbers of a pass depend on its unit only. The lock keeps threads off torch's global generator."""
         with self._pass_lock:
-            torch.manual_seed((self.run.seed * 1_000_003 + unit) * 1_000_003 + first % self.train.unit_sequences)
+            key = (self.run.seed * 1_000_003 + unit) * 1_000_003 + first % self.train.unit_sequences
+            torch.manual_seed(key % 2**63)
             yield
 
 

@@ -1,0 +1,70 @@
+"""Every command of both READMEs, run in order in an empty folder, the demonstration and its quality included."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.data import cuentos
+
+ROOT = Path(__file__).parents[2]
+SMALLER = {"tokens": "4096", "batch_sequences": "2", "unit_sequences": "1"}  # for runs that would take hours here
+
+
+def commands(readme: str) -> list[list[str]]:
+    """The lines of the ```bash blocks, without comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / readme).read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def cuadrilla(arguments: list[str], folder: Path, *, timeout: int) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cuadrilla", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=timeout, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, f"cuadrilla {arguments}: {done.stderr}"
+    return done
+
+
+def test_both_readmes_show_the_same_commands() -> None:
+    assert commands("README.md") == commands("README.es.md")
+
+
+@pytest.mark.timeout(1800)
+def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+    (tmp_path / "quijote.txt").write_bytes("\r\n".join(cuentos.stories(300)).encode("iso-8859-1", "replace"))
+    (tmp_path / "novelas").mkdir()
+    for number in range(3):
+        text = "\n\n".join(cuentos.stories(200, start=1000 * (number + 1)))
+        (tmp_path / "novelas" / f"{number}.md").write_text(text, encoding="utf-8")
+    verbs = set()
+    for line in commands("README.md"):
+        match line:
+            case ["make", "demo"]:
+                result = json.loads(cuadrilla(["--json", "demo"], tmp_path, timeout=1500).stdout)
+                assert result["stories_right"] >= 0.9
+                assert result["pairs_right"] >= 0.95
+            case ["make", "check" | "test"] | [".", ".venv/bin/activate"]:
+                continue
+            case ["cuadrilla", verb, *arguments]:
+                verbs.add(verb)
+                cuadrilla([verb, *arguments], tmp_path, timeout=300)
+                if verb == "new":
+                    shrink(tmp_path / arguments[0] / "run.toml")
+            case _:
+                pytest.fail(f"the README shows a command that no test runs: {line}")
+    assert verbs == {"generate", "eval", "devices", "data", "new", "train"}
+
+
+def shrink(run_file: Path) -> None:
+    text = run_file.read_text(encoding="utf-8")
+    for key, value in SMALLER.items():
+        text = re.sub(rf"^{key} = \d+", f"{key} = {value}", text, flags=re.MULTILINE)
+    run_file.write_text(text, encoding="utf-8")
