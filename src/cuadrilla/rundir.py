@@ -9,6 +9,7 @@ Invariants
 
 import json
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +77,11 @@ class RunDir:
     @property
     def lock(self) -> Path:
         return self.path / "lock"
+
+
+def typed(path: Path) -> str:
+    """A path as one types it in a shell: quoted where it must be."""
+    return shlex.quote(str(path))
 
 
 def fsync_folder(folder: Path) -> None:

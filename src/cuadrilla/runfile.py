@@ -19,7 +19,7 @@ import tomli_w
 
 from cuadrilla.config import SCHEMA, Config, Section
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, typed
 
 MAX_FILE_BYTES = 1_000_000
 MAX_NESTING = 8
@@ -72,10 +72,10 @@ def read_run_config(run: RunDir) -> Config:
         return Config.model_validate(values)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{run.path} is not a trained run: it has no {run.config.name}", hint=f"cuadrilla train {run.path}"
+            f"{run.path} is not a trained run: it has no {run.config.name}", hint=f"cuadrilla train {typed(run.path)}"
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{run.config} cannot be read: {error}", hint=f"cuadrilla train {run.path}") from error
+        raise ConfigError(f"{run.config} cannot be read: {error}", hint=f"cuadrilla train {typed(run.path)}") from error
 
 
 def resolve(text: str, *, sets: Sequence[str] = (), name: str = "run.toml") -> Resolved:

@@ -11,7 +11,7 @@ from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.train import train_run
 from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
-from cuadrilla.rundir import RunDir, storage_errors, write_atomic
+from cuadrilla.rundir import RunDir, storage_errors, typed, write_atomic
 from cuadrilla.runfile import read_run_file
 
 NUM_STORIES = 60_000
@@ -72,7 +72,7 @@ def demo(
             emit(f"\n{text}")
     say(
         f"\ndone in {(time.monotonic() - began) / 60:.1f} minutes. What to type next:\n"
-        f'  cuadrilla generate {folder} "Había una vez una niña"\n'
+        f'  cuadrilla generate {typed(folder)} "Había una vez una niña"\n'
         f"  cuadrilla data prepare your-texts/ --out data && cuadrilla new my-gpt2 && cuadrilla train my-gpt2"
     )
 

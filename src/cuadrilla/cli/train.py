@@ -12,7 +12,7 @@ from cuadrilla.config import Config
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
-from cuadrilla.rundir import FolderLock, RunDir, storage_errors, write_atomic, write_json
+from cuadrilla.rundir import FolderLock, RunDir, storage_errors, typed, write_atomic, write_json
 from cuadrilla.runfile import Resolved, dump, read_run_file
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def new(
     with storage_errors(target):
         name.mkdir(parents=True, exist_ok=True)
     write_atomic(target, run_file_text(size, data=data))
-    say(f"wrote {target}\n\nnext: cuadrilla train {target}")
+    say(f"wrote {target}\n\nnext: cuadrilla train {typed(target)}")
 
 
 def run_file_text(size: str, *, data: str) -> str:
@@ -102,7 +102,7 @@ def train(
             {"version": outcome.version, "tokens": outcome.tokens, "complete": outcome.complete, **outcome.last_row}
         )
     if outcome.complete:
-        say(f"\nnext: cuadrilla generate {folder.path}\n      cuadrilla eval {folder.path}")
+        say(f"\nnext: cuadrilla generate {typed(folder.path)}\n      cuadrilla eval {typed(folder.path)}")
     elif "received" in outcome.reason:
         say(f"\nstopped at step {outcome.version} and saved; the same command goes on from there")
         raise typer.Exit(INTERRUPTED_EXIT_CODE)

@@ -15,7 +15,7 @@ from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceEr
 from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.task import Task, load_task
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import differences, dump, read_run_config
 from cuadrilla.sync.coordinator import Coordinator, Rules
 from cuadrilla.sync.exact import ExactMerge
@@ -205,7 +205,9 @@ def load_trained(run: RunDir, *, device: str = "auto", precision: str = "auto") 
     task = make_task(config, run.path)
     found = load_newest(run.checkpoints)
     if found is None:
-        raise CheckpointError(f"{run.path} has no checkpoint yet", hint=f"train it: cuadrilla train {run.run_file}")
+        raise CheckpointError(
+            f"{run.path} has no checkpoint yet", hint=f"train it: cuadrilla train {typed(run.run_file)}"
+        )
     model = make_model(task, seed=config.run.seed)
     tensors = model_tensors(model)
     check_shapes(tensors, found.model, path=found.path)
