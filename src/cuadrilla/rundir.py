@@ -163,7 +163,7 @@ class FolderLock:
         self._purpose = purpose
 
     def __enter__(self) -> "FolderLock":
-        mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": psutil.Process().create_time()})
+        mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": _start_mark(os.getpid())})
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
             with storage_errors(self._path):
@@ -200,11 +200,21 @@ class FolderLock:
             return None
         if owner["host"] != socket.gethostname():
             return owner
-        try:
-            started = psutil.Process(owner["pid"]).create_time()
-        except (psutil.Error, TypeError, ValueError):
-            return None
-        return owner if abs(started - owner.get("started", started)) < 1.0 else None
+        mark = _start_mark(owner["pid"])
+        return owner if mark is not None and mark == owner.get("started", mark) else None
 
     def __exit__(self, *_: object) -> None:
         self._path.unlink(missing_ok=True)
+
+
+def _start_mark(pid: Any) -> str | None:
+    """What tells a process from a later one with its pid; None if there is none. No wall clock: that may be set."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{fields[19]} ticks after boot {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    except (OSError, IndexError):
+        pass
+    try:
+        return str(psutil.Process(pid).create_time())  # no /proc: macOS, Windows
+    except (psutil.Error, TypeError, ValueError):
+        return None

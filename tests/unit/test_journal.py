@@ -60,14 +60,13 @@ def test_a_flipped_bit_never_gives_a_wrong_record(
         assert all(torch.equal(t, good[record.version].gradients[name]) for name, t in record.gradients.items())
 
 
-def test_going_on_after_a_torn_tail(tmp_path: Path) -> None:
-    sizes = write(tmp_path, count=2)
-    path = tmp_path / "v00000005.log"
-    path.write_bytes(path.read_bytes()[:-3])
+def test_segments_of_another_history_are_discarded(tmp_path: Path) -> None:
+    write(tmp_path, count=1)
     with Journal(tmp_path) as journal:
-        journal.continue_segment(5, valid_bytes=sizes[0])
-        journal.append({"version": 7, "units": []}, {})
-    assert [record.version for record, _ in read_segment(tmp_path, 5)] == [6, 7]
+        journal.begin_segment(3)
+        journal.discard_from(4)
+        assert not journal.is_open
+    assert [path.name for path in tmp_path.iterdir()] == ["v00000003.log"]
 
 
 def test_pruning(tmp_path: Path) -> None:

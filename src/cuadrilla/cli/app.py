@@ -62,9 +62,6 @@ def main() -> None:
     except KeyboardInterrupt:
         say("interrupted")
         sys.exit(INTERRUPTED_EXIT_CODE)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
     except Exception as error:  # the CLI boundary: anything unforeseen is our own bug
         if options.debug:
             raise

@@ -96,10 +96,17 @@ def train(
     """Train, or go on where a run stopped. Ctrl-C saves and stops; the same command resumes."""
     resolved = read_run_file(run, sets=sets or [])
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
+    from cuadrilla.train.metrics import finite
+
     outcome = train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at)
     if options.json:
         emit_json(
-            {"version": outcome.version, "tokens": outcome.tokens, "complete": outcome.complete, **outcome.last_row}
+            {
+                "version": outcome.version,
+                "tokens": outcome.tokens,
+                "complete": outcome.complete,
+                **finite(outcome.last_row),
+            }
         )
     if outcome.complete:
         say(f"\nnext: cuadrilla generate {typed(folder.path)}\n      cuadrilla eval {typed(folder.path)}")

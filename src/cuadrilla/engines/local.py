@@ -45,9 +45,9 @@ def run_local(parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
     desk = Desk(parts.coordination.receive)
     try:
         parts.coordination.open(desk.send)
-        if len(speeds) == 1:
+        if parts.coordination.outcome is None and len(speeds) == 1:
             _work("worker-1", parts, desk, model=parts.model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
-        else:
+        elif parts.coordination.outcome is None:
             _work_in_threads(parts, desk, wrap_link=wrap_link)
     finally:
         parts.store.close()
@@ -76,7 +76,7 @@ def _work_in_threads(parts: Parts, desk: Desk, *, wrap_link: WrapLink | None) ->
             try:
                 _work(name, parts, desk, model=model, speed=speed, wrap_link=wrap_link, pass_lock=pass_lock)
                 alive.discard(name)
-            except Exception as error:  # noqa: BLE001  the worker's entry: its death must reach the coordinator
+            except BaseException as error:  # noqa: BLE001  the worker's entry: its death must reach the coordinator
                 log.exception("%s died", name) if parts.coordination.failure is None else None
                 alive.discard(name)
                 _report_death(parts, name, error, last=not alive)
@@ -89,7 +89,7 @@ def _work_in_threads(parts: Parts, desk: Desk, *, wrap_link: WrapLink | None) ->
             thread.join(timeout=0.2)  # a bound, so that the main thread sees signals
 
 
-def _report_death(parts: Parts, worker: str, error: Exception, *, last: bool) -> None:
+def _report_death(parts: Parts, worker: str, error: BaseException, *, last: bool) -> None:
     """The others go on without it; the death of the last one is the run's."""
     if last:
         parts.coordination.fail(error)

@@ -30,6 +30,7 @@ from cuadrilla.rundir import fsync_folder, storage_errors
 SCHEMA = 1
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 MANIFEST = "manifest.json"
+OLDER = "an older checkpoint is used if there is one"
 MAX_JSON_BYTES = 100 * 2**20
 _NAME = re.compile(r"v(\d{8,})")
 
@@ -100,7 +101,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         model = safetensors.torch.load_file(path / "model.safetensors")
         optimizer = safetensors.torch.load_file(path / "optimizer.safetensors")
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}", hint="an older checkpoint is used if there is one") from error
+        raise CheckpointError(f"{path}: {error}", hint=OLDER) from error
     return Checkpoint(path=path, version=state["version"], model=model, optimizer=optimizer, state=state)
 
 
@@ -114,13 +115,19 @@ def verify_checkpoint(path: Path) -> None:
         )
     files = manifest.get("files")
     if not isinstance(files, dict) or set(files) != set(FILES):
-        raise CheckpointError(f"{path}: the manifest does not name exactly {', '.join(FILES)}")
+        raise CheckpointError(f"{path}: the manifest does not name exactly {', '.join(FILES)}", hint=OLDER)
     for name, entry in files.items():
         file = path / name
         if file.is_symlink() or not file.is_file():
-            raise CheckpointError(f"{path}: {name} is missing or not a plain file")
-        if file.stat().st_size != entry.get("num_bytes") or file_sha256(file) != entry.get("sha256"):
-            raise CheckpointError(f"{path}: {name} is damaged (its size or SHA-256 differs from the manifest)")
+            raise CheckpointError(f"{path}: {name} is missing or not a plain file", hint=OLDER)
+        try:
+            same = file.stat().st_size == entry.get("num_bytes") and file_sha256(file) == entry.get("sha256")
+        except OSError as error:  # removed while it was read, or a failing disk
+            raise CheckpointError(f"{path}: {name} cannot be read: {error.strerror}", hint=OLDER) from error
+        if not same:
+            raise CheckpointError(
+                f"{path}: {name} is damaged (its size or SHA-256 differs from the manifest)", hint=OLDER
+            )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -135,6 +142,14 @@ def version_of(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match.group(1))
+
+
+def set_aside(path: Path) -> None:
+    """Rename a checkpoint that does not verify, so that it is neither listed nor counted; its files stay."""
+    aside = path.with_name(f".{path.name}.damaged")
+    if aside.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+    os.rename(path, aside)
 
 
 def prune_checkpoints(folder: Path, *, keep: int, protect: Iterable[int]) -> list[Path]:
@@ -205,12 +220,12 @@ def _write_files(
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         if path.is_symlink() or path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} is not a plain file of a reasonable size")
+            raise CheckpointError(f"{path} is not a plain file of a reasonable size", hint=OLDER)
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}", hint=OLDER) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a table")
+        raise CheckpointError(f"{path} does not hold a table", hint=OLDER)
     return value
 
 

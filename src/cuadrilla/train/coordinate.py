@@ -8,7 +8,8 @@ step, announce. A run that fails here fails as a whole: `failure` holds the reas
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,11 +68,11 @@ class Coordination:
         store: Store,
         length: Length,
         sinks: Sequence[Sink],
-        observe: Callable[[int, int], Scalars],
+        observe: Callable[[int], Scalars],
         stop_at: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`observe(version, tokens)` evaluates and samples when it is due and returns what to log with the commit."""
+        """`observe(version)` evaluates and samples when it is due and returns what to log with the commit."""
         self._coordinator = coordinator
         self._merge = merge
         self._guard = guard
@@ -85,18 +86,21 @@ class Coordination:
         self._meter = Meter(clock)
         self._contributions: dict[int, Contribution] = {}
         self._send: Send = _nobody
-        self._stop_reason = ""
+        self._stop_reason = f"step {stop_at} reached" if 0 < stop_at <= coordinator.version else ""
         self._row: dict[str, Any] = {}
         self.outcome: Outcome | None = None
         self.failure: BaseException | None = None
 
     def open(self, send: Send) -> None:
-        """Start answering workers through `send(worker, message)`; a new run keeps its initial weights first."""
+        """Start answering workers through `send(worker, message)`.
+
+        First the state as it is now becomes a checkpoint, if it is none yet: the initial weights, redone steps.
+        """
         self._send = send
         with self._lock:
-            if self._coordinator.version == 0:
-                self._store.save(self._snapshot, version=0)
-            self._perform(self._coordinator.start())
+            actions = self._coordinator.start()
+            self._store.save(self._snapshot, version=self._coordinator.version)
+            self._perform(actions)
 
     def request_stop(self, reason: str) -> None:
         """Checkpoint and stop at the next message of any worker. Safe in a signal handler."""
@@ -104,24 +108,30 @@ class Coordination:
 
     def left(self, worker: str, reason: str) -> None:
         """A door reports that a worker died."""
-        with self._lock:
+        with self._lock, self._failing_together():
             self._store.event("left", worker=worker, reason=reason)
             self._handle(state.Left(worker=worker, reason=reason))
 
     def receive(self, worker: str, message: ToCoordinator) -> None:
         """A worker's message. Raises what makes the whole run fail."""
-        with self._lock:
-            try:
-                if self._stop_reason and self.outcome is None:
-                    self._handle(state.StopRequested(reason=self._stop_reason))
-                self._handle(self._as_event(worker, message))
-            except BaseException as error:
-                self.fail(error)
-                raise
+        with self._lock, self._failing_together():
+            if self._stop_reason and self.outcome is None:
+                self._handle(state.StopRequested(reason=self._stop_reason))
+            self._handle(self._as_event(worker, message))
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def fail(self, error: BaseException) -> None:
         """Remember the first reason and send everyone home."""
-        self.failure = self.failure or error
+        if self.failure is None:
+            self.failure = error
+            self._store.status("failed", version=self._coordinator.version, row=self._row)
         self._coordinator.finished = True
         for member in list(self._coordinator.members):
             self._send(member, Stop(reason="the run failed"))
@@ -136,6 +146,8 @@ class Coordination:
             case Goodbye():
                 return state.Left(worker=worker, reason=message.reason)
             case Contribute():
+                if message.lease_id in self._contributions:
+                    return state.Heard(worker=worker, passes=0)  # the same answer twice
                 tensors = message.tensors
                 assert isinstance(tensors, Mapping)
                 self._contributions[message.lease_id] = Contribution(
@@ -188,8 +200,10 @@ class Coordination:
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
         loss = sum(item.loss for item in contributions) / max(tokens - action.tokens_before, 1)
         self._row = {"tokens": tokens, "loss": loss, "workers": len({answer.worker for answer in action.answers})}
-        if not contributions:
-            verdict = self._guard.judge(loss=float("nan"), norm=float("nan"))
+        if tokens == action.tokens_before:  # nothing to learn from: every unit was skipped, or holds no token
+            self._row["loss"] = float("nan")
+            nothing = float("nan")
+            verdict = self._guard.judge(loss=nothing, norm=nothing) if action.skipped else Verdict.SKIP
         else:
             reduced = self._merge.reduce(contributions, planned_tokens=self._length.round_tokens)
             if reduced.bad:
@@ -206,14 +220,16 @@ class Coordination:
 
     def _apply(self, action: state.Merge, *, verdict: Verdict, tokens: int) -> None:
         header = {"version": action.version, "units": action.units, "skipped": action.skipped, "tokens": tokens}
-        header |= {"norm": self._row.get("grad_norm"), "loss": self._row["loss"], "verdict": verdict.value}
+        planned_tokens = action.version * self._length.round_tokens
+        header |= {"norm": self._row.get("grad_norm"), "verdict": verdict.value, "guard": self._guard.state()}
+        header["planned_tokens"] = planned_tokens
         if action.skipped:
             self._store.event("units skipped", version=action.version, units=action.skipped)
         match verdict:
             case Verdict.OK:
                 self._store.journal(header, self._merge.gradients)
                 self._row["lr_factor"] = self._merge.step(
-                    norm=self._row["grad_norm"], tokens=tokens, version=action.version
+                    norm=self._row["grad_norm"], tokens=planned_tokens, version=action.version
                 )
             case Verdict.SKIP:
                 self._announce("update skipped", action, level=logging.WARNING)
@@ -243,7 +259,7 @@ class Coordination:
         rate, seconds = self._meter.read()
         row = {**self._row, "tokens_per_second": rate, "seconds": seconds}
         resume = self._meter.pause()
-        row |= self._observe(version, action.tokens)
+        row |= self._observe(version)
         for sink in self._sinks:
             try:
                 sink.log(version, row)
@@ -253,7 +269,7 @@ class Coordination:
         self._store.after_commit(self._snapshot, version=version, row=row, last=version == self._length.num_versions)
         resume()
         if version == self._stop_at:
-            self._stop_reason = f"step {version} reached"
+            self._stop_reason = self._stop_reason or f"step {version} reached"
 
     def _snapshot(self) -> dict[str, Any]:
         return {"coordinator": self._coordinator.snapshot(), "guard": self._guard.state()}
@@ -264,6 +280,7 @@ class Coordination:
         self.outcome = Outcome(
             version=version, tokens=tokens, complete=action.complete, reason=action.reason, last_row=self._row
         )
+        self._store.status("complete" if action.complete else "stopped", version=version, row=self._row)
         self._store.event("finished", version=version, complete=action.complete, reason=action.reason)
         for worker in list(self._coordinator.members):
             self._send(worker, Stop(reason=action.reason))

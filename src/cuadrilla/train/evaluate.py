@@ -1,5 +1,6 @@
 """Held-out loss, samples, and for models of the built-in stories: how many of theirs are right."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,13 +13,16 @@ from torch import Tensor, nn
 from cuadrilla.config import EvaluateSection, SampleSection
 from cuadrilla.data import cuentos
 from cuadrilla.data.loader import collate, to_device
+from cuadrilla.errors import ResourceError
 from cuadrilla.model.generate import Sampling, for_inference, generate_batch
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import LanguageTask, prefers_good
 from cuadrilla.model.task import Task
-from cuadrilla.rundir import write_atomic
+from cuadrilla.rundir import storage_errors, write_atomic
 from cuadrilla.train.metrics import Scalars
 from cuadrilla.train.precision import Precision
+
+log = logging.getLogger(__name__)
 
 EVALUATION_BATCH = 16
 EVALUATIONS_PER_RUN = 10
@@ -39,24 +43,34 @@ class Observer:
     total_tokens: int
     samples: Path
 
-    def __call__(self, version: int, tokens: int) -> Scalars:
-        """What to log beside the commit of `version`; {} when nothing is due."""
+    def __call__(self, version: int) -> Scalars:
+        """What to log beside the commit of `version`; {} when nothing is due. Counts planned tokens."""
         found: dict[str, float | int | str] = {}
         every = self.evaluate.every_tokens or max(self.total_tokens // EVALUATIONS_PER_RUN, 1)
-        if self._crossed(every, tokens):
+        if self._crossed(every, version):
             measures = evaluate(
                 self.task, self.model, section=self.evaluate, device=self.device, precision=self.precision
             )
             found |= {f"val_{name}": value for name, value in measures.items()}
-        if self._crossed(self.sample.every_tokens or every, tokens):
+        if self._crossed(self.sample.every_tokens or every, version):
             text = sample(self.task, self.model, section=self.sample, seed=version)
             if text:
-                self.samples.mkdir(exist_ok=True)
-                write_atomic(self.samples / f"v{version:08d}.txt", text + "\n")
+                self._keep(text, version)
                 found["sample"] = text
         return found
 
-    def _crossed(self, every: int, tokens: int) -> bool:
+    def _keep(self, text: str, version: int) -> None:
+        """A sample that cannot be written is no reason to stop a training."""
+        path = self.samples / f"v{version:08d}.txt"
+        try:
+            with storage_errors(path):
+                self.samples.mkdir(exist_ok=True)
+            write_atomic(path, text + "\n")
+        except ResourceError as error:
+            log.warning("%s", error.message)
+
+    def _crossed(self, every: int, version: int) -> bool:
+        tokens = version * self.round_tokens
         return tokens >= self.total_tokens or tokens // every > (tokens - self.round_tokens) // every
 
 

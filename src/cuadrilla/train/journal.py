@@ -5,7 +5,7 @@ commit is announced. After a crash: newest verified checkpoint, then every recor
 state of the last commit, because the same code applies the same gradients. A segment `journal/v%08d.log` holds the
 records that follow that checkpoint; segments older than the oldest checkpoint are removed.
 
-    record = length (8) | CRC-32 (4) | header length (4) | header JSON | tensors, raw little-endian, in header order
+    record = length (8) | CRC-32 of all else (4) | header length (4) | header JSON | tensors, raw, in its order
 """
 
 import json
@@ -13,6 +13,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +22,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from cuadrilla.errors import CheckpointError
+from cuadrilla.errors import CheckpointError, ResourceError
 from cuadrilla.rundir import fsync_folder, storage_errors
 
 _FRAME = struct.Struct("<QII")
+_LENGTHS = struct.Struct("<QI")
 MAX_HEADER_BYTES = 64 * 2**20
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -57,15 +59,6 @@ class Journal:
             self._file = open(path, "wb")  # noqa: SIM115  stays open between commits
             fsync_folder(self._folder)
 
-    def continue_segment(self, version: int, *, valid_bytes: int) -> None:
-        """After a replay: cut the torn tail and append behind it."""
-        self.close()
-        path = _segment(self._folder, version)
-        with storage_errors(path):
-            self._file = open(path, "r+b")  # noqa: SIM115
-            self._file.truncate(valid_bytes)
-            self._file.seek(valid_bytes)
-
     def append(self, header: Mapping[str, Any], gradients: Mapping[str, Tensor]) -> None:
         """Durable when it returns. Raises ResourceError."""
         assert self._file is not None, "begin_segment first"
@@ -73,22 +66,49 @@ class Journal:
         layout = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
         head = json.dumps({**header, "tensors": layout}).encode()
         payload = [t.flatten().view(torch.uint8).numpy().data for t in tensors.values() if t.numel()]
-        crc = zlib.crc32(head)
+        total = len(head) + sum(part.nbytes for part in payload)
+        crc = zlib.crc32(head, _length_crc(total, len(head)))
         for part in payload:
             crc = zlib.crc32(part, crc)
-        total = len(head) + sum(part.nbytes for part in payload)
+        try:
+            self._write(_FRAME.pack(total, crc, len(head)), head, *payload)
+        except ResourceError:
+            self._drop()  # its tail is torn: the next checkpoint begins another segment
+            raise
+
+    def _write(self, *parts: bytes | memoryview) -> None:
+        assert self._file is not None
         with storage_errors(Path(self._file.name)):
-            self._file.write(_FRAME.pack(total, crc, len(head)))
-            self._file.write(head)
-            for part in payload:
+            for part in parts:
                 self._file.write(part)
             self._file.flush()
             os.fsync(self._file.fileno())
 
+    def _drop(self) -> None:
+        assert self._file is not None
+        with suppress(OSError):  # closing flushes what could not be written
+            self._file.close()
+        self._file = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
     def prune(self, *, oldest_checkpoint: int) -> None:
-        for path in self._folder.glob("v*.log"):
-            if int(path.stem[1:]) < oldest_checkpoint:
+        """Remove the segments that no checkpoint needs any more."""
+        for path, version in self._segments():
+            if version < oldest_checkpoint:
                 path.unlink(missing_ok=True)
+
+    def discard_from(self, version: int) -> None:
+        """Remove segments of this version and later ones: leftovers of a history that did not happen."""
+        self.close()
+        for path, first in self._segments():
+            if first >= version:
+                path.unlink(missing_ok=True)
+
+    def _segments(self) -> list[tuple[Path, int]]:
+        return [(path, int(path.stem[1:])) for path in self._folder.glob("v*.log")]
 
     def close(self) -> None:
         if self._file is not None:
@@ -122,6 +142,11 @@ def has_segment(folder: Path, version: int) -> bool:
     return _segment(folder, version).is_file()
 
 
+def _length_crc(total: int, head_bytes: int) -> int:
+    """The lengths are under the CRC too: a flipped bit in them must not move the border of header and tensors."""
+    return zlib.crc32(_LENGTHS.pack(total, head_bytes))
+
+
 def _read_record(file: BinaryIO, *, size: int) -> Record | None:
     frame = file.read(_FRAME.size)
     if len(frame) < _FRAME.size:
@@ -130,7 +155,7 @@ def _read_record(file: BinaryIO, *, size: int) -> Record | None:
     if total > size - file.tell() or head_bytes > min(total, MAX_HEADER_BYTES):
         return None
     body = bytearray(file.read(total))
-    if len(body) < total or zlib.crc32(body) != crc:
+    if len(body) < total or zlib.crc32(body, _length_crc(total, head_bytes)) != crc:
         return None
     try:
         header = json.loads(body[:head_bytes])

@@ -74,7 +74,7 @@ def train(
                     loss, tokens = task.loss(model, batch)
                 torch.autograd.backward([loss * (loss_scale / lease.planned_tokens)])
                 add_loss(sums, loss, tokens)
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 pass_limit = smaller_pass(count, fixed=sync.one_unit_per_pass, error=error)
@@ -87,7 +87,7 @@ def train(
             first += count
             link.call(Progress(passes=passes))
 
-            if first == len(indices) and loss_scale != 1 and not unscale(sync, loss_scale):
+            if first == len(indices) and precision.loss_scale != 1 and not unscale(sync, loss_scale):
                 if loss_scale > MIN_LOSS_SCALE:
                     loss_scale /= 2
                     log.info("fp16 overflow: loss scale is now %g", loss_scale)
@@ -162,12 +162,14 @@ def unscale(sync: ExactWorker, loss_scale: float) -> bool:
     return True
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has a class for it; the CPU and MPS allocators only a text."""
-    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """CUDA and Python have a class for it; the CPU and MPS allocators only a text."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        text in str(error) for text in OUT_OF_MEMORY_TEXTS
+    )
 
 
-def smaller_pass(count: int, *, fixed: bool, error: RuntimeError) -> int:
+def smaller_pass(count: int, *, fixed: bool, error: Exception) -> int:
     """Half of a pass that did not fit. Raises ResourceError where a pass cannot shrink."""
     if fixed or count == 1:
         what = "a unit in strict mode" if fixed else "a single sequence"

@@ -12,6 +12,13 @@ from cuadrilla.rundir import storage_errors
 Scalars = Mapping[str, float | int | str]
 
 
+def finite(scalars: Scalars) -> dict[str, Any]:
+    """NaN and infinities become None: JSON has no name for them."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in scalars.items()
+    }
+
+
 class Sink(Protocol):
     """A place for one row of numbers per commit."""
 
@@ -28,9 +35,7 @@ class JsonlSink:
             self._file: TextIO = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  open for the whole run
 
     def log(self, step: int, scalars: Scalars) -> None:
-        row: dict[str, Any] = {"version": step}
-        for key, value in scalars.items():
-            row[key] = None if isinstance(value, float) and not math.isfinite(value) else value
+        row = {"version": step, **finite(scalars)}
         with storage_errors(Path(self._file.name)):
             self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
@@ -48,14 +53,16 @@ class TensorBoardSink:
             raise EnvironmentProblem(
                 "TensorBoard is not installed", hint='pip install "cuadrilla[tensorboard]"'
             ) from error
+        self._folder = folder
         self._writer: Any = SummaryWriter(str(folder))
 
     def log(self, step: int, scalars: Scalars) -> None:
-        for key, value in scalars.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(key, value, step)
-            elif key == "sample":
-                self._writer.add_text(key, value, step)
+        with storage_errors(self._folder):
+            for key, value in scalars.items():
+                if isinstance(value, int | float):
+                    self._writer.add_scalar(key, value, step)
+                elif key == "sample":
+                    self._writer.add_text(key, value, step)
 
     def close(self) -> None:
         self._writer.close()

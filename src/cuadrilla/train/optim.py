@@ -47,6 +47,7 @@ class Optimizers:
             key, _, name = full.partition(".")
             grouped.setdefault(name, {})[key] = tensor
         for part in self._parts:
+            part.state.clear()  # the checkpoint of step 0 has none: rolling back to it starts afresh
             for group in part.param_groups:
                 for parameter in group["params"]:
                     state = grouped.pop(self._names[parameter], None)

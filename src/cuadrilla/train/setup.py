@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cuadrilla.config import Config, FileTask, LanguageTask, TrainSection
-from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError
+from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.task import Task, load_task
@@ -35,7 +35,8 @@ SPARE_DISK_BYTES = 2**30
 FREE_ON_RESUME = ("checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device", "train.threads",
                   "train.compile", "train.pass_sequences", "data.folder")  # fmt: skip
 ALLOWED_ON_RESUME = ("optim.", "schedule.", "outer.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
-                     "train.precision", "train.batch_sequences")  # fmt: skip
+                     "train.precision")  # fmt: skip
+NEVER_ON_RESUME = ("optim.kind", "outer.every")  # they decide what the optimizer's state holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ def assemble(
     length = measure_length(config.train, num_sequences=num_sequences, sequence_tokens=task.defaults.length)
     model = make_model(task, seed=config.run.seed).to(device)
     precision.apply(model)
+    _check_supported(config, model, precision)
     merge = make_merge(config, model, task=task, length=length)
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
@@ -173,6 +175,18 @@ def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length) 
     )
 
 
+def _check_supported(config: Config, model: nn.Module, precision: Precision) -> None:
+    """Refuse what this version would compute wrongly, before anything is trained."""
+    if config.sync.strict and precision.loss_scale != 1:
+        raise ConfigError("strict mode and fp16 exclude each other", hint='set train.precision = "fp32"')
+    running = [name for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
+    if running and len(config.engine.workers) > 1:
+        raise TaskError(
+            f"{running[0]} keeps running statistics, which several workers do not share yet",
+            hint="use one worker, or a normalisation without them (LayerNorm, GroupNorm)",
+        )
+
+
 def make_store(config: Config, run: RunDir, *, merge: ExactMerge, model: nn.Module, task: Task) -> Store:
     section = config.checkpoint
     with_journal = section.journal == "on" or (section.journal == "auto" and len(config.engine.workers) > 1)
@@ -243,15 +257,26 @@ def _come_back(
     return state
 
 
-def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_changes: bool) -> None:
-    """Compare what a checkpoint was trained with to what is asked now. Raises ConfigError or CheckpointError."""
+def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_changes: bool) -> bool:
+    """Compare what a checkpoint was trained with to what is asked now; True if settings of the updates have changed.
+
+    Raises ConfigError or CheckpointError.
+    """
     if old.get("data") != new.get("data"):
         raise CheckpointError(
             "the training data is not the one this run began with",
             hint="restore the data folder, or start a new run in another folder",
         )
-    changed = differences(old["config"], new["config"])
-    fixed = {key: pair for key, pair in changed.items() if not key.startswith((*FREE_ON_RESUME, *ALLOWED_ON_RESUME))}
+    try:
+        before = dump(Config.model_validate(old["config"]))  # keys that a newer cuadrilla has added get their defaults
+    except ValueError:
+        before = old["config"]
+    changed = differences(before, new["config"])
+    fixed = {
+        key: pair
+        for key, pair in changed.items()
+        if key in NEVER_ON_RESUME or not key.startswith((*FREE_ON_RESUME, *ALLOWED_ON_RESUME))
+    }
     if fixed:
         raise ConfigError(
             f"this run cannot be resumed with another {_describe(fixed)}",
@@ -263,6 +288,7 @@ def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_chan
             f"changed since this run began: {_describe(guarded)}",
             hint="add --allow-changes if you mean it, or put the old values back",
         )
+    return bool(guarded)
 
 
 def _describe(changes: Mapping[str, tuple[Any, Any]]) -> str:

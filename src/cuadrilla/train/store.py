@@ -7,6 +7,7 @@ the interval grows to fifty times the seconds a save takes.
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor
 
 from cuadrilla.config import CheckpointSection
-from cuadrilla.errors import CheckpointError, ResourceError
+from cuadrilla.errors import CheckpointError, ConfigError, ResourceError
 from cuadrilla.rundir import RunDir, storage_errors, write_json
 from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.journal import Journal, Record, has_segment, read_segment
+from cuadrilla.train.metrics import finite
 
 MAX_SAVE_OVERHEAD = 0.02
 STATUS_SECONDS = 2.0
@@ -57,16 +59,18 @@ class Store:
 
     # -- coming back ---------------------------------------------------------------------------------------------------
 
-    def recover(self, guard: Guard, *, check: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
+    def recover(self, guard: Guard, *, check: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
         """Load the newest verified checkpoint and redo the journal; the coordinator's state, None for a new run.
 
-        `check` sees the identity the checkpoint was saved with, and may refuse it. Raises CheckpointError if there
-        are checkpoints and none can be used, or it is of another model.
+        `check` sees the identity the checkpoint was saved with; it may refuse it, and says whether settings that
+        decide updates have changed: the journal holds gradients, and redoing them with other settings would give
+        another state. Raises ConfigError for that, CheckpointError if there are checkpoints and none can be used, or
+        it is of another model.
         """
         found = files.load_newest(self.run.checkpoints)
         if found is None:
             return None
-        check(found.state["identity"])
+        changed = check(found.state["identity"])
         files.check_shapes(self.tensors, found.model, path=found.path)
         self._load(found)
         guard.load_state(found.state["guard"])
@@ -74,22 +78,30 @@ class Store:
         self._best = (best[0], best[1]) if best else None
         self._saved_version = found.version
         state: dict[str, Any] = found.state["coordinator"]
+        for damaged in files.list_checkpoints(self.run.checkpoints):
+            if files.version_of(damaged) > found.version:
+                files.set_aside(damaged)
+        if changed:
+            self._refuse_redo(found.version)
+            self._saved_version = -1  # save at once, so that the checkpoint says what it is trained with from now on
         segment = found.version
         while has_segment(self.run.journal, segment):
-            state, valid_bytes = self._redo(segment, state, guard)
+            state = self._redo(segment, state, guard)
             if state["version"] == segment or not has_segment(self.run.journal, state["version"]):
                 break
             segment = state["version"]
-        if self.with_journal:
-            if has_segment(self.run.journal, segment):
-                self._journal.continue_segment(segment, valid_bytes=valid_bytes)
-            else:
-                self._journal.begin_segment(found.version)
         return state
 
-    def _redo(self, segment: int, state: dict[str, Any], guard: Guard) -> tuple[dict[str, Any], int]:
-        valid_bytes, redone = 0, 0
-        for record, end in read_segment(self.run.journal, segment):
+    def _refuse_redo(self, version: int) -> None:
+        if next(read_segment(self.run.journal, version), None) is not None:
+            raise ConfigError(
+                "steps in the journal were made with the old settings and must be redone with them first",
+                hint="run once with the old values and --stop-at 1, then change them",
+            )
+
+    def _redo(self, segment: int, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
+        redone = 0
+        for record, _ in read_segment(self.run.journal, segment):
             if record.version != state["version"] + 1:
                 raise CheckpointError(
                     f"the journal of step {segment} goes from step {state['version']} to {record.version}",
@@ -101,18 +113,18 @@ class Store:
                 "tokens": record.header["tokens"],
                 "ledger": {"opened": max(record.header["units"]) + 1, "next_lease_id": 1, "free": []},
             }
-            valid_bytes, redone = end, redone + 1
+            redone += 1
         if redone:
             log.info("redid %d steps from the journal of step %d", redone, segment)
             self.event("redone", version=state["version"], steps=redone)
-        return state, valid_bytes
+        return state
 
     def _redo_record(self, record: Record, guard: Guard) -> None:
-        norm = record.header["norm"]
-        guard.judge(loss=record.header["loss"], norm=norm if norm is not None else float("nan"))
-        if record.header["verdict"] == Verdict.OK.value:
+        header = record.header
+        guard.load_state(header["guard"])
+        if header["verdict"] == Verdict.OK.value:
             self.merge.load_gradients(record.gradients)
-            self.merge.step(norm=norm, tokens=record.header["tokens"], version=record.version)
+            self.merge.step(norm=header["norm"], tokens=header["planned_tokens"], version=record.version)
 
     def _load(self, found: files.Checkpoint) -> None:
         with torch.no_grad():
@@ -123,8 +135,15 @@ class Store:
     # -- while it trains -----------------------------------------------------------------------------------------------
 
     def journal(self, header: Mapping[str, Any], gradients: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Make a merged update durable before it is applied; a failed write is an alarm and a checkpoint is due."""
-        if not self.with_journal:
+        """Make a merged update durable before it is applied.
+
+        A failed write is an alarm, and a checkpoint is due; until it is written nothing more is appended, because a
+        journal with a gap cannot be redone.
+        """
+        if not self.with_journal or self._save_now:
+            return
+        if not self._journal.is_open:
+            self._save_now = True
             return
         try:
             self._journal.append(header, gradients())
@@ -134,32 +153,34 @@ class Store:
 
     def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
         """Save if it is due, and say how the run stands. The last version is saved by the finish."""
-        is_best = self._note_best(version, row)
+        best = self._better(version, row)
         now = self.clock()
         interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
         due = due or (bool(self.section.every_steps) and version % self.section.every_steps == 0)
-        if not last and (due or is_best or self._save_now):
+        if not last and (due or best or self._save_now):
             try:
-                self.save(snapshot, version=version)
+                self.save(snapshot, version=version, best=best)
             except ResourceError as error:
                 self.alarm(error)
                 self._saved_at = now
-        if last or now - self._status_at >= STATUS_SECONDS:
+        if now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
-            self.status("complete" if last else "running", version=version, row=row)
+            self.status("running", version=version, row=row)
 
-    def save(self, snapshot: Snapshot, *, version: int) -> None:
+    def save(self, snapshot: Snapshot, *, version: int, best: tuple[float, int] | None = None) -> None:
         """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
         if version == self._saved_version:
             return
         began = self.clock()
+        self._best = best or self._best
         state = {"version": version, **snapshot(), "best": self._best, "identity": self.identity}
         files.save_checkpoint(
             self.run.checkpoints, model=self.tensors, optimizer=self.merge.state_tensors(), state=state
         )
         self._saved_version, self._saved_at, self._save_now = version, self.clock(), False
         self._save_seconds = self._saved_at - began
+        self._journal.discard_from(version)
         if self.with_journal:
             self._journal.begin_segment(version)
         protect = [self._best[1]] if self._best else []
@@ -192,16 +213,16 @@ class Store:
     def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None:
         """`status.json`: how the run stands now, for those who watch."""
         try:
-            write_json(self.run.status, {"state": state, "pid": os.getpid(), "version": version, **row})
+            write_json(self.run.status, {"state": state, "pid": os.getpid(), "version": version, **finite(row)})
         except ResourceError as error:
             log.warning("%s", error.message)
 
     def close(self) -> None:
         self._journal.close()
 
-    def _note_best(self, version: int, row: Mapping[str, Any]) -> bool:
+    def _better(self, version: int, row: Mapping[str, Any]) -> tuple[float, int] | None:
+        """(held-out loss, version) if this is the best so far."""
         loss = row.get("val_loss")
-        if loss is None or (self._best is not None and not loss < self._best[0]):
-            return False
-        self._best = (float(loss), version)
-        return True
+        if loss is None or not math.isfinite(loss) or (self._best is not None and not loss < self._best[0]):
+            return None
+        return float(loss), version

@@ -1,0 +1,144 @@
+"""Coming back after a crash, a rollback, changed settings, damaged files: defects that were found once stay found."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cuadrilla.engines.local import run_local
+from cuadrilla.errors import ConfigError, TaskError
+from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.runfile import resolve
+from cuadrilla.train.checkpoint import list_checkpoints, version_of
+from cuadrilla.train.journal import read_segment
+from cuadrilla.train.setup import assemble
+from tests.faults import Script, play
+from tests.runs import RUN_FILE, execute, final_sha256, metrics, workers
+from tests.tasks import RaggedRegression
+
+CRASHED = (Script(worker="worker-1", at=5, phase="pass"), Script(worker="worker-2", at=5, phase="pass"))
+CREW = (workers([1.0, 1.0]), "sync.strict=true")
+
+
+def crash(folder: Path, *sets: str) -> None:
+    """Two workers, and both die while they compute step 6: five steps are in the journal only."""
+    wrap, _ = play(*CRASHED)
+    with pytest.raises(Exception, match="scripted"):
+        execute(folder, RaggedRegression(), *CREW, *sets, wrap_link=wrap)
+    assert [record.version for record, _ in read_segment(RunDir(folder).journal, 0)] == [1, 2, 3, 4, 5]
+
+
+def test_the_journal_gives_back_every_announced_step(tmp_path: Path) -> None:
+    execute(tmp_path / "whole", RaggedRegression(), *CREW, "outer.every=2")
+    crash(tmp_path / "crashed", "outer.every=2", NO_BEST)
+    execute(tmp_path / "crashed", RaggedRegression(), *CREW, "outer.every=2")
+    assert final_sha256(tmp_path / "crashed") == final_sha256(tmp_path / "whole")
+    assert [row["version"] for row in metrics(tmp_path / "crashed")] == list(range(1, 9))
+
+
+NO_BEST = "evaluate.every_tokens=1_000_000"  # no evaluation on the way, so no checkpoint of a best version either
+
+
+def test_other_settings_wait_until_the_journal_is_redone(tmp_path: Path) -> None:
+    crash(tmp_path, NO_BEST)
+    config = resolve(RUN_FILE, sets=[*CREW, "optim.lr=0.5"]).config
+    with pytest.raises(ConfigError, match="must be redone"):
+        assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True)
+    execute(tmp_path, RaggedRegression(), *CREW, stop_at=1)
+    run_local(assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True, stop_at=6))
+    with pytest.raises(ConfigError, match=r"was 0\.5"):  # from now on it is trained with the new rate
+        execute(tmp_path, RaggedRegression(), *CREW)
+
+
+@pytest.mark.parametrize("change", ["optim.kind=adamw", "outer.every=2", "train.batch_sequences=48"])
+def test_what_the_state_depends_on_never_changes(tmp_path: Path, change: str) -> None:
+    execute(tmp_path, RaggedRegression(), stop_at=2)
+    config = resolve(RUN_FILE, sets=[change]).config
+    with pytest.raises(ConfigError, match="cannot be resumed"):
+        assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True)
+
+
+def test_a_journal_of_another_history_is_not_redone(tmp_path: Path) -> None:
+    crash(tmp_path, NO_BEST)
+    shutil.rmtree(RunDir(tmp_path).checkpoints)
+    execute(tmp_path, RaggedRegression(), "run.seed=1", stop_at=3)
+    execute(tmp_path, RaggedRegression(), "run.seed=1")
+    execute(tmp_path / "other", RaggedRegression(), "run.seed=1")
+    assert final_sha256(tmp_path) == final_sha256(tmp_path / "other")
+
+
+def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path) -> None:
+    sets = ("checkpoint.every_steps=1", "checkpoint.keep=2", NO_BEST)
+    execute(tmp_path, RaggedRegression(), *sets, stop_at=4)
+    damaged = list_checkpoints(RunDir(tmp_path).checkpoints)[-1]
+    (damaged / "state.json").write_text("{}")
+    assert execute(tmp_path, RaggedRegression(), *sets, stop_at=3).version == 3
+    assert [version_of(path) for path in list_checkpoints(RunDir(tmp_path).checkpoints)] == [3]
+    execute(tmp_path, RaggedRegression(), *sets, stop_at=4)
+    assert [version_of(path) for path in list_checkpoints(RunDir(tmp_path).checkpoints)] == [3, 4]
+
+
+def test_stopping_at_a_step_that_is_reached_already_stays_there(tmp_path: Path) -> None:
+    for _ in range(2):
+        outcome = execute(tmp_path, RaggedRegression(), stop_at=4)
+        assert (outcome.version, outcome.complete) == (4, False)
+
+
+def test_a_rollback_to_the_beginning_forgets_the_optimizer(tmp_path: Path) -> None:
+    parts = assemble(resolve(RUN_FILE).config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], stop_at=3)
+    run_local(parts)
+    merge = parts.store.merge
+    assert sum(float(tensor.abs().sum()) for tensor in merge.state_tensors().values()) > 0
+    merge.load_state_tensors({})
+    assert not merge.state_tensors()
+
+
+class Leaver(RaggedRegression):
+    """Ends the thread of whoever computes its thirtieth loss."""
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        if self.num_losses == 30:
+            self.num_losses += 1
+            raise SystemExit(3)
+        return super().loss(model, batch)
+
+
+def test_a_worker_that_exits_is_a_worker_that_died(tmp_path: Path) -> None:
+    outcome = execute(tmp_path, Leaver(), "train.pass_sequences=1", workers([1.0, 1.0]))
+    assert outcome.complete
+    assert "left" in [row["event"] for row in read_jsonl(RunDir(tmp_path).events)]
+
+
+class Heavy(RaggedRegression):
+    """Counts a hundred tokens for every one that is planned."""
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        loss, count = super().loss(model, batch)
+        return loss * 100, count * 100
+
+
+def test_schedule_and_evaluation_follow_planned_tokens(tmp_path: Path) -> None:
+    execute(tmp_path / "heavy", Heavy(), "evaluate.every_tokens=48")
+    execute(tmp_path / "light", RaggedRegression(), "evaluate.every_tokens=48")
+    heavy, light = (metrics(tmp_path / name) for name in ("heavy", "light"))
+    assert [row["lr_factor"] for row in heavy] == [row["lr_factor"] for row in light]
+    assert heavy[-1]["lr_factor"] == 0.0
+    assert [row["version"] for row in heavy if "val_loss" in row] == [2, 4, 6, 8]
+
+
+class Normalised(RaggedRegression):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+def test_running_statistics_are_refused_with_several_workers(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="running statistics"):
+        execute(tmp_path / "crew", Normalised(), workers([1.0, 1.0]))
+    assert execute(tmp_path / "one", Normalised()).complete
+
+
+def test_a_status_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path) -> None:
+    RunDir(tmp_path).status.mkdir()
+    assert execute(tmp_path, RaggedRegression()).complete
