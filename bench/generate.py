@@ -25,6 +25,8 @@ import transformers
 from cuadrilla.model.generate import Sampling, for_inference, generate, generate_batch
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_to_hf, load_hf, state_to_hf
+from cuadrilla.rundir import RunDir
+from cuadrilla.train.setup import load_trained
 
 SHAPES = {  # layers, heads, width, context, vocabulary
     "124m": (12, 12, 768, 1024, 50257),
@@ -43,7 +45,7 @@ def main() -> None:
     for name in [arguments.model] if arguments.model else arguments.shape:
         weights = f"folder {Path(name).name}" if arguments.model else f"random, seed {arguments.seed}"
         for precision in arguments.precision:
-            ours = load_hf(Path(name)) if arguments.model else random_model(name, seed=arguments.seed)
+            ours = load(Path(name)) if arguments.model else random_model(name, seed=arguments.seed)
             pair = Pair(ours, dtype=DTYPES[precision], arguments=arguments)
             results.append(
                 {"model": Path(name).name, "weights": weights, "precision": precision, **pair.measure(clock)}
@@ -69,7 +71,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--model", help="a Hugging Face folder; without it, random weights of --shape")
+    parser.add_argument("--model", help="a run or a Hugging Face folder; without it, random weights of --shape")
     parser.add_argument("--precision", nargs="+", choices=DTYPES, default=["fp32"])
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=128)
@@ -79,6 +81,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=0, help="also time this many prompts at once")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
+
+
+def load(folder: Path) -> GPT2:
+    """Trained weights, of a run directory or in Hugging Face's layout."""
+    if RunDir(folder).run_file.exists():
+        model = load_trained(RunDir(folder), device="cpu", precision="fp32").model
+        assert isinstance(model, GPT2)
+        return model
+    return load_hf(folder)
 
 
 def random_model(shape: str, *, seed: int) -> GPT2:

@@ -22,7 +22,7 @@ kind = "file"
 path = "task.py:task"
 [train]
 steps = 8
-batch_sequences = 24
+batch_sequences = 72
 unit_sequences = 3
 precision = "fp32"
 threads = 1

@@ -102,10 +102,12 @@ def test_a_broken_contribution_never_reaches_the_weights(tmp_path: Path, value: 
 
 
 def test_a_worker_that_keeps_sending_nonsense_is_quarantined(tmp_path: Path) -> None:
-    scripts = [Script(worker="worker-2", at=at, phase="upload", action="nan", repeat=True) for at in range(8)]
+    """Many small units in a round, so that even a worker that is slow to start gets some of each."""
+    sets = (ADAMW, "train.steps=20", "train.batch_sequences=48", "train.unit_sequences=1")
+    scripts = [Script(worker="worker-2", at=at, phase="upload", action="nan", repeat=True) for at in range(20)]
     wrap, _ = play(*scripts)
-    execute(tmp_path / "one", RaggedRegression(), ADAMW)
-    outcome = execute(tmp_path / "crew", RaggedRegression(), ADAMW, workers([1.0, 1.0, 1.0]), wrap_link=wrap)
+    execute(tmp_path / "one", RaggedRegression(), *sets)
+    outcome = execute(tmp_path / "crew", RaggedRegression(), *sets, workers([1.0, 1.0, 1.0]), wrap_link=wrap)
     assert outcome.complete
     assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= 1e-6
     evicted = [row for row in read_jsonl(RunDir(tmp_path / "crew").events) if row["event"] == "evicted"]
@@ -261,4 +263,4 @@ def test_state_is_the_same_after_a_round_trip_in_the_middle_of_a_round(tmp_path:
     assert seen[0]["version"] in (2, 3)
     ledger = seen[0]["ledger"]
     assert isinstance(ledger, dict)
-    assert len(ledger["free"]) == 8
+    assert len(ledger["free"]) == 24

@@ -52,7 +52,7 @@ def test_other_settings_wait_until_the_journal_is_redone(tmp_path: Path) -> None
         execute(tmp_path, RaggedRegression(), *CREW)
 
 
-@pytest.mark.parametrize("change", ["optim.kind=adamw", "outer.every=2", "train.batch_sequences=48"])
+@pytest.mark.parametrize("change", ["optim.kind=adamw", "outer.every=2", "train.batch_sequences=36"])
 def test_what_the_state_depends_on_never_changes(tmp_path: Path, change: str) -> None:
     execute(tmp_path, RaggedRegression(), stop_at=2)
     config = resolve(RUN_FILE, sets=[change]).config
@@ -120,8 +120,8 @@ class Heavy(RaggedRegression):
 
 
 def test_schedule_and_evaluation_follow_planned_tokens(tmp_path: Path) -> None:
-    execute(tmp_path / "heavy", Heavy(), "evaluate.every_tokens=48")
-    execute(tmp_path / "light", RaggedRegression(), "evaluate.every_tokens=48")
+    execute(tmp_path / "heavy", Heavy(), "evaluate.every_tokens=144")
+    execute(tmp_path / "light", RaggedRegression(), "evaluate.every_tokens=144")
     heavy, light = (metrics(tmp_path / name) for name in ("heavy", "light"))
     assert [row["lr_factor"] for row in heavy] == [row["lr_factor"] for row in light]
     assert heavy[-1]["lr_factor"] == 0.0
