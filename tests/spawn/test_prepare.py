@@ -76,6 +76,7 @@ def start(*sources, out, stage):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
     )
     for line in child.stderr:
         if line.strip() == stage:
