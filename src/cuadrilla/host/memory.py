@@ -10,7 +10,7 @@ KEPT_BLOCK_BYTES = 2**30
 def keep_freed_memory() -> bool:
     """Let glibc keep large freed blocks for the next pass instead of giving them back to the kernel.
 
-    A pass allocates and frees the same hundreds of megabytes each time; mapped anew, their page faults cost 10 to 20 %
+    A pass allocates and frees the same hundreds of megabytes each time; mapped anew, their page faults cost a part
     of a step. Returns False where there is no glibc (macOS, Windows, musl): nothing is changed there.
     """
     if not sys.platform.startswith("linux"):
