@@ -22,9 +22,14 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import settings
 
 TIERS = ("unit", "inproc", "spawn", "rig", "docker", "browser", "hardware", "soak")
 SMALL_DISK_BYTES = 2 * 2**20
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=2000, deadline=None)
+settings.load_profile("fixed")  # the option --hypothesis-profile beats it
+
 GRACE_SECONDS = 3.0  # a thread or a child that was told to stop may need a moment
 
 # What libraries leave behind by design.

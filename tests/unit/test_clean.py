@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cuadrilla.data import clean
@@ -101,6 +101,7 @@ def test_a_line_without_blanks_is_cut_but_not_before_a_combining_mark():
 
 
 @given(st.lists(st.text(alphabet=st.sampled_from("ab ñ\n\r\t\u2028\0n\u0303")), max_size=20), st.integers(1, 40))
+@example(["aaaaaaaa\r", "aaaaaa\r", "a\ra"], 15)  # only its line end makes the first paragraph too long
 def test_how_the_text_arrives_in_pieces_changes_nothing(pieces, maximum):
     whole = run("".join(pieces), maximum=maximum)[0]
     assert run(*pieces, maximum=maximum)[0] == whole

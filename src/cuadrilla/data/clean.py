@@ -200,8 +200,8 @@ def _units(pieces: Iterable[str], *, maximum: int, counts: Counter[str]) -> Iter
         for paragraph in paragraphs:
             yield from _paragraph_units(paragraph.strip("\n"), continued=continued, maximum=maximum, counts=counts)
             continued = False
-        if len(rest) > maximum:
-            yield from _paragraph_units(rest.strip("\n"), continued=continued, maximum=maximum, counts=counts)
+        if len(begun := rest.strip("\n")) > maximum:
+            yield from _paragraph_units(begun, continued=continued, maximum=maximum, counts=counts)
             continued = True
             rest = "\n"
 
