@@ -28,9 +28,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("crew", UNEQUAL)
-@pytest.mark.parametrize(("optimizer", "limit"), [("adamw", 1e-6), ("muon", 1e-3)])
+@pytest.mark.parametrize(("optimizer", "limit"), [("adamw", 1e-6), ("muon", 1e-6)])
 def test_unequal_workers_equal_one_worker(tmp_path: Path, crew: str, optimizer: str, limit: float) -> None:
-    """Muon orthogonalises in bf16, which turns the last bit of an fp32 sum into 2^-8: only strict mode removes that."""
     sets = (f'optim.kind="{optimizer}"', "optim.lr=0.003", "train.steps=20")
     execute(tmp_path / "one", RaggedRegression(), *sets)
     execute(tmp_path / "crew", RaggedRegression(), *sets, workers(UNEQUAL[crew]))

@@ -322,3 +322,22 @@ def test_a_broken_task_file(run: RunDir, text: str, message: str) -> None:
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("crew", ["[1.0]", "[1.0, 1.0]"])
+@pytest.mark.parametrize(
+    ("line", "broken", "message"),
+    [
+        ('batch["y"]).square', 'batch["target"]).square', "in loss: KeyError: 'target'"),
+        (".square().sum(), len", ".square().mean(), 1.0 * len", "Sine.loss returned 64.0 as the count"),
+        ("Data(split", "Dato(split", "in data: NameError"),
+    ],
+)
+def test_an_error_in_the_users_own_code_says_where(
+    run: RunDir, crew: str, line: str, broken: str, message: str
+) -> None:
+    (run.path / "task.py").write_text(TASK.replace(line, broken))
+    done = train(run, "--set", f"engine.workers={crew}")
+    assert done.returncode == 2
+    assert message in done.stderr.replace("returned 32.0", "returned 64.0")  # two workers have half each
+    assert "Traceback" not in done.stderr

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuadrilla.sync import coordinator as c
+from cuadrilla.sync import events, ledger
 
 pytestmark = pytest.mark.unit
 
@@ -19,57 +20,64 @@ class Crew:
     def __init__(self, machine: c.Coordinator) -> None:
         self.machine = machine
         self.now = 0.0
-        self.leases: dict[int, c.Grant] = {}
-        self.commits: list[c.Commit] = []
-        self.evicted: list[c.Evict] = []
+        self.leases: dict[int, ledger.Grant] = {}
+        self.commits: list[events.Commit] = []
+        self.evicted: list[events.Evict] = []
         self.discarded: list[int] = []
-        self.finish: c.Finish | None = None
+        self.finish: events.Finish | None = None
         self.bad_units: set[int] = set()
         self.do(machine.start())
 
-    def do(self, actions: list[c.Action]) -> None:
+    def do(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case c.SendLease():
+                case events.SendLease():
                     assert not {u for g in self.leases.values() for u in g.units} & set(action.grant.units)
                     self.leases[action.grant.lease_id] = action.grant
-                case c.Merge():
-                    self.send(c.Merged())
-                case c.Commit():
+                case events.Merge():
+                    self.send(events.Merged())
+                case events.Commit():
                     self.commits.append(action)
-                case c.Evict():
+                case events.Evict():
                     self.evicted.append(action)
-                case c.Discard():
+                case events.Discard():
                     self.discarded.append(action.lease_id)
-                case c.Finish():
+                case events.Finish():
                     self.finish = action
 
-    def send(self, event: c.Event) -> None:
+    def send(self, event: events.Event) -> None:
         self.do(self.machine.handle(event, self.now))
 
     def join(self, worker: str, speed: float = 1.0, **environment: str) -> None:
-        self.send(c.Joined(worker=worker, speed_hint=speed, environment=environment))
+        self.send(events.Joined(worker=worker, speed_hint=speed, environment=environment))
 
-    def answer(self, lease_id: int, *, valid: bool = True, worker: str = "") -> None:
+    def answer(self, lease_id: int, *, valid: bool = True, worker: str = "", seconds: float = 1.0) -> None:
         grant = self.leases.pop(lease_id)
         worker = worker or grant.worker
         self.send(
-            c.Answered(
+            events.Answered(
                 worker=worker,
                 lease_id=lease_id,
                 tokens=10 * len(grant.units),
                 loss_sum=1.0,
-                seconds=1.0,
+                seconds=seconds,
                 valid=valid and not self.bad_units & set(grant.units),
             )
         )
 
     def lose(self, worker: str) -> None:
         self.leases = {k: v for k, v in self.leases.items() if v.worker != worker}
-        self.send(c.Left(worker=worker, reason="test"))
+        self.send(events.Left(worker=worker, reason="test"))
 
-    def of(self, worker: str) -> c.Grant:
+    def of(self, worker: str) -> ledger.Grant:
         return next(grant for grant in self.leases.values() if grant.worker == worker)
+
+    def round(self, **seconds_per_unit: float) -> float:
+        """Everyone answers; how long the round took, when each unit takes so long on each worker."""
+        took = {g.worker: len(g.units) * seconds_per_unit[g.worker] for g in self.leases.values()}
+        for lease_id, grant in list(self.leases.items()):
+            self.answer(lease_id, seconds=took[grant.worker])
+        return max(took.values())
 
 
 def test_one_worker_computes_every_round() -> None:
@@ -80,7 +88,7 @@ def test_one_worker_computes_every_round() -> None:
         crew.answer(crew.of("a").lease_id)
     assert [commit.merge.version for commit in crew.commits] == [1, 2, 3]
     assert crew.commits[-1].tokens == 240
-    assert crew.finish == c.Finish(reason="the run is complete", complete=True)
+    assert crew.finish == events.Finish(reason="the run is complete", complete=True)
 
 
 def test_shares_follow_speed() -> None:
@@ -91,6 +99,32 @@ def test_shares_follow_speed() -> None:
     assert len(crew.of("slow").units) + len(crew.of("fast").units) == 12
     # only slow was measured: fast counts as its hint says, three times as fast
     assert len(crew.of("slow").units) == 3
+
+
+def test_one_slow_first_answer_does_not_exclude_a_member() -> None:
+    crew = Crew(c.Coordinator(rules=rules(num_versions=100)))
+    crew.join("a")
+    crew.join("b")
+    crew.round(a=0.1)  # b joined when a held the whole first round
+    crew.round(a=0.1, b=10.0)
+    for _ in range(4):
+        crew.round(a=0.1, b=0.1)
+    assert len(crew.of("b").units) >= 2
+
+
+def test_a_member_without_a_share_is_measured_again_at_a_bounded_cost() -> None:
+    crew = Crew(c.Coordinator(rules=rules(num_versions=1000)))
+    crew.join("a")
+    crew.join("b")
+    for _ in range(10):
+        crew.round(a=0.125, b=8.0)
+    took = sum(crew.round(a=0.125, b=8.0) for _ in range(700))
+    assert 700 * 1.0 < took <= 700 * (1 + 1.2 * c.PROBE_COST)  # probed, for at most about 5 % of the time
+    rounds = 0
+    while len(crew.of("a").units) > 5:  # now b is as fast as a
+        crew.round(a=0.125, b=0.125)
+        rounds += 1
+    assert rounds <= 8 / c.PROBE_COST / 0.125
 
 
 def test_units_of_a_lost_worker_are_computed_by_the_others() -> None:
@@ -148,14 +182,14 @@ def test_silence_and_hanging() -> None:
     crew.join("a")
     crew.join("b")
     crew.now = 4.0
-    crew.send(c.Heard(worker="a", passes=1))
+    crew.send(events.Heard(worker="a", passes=1))
     crew.now = 6.0
-    crew.send(c.Tick())
+    crew.send(events.Tick())
     assert [evicted.worker for evicted in crew.evicted] == ["b"]
     for _ in range(3):  # a beats, but makes no progress
         crew.now += 4.0
-        crew.send(c.Heard(worker="a", passes=1))
-        crew.send(c.Tick())
+        crew.send(events.Heard(worker="a", passes=1))
+        crew.send(events.Tick())
     assert [evicted.worker for evicted in crew.evicted] == ["b", "a"]
     assert "no progress" in crew.evicted[1].reason
 
@@ -164,7 +198,7 @@ def test_the_first_pass_may_take_long() -> None:
     crew = Crew(c.Coordinator(rules=rules(hung_after_seconds=10.0)))
     crew.join("a")
     crew.now = 100.0
-    crew.send(c.Tick())
+    crew.send(events.Tick())
     assert not crew.evicted
 
 
@@ -181,8 +215,8 @@ def test_stopping_leaves_the_committed_state() -> None:
     crew = Crew(c.Coordinator(rules=rules()))
     crew.join("a")
     crew.answer(crew.of("a").lease_id)
-    crew.send(c.StopRequested(reason="asked"))
-    assert crew.finish == c.Finish(reason="asked", complete=False)
+    crew.send(events.StopRequested(reason="asked"))
+    assert crew.finish == events.Finish(reason="asked", complete=False)
     restored = c.Coordinator.restore(crew.machine.snapshot(), rules=rules())
     again = Crew(restored)
     again.join("other")
@@ -194,7 +228,7 @@ def test_every_unit_is_counted_exactly_once_whatever_happens(happenings: list[tu
     """Random joins, deaths, answers, bad answers and restarts: rounds commit in order, each with exactly its units."""
     limits = rules(units_per_round=5, num_versions=4)
     crew = Crew(c.Coordinator(rules=limits))
-    commits: list[c.Commit] = []
+    commits: list[events.Commit] = []
     for choice, worker, number in happenings:
         if crew.finish is not None:
             break

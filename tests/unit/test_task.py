@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from cuadrilla.errors import TaskError
-from cuadrilla.model.task import load_task
+from cuadrilla.model.task import load_task, loss_of
 
 pytestmark = pytest.mark.unit
 
@@ -66,3 +67,32 @@ def test_the_names_of_the_file_are_offered(tmp_path: Path) -> None:
         load_task("mine.py:lime", folder=write(tmp_path, GOOD))
     assert "line" in caught.value.hint
     assert "__name__" not in caught.value.hint
+
+
+def test_a_task_may_import_what_lies_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, "GREETING = 'one point'", name="beside_the_task.py")
+    text = GOOD.replace('return "one point"', "return GREETING").replace(
+        "import torch", "import torch\nfrom beside_the_task import GREETING"
+    )
+    assert load_task("mine.py:line", folder=write(tmp_path, text)).data_hash() == "one point"
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ("total", "returned Tensor, not a pair"),
+        ("(total, 3, 4)", "returned tuple, not a pair"),
+        ("(total.item(), 3)", "returned float first"),
+        ("(total.detach(), 3)", r"a tensor of shape \(\) without gradient first"),
+        ("(total.expand(2), 3)", r"a tensor of shape \(2,\) with gradient first"),
+        ("(total, 3.0)", r"returned 3\.0 as the count"),
+        ("(total, -1)", "returned -1 as the count"),
+    ],
+)
+def test_a_loss_that_is_not_a_sum_and_a_count_is_refused(returned: str, says: str, tmp_path: Path) -> None:
+    text = GOOD.replace(
+        'return (model(batch["x"])', f'total = model(batch["x"]).sum(); return {returned}; (model(batch["x"])'
+    )
+    task = load_task("mine.py:line", folder=write(tmp_path, text))
+    with pytest.raises(TaskError, match=rf"Line\.loss .*{says}"):
+        loss_of(task, task.model(), {"x": torch.ones(1, 1), "y": torch.ones(1, 1)})

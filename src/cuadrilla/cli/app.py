@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from cuadrilla.cli import config, data, env, model, train
 from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.output import options, report_error, say
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, CuadrillaError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, CuadrillaError, TaskError
 
 app = typer.Typer(
     name="cuadrilla",
@@ -62,9 +63,24 @@ def main() -> None:
     except KeyboardInterrupt:
         say("interrupted")
         sys.exit(INTERRUPTED_EXIT_CODE)
-    except Exception as error:  # the CLI boundary: anything unforeseen is our own bug
+    except Exception as error:  # the CLI boundary: anything unforeseen is our own bug, or the user's task's
         if options.debug:
             raise
+        if in_task := _place_in_task(error):
+            report_error(TaskError(f"{in_task}: {type(error).__name__}: {error}", hint="--debug shows the traceback"))
+            sys.exit(TaskError.exit_code)
         say(f"error: unexpected {type(error).__name__}: {error}")
         say("\nhint: run the same command with `cuadrilla --debug ...` and report what it prints")
         sys.exit(1)
+
+
+def _place_in_task(error: BaseException) -> str:
+    """`file.py:12 in loss` when the error came up in a user's task file or beside it; else nothing."""
+    task = sys.modules.get("cuadrilla.model.task")  # not imported here: it would import torch
+    prefix = getattr(task, "MODULE_PREFIX", None)
+    files = [module.__file__ for name, module in sys.modules.items() if prefix and name.startswith(prefix)]
+    folders = {Path(file).parent for file in files if file}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(frame.filename).parent in folders:
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return ""

@@ -76,8 +76,10 @@ def _work_in_threads(parts: Parts, desk: Desk, *, wrap_link: WrapLink | None) ->
             try:
                 _work(name, parts, desk, model=model, speed=speed, wrap_link=wrap_link, pass_lock=pass_lock)
                 alive.discard(name)
-            except BaseException as error:  # noqa: BLE001  the worker's entry: its death must reach the coordinator
-                log.exception("%s died", name) if parts.coordination.failure is None else None
+            except BaseException as error:
+                if parts.coordination.failure is None:
+                    log.warning("%s died: %s: %s", name, type(error).__name__, error)
+                    log.info("how %s died:", name, exc_info=True)
                 alive.discard(name)
                 _report_death(parts, name, error, last=not alive)
 

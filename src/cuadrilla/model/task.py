@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from cuadrilla.data.loader import Dataset
 from cuadrilla.errors import TaskError
 
+MODULE_PREFIX = "cuadrilla_task_"
+"""A user's file is loaded as a module of this name and its own."""
+
 Batch = Mapping[str, Tensor]  # the leading dimension of every tensor counts sequences (examples)
 
 
@@ -49,20 +52,48 @@ class Task(Protocol):
         """Measures over held-out batches; "loss" is the one to minimise."""
 
 
+def loss_of(task: Task, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    """The task's loss of a training batch. Raises TaskError when it is not what the protocol asks for."""
+    returned: object = task.loss(model, batch)
+    wrong = ""
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        wrong = f"returned {type(returned).__name__}, not a pair"
+    else:
+        total, count = returned
+        if not isinstance(total, Tensor) or total.ndim or not total.requires_grad:
+            wrong = f"returned {_describe(total)} first"
+        elif isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            wrong = f"returned {count!r} as the count"
+        else:
+            return total, count
+    raise TaskError(
+        f"{type(task).__name__}.loss {wrong}",
+        hint="return the sum of the losses (a tensor of shape (), with gradient) and how many it counts (an int)",
+    )
+
+
+def _describe(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"{type(value).__name__}"
+    return f"a tensor of shape {tuple(value.shape)} {'with' if value.requires_grad else 'without'} gradient"
+
+
 def load_task(spec: str, *, folder: Path) -> Task:
     """The Task that `file.py:name` makes, the file relative to `folder`.
 
     Raises TaskError when the file is missing, when it has no such name, or when what it gives is not a Task. An error
-    inside the file is shown with its own text.
+    inside the file is shown with its own text. The file may import modules that lie beside it.
     """
     file_name, _, name = spec.rpartition(":")
     path = (folder / file_name).resolve()
     if not path.is_file():
         raise TaskError(f"task file {path} does not exist", hint="task.path is file.py:name, relative to the run file")
-    module_spec = importlib.util.spec_from_file_location(f"cuadrilla_task_{path.stem}", path)
+    module_spec = importlib.util.spec_from_file_location(f"{MODULE_PREFIX}{path.stem}", path)
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last: a file named like an installed package must not replace it
     sys.modules[module_spec.name] = module  # dataclasses and pickling of the user's own classes look here
     try:
         module_spec.loader.exec_module(module)

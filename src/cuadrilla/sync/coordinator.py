@@ -17,116 +17,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cuadrilla.plan.share import share_units
+from cuadrilla.sync.events import (
+    Action,
+    Answered,
+    Commit,
+    Discard,
+    Event,
+    Evict,
+    Finish,
+    Heard,
+    Joined,
+    Left,
+    Merge,
+    Merged,
+    SendLease,
+    SendVersion,
+    StopRequested,
+    Tick,
+)
 from cuadrilla.sync.ledger import Grant, Ledger
 
 MAX_FAILURES_OF_A_UNIT = 2
 MAX_STRIKES_OF_A_MEMBER = 2
 SPEED_MEMORY = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joined:
-    worker: str
-    speed_hint: float
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Left:
-    """The worker said goodbye, or its door reports that it died."""
-
-    worker: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heard:
-    worker: str
-    passes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answered:
-    """A contribution has arrived; the caller keeps its tensors until `Merge` or `Discard` names the lease."""
-
-    worker: str
-    lease_id: int
-    tokens: int
-    loss_sum: float
-    seconds: float
-    valid: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Merged:
-    """What became of a `Merge`: committed, or refused because of these leases' contributions."""
-
-    bad_leases: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopRequested:
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SendVersion:
-    worker: str
-    version: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SendLease:
-    grant: Grant
-    version: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Merge:
-    """Make `version` from these answers, in this order; the units of the round are `units` less `skipped`."""
-
-    version: int
-    answers: tuple[Answered, ...]
-    units: tuple[int, ...]
-    skipped: tuple[int, ...]
-    tokens_before: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Commit:
-    merge: Merge
-    tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Discard:
-    """The tensors of this lease's answer are not wanted."""
-
-    lease_id: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evict:
-    worker: str
-    reason: str
-    refused: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finish:
-    """The run is over, or stops here: `complete` tells which."""
-
-    reason: str
-    complete: bool
-
-
-Event = Joined | Left | Heard | Answered | Merged | Tick | StopRequested
-Action = SendVersion | SendLease | Merge | Commit | Discard | Evict | Finish
+MIN_MEASUREMENTS = 2
+"""The first answer of a member tells little: caches are cold, code is compiled."""
+PROBE_COST = 0.05
+"""Part of the time that may go into measuring members again whose share is no unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +62,13 @@ class Rules:
 class Member:
     """`hint`: the speed it claims, in any unit; `units_per_second`: a running mean of what was measured, 0 before.
 
-    `passes`: the worker's own count of work done.
+    `passes`: the worker's own count of work done. `rounds_without`: since it was given its last unit.
     """
 
     hint: float
     units_per_second: float = 0.0
+    measurements: int = 0
+    rounds_without: int = 0
     heard_at: float
     progress_at: float
     passes: int = 0
@@ -277,10 +196,10 @@ class Coordinator:
         fresh_round = not (self.ledger.leases or self.answers or self.failures)
         actions: list[Action] = []
         speeds = self.speeds()
-        shares = share_units(len(self.ledger.free), speeds=speeds)
+        shares = self._probing(share_units(len(self.ledger.free), speeds=speeds), begins=fresh_round)
         for worker in sorted(idle, key=lambda name: (-speeds[name], name)):
             exclude = {unit for unit, failed in self.failures.items() if worker in failed and len(self.members) > 1}
-            count = shares[worker] if fresh_round else max(1, shares[worker])
+            count = shares[worker]
             if self.failures.keys() & self.ledger.free:
                 count = min(count, 1)
             grant = self.ledger.grant(worker, count, exclude=exclude) if count else None
@@ -291,6 +210,27 @@ class Coordinator:
             assert grant is not None
             actions.append(SendLease(grant=grant, version=self.version))
         return actions
+
+    def _probing(self, shares: dict[str, int], *, begins: bool) -> dict[str, int]:
+        """Shares in which nobody is forgotten: who was slow once may be fast now.
+
+        At the beginning of a round a member whose share is no unit gets one of the fastest member's, if it was not
+        measured properly yet or has waited so long that the wait costs at most PROBE_COST of the time. Units that come
+        back during a round go to whoever is idle.
+        """
+        if not begins or not self.ledger.free:
+            return {worker: max(1, count) for worker, count in shares.items()}
+        shares = dict(shares)
+        speeds, fastest = self.speeds(), max(shares, key=lambda name: (shares[name], name), default="")
+        for worker, member in self.members.items():
+            member.rounds_without = 0 if shares[worker] else member.rounds_without + 1
+            rounds_for_a_unit = sum(speeds.values()) / (len(self.ledger.free) * max(speeds[worker], 1e-9))
+            due = member.measurements < MIN_MEASUREMENTS or member.rounds_without * PROBE_COST >= rounds_for_a_unit
+            if member.rounds_without and due and shares[fastest] > 1:
+                shares[fastest] -= 1
+                shares[worker] = 1
+                member.rounds_without = 0
+        return shares
 
     def speeds(self) -> dict[str, float]:
         """Units per second of each member; one not measured yet counts as its hint beside the measured ones'."""
@@ -310,6 +250,7 @@ class Coordinator:
         measured = len(grant.units) / max(event.seconds, 1e-9)
         memory = SPEED_MEMORY if member.units_per_second else 0.0
         member.units_per_second += (1 - memory) * (measured - member.units_per_second)
+        member.measurements += 1
         self.answers[event.lease_id] = (event, grant)
         return [*self._deal(), *self._close_round()]
 

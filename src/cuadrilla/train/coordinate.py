@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from cuadrilla.errors import GuardError, ResourceError
 from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
-from cuadrilla.sync import coordinator as state
+from cuadrilla.sync import events
+from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.exact import Contribution, ExactMerge
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.metrics import Meter, Scalars, Sink
@@ -62,7 +63,7 @@ class Coordination:
     def __init__(
         self,
         *,
-        coordinator: state.Coordinator,
+        coordinator: Coordinator,
         merge: ExactMerge,
         guard: Guard,
         store: Store,
@@ -110,13 +111,13 @@ class Coordination:
         """A door reports that a worker died."""
         with self._lock, self._failing_together():
             self._store.event("left", worker=worker, reason=reason)
-            self._handle(state.Left(worker=worker, reason=reason))
+            self._handle(events.Left(worker=worker, reason=reason))
 
     def receive(self, worker: str, message: ToCoordinator) -> None:
         """A worker's message. Raises what makes the whole run fail."""
         with self._lock, self._failing_together():
             if self._stop_reason and self.outcome is None:
-                self._handle(state.StopRequested(reason=self._stop_reason))
+                self._handle(events.StopRequested(reason=self._stop_reason))
             self._handle(self._as_event(worker, message))
 
     @contextmanager
@@ -136,24 +137,24 @@ class Coordination:
         for member in list(self._coordinator.members):
             self._send(member, Stop(reason="the run failed"))
 
-    def _as_event(self, worker: str, message: ToCoordinator) -> state.Event:
+    def _as_event(self, worker: str, message: ToCoordinator) -> events.Event:
         match message:
             case Hello():
                 self._store.event("joined", worker=worker)
-                return state.Joined(worker=worker, speed_hint=message.speed_hint, environment=message.environment)
+                return events.Joined(worker=worker, speed_hint=message.speed_hint, environment=message.environment)
             case Progress():
-                return state.Heard(worker=worker, passes=message.passes)
+                return events.Heard(worker=worker, passes=message.passes)
             case Goodbye():
-                return state.Left(worker=worker, reason=message.reason)
+                return events.Left(worker=worker, reason=message.reason)
             case Contribute():
                 if message.lease_id in self._contributions:
-                    return state.Heard(worker=worker, passes=0)  # the same answer twice
+                    return events.Heard(worker=worker, passes=0)  # the same answer twice
                 tensors = message.tensors
                 assert isinstance(tensors, Mapping)
                 self._contributions[message.lease_id] = Contribution(
                     tensors=tensors, tokens=message.tokens, loss=message.loss_sum, valid=message.valid
                 )
-                return state.Answered(
+                return events.Answered(
                     worker=worker,
                     lease_id=message.lease_id,
                     tokens=message.tokens,
@@ -162,31 +163,31 @@ class Coordination:
                     valid=message.valid,
                 )
 
-    def _handle(self, event: state.Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         self._perform(self._coordinator.handle(event, self._clock()))
 
-    def _perform(self, actions: list[state.Action]) -> None:
+    def _perform(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case state.SendVersion():
+                case events.SendVersion():
                     self._send(action.worker, Version(version=action.version, parameters=dict(self._merge.params)))
-                case state.SendLease():
+                case events.SendLease():
                     self._send(action.grant.worker, self._lease(action))
-                case state.Merge():
+                case events.Merge():
                     self._merge_round(action)
-                case state.Commit():
+                case events.Commit():
                     self._commit(action)
-                case state.Discard():
+                case events.Discard():
                     self._contributions.pop(action.lease_id, None)
                     self._store.event("discarded", lease=action.lease_id)
-                case state.Evict():
+                case events.Evict():
                     self._store.event("evicted", worker=action.worker, reason=action.reason)
                     log.warning("%s: %s", action.worker, action.reason)
                     self._send(action.worker, Stop(reason=action.reason, refused=action.refused))
-                case state.Finish():
+                case events.Finish():
                     self._finish(action)
 
-    def _lease(self, action: state.SendLease) -> Lease:
+    def _lease(self, action: events.SendLease) -> Lease:
         return Lease(
             lease_id=action.grant.lease_id,
             version=action.version,
@@ -194,7 +195,7 @@ class Coordination:
             planned_tokens=self._length.round_tokens,
         )
 
-    def _merge_round(self, action: state.Merge) -> None:
+    def _merge_round(self, action: events.Merge) -> None:
         """Reduce, judge, journal, step; tell the state machine. Bad contributions are named and nothing changes."""
         contributions = [self._contributions[answer.lease_id] for answer in action.answers]
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
@@ -211,14 +212,14 @@ class Coordination:
                 for answer in (action.answers[index] for index in reduced.bad):
                     log.warning("a non-finite contribution of %s is computed again", answer.worker)
                     self._store.event("non-finite", worker=answer.worker, lease=answer.lease_id)
-                self._handle(state.Merged(bad_leases=bad))
+                self._handle(events.Merged(bad_leases=bad))
                 return
             self._row["grad_norm"] = reduced.norm
             verdict = self._guard.judge(loss=loss, norm=reduced.norm)
         self._apply(action, verdict=verdict, tokens=tokens)
-        self._handle(state.Merged())
+        self._handle(events.Merged())
 
-    def _apply(self, action: state.Merge, *, verdict: Verdict, tokens: int) -> None:
+    def _apply(self, action: events.Merge, *, verdict: Verdict, tokens: int) -> None:
         header = {"version": action.version, "units": action.units, "skipped": action.skipped, "tokens": tokens}
         planned_tokens = action.version * self._length.round_tokens
         header |= {"norm": self._row.get("grad_norm"), "verdict": verdict.value, "guard": self._guard.state()}
@@ -246,12 +247,12 @@ class Coordination:
                     hint="lower optim.lr, lengthen schedule.warmup, or look at the data of the units in events.jsonl",
                 )
 
-    def _announce(self, what: str, action: state.Merge, *, level: int) -> None:
+    def _announce(self, what: str, action: events.Merge, *, level: int) -> None:
         workers = sorted({answer.worker for answer in action.answers})
         self._store.event(what, version=action.version, units=action.units, workers=workers, loss=self._row["loss"])
         log.log(level, "step %d: %s (loss %.4g, units %s)", action.version, what, self._row["loss"], action.units[:8])
 
-    def _commit(self, action: state.Commit) -> None:
+    def _commit(self, action: events.Commit) -> None:
         for answer in action.merge.answers:
             self._contributions.pop(answer.lease_id, None)
         version = action.merge.version
@@ -274,7 +275,7 @@ class Coordination:
     def _snapshot(self) -> dict[str, Any]:
         return {"coordinator": self._coordinator.snapshot(), "guard": self._guard.state()}
 
-    def _finish(self, action: state.Finish) -> None:
+    def _finish(self, action: events.Finish) -> None:
         version, tokens = self._coordinator.version, self._coordinator.tokens
         self._store.save(self._snapshot, version=version)
         self.outcome = Outcome(

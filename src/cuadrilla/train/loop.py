@@ -16,7 +16,7 @@ from cuadrilla.config import RunSection, TrainSection
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Link, Progress, Stop, Version
-from cuadrilla.model.task import Task
+from cuadrilla.model.task import Task, loss_of
 from cuadrilla.sync.exact import ExactWorker, Sums
 from cuadrilla.train.precision import Precision
 
@@ -71,7 +71,7 @@ def train(
                 batch = loader.batch(indices[first : first + count])
                 unit = lease.units[first // section.unit_sequences]
                 with worker.random_numbers(unit, first), precision.around(model, device):
-                    loss, tokens = task.loss(model, batch)
+                    loss, tokens = loss_of(task, model, batch)
                 torch.autograd.backward([loss * (loss_scale / lease.planned_tokens)])
                 add_loss(sums, loss, tokens)
             except (RuntimeError, MemoryError) as error:

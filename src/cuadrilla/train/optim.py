@@ -1,9 +1,11 @@
 """Optimizers behind one small interface: Muon for the matrices inside the model, fused AdamW for the rest.
 
-Muon: https://kellerjordan.github.io/posts/muon/, here `torch.optim.Muon`. State travels as named tensors
-("exp_avg.NAME", "momentum_buffer.NAME", "step.NAME"), never as pickled objects.
+Muon: https://kellerjordan.github.io/posts/muon/, here `torch.optim.Muon`. That one orthogonalises in bf16, which makes
+2^-8 of a gradient's last fp32 bit; where the passes are fp32, `MuonInFp32` keeps the update in fp32 too. State travels
+as named tensors ("exp_avg.NAME", "momentum_buffer.NAME", "step.NAME"), never as pickled objects.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,10 +69,52 @@ def _place(key: str, value: Tensor, parameter: nn.Parameter) -> Any:
     return value.to(parameter.device, copy=True)
 
 
+class MuonInFp32(torch.optim.Muon):
+    """torch.optim.Muon with its Newton-Schulz iteration in the gradient's own precision; the state is the same."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(gradient)
+                average = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+                update = orthogonalised(
+                    gradient.lerp(average, group["momentum"]),
+                    coefficients=group["ns_coefficients"],
+                    steps=group["ns_steps"],
+                    eps=group["eps"],
+                )
+                rows, columns = parameter.shape
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(update, alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
+
+
+def orthogonalised(
+    matrix: Tensor, *, coefficients: tuple[float, float, float], steps: int, eps: float = 1e-7
+) -> Tensor:
+    """The nearest matrix with singular values around 1 (0.7 to 1.2), by Newton-Schulz; shape and dtype of `matrix`."""
+    a, b, c = coefficients
+    wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix  # the Gram matrix is the smaller one
+    wide = wide / wide.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide.T if matrix.size(0) > matrix.size(1) else wide
+
+
 def make_optimizer(
-    section: MuonSection | AdamWSection, *, is_matrix: Callable[[str, nn.Parameter], bool]
+    section: MuonSection | AdamWSection, *, is_matrix: Callable[[str, nn.Parameter], bool], dtype: torch.dtype
 ) -> Callable[[Parameters], Optimizers]:
-    """A factory for the section's optimizer. `is_matrix(name, parameter)`: Muon's part, if the section is Muon's."""
+    """A factory for the section's optimizer. `is_matrix(name, parameter)`: Muon's part, if the section is Muon's.
+
+    `dtype`: what the passes compute in. With fp32 Muon's iteration is fp32 as well, else bf16.
+    """
 
     def make(params: Parameters) -> Optimizers:
         names: dict[Tensor, str] = {parameter: name for name, parameter in params.items()}
@@ -80,7 +124,7 @@ def make_optimizer(
             case MuonSection():
                 matrices = [p for name, p in params.items() if is_matrix(name, p)]
                 others = [p for name, p in params.items() if not is_matrix(name, p)]
-                parts = [_muon(matrices, section)] if matrices else []
+                parts = [_muon(matrices, section, dtype=dtype)] if matrices else []
                 return Optimizers(
                     parts + ([_adamw(others, section, lr=section.adamw_lr)] if others else []), names=names
                 )
@@ -88,8 +132,9 @@ def make_optimizer(
     return make
 
 
-def _muon(params: list[nn.Parameter], section: MuonSection) -> torch.optim.Optimizer:
-    return torch.optim.Muon(
+def _muon(params: list[nn.Parameter], section: MuonSection, *, dtype: torch.dtype) -> torch.optim.Optimizer:
+    kind = MuonInFp32 if dtype == torch.float32 else torch.optim.Muon
+    return kind(
         params, lr=section.lr, momentum=section.momentum, weight_decay=section.weight_decay, adjust_lr_fn="original"
     )
 

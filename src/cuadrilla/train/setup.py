@@ -101,7 +101,7 @@ def assemble(
     model = make_model(task, seed=config.run.seed).to(device)
     precision.apply(model)
     _check_supported(config, model, precision)
-    merge = make_merge(config, model, task=task, length=length)
+    merge = make_merge(config, model, task=task, length=length, precision=precision)
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
     state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
@@ -157,7 +157,7 @@ def compile_blocks(model: nn.Module) -> None:
         model.compile()
 
 
-def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length) -> ExactMerge:
+def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length, precision: Precision) -> ExactMerge:
     """The merge half of the run's strategy, over the weights of record."""
     params = dict(model.named_parameters())
     outer = config.outer
@@ -167,7 +167,7 @@ def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length) 
 
     return ExactMerge(
         params,
-        make_optimizer=make_optimizer(config.optim, is_matrix=is_matrix),
+        make_optimizer=make_optimizer(config.optim, is_matrix=is_matrix, dtype=precision.dtype),
         lr_factor=make_schedule(config.schedule, total_tokens=length.total_tokens),
         clip_norm=config.train.clip_norm,
         strict=config.sync.strict,

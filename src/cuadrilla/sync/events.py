@@ -1,0 +1,111 @@
+"""What can happen to a coordinator (events) and what it wants done (actions). All plain data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cuadrilla.sync.ledger import Grant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    worker: str
+    speed_hint: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """The worker said goodbye, or its door reports that it died."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    worker: str
+    passes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A contribution has arrived; the caller keeps its tensors until `Merge` or `Discard` names the lease."""
+
+    worker: str
+    lease_id: int
+    tokens: int
+    loss_sum: float
+    seconds: float
+    valid: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """What became of a `Merge`: committed, or refused because of these leases' contributions."""
+
+    bad_leases: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequested:
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendVersion:
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendLease:
+    grant: Grant
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """Make `version` from these answers, in this order; the units of the round are `units` less `skipped`."""
+
+    version: int
+    answers: tuple[Answered, ...]
+    units: tuple[int, ...]
+    skipped: tuple[int, ...]
+    tokens_before: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    merge: Merge
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discard:
+    """The tensors of this lease's answer are not wanted."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evict:
+    worker: str
+    reason: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """The run is over, or stops here: `complete` tells which."""
+
+    reason: str
+    complete: bool
+
+
+Event = Joined | Left | Heard | Answered | Merged | Tick | StopRequested
+Action = SendVersion | SendLease | Merge | Commit | Discard | Evict | Finish
