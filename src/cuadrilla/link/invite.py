@@ -1,0 +1,287 @@
+"""Invites: one line of text that lets a machine join a crew, and the coordinator's side of it. No I/O, no clock.
+
+    cuadrilla1.HOST:PORT.KEYHASH.SECRET.CHECK
+
+    HOST      a name, an IPv4 address, or an IPv6 address in brackets
+    KEYHASH   SHA-256 of the coordinator's public key (SubjectPublicKeyInfo, DER): who must answer at HOST:PORT
+    SECRET    160 random bits: why the coordinator lets this machine in
+    CHECK     CRC-32 of everything before it, so that a typing error never costs one of the tries
+
+The codes are Crockford's base32 (https://www.crockford.com/base32.html) in small letters: no i, l, o or u, and a typed
+i, l or o is read as the digit it looks like. Capitals, spaces, line breaks and quotes around the text do no harm.
+
+Invariants
+* A single changed or missing character is refused, or it is one that does not matter and the invite is the same. (A
+  changed character of the codes is always caught, CRC-32 sees every burst of up to 32 bits; a missing one is, because
+  codes have fixed lengths; a missing one in HOST:PORT escapes with probability 2^-32.)
+* No error message and no `repr` holds a secret. The coordinator keeps only the SHA-256 of it, in memory.
+* A secret that is not ours counts as a wrong try against every invite that is open; the fifth closes them all.
+"""
+
+import base64
+import hashlib
+import hmac
+import ipaddress
+import re
+import secrets
+import unicodedata
+import zlib
+from dataclasses import dataclass, field
+from enum import Enum
+
+from cuadrilla.errors import ConfigError, LinkError
+
+FORMAT = 1
+SECRET_BYTES = 20
+VALID_SECONDS = 15 * 60.0
+MAX_WRONG_TRIES = 5
+KEPT_CLOSED = 32  # so many invites that are no longer open are remembered, to say what became of them
+
+PREFIX = f"cuadrilla{FORMAT}."
+KEY_CHARS, SECRET_CHARS, CHECK_CHARS = 52, 32, 7
+CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
+RFC_4648 = "abcdefghijklmnopqrstuvwxyz234567"
+TO_CROCKFORD = str.maketrans(RFC_4648, CROCKFORD)
+FROM_CROCKFORD = str.maketrans(CROCKFORD, RFC_4648)
+LOOKALIKES = str.maketrans("ilo", "110")
+
+CODE = f"[{CROCKFORD}ilo]"
+CODES = re.compile(rf"\.{CODE}{{{KEY_CHARS}}}\.{CODE}{{{SECRET_CHARS}}}\.{CODE}{{{CHECK_CHARS}}}\Z")
+ADDRESS = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:]+):(?P<port>[1-9][0-9]{0,4})")
+LABEL = "[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"
+NAME = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(\.{LABEL})*")
+NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+AROUND = "\"'`´“”„‘’«»<>.,;"  # what people and chats put around a text
+INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # Unicode: spaces, line ends, controls, zero-width characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invite:
+    """Where the coordinator is, who it is, and the secret it will ask for. `str` is the text to hand over.
+
+    Raises LinkError for a host or a port that nobody can dial. `str` shows the secret, `repr` does not.
+    """
+
+    host: str
+    port: int
+    key_hash: bytes
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        assert len(self.key_hash) == hashlib.sha256().digest_size
+        assert len(self.secret) == SECRET_BYTES
+        object.__setattr__(self, "host", canonical_host(self.host))
+        if not 1 <= self.port <= 65535:
+            raise LinkError(f"{self.port} is not a port", hint="use a port from 1 to 65535")
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT as one dials it, an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def check_key(self, key_hash: bytes) -> None:
+        """Raises LinkError unless the one who answers holds the key of the one who made this invite."""
+        if not hmac.compare_digest(key_hash, self.key_hash):
+            raise LinkError(
+                f"{self.address} is not the coordinator that made this invite (its key is another one); "
+                "nothing secret was sent",
+                hint="check that the invite is of this crew; if it is, somebody on this network stands in between",
+            )
+
+    def __str__(self) -> str:
+        body = f"{PREFIX}{self.address}.{_encode(self.key_hash)}.{_encode(self.secret)}"
+        return f"{body}.{_check(body)}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Invite":
+        """Read an invite as people paste it. Raises LinkError: not an invite, cut off, mistyped, another format."""
+        visible = "".join(char for char in text if unicodedata.category(char) not in INVISIBLE)
+        return _parse(visible.strip(AROUND).lower())
+
+
+def new_secret() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def check_node_name(name: str) -> None:
+    """Raises LinkError unless `name` can be a node's: names are shown on terminals and used in file names."""
+    if not NODE_NAME.fullmatch(name):
+        raise LinkError(
+            f"{name[:80]!r} cannot be the name of a node",
+            hint="use up to 63 small letters a to z, digits and hyphens inside, such as laptop-ana",
+        )
+
+
+def canonical_host(host: str) -> str:
+    """One spelling per host: small letters, compressed IPv6 without brackets. Raises LinkError."""
+    text = host.strip().lower()
+    try:
+        address = ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        # A last label of digits is never a name: 192.168.1.300 is an address with an error in it.
+        if NAME.fullmatch(text) and not text.rpartition(".")[2].isdigit():
+            return text
+        raise LinkError(
+            f"{host!r} is neither a machine's name nor an address",
+            hint="give the address of the coordinator on your network, such as 192.168.1.20",
+        ) from None
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.scope_id is not None:
+            raise LinkError(
+                f"{host!r} holds the name of a network card, which other machines do not share",
+                hint="give an IPv4 address, or an IPv6 address that does not begin with fe80",
+            )
+        address = address.ipv4_mapped or address  # spelled differently by different versions of Python
+    if address.is_unspecified:
+        raise LinkError(
+            f"{host!r} means every address of a machine; nobody can dial it",
+            hint="give the address of the coordinator on your network, such as 192.168.1.20",
+        )
+    return str(address)
+
+
+def _encode(raw: bytes) -> str:
+    return base64.b32encode(raw).decode().rstrip("=").lower().translate(TO_CROCKFORD)
+
+
+def _decode(code: str) -> bytes:
+    padded = code.translate(FROM_CROCKFORD).upper() + "=" * (-len(code) % 8)
+    return base64.b32decode(padded)
+
+
+def _check(body: str) -> str:
+    return _encode(zlib.crc32(body.encode()).to_bytes(4, "big"))
+
+
+def _parse(text: str) -> Invite:
+    """`text` without anything around or inside it that does not belong to it, in small letters."""
+    version = re.match(r"cuadrilla([0-9]{1,9})\.", text)
+    if version is not None and int(version[1]) != FORMAT:
+        raise LinkError(
+            f"the invite has format {int(version[1])}; this cuadrilla reads format {FORMAT}",
+            hint="install the same version of cuadrilla on both machines, then make a new invite",
+        )
+    codes = CODES.search(text)
+    if codes is None:
+        raise _not_whole(text)
+    body = text[: codes.start()] + codes[0].translate(LOOKALIKES)
+    unchecked, _, check = body.rpartition(".")
+    if not body.startswith(PREFIX) or not hmac.compare_digest(_check(unchecked), check):
+        raise _mistyped()
+    _, key_hash, secret = unchecked.rsplit(".", 2)
+    address = ADDRESS.fullmatch(text[len(PREFIX) : codes.start()])
+    if address is None:
+        raise _mistyped()
+    host, port = address["host"], int(address["port"])
+    invite = Invite(host=host, port=port, key_hash=_decode(key_hash), secret=_decode(secret))
+    if str(invite) != body:  # another spelling of the same bytes: nobody printed that
+        raise _mistyped()
+    return invite
+
+
+def _not_whole(text: str) -> LinkError:
+    """Why a text that does not end in three codes of the right lengths is no invite."""
+    if not text or not (text.startswith(PREFIX) or PREFIX.startswith(text)):
+        return LinkError(
+            "this is not an invite", hint=f"paste the whole line that the coordinator printed; it begins with {PREFIX}"
+        )
+    if _is_cut(text.removeprefix(PREFIX)):
+        return LinkError(
+            "the invite is cut off: its end is missing", hint="copy the whole line, to its very end, and paste it again"
+        )
+    return _mistyped()
+
+
+def _is_cut(body: str) -> bool:
+    """Whether `body` could be the beginning of HOST:PORT.KEYHASH.SECRET.CHECK."""
+    address, colon, codes = body.rpartition(":")
+    if not colon or body.count("[") != address.count("]"):
+        return max(map(len, body.split("."))) < KEY_CHARS  # stops in the address: not one code is there
+    _, *fields = codes.split(".")
+    widths = (KEY_CHARS, SECRET_CHARS, CHECK_CHARS)[: len(fields)]
+    if len(fields) > len(widths):
+        return False
+    whole = all(len(code) == width for code, width in zip(fields[:-1], widths[:-1], strict=True))
+    return whole and (not fields or len(fields[-1]) <= widths[-1])
+
+
+def _mistyped() -> LinkError:
+    return LinkError(
+        "the invite is mistyped: its checksum does not fit", hint="copy and paste it again, or compare it by character"
+    )
+
+
+class Outcome(Enum):
+    """What became of a try to redeem a secret. All but WRONG are told only to one who knows the secret."""
+
+    ACCEPTED = "accepted"
+    EXPIRED = "the invite has expired"
+    USED_UP = "the invite has been used"
+    CLOSED = "the invite was closed after wrong tries"
+    WRONG = "the secret is not one of this crew"
+
+
+@dataclass
+class _Issued:
+    secret_hash: bytes
+    expires: float
+    uses_left: int
+    wrong_left: int
+
+    def outcome(self, now: float) -> Outcome:
+        """What its secret is worth at `now`; ACCEPTED while it is open."""
+        if self.uses_left == 0:
+            return Outcome.USED_UP
+        if self.wrong_left == 0:
+            return Outcome.CLOSED
+        return Outcome.ACCEPTED if now < self.expires else Outcome.EXPIRED
+
+
+class Invites:
+    """The coordinator's invites. `now` is any clock that never goes back, in seconds. Not thread-safe.
+
+    A node whose answer got lost asks again: the caller may sign the same key under the same name again without a
+    secret, since its allow-list already holds them.
+    """
+
+    def __init__(self) -> None:
+        self._issued: list[_Issued] = []
+
+    def open(self, uses: int = 1, *, now: float) -> bytes:
+        """Open an invite for `uses` machines; returns its secret, which is kept nowhere. Raises ConfigError."""
+        if uses < 1:
+            raise ConfigError(f"an invite for {uses} machines is no use", hint="give 1 or more")
+        secret = new_secret()
+        done = [issued for issued in self._issued if issued.outcome(now) is not Outcome.ACCEPTED]
+        still_open = [issued for issued in self._issued if issued.outcome(now) is Outcome.ACCEPTED]
+        new = _Issued(_hash(secret), now + VALID_SECONDS, uses, MAX_WRONG_TRIES)
+        self._issued = [*done[-KEPT_CLOSED:], *still_open, new]
+        return secret
+
+    def is_open(self, now: float) -> bool:
+        """Whether any invite can still be redeemed: only then does the coordinator answer strangers at all."""
+        return any(issued.outcome(now) is Outcome.ACCEPTED for issued in self._issued)
+
+    def redeem(self, secret: bytes, *, now: float) -> Outcome:
+        """Use one of an invite's uses up, or count a wrong try. Takes the same time for every wrong secret."""
+        given = _hash(secret)
+        found = None
+        for issued in self._issued:
+            if hmac.compare_digest(issued.secret_hash, given):
+                found = issued
+        if found is None:
+            self._count_wrong(now)
+            return Outcome.WRONG
+        outcome = found.outcome(now)
+        if outcome is Outcome.ACCEPTED:
+            found.uses_left -= 1
+        return outcome
+
+    def _count_wrong(self, now: float) -> None:
+        for issued in self._issued:
+            if issued.outcome(now) is Outcome.ACCEPTED:
+                issued.wrong_left -= 1
+
+
+def _hash(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()

@@ -1,0 +1,84 @@
+"""The allow-list: which nodes are in a crew, by the SHA-256 of their public keys.
+
+Invariants
+* A certificate of the crew's CA gives no right by itself; its key must be in the list.
+* A name belongs to one key and a key to one name, until the name is removed.
+* The published enrol key is never a node's.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link.invite import NODE_NAME, check_node_name
+from cuadrilla.link.tls import is_enrol, key_hash
+from cuadrilla.rundir import FolderLock, storage_errors, write_json
+
+
+class AllowList:
+    """Names of nodes and the SHA-256 of their keys, in a JSON file. Thread-safe.
+
+    Each look-up reads the file: a change by another process (a `kick`) counts from the next one on. A damaged file
+    raises LinkError and lets nobody in. Two processes that change it at the same moment: one gets a ConfigError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+
+    def nodes(self) -> dict[str, bytes]:
+        """Key hash by name. Raises LinkError."""
+        try:
+            written = json.loads(self._path.read_bytes())["nodes"]
+            nodes = {name: bytes.fromhex(value) for name, value in written.items()}
+            sound = all(NODE_NAME.fullmatch(name) and len(nodes[name]) == 32 for name in nodes)
+            if not sound or len(set(nodes.values())) != len(nodes):
+                raise ValueError
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            hint = "restore it from a backup, or delete it and let every machine join again"
+            raise LinkError(f"{self._path} cannot be read, or is not a list of nodes", hint=hint) from None
+        return nodes
+
+    def name_of(self, certificate: bytes) -> str | None:
+        """Which node owns this PEM certificate's key; None for a stranger."""
+        wanted = key_hash(certificate)
+        return next((name for name, known in self.nodes().items() if known == wanted), None)
+
+    def add(self, name: str, *, certificate: bytes) -> None:
+        """Let a certificate's key in under a name; the same pair again is no change. Raises LinkError."""
+        check_node_name(name)
+        if is_enrol(certificate):  # anybody can sign with that key: a node that had it could be anybody
+            raise LinkError("the published enrol key cannot be a node's", hint="let the node make a key of its own")
+        new = key_hash(certificate)
+        with self._changing() as nodes:
+            if nodes.get(name, new) != new:
+                hint = f"join under another name, or remove the old one with `cuadrilla kick {name}`"
+                raise LinkError(f"another machine is in this crew under the name {name}", hint=hint)
+            other = next((other for other, known in nodes.items() if known == new), name)
+            if other != name:
+                hint = f"use that name, or remove it with `cuadrilla kick {other}`"
+                raise LinkError(f"this machine's key is in this crew under the name {other}", hint=hint)
+            nodes[name] = new
+
+    def remove(self, name: str) -> None:
+        """Let a node in no more. Raises LinkError if there is none of that name."""
+        with self._changing() as nodes:
+            if nodes.pop(name, None) is None:
+                names = ", ".join(sorted(nodes)) or "nobody"
+                raise LinkError(f"no node is named {name[:80]!r}", hint=f"in this crew: {names}")
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, bytes]]:
+        """The nodes, written back at the end. Two processes never change them at once: no removal gets lost."""
+        with storage_errors(self._path):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = self._path.with_name(f"{self._path.name}.lock")
+        with self._lock, FolderLock(lock, purpose="changing the list of nodes"):
+            nodes = self.nodes()
+            yield nodes
+            write_json(self._path, {"nodes": {name: value.hex() for name, value in sorted(nodes.items())}})

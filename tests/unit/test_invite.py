@@ -1,0 +1,321 @@
+"""Invites: what is printed is read back; no typing error passes; the coordinator's side forgets, expires and closes."""
+
+import zlib
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.link.invite import (
+    KEPT_CLOSED,
+    MAX_WRONG_TRIES,
+    SECRET_BYTES,
+    VALID_SECONDS,
+    Invite,
+    Invites,
+    Outcome,
+    check_node_name,
+    new_secret,
+)
+
+pytestmark = pytest.mark.unit
+
+NAMES = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,5})?(\.[a-z][a-z0-9]{0,8}){0,3}", fullmatch=True)
+HOSTS = st.one_of(
+    NAMES,
+    st.ip_addresses(v=4).filter(lambda host: not host.is_unspecified).map(str),
+    st.ip_addresses(v=6).filter(lambda host: int(host) & 0xFFFF_FFFF != 0).map(str),  # not :: nor ::ffff:0.0.0.0
+)
+INVITES = st.builds(
+    Invite,
+    host=HOSTS,
+    port=st.integers(1, 65535),
+    key_hash=st.binary(min_size=32, max_size=32),
+    secret=st.binary(min_size=SECRET_BYTES, max_size=SECRET_BYTES),
+)
+# What a hand or a machine puts in place of a character: all of ASCII and what looks or behaves like it.
+WRONG_CHARACTERS = "".join(map(chr, range(32, 127))) + "\n\t\u00a0\u200bóñ\u0131\u212a«"
+SAMPLE = Invite(host="192.168.1.20", port=47470, key_hash=bytes(range(32)), secret=bytes(range(20)))
+SAMPLE_TEXT = (
+    "cuadrilla1.192.168.1.20:47470.000g40r40m30e209185gr38e1w8124gk2gahc5rr34d1p70x3rfg"
+    ".000g40r40m30e209185gr38e1w8124gk.sgpea6r"
+)
+
+
+def refusal(text: str) -> LinkError:
+    with pytest.raises(LinkError) as caught:
+        Invite.parse(text)
+    assert caught.value.exit_code == 5
+    assert caught.value.hint
+    return caught.value
+
+
+def test_the_text_is_a_promise() -> None:
+    """Printed by one version, read by another: may change only together with FORMAT."""
+    assert str(SAMPLE) == SAMPLE_TEXT
+    assert Invite.parse(SAMPLE_TEXT) == SAMPLE
+
+
+@given(INVITES)
+@example(Invite(host="::ffff:10.0.0.1", port=1, key_hash=bytes(32), secret=bytes(20)))
+def test_parse_reads_what_str_writes(invite: Invite) -> None:
+    assert Invite.parse(str(invite)) == invite
+
+
+@given(INVITES, st.data())
+def test_forgives_how_texts_travel(invite: Invite, data: st.DataObject) -> None:
+    text = str(invite)
+    if data.draw(st.booleans()):
+        text = text.upper()
+    for place in sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)), reverse=True):
+        text = text[:place] + data.draw(st.sampled_from(["\n", "\r\n  ", " ", "\u200b", "\ufeff", "\t"])) + text[place:]
+    before, after = data.draw(
+        st.sampled_from([("", ""), ('"', '"'), ("«", "»"), ("  `", "`\n"), ("<", ">."), ("'", "',")])
+    )
+    assert Invite.parse(before + text + after) == invite
+
+
+@given(INVITES)
+def test_letters_that_look_like_digits(invite: Invite) -> None:
+    """In the codes, not in the address: there an l is an l."""
+    address, _, codes = str(invite).partition(f":{invite.port}.")
+    for one in "iIlL":
+        typed = codes.replace("1", one).replace("0", "O")
+        assert Invite.parse(f"{address}:{invite.port}.{typed}") == invite
+
+
+@pytest.mark.parametrize(
+    ("printed", "other"),
+    [("[fd00::7]", "[fd00:0::7]"), (":47470.", ":047470."), ("x3rfg.", "x3rfh.")],
+    ids=["address", "port", "bits that mean nothing"],
+)
+def test_one_spelling_per_invite(printed: str, other: str) -> None:
+    """The checksum of another spelling of the same bytes may fit; nobody printed it."""
+    invite = Invite(host="fd00::7", port=47470, key_hash=SAMPLE.key_hash, secret=SAMPLE.secret)
+    body = str(invite).rpartition(".")[0]
+    assert Invite.parse(f"{body}.{check_of(body)}") == invite
+    assert printed in body
+    body = body.replace(printed, other)
+    assert "mistyped" in refusal(f"{body}.{check_of(body)}").message
+
+
+def check_of(body: str) -> str:
+    """CRC-32 in Crockford's base32, written a second time."""
+    bits = zlib.crc32(body.encode()) << 3
+    return "".join("0123456789abcdefghjkmnpqrstvwxyz"[bits >> shift & 31] for shift in range(30, -1, -5))
+
+
+@given(INVITES, st.data())
+def test_one_wrong_character_never_passes(invite: Invite, data: st.DataObject) -> None:
+    text = str(invite)
+    place = data.draw(st.integers(0, len(text) - 1))
+    character = data.draw(st.sampled_from(["", *WRONG_CHARACTERS]))
+    assert same_or_refused(text[:place] + character + text[place + 1 :], invite)
+
+
+@pytest.mark.parametrize("host", ["192.168.1.20", "fd00::7", "portatil-ana.local"])
+def test_every_wrong_character_of_an_invite(host: str) -> None:
+    """All substitutions, deletions, insertions and swaps; the checksum is linear, so one secret will do."""
+    invite = Invite(host=host, port=47470, key_hash=SAMPLE.key_hash, secret=SAMPLE.secret)
+    text = str(invite)
+    for place in range(len(text)):
+        rest = text[place + 1 :]
+        for character in ["", *WRONG_CHARACTERS]:
+            assert same_or_refused(text[:place] + character + rest, invite)
+            assert same_or_refused(text[:place] + text[place] + character + rest, invite)
+        assert same_or_refused(text[:place] + rest[:1] + text[place] + rest[1:], invite)
+
+
+def same_or_refused(text: str, invite: Invite) -> bool:
+    try:
+        return Invite.parse(text) == invite
+    except LinkError as error:
+        return error.exit_code == 5
+
+
+def test_what_is_wrong_is_said() -> None:
+    words = {"not an invite": 0, "cut off": 0, "mistyped": 0, "format": 0}
+    cases = {
+        "": "not an invite",
+        "hola": "not an invite",
+        "192.168.1.20:47470": "not an invite",
+        "https://example.org/cuadrilla1.x": "not an invite",
+        SAMPLE_TEXT[5:]: "mistyped",
+        SAMPLE_TEXT.replace("cuadrilla1", "cuadrila1"): "mistyped",
+        SAMPLE_TEXT.replace("cuadrilla1", "cuadrilla2"): "format 2",
+        "cuadrilla99.something-new": "format 99",
+        SAMPLE_TEXT.replace("000g", "000h", 1): "mistyped",
+        SAMPLE_TEXT.replace("192", "193"): "mistyped",
+        SAMPLE_TEXT.replace("000g", "00g", 1): "mistyped",
+        SAMPLE_TEXT.replace(":", ";"): "mistyped",
+        SAMPLE_TEXT + "0": "mistyped",
+        SAMPLE_TEXT + SAMPLE_TEXT: "mistyped",
+    }
+    for text, expected in cases.items():
+        message = refusal(text).message
+        assert expected in message, text
+        words[next(word for word in words if word in message)] += 1
+    assert all(words[word] for word in words if word != "cut off")
+
+
+@pytest.mark.parametrize("host", ["192.168.1.20", "fd00::7", "ana.local"])
+def test_cut_anywhere_is_called_cut_off(host: str) -> None:
+    text = str(Invite(host=host, port=47470, key_hash=SAMPLE.key_hash, secret=SAMPLE.secret))
+    for length in range(1, len(text)):
+        assert "cut off" in refusal(text[:length]).message, text[:length]
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_refused_politely(text: str) -> None:
+    assert refusal(text).hint
+    assert refusal("cuadrilla1." + text).hint
+
+
+def test_the_secret_shows_only_in_the_text() -> None:
+    secret = new_secret()
+    invite = Invite(host="ana.local", port=47470, key_hash=bytes(32), secret=secret)
+    code = str(invite).split(".")[-2]
+    assert code not in repr(invite)
+    assert repr(secret) not in repr(invite)
+    broken = str(invite).replace("ana", "ane")
+    assert code not in refusal(broken).message + refusal(broken).hint
+    invites = Invites()
+    given_out = invites.open(now=0.0)
+    assert repr(given_out) not in repr(vars(invites))
+    assert len(given_out) == SECRET_BYTES == 20
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("Ana.LOCAL", "ana.local"),
+        ("[FD00:0:0::7]", "fd00::7"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        (" 10.0.0.1 ", "10.0.0.1"),
+        ("a_b-c.d1", "a_b-c.d1"),
+    ],
+)
+def test_one_spelling_per_host(host: str, expected: str) -> None:
+    invite = Invite(host=host, port=5, key_hash=bytes(32), secret=bytes(20))
+    assert invite.host == expected
+    assert invite.address == (f"[{expected}]:5" if ":" in expected else f"{expected}:5")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "0.0.0.0",
+        "::",
+        "192.168.1.300",
+        "1.2.3",
+        "fe80::1%eth0",
+        "a b",
+        "-a",
+        "a-",
+        "a..b",
+        "peña.local",
+        "a:b",
+        "x" * 64,
+    ],
+)
+def test_a_host_nobody_can_dial(host: str) -> None:
+    with pytest.raises(LinkError) as caught:
+        Invite(host=host, port=5, key_hash=bytes(32), secret=bytes(20))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_a_port_nobody_can_dial(port: int) -> None:
+    with pytest.raises(LinkError, match="not a port"):
+        Invite(host="ana", port=port, key_hash=bytes(32), secret=bytes(20))
+
+
+def test_another_key_is_named() -> None:
+    SAMPLE.check_key(SAMPLE.key_hash)
+    with pytest.raises(LinkError, match="nothing secret was sent"):
+        SAMPLE.check_key(bytes(32))
+
+
+@pytest.mark.parametrize("name", ["ana", "a", "laptop-2", "x" * 63])
+def test_good_node_names(name: str) -> None:
+    check_node_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "Ana", "a b", "-a", "a-", "../a", "a.b", "a\n", "\x1b[31m", "niña", "x" * 64])
+def test_bad_node_names(name: str) -> None:
+    with pytest.raises(LinkError, match="cannot be the name"):
+        check_node_name(name)
+
+
+# The coordinator's side
+
+
+def test_an_invite_is_good_once() -> None:
+    invites = Invites()
+    assert not invites.is_open(0.0)
+    secret = invites.open(now=0.0)
+    assert invites.is_open(0.0)
+    assert invites.redeem(secret, now=1.0) is Outcome.ACCEPTED
+    assert not invites.is_open(1.0)
+    assert invites.redeem(secret, now=2.0) is Outcome.USED_UP
+    assert invites.redeem(secret, now=VALID_SECONDS + 1) is Outcome.USED_UP  # used before it could expire
+
+
+def test_uses() -> None:
+    invites = Invites()
+    secret = invites.open(3, now=0.0)
+    assert [invites.redeem(secret, now=1.0) for _ in range(4)] == [Outcome.ACCEPTED] * 3 + [Outcome.USED_UP]
+    with pytest.raises(ConfigError):
+        invites.open(0, now=0.0)
+
+
+def test_fifteen_minutes() -> None:
+    assert VALID_SECONDS == 900.0
+    invites = Invites()
+    early, late = invites.open(2, now=100.0), invites.open(now=500.0)
+    assert invites.redeem(early, now=999.999) is Outcome.ACCEPTED
+    assert invites.redeem(early, now=1000.0) is Outcome.EXPIRED
+    assert invites.is_open(1000.0)
+    assert invites.redeem(late, now=1000.0) is Outcome.ACCEPTED
+    assert not invites.is_open(1000.0)
+
+
+def test_guessing_closes_every_invite() -> None:
+    invites = Invites()
+    first, second = invites.open(9, now=0.0), invites.open(9, now=0.0)
+    guesses = [index.to_bytes(SECRET_BYTES, "big") for index in range(10_000)]
+    opened = 0
+    for guess in guesses:
+        opened += invites.is_open(1.0)
+        assert invites.redeem(guess, now=1.0) is Outcome.WRONG
+    assert opened == MAX_WRONG_TRIES == 5
+    assert invites.redeem(first, now=1.0) is Outcome.CLOSED
+    assert invites.redeem(second, now=1.0) is Outcome.CLOSED
+    fresh = invites.open(now=2.0)
+    assert invites.redeem(fresh, now=2.0) is Outcome.ACCEPTED  # the owner may open another one
+
+
+def test_what_is_no_guess_counts_for_nothing() -> None:
+    invites = Invites()
+    used = invites.open(now=0.0)
+    invites.redeem(used, now=0.0)
+    secret = invites.open(2, now=0.0)
+    for _ in range(20):
+        assert invites.redeem(used, now=0.0) is Outcome.USED_UP
+    assert invites.redeem(secret, now=0.0) is Outcome.ACCEPTED
+    for guess in (b"", bytes(3), secret[:-1], secret + b"\0"):
+        assert invites.redeem(guess, now=0.0) is Outcome.WRONG
+    assert invites.redeem(secret, now=0.0) is Outcome.ACCEPTED  # four wrong tries are not five
+
+
+def test_memory_is_bounded_and_open_invites_stay() -> None:
+    invites = Invites()
+    kept = invites.open(now=0.0)
+    for _ in range(10 * KEPT_CLOSED):
+        last = invites.open(now=0.0)
+        invites.redeem(last, now=0.0)
+    assert len(vars(invites)["_issued"]) <= KEPT_CLOSED + 2
+    assert invites.redeem(last, now=0.0) is Outcome.USED_UP
+    assert invites.redeem(kept, now=0.0) is Outcome.ACCEPTED
