@@ -27,6 +27,7 @@ CountOrZero = Annotated[int, Field(ge=0, le=10**15)]
 Rate = Annotated[float, Field(gt=0, le=100)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Speed = Annotated[float, Field(gt=0, le=1000)]
+LINK_SHAPE = r"^(\d+(\.\d+)?[kmg]bit(\+\d+(\.\d+)?ms)?)?$"
 
 
 class Section(BaseModel):
@@ -184,6 +185,17 @@ class LocalEngine(Section):
     """One relative speed for each worker: [1.0] is this machine alone, [1.0, 0.5, 0.25] rehearses an unequal crew."""
 
 
+class CrewEngine(Section):
+    kind: Literal["crew"]
+    """Workers are processes, on this machine and on others, that dial in over the crew link."""
+    listen: str = "127.0.0.1:0"
+    """Address and port of the coordinator; port 0 takes a free one. Other machines need an address of the LAN."""
+    workers: Annotated[list[Speed], Field(max_length=64)] = [1.0]
+    """A worker process to start on this machine for each relative speed; [] coordinates only."""
+    link: Annotated[str, Field(pattern=LINK_SHAPE)] = ""
+    """Practice: slow down the link of these processes, such as "100mbit+20ms"; empty leaves it as it is."""
+
+
 class CheckpointSection(Section):
     every_seconds: Annotated[float, Field(ge=0, le=10**7)] = 60.0
     """Save at the first commit after so many seconds (0: only at the end)."""
@@ -233,7 +245,7 @@ class Config(Section):
     schedule: ScheduleSection = ScheduleSection()
     outer: OuterSection = OuterSection()
     sync: ExactSync = ExactSync()
-    engine: LocalEngine = LocalEngine()
+    engine: Annotated[LocalEngine | CrewEngine, Field(discriminator="kind")] = LocalEngine()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluate: EvaluateSection = EvaluateSection()
     sample: SampleSection = SampleSection()

@@ -134,6 +134,17 @@ def dump(config: Config) -> dict[str, Any]:
     return config.model_dump(by_alias=True, mode="json")
 
 
+def load_dumped(text: str) -> Config:
+    """A configuration that another machine dumped as JSON. Raises ConfigError."""
+    try:
+        return Config.model_validate(json.loads(text))
+    except ValueError as error:
+        raise ConfigError(
+            f"the coordinator's configuration cannot be read: {str(error).splitlines()[0]}",
+            hint="install the same version of cuadrilla on both machines",
+        ) from None
+
+
 def to_toml(config: Config) -> str:
     return tomli_w.dumps(dump(config))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cuadrilla import __version__
-from cuadrilla.cli import config, data, env, model, train
+from cuadrilla.cli import config, crew, data, env, model, train
 from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.output import options, report_error, say
@@ -46,6 +46,7 @@ app.add_typer(data.app, name="data", help="Prepare text for training.")
 app.add_typer(config.app, name="config", help="See what a run file really says.")
 app.command()(train.new)
 app.command()(train.train)
+app.command(hidden=True)(crew.work)
 app.command("eval")(model.evaluate)
 app.command()(model.generate)
 app.add_typer(env.app, name="env", help="The installed versions, now and when a run was made.")

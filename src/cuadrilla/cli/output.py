@@ -61,7 +61,9 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> None:
 
 
 def report_error(error: CuadrillaError) -> None:
-    """`error:` line, blank, `hint:` line."""
+    """`error:` line, blank, `hint:` line; with `--json` also as data."""
+    if options.json:
+        emit_json({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
     say(f"error: {error.message}")
     if error.hint:
         say(f"\nhint: {error.hint}")

@@ -1,6 +1,7 @@
 """`cuadrilla new` and `cuadrilla train`."""
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit_json, options, say
-from cuadrilla.config import Config
+from cuadrilla.config import Config, CrewEngine, LocalEngine
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
@@ -92,9 +93,17 @@ def train(
         bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
     ] = False,
     stop_at: Annotated[int, typer.Option(min=0, help="Checkpoint and stop at this step (0: at the end).")] = 0,
+    practice: Annotated[
+        str,
+        typer.Option(
+            metavar="SPEEDS[@LINK]",
+            help="Rehearse a crew: a worker process for each speed, on a link of this shape, as in "
+            '"1.0,0.5,0.25@100mbit+20ms".',
+        ),
+    ] = "",
 ) -> None:
     """Train, or go on where a run stopped. Ctrl-C saves and stops; the same command resumes."""
-    resolved = read_run_file(run, sets=sets or [])
+    resolved = read_run_file(run, sets=[*(sets or []), *(practice_sets(practice) if practice else [])])
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
     from cuadrilla.train.metrics import finite
 
@@ -115,6 +124,17 @@ def train(
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
     else:
         say(f"\n{outcome.reason}: saved; the same command goes on from there")
+
+
+def practice_sets(text: str) -> list[str]:
+    """`SPEEDS[@LINK]` as values of the section `engine`. Raises ConfigError."""
+    speeds, _, link = text.partition("@")
+    if not re.fullmatch(r"\s*\d+(\.\d+)?\s*(,\s*\d+(\.\d+)?\s*)*", speeds):
+        raise ConfigError(
+            f"--practice {text}: {speeds!r} is not a list of speeds", hint='write it as "1.0,0.5,0.25@100mbit+20ms"'
+        )
+    workers = [float(speed) for speed in speeds.split(",")]
+    return ['engine.kind="crew"', f"engine.workers={workers}", f'engine.link="{link.strip()}"']
 
 
 def train_run(resolved: Resolved, folder: RunDir, *, allow_changes: bool = False, stop_at: int = 0) -> "Outcome":
@@ -139,7 +159,13 @@ def train_run(resolved: Resolved, folder: RunDir, *, allow_changes: bool = False
             sinks.extend(_views(folder, parts))
             _introduce(resolved.config, parts)
             with stop_on_signals(parts.coordination.request_stop):
-                return run_local(parts)
+                match resolved.config.engine:
+                    case LocalEngine():
+                        return run_local(parts)
+                    case CrewEngine():
+                        from cuadrilla.engines.crew import run_crew
+
+                        return run_crew(parts, folder)
         finally:
             for sink in sinks:
                 sink.close()
@@ -164,7 +190,7 @@ def _introduce(config: Config, parts: "Parts") -> None:
     say(
         f"model      {num_parameters / 1e6:.2f} M parameters\n"
         f"device     {parts.device}, {parts.precision}\n"
-        f"workers    {len(config.engine.workers)}\n"
+        f"workers    {len(config.engine.workers)}{' processes' if config.engine.kind == 'crew' else ''}\n"
         f"run        {parts.length.num_versions} steps of {parts.length.round_tokens:,} tokens"
     )
     if parts.resumed_at:

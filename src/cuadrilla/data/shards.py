@@ -139,6 +139,18 @@ def read_manifest(folder: Path) -> Manifest:
     return _checked(value, path=path, hint=hint)
 
 
+def data_files(folder: Path) -> list[tuple[Path, bytes]]:
+    """Every file of a data folder and its SHA-256: what another machine needs to have the same. Raises DataError."""
+    manifest = read_manifest(folder)
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    own = hashlib.sha256((folder / MANIFEST).read_bytes()).digest()
+    return [
+        (folder / TOKENIZER, bytes.fromhex(manifest.tokenizer_sha256)),
+        *((folder / shard.name, bytes.fromhex(shard.sha256)) for shard in shards),
+        (folder / MANIFEST, own),  # last: a folder without one holds nothing
+    ]
+
+
 def _checked(value: dict[str, Any], *, path: Path, hint: str) -> Manifest:
     try:
         manifest = _validator().validate_json(json.dumps(value), strict=True)

@@ -21,7 +21,7 @@ from cuadrilla.host.facts import read_facts
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.base import Link
 from cuadrilla.link.inproc import Desk
-from cuadrilla.link.shaped import ShapedLink
+from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
@@ -111,7 +111,7 @@ def _work(
 ) -> None:
     link: Link = desk.connect(name)
     if speed != 1:
-        link = ShapedLink(link, speed=speed)
+        link = ShapedLink(link, shape=Shape(speed=speed))
     if wrap_link is not None:
         link = wrap_link(name, link)
     settings = WorkerSettings(

@@ -71,10 +71,11 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """The run has ended, or the worker is no longer wanted."""
+    """The run has ended, or the worker is no longer wanted. `again`: it may join anew at once (it was silent)."""
 
     reason: str
     refused: bool = False
+    again: bool = False
 
 
 ToCoordinator = Hello | Progress | Contribute | Goodbye

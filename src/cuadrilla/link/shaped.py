@@ -1,41 +1,73 @@
-"""A link with a worker of chosen speed behind it: practice for a crew of unequal machines.
+"""A link with a worker of chosen speed behind it, and of chosen bandwidth and delay: practice for an unequal crew.
 
-After each finished pass the worker sleeps, so that a speed of 0.5 takes twice the time. The wrapped link is
+After each finished pass the worker sleeps, so that a speed of 0.5 takes twice the time. Tensors take as long as they
+would at the given bandwidth, each direction by itself; messages arrive later by the delay. The wrapped link is
 unchanged otherwise, and so are the results.
 """
 
+import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from cuadrilla.errors import ConfigError
 from cuadrilla.link.base import Lease, Link, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
+
+PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """`speed` is relative to this machine, 1.0 leaves it as it is. `bits_per_second` 0: no limit."""
+
+    speed: float = 1.0
+    bits_per_second: float = 0.0
+    delay_seconds: float = 0.0
+
+
+def parse_shape(text: str, *, speed: float) -> Shape:
+    """A shape from `100mbit`, `1gbit+0.5ms` or nothing. Raises ConfigError."""
+    if not text:
+        return Shape(speed=speed)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit(?:\+(\d+(?:\.\d+)?)ms)?", text)
+    if match is None or float(match[1]) == 0:
+        raise ConfigError(f"{text!r} is not the shape of a link", hint="write it as 100mbit or 100mbit+20ms")
+    bits = float(match[1]) * PREFIXES[match[2]]
+    return Shape(speed=speed, bits_per_second=bits, delay_seconds=float(match[3] or 0) / 1000)
 
 
 class ShapedLink:
-    """Wraps `link`; `speed` is relative to this machine, 1.0 leaves it as it is."""
+    """Wraps `link`."""
 
     def __init__(
         self,
         link: Link,
         *,
-        speed: float,
+        shape: Shape,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        assert speed > 0
+        assert shape.speed > 0
         self._link = link
-        self._speed = speed
+        self._shape = shape
         self._clock = clock
         self._sleep = sleep
         self._pass_began = clock()
 
     def call(self, message: ToCoordinator) -> None:
-        if isinstance(message, Progress) and self._speed < 1:
-            self._sleep((1 / self._speed - 1) * (self._clock() - self._pass_began))
+        if isinstance(message, Progress):
+            if self._shape.speed < 1:
+                self._sleep((1 / self._shape.speed - 1) * (self._clock() - self._pass_began))
+        else:
+            self._pause(self._shape.delay_seconds)
         self._link.call(message)
         self._pass_began = self._clock()
 
     def next_event(self) -> ToWorker:
+        began = self._clock()
         event = self._link.next_event()
+        if self._clock() - began > 1e-3:  # it was not waiting already: it has just come over the link
+            self._pause(self._shape.delay_seconds)
         if isinstance(event, Lease):
             self._pass_began = self._clock()
         return event
@@ -44,10 +76,26 @@ class ShapedLink:
         return self._link.stopped()
 
     def upload(self, tensors: Tensors) -> TensorRef:
-        return self._link.upload(tensors)
+        began = self._clock()
+        ref = self._link.upload(tensors)
+        self._take_time(tensors, began)
+        return ref
 
     def download(self, ref: TensorRef) -> Tensors:
-        return self._link.download(ref)
+        began = self._clock()
+        tensors = self._link.download(ref)
+        self._take_time(tensors, began)
+        return tensors
 
     def close(self) -> None:
         self._link.close()
+
+    def _take_time(self, tensors: Tensors, began: float) -> None:
+        shape = self._shape
+        num_bits = 8 * sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        seconds = shape.delay_seconds + (num_bits / shape.bits_per_second if shape.bits_per_second else 0.0)
+        self._pause(began + seconds - self._clock())
+
+    def _pause(self, seconds: float) -> None:
+        if seconds > 0:
+            self._sleep(seconds)

@@ -55,7 +55,8 @@ class Rules:
     same_environment: bool = False
     lost_after_seconds: float | None = None
     hung_after_seconds: float | None = None
-    hung_after_units: float = 5.0
+    hung_after_leases: float = 3.0
+    """Times as long as its lease should take; units are counted by the pass, and a pass may hold all of them."""
 
 
 @dataclass(kw_only=True)
@@ -158,7 +159,7 @@ class Coordinator:
     def _hear(self, event: Heard, now: float) -> list[Action]:
         member = self.members.get(event.worker)
         if member is None:
-            return [Evict(worker=event.worker, reason="not a member of this run any more")]
+            return [Evict(worker=event.worker, reason="not a member of this run any more", again=True)]
         member.heard_at = now
         if event.passes > member.passes:
             member.passes = event.passes
@@ -170,7 +171,7 @@ class Coordinator:
         for worker, member in list(self.members.items()):
             reason = self._silence(worker, member, now)
             if reason:
-                actions.append(Evict(worker=worker, reason=reason))
+                actions.append(Evict(worker=worker, reason=reason, again=True))
                 actions.extend(self._remove(worker))
         return actions
 
@@ -178,10 +179,11 @@ class Coordinator:
         rules = self.rules
         if rules.lost_after_seconds is not None and now - member.heard_at > rules.lost_after_seconds:
             return f"lost: nothing heard for {now - member.heard_at:.1f} s"
-        holds_work = any(lease.worker == worker for lease in self.ledger.leases.values())
-        if rules.hung_after_seconds is None or not holds_work or member.passes == 0:
+        num_units = sum(len(lease.units) for lease in self.ledger.leases.values() if lease.worker == worker)
+        if rules.hung_after_seconds is None or not num_units or member.passes == 0:
             return ""
-        limit = max(rules.hung_after_seconds, rules.hung_after_units / max(self.speeds()[worker], 1e-9))
+        expected = num_units / max(self.speeds()[worker], 1e-9)
+        limit = max(rules.hung_after_seconds, rules.hung_after_leases * expected)
         idle = now - member.progress_at
         return f"hung: no progress for {idle:.1f} s" if idle > limit else ""
 

@@ -94,9 +94,12 @@ class Discard:
 
 @dataclass(frozen=True, kw_only=True)
 class Evict:
+    """The worker is no member any more. `again`: it may join anew (it was only silent)."""
+
     worker: str
     reason: str
     refused: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

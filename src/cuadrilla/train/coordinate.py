@@ -85,6 +85,7 @@ class Coordination:
         self._clock = clock
         self._lock = threading.Lock()
         self._meter = Meter(clock)
+        self._heard: dict[str, tuple[int, float]] = {}
         self._contributions: dict[int, Contribution] = {}
         self._send: Send = _nobody
         self._stop_reason = f"step {stop_at} reached" if 0 < stop_at <= coordinator.version else ""
@@ -108,25 +109,49 @@ class Coordination:
         self._stop_reason = reason
 
     def left(self, worker: str, reason: str) -> None:
-        """A door reports that a worker died."""
-        with self._lock, self._failing_together():
-            self._store.event("left", worker=worker, reason=reason)
-            self._handle(events.Left(worker=worker, reason=reason))
+        """A door reports that a worker died. Raises nothing; of a worker that is no member it changes nothing."""
+        with self._lock, self._failing_together(raises=False):
+            self._heard.pop(worker, None)
+            if worker in self._coordinator.members:
+                self._store.event("left", worker=worker, reason=reason)
+                self._handle(events.Left(worker=worker, reason=reason))
 
     def receive(self, worker: str, message: ToCoordinator) -> None:
         """A worker's message. Raises what makes the whole run fail."""
         with self._lock, self._failing_together():
-            if self._stop_reason and self.outcome is None:
-                self._handle(events.StopRequested(reason=self._stop_reason))
+            self._stop_if_asked()
             self._handle(self._as_event(worker, message))
 
+    def deliver(self, worker: str, message: ToCoordinator) -> None:
+        """Like `receive`, for doors to other processes: what makes the run fail is in `failure`."""
+        with self._lock, self._failing_together(raises=False):
+            self._handle(self._as_event(worker, message))
+
+    def heard(self, worker: str, passes: int) -> None:
+        """A heartbeat: never waits for a merge; counts at the next tick, with the time at which it came."""
+        self._heard[worker] = (passes, self._clock())
+
+    def tick(self) -> None:
+        """Time has passed: a few times a second, for doors that cannot tell by themselves who is still there."""
+        with self._lock, self._failing_together(raises=False):
+            for worker in list(self._heard):
+                passes, at = self._heard.pop(worker)
+                self._perform(self._coordinator.handle(events.Heard(worker=worker, passes=passes), at))
+            self._stop_if_asked()
+            self._handle(events.Tick())
+
+    def _stop_if_asked(self) -> None:
+        if self._stop_reason and self.outcome is None:
+            self._handle(events.StopRequested(reason=self._stop_reason))
+
     @contextmanager
-    def _failing_together(self) -> Iterator[None]:
+    def _failing_together(self, *, raises: bool = True) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
             self.fail(error)
-            raise
+            if raises:
+                raise
 
     def fail(self, error: BaseException) -> None:
         """Remember the first reason and send everyone home."""
@@ -183,7 +208,7 @@ class Coordination:
                 case events.Evict():
                     self._store.event("evicted", worker=action.worker, reason=action.reason)
                     log.warning("%s: %s", action.worker, action.reason)
-                    self._send(action.worker, Stop(reason=action.reason, refused=action.refused))
+                    self._send(action.worker, Stop(reason=action.reason, refused=action.refused, again=action.again))
                 case events.Finish():
                     self._finish(action)
 

@@ -34,8 +34,9 @@ def train(
     model: nn.Module,
     sync: ExactWorker,
     worker: "WorkerSettings",
-) -> None:
-    """Work for the coordinator behind `link` until it says stop. Raises what the task raises, and ResourceError.
+) -> Stop:
+    """Work for the coordinator behind `link` until it says stop. Raises what the task and the link raise, and
+    ResourceError.
 
     `model` is on `worker.device`, and `sync` holds its parameters; the first Version overwrites them.
     """
@@ -111,6 +112,7 @@ def train(
         )
 
     link.call(Goodbye(reason=event.reason))
+    return event
 
 
 class WorkerSettings:

@@ -31,6 +31,8 @@ from cuadrilla.train.schedule import make_schedule
 from cuadrilla.train.store import Store
 
 SPARE_DISK_BYTES = 2**30
+LOST_AFTER_SECONDS = 5.0
+HUNG_AFTER_SECONDS = 10.0
 # A run may be resumed with other values of these; anything else changes what is being trained.
 FREE_ON_RESUME = ("checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device", "train.threads",
                   "train.compile", "train.pass_sequences", "data.folder")  # fmt: skip
@@ -109,6 +111,8 @@ def assemble(
         units_per_round=length.units_per_round,
         num_versions=length.num_versions,
         same_environment=config.sync.strict,
+        lost_after_seconds=LOST_AFTER_SECONDS if config.engine.kind == "crew" else None,
+        hung_after_seconds=HUNG_AFTER_SECONDS if config.engine.kind == "crew" else None,
     )
     coordinator = Coordinator.restore(state, rules=rules) if state else Coordinator(rules=rules)
     observer = Observer(
@@ -175,12 +179,17 @@ def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length, 
     )
 
 
+def has_several_workers(config: Config) -> bool:
+    """Whether more than one worker may take part: in a crew others can join at any time."""
+    return config.engine.kind == "crew" or len(config.engine.workers) > 1
+
+
 def _check_supported(config: Config, model: nn.Module, precision: Precision) -> None:
     """Refuse what this version would compute wrongly, before anything is trained."""
     if config.sync.strict and precision.loss_scale != 1:
         raise ConfigError("strict mode and fp16 exclude each other", hint='set train.precision = "fp32"')
     running = [name for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
-    if running and len(config.engine.workers) > 1:
+    if running and has_several_workers(config):
         raise TaskError(
             f"{running[0]} keeps running statistics, which several workers do not share yet",
             hint="use one worker, or a normalisation without them (LayerNorm, GroupNorm)",
@@ -189,7 +198,7 @@ def _check_supported(config: Config, model: nn.Module, precision: Precision) -> 
 
 def make_store(config: Config, run: RunDir, *, merge: ExactMerge, model: nn.Module, task: Task) -> Store:
     section = config.checkpoint
-    with_journal = section.journal == "on" or (section.journal == "auto" and len(config.engine.workers) > 1)
+    with_journal = section.journal == "on" or (section.journal == "auto" and has_several_workers(config))
     identity = {"config": dump(config), "data": task.data_hash()}
     return Store(
         run=run,

@@ -1,0 +1,222 @@
+"""The crew engine: this process coordinates; workers are processes that dial in, here or on other machines.
+
+Worker processes of this machine are children that get their own keys, in a private temporary folder, and end when
+this process ends: their standard input is a pipe from here. A child that dies is reported by its connection at once;
+the others go on. Without any worker the coordinator waits, unless all the workers it could have were its children.
+"""
+
+import hashlib
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from cuadrilla.config import Config, CrewEngine, FileTask
+from cuadrilla.data.shards import data_files
+from cuadrilla.errors import CuadrillaError, EnvironmentProblem
+from cuadrilla.link.grpc_server import CrewDesk, Offer
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.tls import key_hash, node_request, open_coordinator, save_node
+from cuadrilla.link.wire import Layout
+from cuadrilla.rundir import RunDir, storage_errors
+from cuadrilla.runfile import dump
+from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.setup import Parts
+
+TICK_SECONDS = 0.1
+FINISH_SECONDS, END_SECONDS = 10.0, 5.0
+"""A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """An open crew: what an engine tells its caller once workers can dial in."""
+
+    desk: CrewDesk
+    port: int
+    key_hash: bytes
+
+
+def run_crew(
+    parts: Parts, run: RunDir, *, keys: Path | None = None, opened: Callable[[Door], None] | None = None
+) -> Outcome:
+    """Train with a crew to the end, or to the stop that was asked for. Raises whatever made the run fail.
+
+    `keys`: the folder of this crew's keys; without one the crew is practice, and its keys last as long as the run.
+    `opened` is called once workers can dial in.
+    """
+    engine = parts.config.engine
+    assert isinstance(engine, CrewEngine)
+    before = torch.get_num_threads()
+    if parts.config.sync.strict:
+        torch.set_num_threads(parts.config.train.threads or 1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="cuadrilla-crew-") as private:
+            return _run(
+                parts, run, engine=engine, keys=keys or Path(private) / "crew", private=Path(private), opened=opened
+            )
+    finally:
+        parts.store.close()
+        torch.set_num_threads(before)
+
+
+def _run(
+    parts: Parts,
+    run: RunDir,
+    *,
+    engine: CrewEngine,
+    keys: Path,
+    private: Path,
+    opened: Callable[[Door], None] | None,
+) -> Outcome:
+    coordinator = open_coordinator(keys, now=datetime.now(UTC))
+    nodes = AllowList(keys / "nodes.json")
+    params = dict(parts.model.named_parameters())
+    desk = CrewDesk(
+        keys=coordinator,
+        nodes=nodes,
+        receiver=parts.coordination,
+        offer=offer(parts.config, run.path),
+        parameters=Layout.of(params),
+        contribution=Layout.of(params, dtype=torch.int64 if parts.config.sync.strict else None),
+    )
+    port = desk.serve(engine.listen)
+    crew = _Children(engine=engine, run=run, address=f"127.0.0.1:{port}")
+    try:
+        parts.coordination.open(desk.send)
+        for index in range(len(engine.workers)):
+            identity = private / f"worker-{index + 1}"
+            name, certificate = coordinator.sign(node_request(identity, name=f"worker-{index + 1}"))
+            ca, server = coordinator.identity.ca, coordinator.identity.certificate
+            save_node(identity, certificate=certificate, ca=ca, server=server)
+            nodes.add(name, certificate=certificate)
+            crew.start(index, identity=identity)
+        if opened is not None:
+            opened(Door(desk=desk, port=port, key_hash=key_hash(coordinator.identity.certificate)))
+        return _coordinate(parts, desk, crew, only_children=keys.is_relative_to(private))
+    finally:
+        desk.close()
+        crew.end()
+
+
+def _coordinate(parts: Parts, desk: CrewDesk, crew: "_Children", *, only_children: bool) -> Outcome:
+    coordination, pause = parts.coordination, threading.Event()
+    while coordination.outcome is None and coordination.failure is None:
+        coordination.tick()
+        desk.end_kicked()
+        crew.look()
+        if only_children and not crew.alive:
+            coordination.fail(crew.failure())
+        pause.wait(TICK_SECONDS)
+    if coordination.failure is not None:
+        raise coordination.failure
+    assert coordination.outcome is not None
+    return coordination.outcome
+
+
+def offer(config: Config, folder: Path) -> Offer:
+    """What a node needs for this run: the configuration, and the data folder or the task's file."""
+    files: dict[str, tuple[Path, bytes]] = {}
+    if isinstance(config.task, FileTask):
+        name = config.task.path.rpartition(":")[0]
+        files[name] = (folder / name, hashlib.sha256((folder / name).read_bytes()).digest())
+    else:
+        data = folder / config.data.folder
+        files = {f"data/{path.name}": (path, sha256) for path, sha256 in data_files(data)}
+    return Offer(config=json.dumps(dump(config)), files=files)
+
+
+class _Children:
+    """The worker processes of this machine."""
+
+    def __init__(self, *, engine: CrewEngine, run: RunDir, address: str) -> None:
+        self._engine = engine
+        self._run = run
+        self._address = address
+        self.alive: dict[str, subprocess.Popen[str]] = {}
+        self._last_words: dict[str, str] = {}
+
+    def start(self, index: int, *, identity: Path) -> None:
+        """Secrets are in the identity's folder, never among the arguments."""
+        name = f"worker-{index + 1}"
+        arguments = {
+            "--address": self._address,
+            "--identity": str(identity),
+            "--folder": str(self._run.path),
+            "--name": name,
+            "--speed": str(self._engine.workers[index]),
+            "--link": self._engine.link,
+            "--threads": "1" if len(self._engine.workers) > 1 else "0",
+        }
+        command = [sys.executable, "-m", "cuadrilla", "--json", "work", *itertools.chain(*arguments.items())]
+        with storage_errors(self._run.logs), open(self._run.logs / f"{name}.txt", "ab") as talk:
+            self.alive[name] = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=talk, text=True
+            )
+
+    def look(self) -> None:
+        """Notice who has died, and what it said last."""
+        for name, process in list(self.alive.items()):
+            if process.poll() is not None:
+                del self.alive[name]
+                assert process.stdin is not None
+                process.stdin.close()
+                assert process.stdout is not None
+                said = process.stdout.read()
+                process.stdout.close()
+                self._last_words[name] = said
+                if process.returncode:
+                    log.warning("%s died: %s", name, _reason(said, process.returncode))
+
+    def failure(self) -> CuadrillaError:
+        """Why there is no worker left: the error of the last one that could still say it."""
+        for said in reversed(self._last_words.values()):
+            if words := _parse(said):
+                error = CuadrillaError(words["error"], hint=words.get("hint", ""))
+                error.exit_code = int(words["exit_code"])
+                return error
+        return EnvironmentProblem("all worker processes were killed", hint="run the same command again: it goes on")
+
+    def end(self) -> None:
+        """Let them finish; whoever does not is killed."""
+        for process in self.alive.values():
+            assert process.stdin is not None
+            try:
+                process.wait(timeout=FINISH_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.stdin.close()
+            try:
+                process.wait(timeout=END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            process.stdin.close()
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+        self.alive.clear()
+
+
+def _parse(said: str) -> Mapping[str, str] | None:
+    try:
+        words = json.loads(said)
+    except ValueError:
+        return None
+    return words if isinstance(words, dict) and "error" in words else None
+
+
+def _reason(said: str, returncode: int) -> str:
+    words = _parse(said)
+    if words:
+        return words["error"]
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

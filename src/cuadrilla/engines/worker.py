@@ -1,0 +1,118 @@
+"""A worker process: connect, learn what is trained, train until the coordinator says stop; come back after a break.
+
+It dials out, listens on nothing and keeps nothing that cannot be replaced. When the connection breaks it tries again,
+with growing pauses, and joins anew; its model and its data stay loaded.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cuadrilla.config import Config
+from cuadrilla.engines.local import num_cores
+from cuadrilla.errors import LinkError
+from cuadrilla.host.memory import keep_freed_memory
+from cuadrilla.link.base import Link, Stop
+from cuadrilla.link.grpc_client import Connection, Refused, RunDescription
+from cuadrilla.link.shaped import Shape, ShapedLink
+from cuadrilla.link.tls import Identity
+from cuadrilla.link.wire import Layout
+from cuadrilla.sync.exact import ExactWorker
+from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.precision import choose_device, choose_precision
+from cuadrilla.train.setup import compile_blocks, make_model, make_task
+
+GIVE_UP_SECONDS = 600.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
+
+NO_SHAPE = Shape()
+
+log = logging.getLogger(__name__)
+
+Prepare = Callable[[Connection, RunDescription], tuple[Config, Path]]
+"""Puts what a run needs where this node can read it: its configuration, and the folder that paths are relative to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """How this process takes part. `threads` 0: as many as this process may use."""
+
+    address: str
+    identity: Identity
+    prepare: Prepare
+    shape: Shape = NO_SHAPE
+    threads: int = 0
+    give_up_seconds: float = GIVE_UP_SECONDS
+
+
+def run_worker(options: WorkerOptions) -> str:
+    """Work until the run ends; why it ended. Raises LinkError when the coordinator refuses this node or stays away."""
+    worker: _Worker | None = None
+    pause, reached = FIRST_PAUSE_SECONDS, time.monotonic()
+    while True:
+        connection = Connection(options.address, identity=options.identity)
+        try:
+            worker = worker or _Worker(connection, options)
+            stop = worker.train(connection)
+            reached, pause = time.monotonic(), FIRST_PAUSE_SECONDS
+            if not stop.again:
+                if stop.refused:
+                    raise Refused(stop.reason, hint="see the coordinator's log")
+                return stop.reason
+            log.warning("%s: joining again", stop.reason)
+        except Refused:
+            raise
+        except LinkError as error:
+            if worker is not None and worker.heard_at > reached:
+                reached, pause = worker.heard_at, FIRST_PAUSE_SECONDS
+            if time.monotonic() - reached > options.give_up_seconds:
+                raise
+            log.warning("%s; trying again in %.2g s", error.message, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        finally:
+            connection.close()
+
+
+class _Worker:
+    """What a worker process loads once and keeps over sessions."""
+
+    def __init__(self, connection: Connection, options: WorkerOptions) -> None:
+        description = connection.describe()
+        config, folder = options.prepare(connection, description)
+        threads = config.train.threads or options.threads or num_cores()
+        torch.set_num_threads(threads)
+        keep_freed_memory()
+        self._config = config
+        self._shape = options.shape
+        self._task = make_task(config, folder)
+        device = choose_device(config.train.device)
+        self._model = make_model(self._task, seed=config.run.seed).to(device)
+        if config.train.compile:
+            compile_blocks(self._model)
+        self._settings = WorkerSettings(
+            run=config.run,
+            train=config.train,
+            device=device,
+            precision=choose_precision(config.train.precision, device=device),
+            speed_hint=options.shape.speed,
+        )
+        self.heard_at = 0.0
+
+    def train(self, connection: Connection) -> Stop:
+        """One session, from Hello to Stop. Raises LinkError when it breaks."""
+        params = dict(self._model.named_parameters())
+        session = connection.session(parameters=Layout.of(params))
+        link: Link = session
+        if self._shape != NO_SHAPE:
+            link = ShapedLink(session, shape=self._shape)
+        sync = ExactWorker(params, strict=self._config.sync.strict)
+        try:
+            return train(link, task=self._task, model=self._model, sync=sync, worker=self._settings)
+        finally:
+            self.heard_at = session.heard_at
+            link.close()

@@ -1,0 +1,180 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Nothing(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("secret", "certificate_request")
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    secret: bytes
+    certificate_request: bytes
+    def __init__(self, secret: _Optional[bytes] = ..., certificate_request: _Optional[bytes] = ...) -> None: ...
+
+class EnrolReply(_message.Message):
+    __slots__ = ("certificate", "ca")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    CA_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    ca: bytes
+    def __init__(self, certificate: _Optional[bytes] = ..., ca: _Optional[bytes] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("config", "files")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    config: str
+    files: _containers.RepeatedCompositeFieldContainer[File]
+    def __init__(self, config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ...) -> None: ...
+
+class File(_message.Message):
+    __slots__ = ("path", "sha256", "num_bytes")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    sha256: bytes
+    num_bytes: int
+    def __init__(self, path: _Optional[str] = ..., sha256: _Optional[bytes] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "speed_hint", "environment")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SPEED_HINT_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    speed_hint: float
+    environment: _containers.ScalarMap[str, str]
+    def __init__(self, protocol: _Optional[int] = ..., speed_hint: _Optional[float] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("passes",)
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    passes: int
+    def __init__(self, passes: _Optional[int] = ...) -> None: ...
+
+class Contribute(_message.Message):
+    __slots__ = ("lease_id", "tokens", "loss_sum", "seconds", "upload", "valid")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    VALID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    tokens: int
+    loss_sum: float
+    seconds: float
+    upload: str
+    valid: bool
+    def __init__(self, lease_id: _Optional[int] = ..., tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., seconds: _Optional[float] = ..., upload: _Optional[str] = ..., valid: _Optional[bool] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class ToCoordinator(_message.Message):
+    __slots__ = ("hello", "progress", "contribute", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    progress: Progress
+    contribute: Contribute
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., contribute: _Optional[_Union[Contribute, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class Version(_message.Message):
+    __slots__ = ("version", "parameters")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    parameters: str
+    def __init__(self, version: _Optional[int] = ..., parameters: _Optional[str] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("lease_id", "version", "units", "planned_tokens")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    version: int
+    units: _containers.RepeatedScalarFieldContainer[int]
+    planned_tokens: int
+    def __init__(self, lease_id: _Optional[int] = ..., version: _Optional[int] = ..., units: _Optional[_Iterable[int]] = ..., planned_tokens: _Optional[int] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("reason", "refused", "again")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    refused: bool
+    again: bool
+    def __init__(self, reason: _Optional[str] = ..., refused: _Optional[bool] = ..., again: _Optional[bool] = ...) -> None: ...
+
+class ToWorker(_message.Message):
+    __slots__ = ("version", "lease", "stop")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    version: Version
+    lease: Lease
+    stop: Stop
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("name", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("name", "tensors", "num_bytes", "data", "crc")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CRC_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    num_bytes: int
+    data: bytes
+    crc: int
+    def __init__(self, name: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., num_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., crc: _Optional[int] = ...) -> None: ...
+
+class Uploaded(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+
+class DownloadRequest(_message.Message):
+    __slots__ = ("name", "offset")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    offset: int
+    def __init__(self, name: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,263 @@
+"""A worker's side of the crew link: it dials one port, and listens on nothing.
+
+`Connection` is one TLS connection of a node; `GrpcLink` is a session on it and the `Link` that the training loop uses.
+A session that breaks stays broken: every method raises LinkError, and the caller begins a new one with a new Hello.
+"""
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link import wire
+from cuadrilla.link.base import Goodbye, Progress, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.tls import SERVER_NAME, Identity
+from cuadrilla.rundir import fsync_folder, storage_errors
+
+HEARTBEAT_SECONDS = 1.0
+CALL_SECONDS = 10.0
+TRANSFER_SECONDS = 600.0
+"""A transfer that takes longer is given up: the session's own silence is noticed much earlier."""
+SERVICE = "/cuadrilla.crew.v1.Crew/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferedFile:
+    path: str
+    sha256: bytes
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDescription:
+    """What the coordinator trains: its resolved configuration as JSON, and the files a worker needs."""
+
+    config: str
+    files: tuple[OfferedFile, ...]
+
+
+class Connection:
+    """A node's connection to the coordinator at `address` (HOST:PORT)."""
+
+    def __init__(self, address: str, *, identity: Identity) -> None:
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=identity.ca, private_key=identity.key, certificate_chain=identity.certificate
+        )
+        options = [
+            ("grpc.ssl_target_name_override", SERVER_NAME),
+            ("grpc.max_receive_message_length", 4 * wire.CHUNK_BYTES),
+            ("grpc.enable_retries", 0),
+            ("grpc.use_local_subchannel_pool", 1),  # another crew's connection to the same address is another one
+        ]
+        self._address = address
+        self._channel = grpc.secure_channel(address, credentials, options=options)
+
+    def enroll(self, *, secret: bytes, request: bytes) -> tuple[bytes, bytes]:
+        """Certificate of this node and of the crew's CA for an invite's secret. Raises LinkError."""
+        message = pb.EnrolRequest(secret=secret, certificate_request=request)
+        reply = self._unary("Enroll", message, pb.EnrolReply)
+        return reply.certificate, reply.ca
+
+    def describe(self) -> RunDescription:
+        """Raises LinkError."""
+        run = self._unary("Describe", pb.Nothing(), pb.Run)
+        files = tuple(OfferedFile(path=f.path, sha256=f.sha256, num_bytes=f.num_bytes) for f in run.files)
+        return RunDescription(config=run.config, files=files)
+
+    def fetch(self, file: OfferedFile, *, to: Path) -> None:
+        """Download a file and check its hash; a broken download goes on where it stopped. Raises LinkError."""
+        part = to.with_name(f".{to.name}.{file.sha256.hex()[:16]}.part")
+        with storage_errors(to), open(part, "ab") as target:
+            assembly = wire.Download(file.num_bytes, received=target.tell())
+            if assembly.received < file.num_bytes or file.num_bytes == 0:
+                with self._errors():
+                    for chunk in self._stream(file.sha256.hex(), assembly.received):
+                        target.write(assembly.checked(chunk))
+        digest = hashlib.sha256()
+        with open(part, "rb") as source:
+            while block := source.read(wire.CHUNK_BYTES):
+                digest.update(block)
+        if digest.digest() != file.sha256:
+            part.unlink()
+            raise LinkError(f"{file.path} arrived damaged", hint="try again; the coordinator's file may have changed")
+        part.replace(to)
+        fsync_folder(to.parent)
+
+    def session(self, *, parameters: wire.Layout) -> "GrpcLink":
+        """A new session; `parameters` is what a version of this run's model looks like."""
+        return GrpcLink(self, parameters=parameters)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    # -- for GrpcLink --------------------------------------------------------------------------------------------------
+
+    def open_session(self, outgoing: Iterator[pb.ToCoordinator]) -> Any:
+        call = self._channel.stream_stream(
+            SERVICE + "Session", request_serializer=_serialize, response_deserializer=pb.ToWorker.FromString
+        )
+        return call(outgoing)
+
+    def upload(self, name: str, tensors: Tensors) -> None:
+        layout = wire.Layout.of(tensors)
+        call = self._channel.stream_unary(
+            SERVICE + "Upload", request_serializer=_serialize, response_deserializer=pb.Uploaded.FromString
+        )
+        with self._errors():
+            call(wire.chunks(name, layout.pack(tensors), layout=layout), timeout=TRANSFER_SECONDS)
+
+    def download(self, name: str, layout: wire.Layout) -> Tensors:
+        assembly = wire.Assembly(layout.num_bytes, layout=layout)
+        with self._errors():
+            for chunk in self._stream(name, 0):
+                assembly.add(chunk)
+        if not assembly.complete:
+            raise LinkError(f"{name} ended early", hint="the coordinator is asked again")
+        return layout.unpack(assembly.buffer)
+
+    def _stream(self, name: str, offset: int) -> Any:
+        call = self._channel.unary_stream(
+            SERVICE + "Download", request_serializer=_serialize, response_deserializer=pb.Chunk.FromString
+        )
+        return call(pb.DownloadRequest(name=name, offset=offset), timeout=TRANSFER_SECONDS)
+
+    def _unary(self, method: str, message: Any, reply: Any) -> Any:
+        call = self._channel.unary_unary(
+            SERVICE + method, request_serializer=_serialize, response_deserializer=reply.FromString
+        )
+        with self._errors():
+            return call(message, timeout=CALL_SECONDS)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise as_link_error(error, address=self._address) from None
+
+
+class GrpcLink:
+    """A session: a `Link`. Used by one thread; heartbeats go out by themselves."""
+
+    def __init__(self, connection: Connection, *, parameters: wire.Layout) -> None:
+        self._connection = connection
+        self._parameters = parameters
+        self._outgoing: queue.SimpleQueue[ToCoordinator | None] = queue.SimpleQueue()
+        self._incoming: queue.SimpleQueue[ToWorker | LinkError] = queue.SimpleQueue()
+        self._waiting: list[ToWorker | LinkError] = []
+        self._passes = 0
+        self._num_uploads = 0
+        self._broken: LinkError | None = None
+        self.heard_at = 0.0
+        """When the coordinator last said something, in monotonic seconds; 0 for never."""
+        self._responses = connection.open_session(self._messages())
+        self._reader = threading.Thread(target=self._read, name="reads-coordinator", daemon=True)
+        self._reader.start()
+
+    def call(self, message: ToCoordinator) -> None:
+        if isinstance(message, Goodbye):  # the coordinator may have hung up already: that is no error
+            self._outgoing.put(message)
+            self._outgoing.put(None)
+            return
+        self._check()
+        if isinstance(message, Progress):
+            self._passes = message.passes  # goes with the next heartbeat
+        else:
+            self._outgoing.put(message)
+
+    def next_event(self) -> ToWorker:
+        """The next message. Of several versions that wait only the newest is given."""
+        if not self._waiting:
+            self._waiting.append(self._incoming.get())
+        self._drain()
+        event = self._waiting.pop(0)
+        while isinstance(event, Version) and any(isinstance(later, Version) for later in self._waiting):
+            event = self._waiting.pop(0)
+        if isinstance(event, LinkError):
+            self._waiting.insert(0, event)
+            raise event
+        return event
+
+    def stopped(self) -> bool:
+        self._drain()
+        return any(isinstance(event, Stop | LinkError) for event in self._waiting)
+
+    def upload(self, tensors: Tensors) -> TensorRef:
+        self._check()
+        self._num_uploads += 1
+        name = f"upload-{self._num_uploads}"
+        self._connection.upload(name, tensors)
+        return name
+
+    def download(self, ref: TensorRef) -> Tensors:
+        self._check()
+        return self._connection.download(str(ref), self._parameters)
+
+    def close(self) -> None:
+        self._outgoing.put(None)
+        self._reader.join(timeout=CALL_SECONDS)
+        self._responses.cancel()
+        self._reader.join()
+
+    def _messages(self) -> Iterator[pb.ToCoordinator]:
+        """What goes out: messages as they come, and a heartbeat when there has been none for a second."""
+        while True:
+            try:
+                message = self._outgoing.get(timeout=HEARTBEAT_SECONDS)
+            except queue.Empty:
+                message = Progress(passes=self._passes)
+            if message is None:
+                return
+            yield wire.to_coordinator(message)
+
+    def _read(self) -> None:
+        problem = LinkError("the coordinator ended the session", hint="it is asked again")
+        try:
+            for received in self._responses:
+                self.heard_at = time.monotonic()
+                self._incoming.put(wire.from_coordinator(received))
+        except grpc.RpcError as error:
+            problem = as_link_error(error, address="the coordinator")
+        except LinkError as error:
+            problem = error
+        self._broken = problem
+        self._incoming.put(problem)
+
+    def _drain(self) -> None:
+        while not self._incoming.empty():
+            self._waiting.append(self._incoming.get())
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+
+class Refused(LinkError):
+    """The coordinator was reached and does not want this node: trying again is no use."""
+
+
+def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
+    """What a failed call means for a person."""
+    code = error.code() if isinstance(error, grpc.Call) else None
+    details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
+    match code:
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return Refused(f"the coordinator refused: {details}", hint="ask there for a new invite, then join again")
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+            return LinkError(f"{address} cannot be reached: {details}", hint="is the coordinator running?")
+        case _:
+            return LinkError(f"{address} answered with an error: {details}", hint="see the coordinator's log")
+
+
+def _serialize(message: Any) -> bytes:
+    raw: bytes = message.SerializeToString()
+    return raw

@@ -1,0 +1,357 @@
+"""The coordinator's side of the crew link: gRPC with mutual TLS on one port, which workers dial.
+
+`CrewDesk` does for machines what `inproc.Desk` does for threads: `send` puts a message on its way to a worker, and
+what workers say goes to a `Receiver`. Messages of one worker are handled in their order, by a thread of its own.
+
+Invariants
+* Who calls is decided by the key of the caller's certificate and the allow-list, at every call. The published enrol
+  certificate opens `Enroll` alone, and only while an invite is open.
+* A worker has one session: a newer one of the same key ends the older one, whose late messages no longer count.
+* Nothing is allocated for a peer beyond the tensors that this run expects of it, one set at a time.
+* A connection that ends without goodbye is a worker that left; a silent one is found by the coordinator's clock.
+"""
+
+import hmac
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+from cuadrilla.errors import CuadrillaError, LinkError
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link import wire
+from cuadrilla.link.base import Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.invite import Invites, Outcome
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
+
+SERVICE = "cuadrilla.crew.v1.Crew"
+MAX_WORKERS = 64
+MAX_MESSAGE_BYTES = 4 * wire.CHUNK_BYTES
+KEPT_VERSIONS = 2
+"""A worker may still be reading the version before the newest one."""
+STOP_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Receiver(Protocol):
+    """Who hears the workers. Called from the threads of the link; it never raises."""
+
+    def deliver(self, worker: str, message: ToCoordinator) -> None: ...
+
+    def heard(self, worker: str, passes: int) -> None:
+        """A heartbeat: must return at once, whatever else is going on."""
+
+    def left(self, worker: str, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What a node needs to become a worker of this run: its configuration as JSON, and files by relative path."""
+
+    config: str
+    files: Mapping[str, tuple[Path, bytes]]
+    """Relative path → where it lies here, and its SHA-256."""
+
+
+@dataclass(eq=False)
+class _Session:
+    worker: str
+    outbox: "queue.SimpleQueue[pb.ToWorker | None]" = field(default_factory=queue.SimpleQueue)
+    uploads: wire.Uploads = field(default_factory=wire.Uploads)
+    reason: str = "the connection ended"
+    joined: bool = False
+    """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
+
+
+class CrewDesk:
+    """Serves one run. `contribution`: what the tensors of an answer look like; `parameters`: those of a version."""
+
+    def __init__(
+        self,
+        *,
+        keys: Coordinator,
+        nodes: AllowList,
+        receiver: Receiver,
+        offer: Offer,
+        parameters: wire.Layout,
+        contribution: wire.Layout,
+    ) -> None:
+        self._keys = keys
+        self._nodes = nodes
+        self._receiver = receiver
+        self._offer = offer
+        self._parameters = parameters
+        self._contribution = contribution
+        self._invites = Invites()
+        self._lock = threading.Lock()
+        self._sessions: dict[str, _Session] = {}
+        self._versions: dict[str, bytearray] = {}
+        self._server: Any = None
+
+    # -- for the engine ------------------------------------------------------------------------------------------------
+
+    def serve(self, address: str) -> int:
+        """Listen on `HOST:PORT` (0: any free port); returns the port. Raises LinkError when it is taken."""
+        pool = ThreadPoolExecutor(4 * MAX_WORKERS, thread_name_prefix="crew-link")
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+        server = grpc.server(pool, handlers=[self._handlers()], options=options)
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._certificates(), self._certificates, require_client_authentication=True
+        )
+        try:
+            port: int = server.add_secure_port(address, credentials)
+        except RuntimeError:
+            raise LinkError(
+                f"cannot listen on {address}", hint="another program has that port; choose one with --listen"
+            ) from None
+        server.start()
+        self._server = server
+        return port
+
+    def send(self, worker: str, message: ToWorker) -> None:
+        """Put a message on its way; a worker without a session gets nothing.
+
+        A `Version`'s parameters are copied now: the weights of record may change before the worker has read them.
+        """
+        name = ""
+        if isinstance(message, Version):
+            name = wire.version_name(message.version)
+            if name not in self._versions:
+                assert isinstance(message.parameters, Mapping)
+                packed = self._parameters.pack(message.parameters)
+                with self._lock:
+                    self._versions[name] = packed
+                    for old in list(self._versions)[:-KEPT_VERSIONS]:
+                        del self._versions[old]
+        with self._lock:
+            session = self._sessions.get(worker)
+        if session is not None:
+            session.outbox.put(wire.to_worker(message, parameters=name))
+            if isinstance(message, Stop):
+                session.outbox.put(None)
+
+    def open_invite(self, uses: int) -> bytes:
+        """Let `uses` new nodes in for a while; the secret to put into an invite."""
+        with self._lock:
+            return self._invites.open(uses, now=monotonic())
+
+    def end_kicked(self) -> None:
+        """End the sessions of nodes that the allow-list does not hold any more."""
+        listed = self._nodes.nodes()
+        with self._lock:
+            kicked = [session for name, session in self._sessions.items() if name not in listed]
+        for session in kicked:
+            self._end(session, Stop(reason="this node was removed from the crew", refused=True))
+
+    def workers(self) -> list[str]:
+        """Who has a session now."""
+        with self._lock:
+            return sorted(self._sessions)
+
+    def close(self) -> None:
+        """End all sessions, give messages on their way a moment, close the port. Safe to call twice."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            self._end(session, Stop(reason="the run has ended"))
+        if self._server is not None:
+            self._server.stop(STOP_SECONDS).wait()
+            self._server = None
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def _handlers(self) -> Any:
+        def unary(call: Any, request: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(
+                call, request_deserializer=request.FromString, response_serializer=_serialize
+            )
+
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Enroll": unary(self._enroll, pb.EnrolRequest),
+                "Describe": unary(self._describe, pb.Nothing),
+                "Session": grpc.stream_stream_rpc_method_handler(
+                    self._session, request_deserializer=pb.ToCoordinator.FromString, response_serializer=_serialize
+                ),
+                "Upload": grpc.stream_unary_rpc_method_handler(
+                    self._upload, request_deserializer=pb.Chunk.FromString, response_serializer=_serialize
+                ),
+                "Download": grpc.unary_stream_rpc_method_handler(
+                    self._download, request_deserializer=pb.DownloadRequest.FromString, response_serializer=_serialize
+                ),
+            },
+        )
+
+    def _enroll(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolReply:
+        certificate = peer_certificate(context.auth_context())
+        if certificate is None or not is_enrol(certificate):
+            _refuse(context, "this machine is in the crew already")
+        try:
+            name, signed = self._keys.sign(request.certificate_request)
+            with self._lock:
+                outcome = self._invites.redeem(request.secret, now=monotonic())
+                closed = outcome is Outcome.WRONG and not self._invites.is_open(monotonic())
+            if outcome is not Outcome.ACCEPTED:
+                log.warning("a machine that calls itself %s was not let in: %s", name, outcome.value)
+                if closed:
+                    log.warning("all invites are closed after wrong tries; make a new one")
+                _refuse(context, outcome.value)
+            self._nodes.add(name, certificate=signed)
+        except CuadrillaError as error:
+            _refuse(context, error.message)
+        log.info("%s joined the crew", name)
+        return pb.EnrolReply(certificate=signed, ca=self._keys.identity.ca)
+
+    def _describe(self, _request: pb.Nothing, context: Any) -> pb.Run:
+        self._caller(context)
+        files = [
+            pb.File(path=path, sha256=sha256, num_bytes=here.stat().st_size)
+            for path, (here, sha256) in self._offer.files.items()
+        ]
+        return pb.Run(config=self._offer.config, files=files)
+
+    def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
+        session = _Session(self._caller(context))
+        with self._lock:
+            if len(self._sessions) >= MAX_WORKERS and session.worker not in self._sessions:
+                _refuse(context, f"the crew is full: {MAX_WORKERS} workers")
+            older = self._sessions.get(session.worker)
+            self._sessions[session.worker] = session
+        if older is not None:
+            self._end(older, Stop(reason="a newer session of the same node has begun", refused=True))
+        reader = threading.Thread(target=self._read, args=(session, requests), name=f"reads-{session.worker}")
+        reader.start()
+        try:
+            yield from iter(session.outbox.get, None)
+        finally:
+            self._forget(session)
+
+    def _read(self, session: _Session, requests: Iterator[pb.ToCoordinator]) -> None:
+        """Everything one worker says, until its connection ends."""
+        try:
+            for request in requests:
+                message = wire.from_worker(request, uploads=session.uploads)
+                with self._lock:
+                    if self._sessions.get(session.worker) is not session:
+                        return
+                if isinstance(message, Progress):
+                    if session.joined:
+                        self._receiver.heard(session.worker, message.passes)
+                else:
+                    session.joined = True
+                    self._receiver.deliver(session.worker, message)
+        except LinkError as error:
+            log.warning("%s: %s", session.worker, error.message)
+            session.reason = error.message
+            session.outbox.put(wire.to_worker(Stop(reason=error.message, refused=True)))
+        except grpc.RpcError:  # the connection broke
+            pass
+        finally:
+            self._forget(session)
+            session.outbox.put(None)
+
+    def _end(self, session: _Session, stop: Stop) -> None:
+        session.reason = stop.reason
+        session.outbox.put(wire.to_worker(stop))
+        session.outbox.put(None)
+
+    def _forget(self, session: _Session) -> None:
+        """The session is over; if it is still its worker's newest, the worker has left."""
+        with self._lock:
+            newest = self._sessions.get(session.worker) is session
+            if newest:
+                del self._sessions[session.worker]
+        if newest:
+            self._receiver.left(session.worker, session.reason)
+
+    def _upload(self, requests: Iterator[pb.Chunk], context: Any) -> pb.Uploaded:
+        worker = self._caller(context)
+        with self._lock:
+            session = self._sessions.get(worker)
+        if session is None:
+            _refuse(context, "no session", code=grpc.StatusCode.FAILED_PRECONDITION)
+        assembly = wire.Assembly(self._contribution.num_bytes, layout=self._contribution)
+        name = ""
+        try:
+            for chunk in requests:
+                name = name or chunk.name
+                assembly.add(chunk)
+        except LinkError as error:
+            _refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
+        if not assembly.complete:
+            _refuse(context, "the upload ends early", code=grpc.StatusCode.INVALID_ARGUMENT)
+        session.uploads.put(name, self._contribution.unpack(assembly.buffer))
+        return pb.Uploaded(num_bytes=assembly.received)
+
+    def _download(self, request: pb.DownloadRequest, context: Any) -> Iterator[pb.Chunk]:
+        self._caller(context)
+        with self._lock:
+            packed = self._versions.get(request.name)
+        if packed is not None:
+            yield from wire.chunks(request.name, packed, layout=self._parameters, offset=request.offset)
+            return
+        path = self._file(request.name)
+        if path is None:
+            _refuse(context, f"there is no {request.name[:100]} here", code=grpc.StatusCode.NOT_FOUND)
+        yield from _file_chunks(path, request.offset)
+
+    def _file(self, name: str) -> Path | None:
+        """A file of the offer by its SHA-256 in hexadecimal."""
+        for path, sha256 in self._offer.files.values():
+            if hmac.compare_digest(sha256.hex(), name):
+                return path
+        return None
+
+    def _caller(self, context: Any) -> str:
+        """The name of the node that calls; ends the call if it is none of this crew's."""
+        certificate = peer_certificate(context.auth_context())
+        try:
+            name = self._nodes.name_of(certificate) if certificate is not None else None
+        except LinkError as error:
+            log.warning("%s", error.message)
+            name = None
+        if name is None:
+            _refuse(context, "this node is not in the crew (any more)")
+        return name
+
+    def _certificates(self) -> Any:
+        """Asked for at each handshake: strangers are let in to enrol only while an invite is open."""
+        identity = self._keys.identity
+        with self._lock:
+            enrolling = self._invites.is_open(monotonic())
+        roots = self._keys.client_roots(enrolling=enrolling)
+        return grpc.ssl_server_certificate_configuration(
+            [(identity.key, identity.certificate)], root_certificates=roots
+        )
+
+
+def _file_chunks(path: Path, offset: int) -> Iterator[pb.Chunk]:
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        file.seek(offset)
+        first = True
+        while data := file.read(wire.CHUNK_BYTES):
+            yield wire.chunk_of(data, num_bytes=size if first else 0)
+            first = False
+        if first:
+            yield wire.chunk_of(b"", num_bytes=size)
+
+
+def _refuse(context: Any, reason: str, *, code: Any = grpc.StatusCode.PERMISSION_DENIED) -> NoReturn:
+    context.abort(code, reason)
+    raise AssertionError("abort raises")
+
+
+def _serialize(message: Any) -> bytes:
+    raw: bytes = message.SerializeToString()
+    return raw

@@ -1,0 +1,281 @@
+"""Messages and tensors of `link/base.py` as bytes on a connection, and back. No I/O.
+
+Tensors travel as their raw little-endian bytes, one after another without gaps, in chunks of at most `CHUNK_BYTES`,
+each with a CRC-32; the first chunk says what follows. A receiver knows beforehand what it may get (`Layout`): it
+compares before it allocates, so that no peer can make it take more memory than the model has.
+"""
+
+import math
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link.base import (
+    Contribute,
+    Goodbye,
+    Hello,
+    Lease,
+    Progress,
+    Stop,
+    Tensors,
+    ToCoordinator,
+    ToWorker,
+    Version,
+)
+
+PROTOCOL = 1
+"""Major version of the protocol: the only version that must match between machines."""
+CHUNK_BYTES = 2**20
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.int64, torch.int32, torch.bfloat16)
+}
+MAX_UNITS = 2**20
+MAX_TEXT = 10_000
+
+assert sys.byteorder == "little", "big-endian machines are not supported"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, dtypes and shapes of a set of tensors, in the order in which they travel."""
+
+    entries: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, tensors: Tensors, *, dtype: torch.dtype | None = None) -> "Layout":
+        """The layout of `tensors`, or of tensors of another dtype with their names and shapes."""
+        return cls(tuple((name, dtype or tensors[name].dtype, tuple(tensors[name].shape)) for name in sorted(tensors)))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in self.entries)
+
+    def describe(self) -> list[pb.Tensor]:
+        return [
+            pb.Tensor(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape)
+            for name, dtype, shape in self.entries
+        ]
+
+    def fits(self, described: Iterable[pb.Tensor]) -> bool:
+        """Whether a peer's description is this layout."""
+        theirs = tuple((item.name, DTYPES.get(item.dtype), tuple(item.shape)) for item in described)
+        return theirs == self.entries
+
+    def pack(self, tensors: Tensors) -> bytearray:
+        """The bytes of `tensors`, which must have this layout: a copy."""
+        packed = bytearray(self.num_bytes)
+        for (_, target), (name, *_) in zip(self._views(packed), self.entries, strict=True):
+            target.copy_(tensors[name].detach())
+        return packed
+
+    def unpack(self, packed: bytearray) -> dict[str, Tensor]:
+        """The tensors behind `packed`, without a copy: they keep it alive."""
+        return dict(self._views(packed))
+
+    def _views(self, packed: bytearray) -> Iterator[tuple[str, Tensor]]:
+        first = 0
+        for name, dtype, shape in self.entries:
+            count = math.prod(shape)
+            if count:
+                view = torch.frombuffer(packed, dtype=dtype, count=count, offset=first).view(shape)
+            else:
+                view = torch.empty(shape, dtype=dtype)
+            yield name, view
+            first += count * dtype.itemsize
+
+
+def chunks(
+    name: str, packed: bytes | bytearray | memoryview, *, layout: Layout | None, offset: int = 0
+) -> Iterator[pb.Chunk]:
+    """A whole as chunks from `offset` on; the first one says what it is, and comes even if nothing is left."""
+    view = memoryview(packed)
+    described = layout.describe() if layout else []
+    first = True
+    while first or offset < len(view):
+        data = bytes(view[offset : offset + CHUNK_BYTES])
+        chunk = pb.Chunk(data=data, crc=zlib.crc32(data))
+        if first:
+            chunk.name, chunk.num_bytes = name, len(view)
+            chunk.tensors.extend(described)
+        yield chunk
+        offset += len(data)
+        first = False
+
+
+def chunk_of(data: bytes, *, num_bytes: int = 0) -> pb.Chunk:
+    """A chunk of a file; `num_bytes` of the whole in the first one."""
+    return pb.Chunk(data=data, crc=zlib.crc32(data), num_bytes=num_bytes)
+
+
+@dataclass
+class Download:
+    """Checks the chunks of a file, of which `received` bytes are there already."""
+
+    num_bytes: int
+    received: int = 0
+
+    def checked(self, chunk: pb.Chunk) -> bytes:
+        """The chunk's data. Raises LinkError when it is damaged, or more than was announced."""
+        data: bytes = chunk.data
+        self.received += len(data)
+        if zlib.crc32(data) != chunk.crc or self.received > self.num_bytes:
+            raise _unexpected("damaged, or longer than announced")
+        return data
+
+
+@dataclass
+class Assembly:
+    """Puts chunks together. `num_bytes` is what the receiver expects: a peer that announces another size is refused."""
+
+    num_bytes: int
+    layout: Layout | None = None
+    received: int = 0
+    buffer: bytearray = field(default_factory=bytearray)
+    _begun: bool = False
+
+    def add(self, chunk: pb.Chunk) -> None:
+        """Raises LinkError for a chunk that is damaged, or not a part of what was expected."""
+        if not self._begun:
+            if chunk.num_bytes != self.num_bytes or (self.layout is not None and not self.layout.fits(chunk.tensors)):
+                raise _unexpected(f"{chunk.num_bytes} bytes instead of {self.num_bytes}, or tensors of another model")
+            self.buffer = self.buffer or bytearray(self.num_bytes)
+            self._begun = True
+        if zlib.crc32(chunk.data) != chunk.crc:
+            raise _unexpected("its checksum does not fit")
+        end = self.received + len(chunk.data)
+        if end > self.num_bytes:
+            raise _unexpected("more data than announced")
+        self.buffer[self.received : end] = chunk.data
+        self.received = end
+
+    @property
+    def complete(self) -> bool:
+        return self._begun and self.received == self.num_bytes
+
+
+def _unexpected(problem: str) -> LinkError:
+    return LinkError(f"a part of a transfer cannot be used: {problem}", hint="the other machine is asked again")
+
+
+def to_coordinator(message: ToCoordinator) -> pb.ToCoordinator:
+    """A worker's message for the wire; tensors are named, not sent."""
+    match message:
+        case Hello():
+            hello = pb.Hello(protocol=PROTOCOL, speed_hint=message.speed_hint, environment=dict(message.environment))
+            return pb.ToCoordinator(hello=hello)
+        case Progress():
+            return pb.ToCoordinator(progress=pb.Progress(passes=message.passes))
+        case Contribute():
+            return pb.ToCoordinator(
+                contribute=pb.Contribute(
+                    lease_id=message.lease_id,
+                    tokens=message.tokens,
+                    loss_sum=message.loss_sum,
+                    seconds=message.seconds,
+                    upload=str(message.tensors),
+                    valid=message.valid,
+                )
+            )
+        case Goodbye():
+            return pb.ToCoordinator(goodbye=pb.Goodbye(reason=message.reason))
+
+
+def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordinator:
+    """What a worker said; a contribution's tensors are taken from its `uploads`. Raises LinkError for nonsense."""
+    match received.WhichOneof("kind"):
+        case "hello":
+            hello = received.hello
+            _require(hello.protocol == PROTOCOL, f"it speaks protocol {hello.protocol}, this machine {PROTOCOL}")
+            _require(math.isfinite(hello.speed_hint) and 0 < hello.speed_hint < 1e12, "its speed is not a number")
+            known = {key[:MAX_TEXT]: value[:MAX_TEXT] for key, value in list(hello.environment.items())[:100]}
+            return Hello(speed_hint=hello.speed_hint, environment=known)
+        case "progress":
+            return Progress(passes=received.progress.passes)
+        case "contribute":
+            answer = received.contribute
+            _require(math.isfinite(answer.seconds) and answer.seconds > 0, "its measured time is not a number")
+            tensors = uploads.take(answer.upload)
+            return Contribute(
+                lease_id=answer.lease_id,
+                tokens=answer.tokens,
+                loss_sum=answer.loss_sum,
+                seconds=answer.seconds,
+                tensors=tensors or {},
+                valid=answer.valid and tensors is not None and math.isfinite(answer.loss_sum),
+            )
+        case "goodbye":
+            return Goodbye(reason=received.goodbye.reason[:MAX_TEXT])
+        case _:
+            raise LinkError("a message of no known kind", hint="install the same version on both machines")
+
+
+def to_worker(message: ToWorker, *, parameters: str = "") -> pb.ToWorker:
+    """A message to a worker for the wire; `parameters` names the download of a Version."""
+    match message:
+        case Version():
+            return pb.ToWorker(version=pb.Version(version=message.version, parameters=parameters))
+        case Lease():
+            return pb.ToWorker(
+                lease=pb.Lease(
+                    lease_id=message.lease_id,
+                    version=message.version,
+                    units=message.units,
+                    planned_tokens=message.planned_tokens,
+                )
+            )
+        case Stop():
+            return pb.ToWorker(stop=pb.Stop(reason=message.reason, refused=message.refused, again=message.again))
+
+
+def from_coordinator(received: pb.ToWorker) -> ToWorker:
+    """What the coordinator said. Raises LinkError for nonsense."""
+    match received.WhichOneof("kind"):
+        case "version":
+            return Version(version=received.version.version, parameters=received.version.parameters)
+        case "lease":
+            lease = received.lease
+            _require(0 < len(lease.units) <= MAX_UNITS and lease.planned_tokens > 0, "a lease without units")
+            return Lease(
+                lease_id=lease.lease_id,
+                version=lease.version,
+                units=tuple(lease.units),
+                planned_tokens=lease.planned_tokens,
+            )
+        case "stop":
+            stop = received.stop
+            return Stop(reason=stop.reason[:MAX_TEXT], refused=stop.refused, again=stop.again)
+        case _:
+            raise LinkError("a message of no known kind", hint="install the same version on both machines")
+
+
+class Uploads:
+    """The finished uploads of one worker, by name. The newest alone is kept; it is taken once."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._tensors: Mapping[str, Tensor] | None = None
+
+    def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self._name, self._tensors = name, tensors
+
+    def take(self, name: str) -> Mapping[str, Tensor] | None:
+        if name != self._name:
+            return None
+        tensors, self._tensors = self._tensors, None
+        return tensors
+
+
+def version_name(version: int) -> str:
+    """What the parameters of a version are called on the wire."""
+    return f"version-{version}"
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise LinkError(f"a message cannot be used: {problem}", hint="install the same version on both machines")
