@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from cuadrilla.engines.local import WrapLink, run_local
+from cuadrilla.engines.local import WrapLink
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import resolve
@@ -15,6 +15,7 @@ from cuadrilla.train.checkpoint import load_newest, tensors_sha256
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.metrics import JsonlSink, Sink
 from cuadrilla.train.setup import Parts, assemble
+from tests.doors import run_through
 
 RUN_FILE = """
 [task]
@@ -45,12 +46,23 @@ def prepare(folder: Path, task: Task, *sets: str, stop_at: int = 0, sinks: Seque
     return assemble(config, RunDir(folder), task=task, sinks=sinks, stop_at=stop_at)
 
 
-def execute(folder: Path, task: Task, *sets: str, stop_at: int = 0, wrap_link: WrapLink | None = None) -> Outcome:
+class Execute(Protocol):
+    """`execute` through some door."""
+
+    def __call__(
+        self, folder: Path, task: Task, *sets: str, stop_at: int = 0, wrap_link: WrapLink | None = None
+    ) -> Outcome: ...
+
+
+def execute(
+    folder: Path, task: Task, *sets: str, stop_at: int = 0, wrap_link: WrapLink | None = None, door: str = "inproc"
+) -> Outcome:
     """Run it, with metrics.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     sink = JsonlSink(RunDir(folder).metrics)
     try:
-        return run_local(prepare(folder, task, *sets, stop_at=stop_at, sinks=[sink]), wrap_link=wrap_link)
+        parts = prepare(folder, task, *sets, stop_at=stop_at, sinks=[sink])
+        return run_through(door, parts, wrap_link=wrap_link)
     finally:
         sink.close()
 

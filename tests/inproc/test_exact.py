@@ -1,6 +1,7 @@
 """The shared battery for the exact strategy: unequal workers = one worker, whatever dies, resumes or overflows."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from cuadrilla.errors import GuardError, ResourceError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import Contribution, ExactMerge, ExactWorker, Sums
 from cuadrilla.sync.outer import Outer
+from tests import runs
+from tests.doors import DOORS
 from tests.faults import PHASES, Phase, Script, play
-from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, prepare, relative_difference, workers
+from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, prepare, relative_difference, workers
 from tests.tasks import RaggedRegression
 
 STRICT = "sync.strict=true"
@@ -23,13 +26,20 @@ ADAMW = 'optim.kind="adamw"'
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One strict worker, nothing goes wrong: what all strict runs must equal."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    execute(folder, RaggedRegression(), STRICT)
+    runs.execute(folder, RaggedRegression(), STRICT)
     return folder
+
+
+@pytest.fixture(params=DOORS)
+def execute(request: pytest.FixtureRequest) -> Execute:
+    return partial(runs.execute, door=request.param)
 
 
 @pytest.mark.parametrize("crew", UNEQUAL)
 @pytest.mark.parametrize(("optimizer", "limit"), [("adamw", 1e-6), ("muon", 1e-6)])
-def test_unequal_workers_equal_one_worker(tmp_path: Path, crew: str, optimizer: str, limit: float) -> None:
+def test_unequal_workers_equal_one_worker(
+    execute: Execute, tmp_path: Path, crew: str, optimizer: str, limit: float
+) -> None:
     sets = (f'optim.kind="{optimizer}"', "optim.lr=0.003", "train.steps=20")
     execute(tmp_path / "one", RaggedRegression(), *sets)
     execute(tmp_path / "crew", RaggedRegression(), *sets, workers(UNEQUAL[crew]))
@@ -41,19 +51,21 @@ def test_unequal_workers_equal_one_worker(tmp_path: Path, crew: str, optimizer: 
 
 
 @pytest.mark.parametrize("crew", UNEQUAL)
-def test_strict_has_the_same_bits_for_any_crew(tmp_path: Path, undisturbed: Path, crew: str) -> None:
+def test_strict_has_the_same_bits_for_any_crew(execute: Execute, tmp_path: Path, undisturbed: Path, crew: str) -> None:
     execute(tmp_path, RaggedRegression(), STRICT, workers(UNEQUAL[crew]))
     assert final_sha256(tmp_path) == final_sha256(undisturbed)
 
 
-def test_strict_has_the_same_bits_with_dropout(tmp_path: Path) -> None:
+def test_strict_has_the_same_bits_with_dropout(execute: Execute, tmp_path: Path) -> None:
     for crew, speeds in UNEQUAL.items():
         execute(tmp_path / crew, RaggedRegression(dropout=0.2), STRICT, workers(speeds))
     assert len({final_sha256(tmp_path / crew) for crew in UNEQUAL}) == 1
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_worker_lost_at_any_phase_changes_nothing(tmp_path: Path, undisturbed: Path, phase: Phase) -> None:
+def test_a_worker_lost_at_any_phase_changes_nothing(
+    execute: Execute, tmp_path: Path, undisturbed: Path, phase: Phase
+) -> None:
     wrap, played = play(Script(worker="worker-2", at=0 if phase == "hello" else 3, phase=phase))
     outcome = execute(tmp_path, RaggedRegression(), STRICT, workers([1.0, 1.0, 1.0]), wrap_link=wrap)
     assert played
@@ -63,7 +75,7 @@ def test_a_worker_lost_at_any_phase_changes_nothing(tmp_path: Path, undisturbed:
     assert [row["worker"] for row in left] == ["worker-2"]
 
 
-def test_the_death_of_the_last_worker_ends_the_run(tmp_path: Path) -> None:
+def test_the_death_of_the_last_worker_ends_the_run(execute: Execute, tmp_path: Path) -> None:
     wrap, _ = play(*(Script(worker=f"worker-{i}", at=2, phase="pass") for i in (1, 2)))
     with pytest.raises(Exception, match="scripted at pass"):
         execute(tmp_path, RaggedRegression(), workers([1.0, 1.0]), wrap_link=wrap)
@@ -71,7 +83,7 @@ def test_the_death_of_the_last_worker_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("crew", ["one", "three unequal"])
-def test_run_10_equals_run_5_and_resume_5(tmp_path: Path, crew: str) -> None:
+def test_run_10_equals_run_5_and_resume_5(execute: Execute, tmp_path: Path, crew: str) -> None:
     sets = ["train.steps=10", workers(UNEQUAL[crew]), "outer.every=3"] + ([STRICT] if crew != "one" else [])
     execute(tmp_path / "whole", RaggedRegression(), *sets)
     first = execute(tmp_path / "parts", RaggedRegression(), *sets, stop_at=5)
@@ -82,14 +94,14 @@ def test_run_10_equals_run_5_and_resume_5(tmp_path: Path, crew: str) -> None:
     assert [(row["version"], row["loss"]) for row in parts] == [(row["version"], row["loss"]) for row in whole]
 
 
-def test_a_run_resumes_with_another_number_of_workers(tmp_path: Path, undisturbed: Path) -> None:
+def test_a_run_resumes_with_another_number_of_workers(execute: Execute, tmp_path: Path, undisturbed: Path) -> None:
     for stop_at, crew in ((3, "one"), (5, "three unequal"), (0, "two equal")):
         execute(tmp_path, RaggedRegression(), STRICT, workers(UNEQUAL[crew]), stop_at=stop_at)
     assert final_sha256(tmp_path) == final_sha256(undisturbed)
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_a_broken_contribution_never_reaches_the_weights(tmp_path: Path, value: str) -> None:
+def test_a_broken_contribution_never_reaches_the_weights(execute: Execute, tmp_path: Path, value: str) -> None:
     wrap, played = play(Script(worker="worker-2", at=2, phase="upload", action=value))  # type: ignore[arg-type]
     execute(tmp_path / "one", RaggedRegression(), ADAMW)
     execute(tmp_path / "crew", RaggedRegression(), ADAMW, workers([1.0, 1.0]), wrap_link=wrap)
@@ -100,7 +112,7 @@ def test_a_broken_contribution_never_reaches_the_weights(tmp_path: Path, value: 
     assert "units skipped" not in events
 
 
-def test_a_worker_that_keeps_sending_nonsense_is_quarantined(tmp_path: Path) -> None:
+def test_a_worker_that_keeps_sending_nonsense_is_quarantined(execute: Execute, tmp_path: Path) -> None:
     """Many small units in a round, so that even a worker that is slow to start gets some of each."""
     sets = (ADAMW, "train.steps=20", "train.batch_sequences=48", "train.unit_sequences=1")
     scripts = [Script(worker="worker-2", at=at, phase="upload", action="nan", repeat=True) for at in range(20)]
@@ -123,7 +135,7 @@ class OneBadExample(RaggedRegression):
         return (loss * math.nan if bad else loss), count
 
 
-def test_bad_data_is_skipped_and_named(tmp_path: Path) -> None:
+def test_bad_data_is_skipped_and_named(execute: Execute, tmp_path: Path) -> None:
     outcome = execute(tmp_path, OneBadExample(), workers([1.0, 1.0]), "train.epochs=1.0", "train.steps=0")
     assert outcome.complete
     skipped = [row for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "units skipped"]
@@ -142,7 +154,7 @@ class LittleMemory(RaggedRegression):
         return loss, count
 
 
-def test_out_of_memory_halves_the_pass_and_keeps_the_global_batch(tmp_path: Path) -> None:
+def test_out_of_memory_halves_the_pass_and_keeps_the_global_batch(execute: Execute, tmp_path: Path) -> None:
     execute(tmp_path / "large", RaggedRegression(), ADAMW)
     execute(tmp_path / "small", LittleMemory(), ADAMW)
     assert relative_difference(final(tmp_path / "small"), final(tmp_path / "large")) <= 1e-6
@@ -150,7 +162,7 @@ def test_out_of_memory_halves_the_pass_and_keeps_the_global_batch(tmp_path: Path
     assert tokens[0] == tokens[1]
 
 
-def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(tmp_path: Path) -> None:
+def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(execute: Execute, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="a unit in strict mode"):
         execute(tmp_path, LittleMemory(), STRICT)
 
@@ -163,7 +175,7 @@ class Exploding(RaggedRegression):
         return (loss * 1e9 if self.num_losses > 40 else loss), count
 
 
-def test_a_loss_that_keeps_spiking_stops_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_keeps_spiking_stops_the_run(execute: Execute, tmp_path: Path) -> None:
     with pytest.raises(GuardError, match="keeps spiking") as caught:
         execute(tmp_path, Exploding(), "train.steps=80")
     assert caught.value.exit_code == 7
@@ -225,13 +237,13 @@ def test_strict_refuses_what_does_not_fit_into_fixed_point() -> None:
         assert not worker.contribute(sums).valid
 
 
-def test_the_outer_step_with_rate_1_and_no_momentum_changes_nothing(tmp_path: Path) -> None:
+def test_the_outer_step_with_rate_1_and_no_momentum_changes_nothing(execute: Execute, tmp_path: Path) -> None:
     execute(tmp_path / "plain", RaggedRegression())
     execute(tmp_path / "outer", RaggedRegression(), "outer.every=2", "outer.lr=1.0", "outer.momentum=0.0")
     assert relative_difference(final(tmp_path / "outer"), final(tmp_path / "plain")) < 1e-6
 
 
-def test_the_largest_seed(tmp_path: Path) -> None:
+def test_the_largest_seed(execute: Execute, tmp_path: Path) -> None:
     assert execute(tmp_path, RaggedRegression(), f"run.seed={2**63 - 1}", "train.steps=2").complete
 
 

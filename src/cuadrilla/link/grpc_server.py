@@ -27,7 +27,7 @@ import grpc
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.link.invite import Invites, Outcome
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
@@ -70,6 +70,8 @@ class _Session:
     reason: str = "the connection ended"
     joined: bool = False
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
+    expected: bool = False
+    """Its end is no news: the worker said goodbye, or was told to stop."""
 
 
 class CrewDesk:
@@ -134,10 +136,10 @@ class CrewDesk:
                         del self._versions[old]
         with self._lock:
             session = self._sessions.get(worker)
-        if session is not None:
+        if session is not None and isinstance(message, Stop):
+            self._end(session, message)
+        elif session is not None:
             session.outbox.put(wire.to_worker(message, parameters=name))
-            if isinstance(message, Stop):
-                session.outbox.put(None)
 
     def open_invite(self, uses: int) -> bytes:
         """Let `uses` new nodes in for a while; the secret to put into an invite."""
@@ -150,7 +152,9 @@ class CrewDesk:
         with self._lock:
             kicked = [session for name, session in self._sessions.items() if name not in listed]
         for session in kicked:
-            self._end(session, Stop(reason="this node was removed from the crew", refused=True))
+            reason = "this node was removed from the crew"
+            self._end(session, Stop(reason=reason, refused=True))
+            self._receiver.left(session.worker, reason)
 
     def workers(self) -> list[str]:
         """Who has a session now."""
@@ -228,7 +232,9 @@ class CrewDesk:
             older = self._sessions.get(session.worker)
             self._sessions[session.worker] = session
         if older is not None:
-            self._end(older, Stop(reason="a newer session of the same node has begun", refused=True))
+            reason = "a newer session of the same node has begun"
+            self._end(older, Stop(reason=reason, refused=True))
+            self._receiver.left(session.worker, reason)
         reader = threading.Thread(target=self._read, args=(session, requests), name=f"reads-{session.worker}")
         reader.start()
         try:
@@ -249,6 +255,7 @@ class CrewDesk:
                         self._receiver.heard(session.worker, message.passes)
                 else:
                     session.joined = True
+                    session.expected = session.expected or isinstance(message, Goodbye)
                     self._receiver.deliver(session.worker, message)
         except LinkError as error:
             log.warning("%s: %s", session.worker, error.message)
@@ -261,7 +268,7 @@ class CrewDesk:
             session.outbox.put(None)
 
     def _end(self, session: _Session, stop: Stop) -> None:
-        session.reason = stop.reason
+        session.expected = True
         session.outbox.put(wire.to_worker(stop))
         session.outbox.put(None)
 
@@ -271,7 +278,7 @@ class CrewDesk:
             newest = self._sessions.get(session.worker) is session
             if newest:
                 del self._sessions[session.worker]
-        if newest:
+        if newest and not session.expected:
             self._receiver.left(session.worker, session.reason)
 
     def _upload(self, requests: Iterator[pb.Chunk], context: Any) -> pb.Uploaded:

@@ -109,12 +109,11 @@ class Coordination:
         self._stop_reason = reason
 
     def left(self, worker: str, reason: str) -> None:
-        """A door reports that a worker died. Raises nothing; of a worker that is no member it changes nothing."""
+        """A door reports that a worker died. Raises nothing."""
         with self._lock, self._failing_together(raises=False):
             self._heard.pop(worker, None)
-            if worker in self._coordinator.members:
-                self._store.event("left", worker=worker, reason=reason)
-                self._handle(events.Left(worker=worker, reason=reason))
+            self._store.event("left", worker=worker, reason=reason)
+            self._handle(events.Left(worker=worker, reason=reason))
 
     def receive(self, worker: str, message: ToCoordinator) -> None:
         """A worker's message. Raises what makes the whole run fail."""

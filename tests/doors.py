@@ -1,0 +1,113 @@
+"""Doors to the coordinator for the shared battery: the same run, the same workers, another link between them."""
+
+import copy
+import tempfile
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from cuadrilla.engines.local import WrapLink, draws_random_numbers, run_local
+from cuadrilla.errors import CuadrillaError
+from cuadrilla.link.base import Link
+from cuadrilla.link.grpc_client import Connection
+from cuadrilla.link.grpc_server import CrewDesk, Offer
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.shaped import Shape, ShapedLink
+from cuadrilla.link.tls import open_coordinator
+from cuadrilla.link.wire import Layout
+from cuadrilla.sync.exact import ExactWorker
+from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.setup import Parts
+from tests.crews import join
+from tests.faults import Died
+
+DOORS = ("inproc", "grpc")
+TICK_SECONDS = 0.02
+
+
+def run_through(door: str, parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+    return run_local(parts, wrap_link=wrap_link) if door == "inproc" else run_over_grpc(parts, wrap_link=wrap_link)
+
+
+def run_over_grpc(parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+    """Workers as threads with a model of their own; everything they say goes through TLS on the loopback."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        crew = _Crew(parts, Path(folder), wrap_link=wrap_link)
+        try:
+            return crew.run()
+        finally:
+            crew.desk.close()
+            for thread in crew.threads:
+                thread.join()
+            parts.store.close()
+            torch.set_num_threads(before)
+
+
+class _Crew:
+    def __init__(self, parts: Parts, folder: Path, *, wrap_link: WrapLink | None) -> None:
+        self.parts = parts
+        self.folder = folder
+        self.wrap_link = wrap_link
+        self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
+        self.nodes = AllowList(folder / "nodes.json")
+        self.params = dict(parts.model.named_parameters())
+        self.desk = CrewDesk(
+            keys=self.keys,
+            nodes=self.nodes,
+            receiver=parts.coordination,
+            offer=Offer(config="{}", files={}),
+            parameters=Layout.of(self.params),
+            contribution=Layout.of(self.params, dtype=torch.int64 if parts.config.sync.strict else None),
+        )
+        self.pass_lock = threading.Lock() if draws_random_numbers(parts.model) else None
+        self.threads: list[threading.Thread] = []
+        self.errors: list[BaseException] = []
+
+    def run(self) -> Outcome:
+        port = self.desk.serve("127.0.0.1:0")
+        self.parts.coordination.open(self.desk.send)
+        for index, speed in enumerate(self.parts.config.engine.workers, start=1):
+            self.threads.append(threading.Thread(target=self.work, args=(f"worker-{index}", speed, port)))
+        for thread in self.threads:
+            thread.start()
+        coordination, pause = self.parts.coordination, threading.Event()
+        while coordination.outcome is None and coordination.failure is None:
+            coordination.tick()
+            if not any(thread.is_alive() for thread in self.threads) and coordination.outcome is None:
+                coordination.fail(self.errors[-1])
+            pause.wait(TICK_SECONDS)
+        if coordination.failure is not None:
+            raise coordination.failure
+        assert coordination.outcome is not None
+        return coordination.outcome
+
+    def work(self, name: str, speed: float, port: int) -> None:
+        model = copy.deepcopy(self.parts.model)
+        identity = join(self.folder / name, name=name, crew=self.keys)
+        self.nodes.add(name, certificate=identity.certificate)
+        connection = Connection(f"127.0.0.1:{port}", identity=identity)
+        params = dict(model.named_parameters())
+        link: Link = ShapedLink(connection.session(parameters=Layout.of(params)), shape=Shape(speed=speed))
+        if self.wrap_link is not None:
+            link = self.wrap_link(name, link)
+        settings = WorkerSettings(
+            run=self.parts.config.run,
+            train=self.parts.config.train,
+            device=self.parts.device,
+            precision=self.parts.precision,
+            speed_hint=speed,
+            pass_lock=self.pass_lock,
+        )
+        sync = ExactWorker(params, strict=self.parts.config.sync.strict)
+        try:
+            train(link, task=self.parts.task, model=model, sync=sync, worker=settings)
+        except (Died, CuadrillaError, RuntimeError) as error:
+            self.errors.append(error)
+        finally:
+            link.close()
+            connection.close()

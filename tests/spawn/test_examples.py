@@ -1,0 +1,273 @@
+"""The examples as a user runs them, in a copied folder; and what their data files may do to them."""
+
+import gzip
+import importlib.util
+import json
+import os
+import pickle
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cuadrilla.errors import DataError
+from tests.runs import final_sha256
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAME = "t10k-labels-idx1-ubyte.gz"
+NEEDS_SKLEARN = "scikit-learn is not installed: mnist_cnn.py:digits takes its images from there"
+
+
+def copy_examples(folder):
+    """What git would hand to a user: no data, no results of a training."""
+    folder.mkdir()
+    for path in EXAMPLES.iterdir():
+        if path.suffix in (".py", ".toml"):
+            shutil.copy(path, folder)
+    return folder
+
+
+def train(run_file, *sets):
+    """Evaluated at the end only."""
+    arguments = [part for value in ("evaluate.every_tokens=1_000_000_000", *sets) for part in ("--set", value)]
+    command = [sys.executable, "-m", "cuadrilla", "--json", "train", str(run_file), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def trained(run_file, *sets):
+    done = train(run_file, *sets)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def idx(array):
+    """`array` as an idx file of unsigned bytes."""
+    return (
+        bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+    )
+
+
+def write_made_up_mnist(folder):
+    """The four files, small and not packed: a digit is the place of a grey square in noise."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    squares = np.zeros((10, 28, 28))
+    for digit in range(10):
+        top, left = digit // 5 * 14 + 4, digit % 5 * 5 + 1
+        squares[digit, top : top + 6, left : left + 5] = 150
+    for split, count in (("train", 512), ("t10k", 200)):
+        digits = random.integers(0, 10, count)
+        images = squares[digits] + random.uniform(0, 100, (count, 28, 28))
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(idx(images))
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(idx(digits))
+
+
+def real_mnist():
+    """The folder with MNIST's test files, if this machine has them."""
+    root = os.environ.get("CUADRILLA_TEST_DATA")
+    if not root:
+        pytest.skip("CUADRILLA_TEST_DATA is not set: a folder with mnist/t10k-{images-idx3,labels-idx1}-ubyte.gz")
+    folder = Path(root) / "mnist"
+    for name in ("t10k-images-idx3-ubyte.gz", NAME):
+        if not (folder / name).exists():
+            pytest.skip(f"mnist/{name} is missing in the folder CUADRILLA_TEST_DATA")
+    return folder
+
+
+# -- trained ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_mlp_learns(tmp_path):
+    """A model that always says 0 has a loss of 0.52, the best linear one 0.068."""
+    last = trained(copy_examples(tmp_path / "mlp") / "mlp.toml", "train.epochs=2.0")
+    assert last["complete"]
+    assert last["val_loss"] < 0.05
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason=NEEDS_SKLEARN)
+def test_the_cnn_learns_the_digits_of_scikit_learn(tmp_path):
+    run_file = copy_examples(tmp_path / "digits") / "mnist.toml"
+    last = trained(run_file, 'task.path="mnist_cnn.py:digits"', "train.steps=60", "train.epochs=0.0")
+    assert last["val_accuracy"] > 0.8
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is not None, reason="scikit-learn is installed")
+def test_without_scikit_learn_the_remedy_is_named(tmp_path):
+    done = train(copy_examples(tmp_path / "digits") / "mnist.toml", 'task.path="mnist_cnn.py:digits"')
+    assert done.returncode == 3
+    assert "pip install scikit-learn" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_cnn_learns_real_digits(tmp_path):
+    data = real_mnist()
+    folder = copy_examples(tmp_path / "mnist")
+    shutil.copytree(data, folder / "mnist")
+    last = trained(folder / "mnist.toml", 'task.path="mnist_cnn.py:mnist_10k"', "train.steps=60", "train.epochs=0.0")
+    assert last["version"] == 60
+    assert last["val_accuracy"] > 0.9  # one in ten without learning
+
+
+def test_three_unequal_workers_end_with_the_cnn_of_one(tmp_path):
+    """Strict mode: the same bits, and a model that has learned."""
+    hashes = []
+    for number, workers in enumerate(([1.0], [1.0, 0.5, 0.25])):
+        folder = copy_examples(tmp_path / str(number))
+        write_made_up_mnist(folder / "mnist")
+        last = trained(
+            folder / "mnist.toml", f"engine.workers={workers}", "sync.strict=true",
+            "train.steps=20", "train.epochs=0.0", "train.batch_sequences=64",
+        )  # fmt: skip
+        assert last["val_accuracy"] > 0.5
+        hashes.append(final_sha256(folder))
+    assert hashes[0] == hashes[1]
+
+
+# -- downloaded ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data_module():
+    """A fresh examples/mnist_data.py, to be called and changed."""
+    spec = importlib.util.spec_from_file_location("example_mnist_data", EXAMPLES / "mnist_data.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+LABELS = gzip.compress(idx(np.arange(50) % 10), mtime=0)
+
+
+@pytest.fixture
+def site(monkeypatch):
+    """A server on this machine; the folder in its address says how it behaves."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            behaviour = self.path.split("/")[1]
+            if behaviour == "silent":
+                over.wait(30)
+                return
+            content = b"<html>Please log in</html>" if behaviour == "wrong" else LABELS
+            self.send_response(404 if behaviour == "missing" else 200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[:-10] if behaviour == "cut" else content)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = False  # server_close() waits for them
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    over.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_right_file_is_kept_and_not_asked_for_again(site, data_module, tmp_path):
+    data_module.SHA256[NAME] = data_module.hashlib.sha256(LABELS).hexdigest()
+    folder = tmp_path / "new" / "mnist"
+    path = data_module.find(NAME.removesuffix(".gz"), folder=folder, url=f"{site}/right/")
+    assert [file.name for file in folder.iterdir()] == [NAME]
+    assert path.read_bytes() == LABELS
+    assert list(data_module.read_idx(path, num_dimensions=1)) == [number % 10 for number in range(50)]
+    assert data_module.find(NAME.removesuffix(".gz"), folder=folder, url=f"{site}/missing/") == path
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [("right", "not this file"), ("wrong", "not this file"), ("cut", ""), ("missing", "404"), ("silent", "timed out")],
+)
+def test_a_bad_download_leaves_nothing(site, data_module, tmp_path, behaviour, said):
+    """`right` here: a well-formed file, which is not MNIST's."""
+    if behaviour != "right":
+        data_module.SHA256[NAME] = data_module.hashlib.sha256(LABELS).hexdigest()
+    data_module.TIMEOUT_SECONDS = 5.0 if behaviour != "silent" else 0.2
+    with pytest.raises(DataError) as caught:
+        data_module.download(NAME, folder=tmp_path, url=f"{site}/{behaviour}/")
+    assert said in caught.value.message
+    assert str(tmp_path) in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    if behaviour == "missing":
+        caught.value.__cause__.close()  # an HTTPError holds the connection until it is forgotten
+
+
+def test_without_a_network_the_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    folder = copy_examples(tmp_path / "offline")
+    with socket.socket() as bound:  # and does not listen: connecting is refused
+        bound.bind(("127.0.0.1", 0))
+        text = (folder / "mnist_data.py").read_text()
+        assert text.count('URL = "https://') == 1
+        address = f"http://127.0.0.1:{bound.getsockname()[1]}/"
+        (folder / "mnist_data.py").write_text(text.replace('URL = "https://', f'URL = "{address}'))
+        done = train(folder / "mnist.toml")
+    assert done.returncode == 4, done.stderr
+    assert "cannot fetch" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "mnist").exists()
+
+
+# -- damaged ---------------------------------------------------------------------------------------------------------
+
+GOOD = idx(np.arange(50) % 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty", b""),
+        ("empty.gz", b""),
+        ("short", GOOD[:7]),
+        ("cut", GOOD[:-1]),
+        ("longer", GOOD + b"\0"),
+        ("huge", GOOD[:4] + b"\xff\xff\xff\xff" + GOOD[8:]),
+        ("floats", b"\0\0\x0d\x01" + GOOD[4:]),
+        ("images", idx(np.zeros((50, 28, 28)))),
+        ("pickle", pickle.dumps(list(range(50)))),
+        ("cut.gz", gzip.compress(GOOD)[:-9]),
+        ("plain.gz", GOOD),
+        ("rubbish behind.gz", gzip.compress(GOOD) + b"rubbish"),
+        ("flipped.gz", gzip.compress(GOOD)[:20] + b"\xff\xff\xff" + gzip.compress(GOOD)[23:]),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_named(data_module, tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=str(tmp_path / name)):
+        data_module.read_idx(tmp_path / name, num_dimensions=1)
+
+
+@pytest.mark.parametrize(
+    ("images", "digits"),
+    [
+        (np.zeros((50, 28, 28)), np.zeros(49)),
+        (np.zeros((50, 32, 32)), np.zeros(50)),
+        (np.zeros((50, 28, 28)), np.full(50, 10)),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused(data_module, tmp_path, images, digits):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(images))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(digits))
+    with pytest.raises(DataError, match="train images have shape"):
+        data_module.load("train", folder=tmp_path)
+
+
+def test_files_with_each_other_s_names_are_refused(data_module, tmp_path):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(GOOD)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros((50, 28, 28))))
+    with pytest.raises(DataError) as caught:
+        data_module.load("train", folder=tmp_path)
+    assert "swapped" in caught.value.hint
