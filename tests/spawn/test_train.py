@@ -5,77 +5,21 @@ import os
 import random
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from cuadrilla.train.checkpoint import list_checkpoints, load_newest, verify_checkpoint, version_of
+from tests.commands import COMMAND, TASK, make_run, reached, start, train, wait_for
 from tests.runs import final_sha256
-
-TASK = """
-import numpy as np, torch
-from torch import nn
-from cuadrilla.model.task import TaskDefaults
-
-class Data:
-    def __init__(self, seed):
-        random = np.random.default_rng(seed)
-        self.x = random.standard_normal((512, 8)).astype(np.float32)
-        self.y = np.sin(self.x.sum(1, keepdims=True))
-    def __len__(self): return len(self.x)
-    def __getitem__(self, i): return {"x": self.x[i], "y": self.y[i]}
-
-class Sine:
-    defaults = TaskDefaults(length=1)
-    def model(self): return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
-    def loss(self, model, batch): return (model(batch["x"]) - batch["y"]).square().sum(), len(batch["x"])
-    def data(self, split): return Data(split == "val")
-    def data_hash(self): return "sine"
-    def evaluate(self, model, batches):
-        sums = [self.loss(model, batch) for batch in batches]
-        return {"loss": sum(float(a) for a, _ in sums) / sum(n for _, n in sums)}
-
-def task(): return Sine()
-"""
-
-RUN = """
-schema = 1
-[task]
-kind = "file"
-path = "task.py:task"
-[train]
-steps = {steps}
-batch_sequences = 64
-unit_sequences = 8
-precision = "fp32"
-threads = 1
-[optim]
-kind = "adamw"
-[checkpoint]
-every_seconds = 0
-every_steps = 50
-[evaluate]
-every_tokens = 1_000_000
-"""
-
-COMMAND = [sys.executable, "-m", "cuadrilla"]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     """A run of 400 steps, about 2 ms each, not begun."""
     return make_run(tmp_path / "corrida ñ", steps=400)
-
-
-def make_run(folder: Path, *, steps: int) -> RunDir:
-    folder.mkdir()
-    (folder / "task.py").write_text(TASK)
-    (folder / "run.toml").write_text(RUN.format(steps=steps))
-    return RunDir(folder)
 
 
 @pytest.fixture(scope="module")
@@ -90,31 +34,6 @@ def undisturbed_strict(tmp_path_factory: pytest.TempPathFactory) -> str:
     run = make_run(tmp_path_factory.mktemp("strict") / "run", steps=400)
     assert train(run, "--set", "sync.strict=true").returncode == 0
     return final_sha256(run.path)
-
-
-def train(run: RunDir, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Train to the end and return what was said."""
-    command = [*COMMAND, "train", str(run.run_file), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-
-
-def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[str]":
-    command = [*COMMAND, "train", str(run.run_file), *arguments]
-    settings = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.Popen(command, **settings)  # type: ignore[call-overload, no-any-return]
-
-
-def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str] | None" = None) -> None:
-    """Until the condition holds; fails after a generous ceiling, or when the process ends before."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        assert process is None or process.poll() is None, f"ended early: {process.communicate()[1]}"
-        time.sleep(0.005)
-
-
-def reached(run: RunDir, version: int) -> Callable[[], bool]:
-    return lambda: any(row["version"] >= version for row in read_jsonl(run.metrics))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,0 +1,188 @@
+"""A crew of real processes over the crew link: killed, frozen, interrupted, resumed; the weights stay the same."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from tests.commands import TASK, make_run, reached, start, train, wait_for
+from tests.runs import final_sha256
+
+STEPS = 120
+STRICT = ("--set", "sync.strict=true")
+PRACTICE = ("--practice", "1.0,0.5,0.25")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path / "cuadrilla ñ", steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One strict worker in one process."""
+    run = make_run(tmp_path_factory.mktemp("undisturbed") / "run", steps=STEPS)
+    assert train(run, *STRICT).returncode == 0
+    return final_sha256(run.path)
+
+
+@pytest.fixture
+def crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
+    """Three unequal worker processes that train `run` in strict mode."""
+    process = start(run, *STRICT, *PRACTICE)
+    yield process
+    if process.poll() is None:
+        process.kill()
+        process.communicate()
+
+
+def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [row for row in read_jsonl(run.events) if row["event"] == kind]
+
+
+def joined(run: RunDir, number: int) -> Callable[[], bool]:
+    return lambda: len(events(run, "joined")) >= number
+
+
+def worker(crew: "subprocess.Popen[str]", name: str) -> psutil.Process:
+    """The process of a worker, by the name among its arguments."""
+    found = [child for child in psutil.Process(crew.pid).children() if name in child.cmdline()]
+    assert len(found) == 1
+    return found[0]
+
+
+def ended_well(crew: "subprocess.Popen[str]", run: RunDir) -> str:
+    """What was said, once the training is complete; every step is there exactly once."""
+    said = crew.communicate(timeout=100)[1]
+    assert crew.returncode == 0, said
+    assert "Traceback" not in said
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
+    return said
+
+
+def test_practice_gives_the_bits_of_one_worker(run: RunDir, undisturbed: str) -> None:
+    done = train(run, *STRICT, "--practice", "1.0,0.5,0.25@1gbit+1ms")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert final_sha256(run.path) == undisturbed
+    assert sorted(row["worker"] for row in events(run, "joined")) == ["worker-1", "worker-2", "worker-3"]
+    assert not events(run, "left")
+
+
+def test_a_killed_worker_changes_nothing(crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str) -> None:
+    wait_for(joined(run, 3), crew)
+    at = max((row["version"] for row in read_jsonl(run.metrics)), default=0)
+    wait_for(reached(run, at + 5), crew)
+    worker(crew, "worker-1").kill()
+    assert "worker-1 died: signal 9" in ended_well(crew, run)
+    assert final_sha256(run.path) == undisturbed
+    assert [row["worker"] for row in events(run, "left")] == ["worker-1"]
+
+
+def test_a_frozen_worker_is_evicted_and_joins_again(
+    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
+) -> None:
+    wait_for(joined(run, 3), crew)
+    frozen = worker(crew, "worker-2")
+    frozen.suspend()
+    wait_for(lambda: bool(events(run, "evicted")), crew)
+    at = max((row["version"] for row in read_jsonl(run.metrics)), default=0)
+    assert at < STEPS, "the crew was done before the worker was missed"
+    frozen.resume()
+    wait_for(joined(run, 4), crew)
+    ended_well(crew, run)
+    assert final_sha256(run.path) == undisturbed
+    assert [row["worker"] for row in events(run, "evicted")] == ["worker-2"]
+    assert [row["worker"] for row in events(run, "joined")].count("worker-2") == 2
+
+
+def test_a_killed_coordinator_loses_no_step_and_its_workers_end(
+    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
+) -> None:
+    wait_for(reached(run, 20), crew)
+    workers = psutil.Process(crew.pid).children()
+    crew.kill()
+    crew.communicate()
+    announced = max(row["version"] for row in read_jsonl(run.metrics))
+    gone, alive = psutil.wait_procs(workers, timeout=30)
+    assert len(gone) == 3, alive
+    done = train(run, *STRICT, "--practice", "1.0,1.0")  # another number of workers
+    assert done.returncode == 0, done.stderr
+    assert int(done.stderr.split("resumed    at step ")[1].split()[0]) >= announced
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_without_workers_the_run_ends_and_can_go_on(
+    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
+) -> None:
+    wait_for(reached(run, 10), crew)
+    for child in psutil.Process(crew.pid).children():
+        child.kill()
+    said = crew.communicate(timeout=60)[1]
+    assert crew.returncode == 3, said
+    assert "all worker processes were killed" in said
+    assert train(run, *STRICT).returncode == 0  # alone, over the in-process link
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_ctrl_c_reaches_the_whole_terminal_and_nobody_stays(run: RunDir, undisturbed: str) -> None:
+    crew = start(
+        run, *STRICT, *PRACTICE, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    wait_for(reached(run, 10), crew)
+    workers = psutil.Process(crew.pid).children()
+    os.killpg(crew.pid, signal.SIGINT)
+    said = crew.communicate(timeout=60)[1]
+    assert crew.returncode == 130, said
+    assert "Traceback" not in said
+    assert len(psutil.wait_procs(workers, timeout=30)[0]) == 3
+    assert train(run, *STRICT).returncode == 0
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_an_error_in_the_users_own_code_reaches_the_user(run: RunDir) -> None:
+    (run.path / "task.py").write_text(TASK.replace('batch["y"]).square', 'batch["target"]).square'))
+    done = train(run, "--practice", "1.0,1.0")
+    assert done.returncode == 2
+    assert "in loss: KeyError: 'target'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("practice", "message"),
+    [("fast", "is not a list of speeds"), ("1.0,", "is not a list of speeds"), ("0", "engine.workers"),
+     ("1@100", "engine.link"), ("1@100mbit-2ms", "engine.link")],
+)  # fmt: skip
+def test_wrong_practice(run: RunDir, practice: str, message: str) -> None:
+    done = train(run, "--practice", practice)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_the_port_is_on_the_loopback_and_workers_listen_on_nothing(crew: "subprocess.Popen[str]", run: RunDir) -> None:
+    wait_for(joined(run, 3), crew)
+    parent = psutil.Process(crew.pid)
+    listening = [
+        (process.pid, connection.laddr.ip.removeprefix("::ffff:"))  # an IPv4 address, as gRPC opens it
+        for process in (parent, *parent.children())
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening == [(parent.pid, "127.0.0.1")]
+    ended_well(crew, run)
+
+
+def test_no_secret_is_in_the_arguments(crew: "subprocess.Popen[str]", run: RunDir) -> None:
+    wait_for(joined(run, 1), crew)
+    arguments = " ".join(" ".join(child.cmdline()) for child in psutil.Process(crew.pid).children())
+    assert "PRIVATE" not in arguments
+    assert "cuadrilla1." not in arguments
+    ended_well(crew, run)
