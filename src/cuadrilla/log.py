@@ -8,6 +8,8 @@ import logging.handlers
 import sys
 from pathlib import Path
 
+TALK = {"talk": True}
+"""`log.info(..., extra=TALK)`: not a warning, but a person should see it."""
 MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 4
 
@@ -25,6 +27,19 @@ class _WorkerTag(logging.Filter):
         return True
 
 
+class _Talk(logging.Filter):
+    """What a person should see: warnings, and what was logged with `extra=TALK`."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        super().__init__()
+        self._verbose = verbose
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        talk = getattr(record, "talk", False)
+        record.prefix = "" if talk else f"{record.levelname}: "
+        return self._verbose or talk or record.levelno >= logging.WARNING
+
+
 def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool = False) -> logging.Handler | None:
     """Log to `folder/log.WORKER.txt` (if a folder is given) and warnings to stderr.
 
@@ -35,8 +50,8 @@ def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool =
     tag = _WorkerTag(worker)
     if not any(getattr(handler, "is_cuadrilla_stderr", False) for handler in root.handlers):
         console = logging.StreamHandler(sys.stderr)
-        console.setLevel(logging.DEBUG if verbose else logging.WARNING)
-        console.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        console.addFilter(_Talk(verbose=verbose))
+        console.setFormatter(logging.Formatter("%(prefix)s%(message)s"))
         console.is_cuadrilla_stderr = True  # type: ignore[attr-defined]
         root.addHandler(console)
     if folder is None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from cuadrilla.errors import DataError
+from cuadrilla.rundir import RunDir, last_rows
 from tests.runs import final_sha256
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -126,6 +127,8 @@ def test_three_unequal_workers_end_with_the_cnn_of_one(tmp_path):
             "train.steps=20", "train.epochs=0.0", "train.batch_sequences=64",
         )  # fmt: skip
         assert last["val_accuracy"] > 0.5
+        first = last_rows(RunDir(folder).metrics)[0]
+        assert first["loss"] == pytest.approx(np.log(10), abs=0.1)  # a sum, divided by what it counts
         hashes.append(final_sha256(folder))
     assert hashes[0] == hashes[1]
 
@@ -224,6 +227,7 @@ def test_without_a_network_the_folder_is_named(tmp_path, monkeypatch):
 # -- damaged ---------------------------------------------------------------------------------------------------------
 
 GOOD = idx(np.arange(50) % 10)
+PACKED = gzip.compress(GOOD, mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -238,11 +242,12 @@ GOOD = idx(np.arange(50) % 10)
         ("floats", b"\0\0\x0d\x01" + GOOD[4:]),
         ("images", idx(np.zeros((50, 28, 28)))),
         ("pickle", pickle.dumps(list(range(50)))),
-        ("cut.gz", gzip.compress(GOOD)[:-9]),
+        ("cut.gz", PACKED[:-9]),
         ("plain.gz", GOOD),
-        ("rubbish behind.gz", gzip.compress(GOOD) + b"rubbish"),
-        ("flipped.gz", gzip.compress(GOOD)[:20] + b"\xff\xff\xff" + gzip.compress(GOOD)[23:]),
+        ("rubbish behind.gz", PACKED + b"rubbish"),
+        ("flipped.gz", PACKED[:20] + b"\xff\xff\xff" + PACKED[23:]),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_is_not_what_it_should_be_is_named(data_module, tmp_path, name, content):
     (tmp_path / name).write_bytes(content)

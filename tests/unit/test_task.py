@@ -50,10 +50,11 @@ def test_a_function_a_class_or_an_object_gives_the_task(name: str, tmp_path: Pat
         (GOOD, "other.py:line", r"other\.py does not exist"),
         (GOOD, "mine.py:lime", r"mine\.py has no 'lime'"),
         (GOOD, "mine.py:half", r"is not a Task: it lacks defaults, model, loss, data, data_hash, evaluate"),
+        (GOOD + "def of(size): return Line()", "mine.py:of", r"of in .*mine\.py needs arguments: size"),
         ("import nothing_like_this", "mine.py:line", r"No module named 'nothing_like_this'"),
         ("def broken(:", "mine.py:line", r"SyntaxError"),
     ],
-    ids=["no file", "no name", "no task", "import", "syntax"],
+    ids=["no file", "no name", "no task", "arguments", "import", "syntax"],
 )
 def test_each_mistake_has_its_own_message(text: str, spec: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(TaskError) as caught:
@@ -67,6 +68,7 @@ def test_the_names_of_the_file_are_offered(tmp_path: Path) -> None:
         load_task("mine.py:lime", folder=write(tmp_path, GOOD))
     assert "line" in caught.value.hint
     assert "__name__" not in caught.value.hint
+    assert "TaskDefaults" not in caught.value.hint  # imported, not defined there
 
 
 def test_a_task_may_import_what_lies_beside_it(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ app.add_typer(data.app, name="data", help="Prepare text for training.")
 app.add_typer(config.app, name="config", help="See what a run file really says.")
 app.command()(train.new)
 app.command()(train.train)
+for verb in (crew.up, crew.join, crew.invite, crew.nodes, crew.kick, crew.trust, crew.leave, crew.down):
+    app.command()(verb)
 app.command(hidden=True)(crew.work)
 app.command("eval")(model.evaluate)
 app.command()(model.generate)

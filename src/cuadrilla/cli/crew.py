@@ -1,22 +1,260 @@
-"""`cuadrilla work`: a worker process of this machine, started by the crew engine."""
+"""The crew's verbs: `up` coordinates, `join` works for a coordinator, and who is let in or sent away.
+
+An invite is read from a hidden prompt, from standard input or from a file, never from an argument: arguments are seen
+by everybody on a machine.
+"""
 
 import os
+import re
 import signal
+import socket
 import sys
 import threading
+from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cuadrilla.cli.config import RunFile, Sets
+from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.train import report_outcome, train_run
 from cuadrilla.config import Config
-from cuadrilla.errors import LinkError
+from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.home import Home, Joined
 from cuadrilla.log import set_up_logging, tear_down_logging
-from cuadrilla.rundir import RunDir
-from cuadrilla.runfile import load_dumped
+from cuadrilla.rundir import RunDir, storage_errors, write_json
+from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
+    from cuadrilla.engines.crew import Door
     from cuadrilla.link.grpc_client import Connection, RunDescription
+
+DEFAULT_PORT = 47470
+Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
+
+
+def up(
+    run: RunFile = Path("run.toml"),
+    sets: Sets = None,
+    listen: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS[:PORT]", help="Where other machines reach this one (default: its LAN address)."),
+    ] = "",
+    uses: Uses = 1,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
+    ] = False,
+) -> None:
+    """Coordinate a crew on this machine and train; prints what to type on the other machines."""
+    address = listening_address(listen)
+    resolved = read_run_file(run, sets=[*(sets or []), 'engine.kind="crew"', f'engine.listen="{address}"'])
+    folder = RunDir((run if run.is_dir() else run.parent).resolve())
+    home = Home.of_user()
+    with storage_errors(home.crew):
+        home.crew.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def opened(door: "Door") -> None:
+        write_json(
+            home.open_file,
+            {"address": door.address, "key_hash": door.key_hash.hex(), "pid": os.getpid(), "run": str(folder.path)},
+        )
+        say(f"crew       {door.address}; on another machine: cuadrilla join")
+        _show_invite(home, uses=uses)
+
+    try:
+        outcome = train_run(resolved, folder, allow_changes=allow_changes, home=home, opened=opened)
+    finally:
+        home.open_file.unlink(missing_ok=True)
+    report_outcome(outcome, folder)
+
+
+def listening_address(text: str) -> str:
+    """HOST:PORT to listen on; without a host the address by which this machine reaches its network. Raises."""
+    host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "")
+    return f"{host or lan_address()}:{port or DEFAULT_PORT}"
+
+
+def lan_address() -> str:
+    """The address of the network card with the default route; nothing is sent. Raises LinkError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that is nobody's
+            address: str = probe.getsockname()[0]
+        except OSError:
+            raise LinkError(
+                "this machine has no network that other machines could be on",
+                hint="name an address with --listen, or rehearse alone: cuadrilla train --practice 1.0,0.5",
+            ) from None
+    return address
+
+
+def invite(uses: Uses = 1) -> None:
+    """Make an invite for the crew that runs on this machine: good for 15 minutes."""
+    _show_invite(Home.of_user(), uses=uses)
+
+
+def _show_invite(home: Home, *, uses: int) -> None:
+    """The invite goes to standard output: it can be piped to where it is needed."""
+    from cuadrilla.link.invite import Invite, hash_secret, new_secret
+
+    crew = home.open_crew()
+    host, _, port = str(crew["address"]).rpartition(":")
+    secret = new_secret()
+    home.leave_invite(hash_secret(secret), uses=uses)
+    made = Invite(host=host, port=int(port), key_hash=bytes.fromhex(crew["key_hash"]), secret=secret)
+    say(f"invite     for {uses} machine{'s' if uses > 1 else ''}, 15 minutes; `cuadrilla invite` makes another:")
+    if options.json:
+        emit_json({"invite": str(made), "uses": uses})
+    else:
+        emit(str(made))
+
+
+def join(
+    address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Default: the invite's.")] = "",
+    name: Annotated[str, typer.Option(help="This machine's name in the crew (default: its host name).")] = "",
+    invite_file: Annotated[Path | None, typer.Option(help="Read the invite from a file.")] = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Ask for an invite although this machine has joined before.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=0, help="Threads to compute with (0: all cores).")] = 0,
+) -> None:
+    """Work for a crew's coordinator, before or during a run. Asks for the invite the first time."""
+    home = Home.of_user()
+    crew = None if new or invite_file else find_crew(home, address)
+    if crew is None:
+        crew = _enrol(home, _read_invite(invite_file), address=address, name=name or host_name())
+    from cuadrilla.engines.bundle import fetch
+    from cuadrilla.engines.worker import WorkerOptions, run_worker
+    from cuadrilla.link.tls import load_node
+
+    def prepare(connection: "Connection", description: "RunDescription") -> tuple[Config, Path]:
+        found = fetch(connection, description, home=home, report=say)
+        home.remember(crew)
+        say(f"working    as {crew.name} for {crew.address}; Ctrl-C leaves")
+        return found
+
+    set_up_logging(None, worker=crew.name, verbose=options.debug)
+    reason = run_worker(
+        WorkerOptions(address=crew.address, identity=load_node(crew.folder), prepare=prepare, threads=threads)
+    )
+    say(f"done       {reason}")
+
+
+def find_crew(home: Home, address: str) -> Joined | None:
+    """The crew to work for without an invite: the one at `address`, or the only one this machine has joined.
+
+    A coordinator that has moved is known by its key, not by its address.
+    """
+    joined = home.joined()
+    for crew in joined:
+        if crew.address == address:
+            return crew
+    if len(joined) == 1:
+        return Joined(folder=joined[0].folder, address=address or joined[0].address, name=joined[0].name)
+    if joined and not address:
+        raise LinkError(
+            f"this machine has joined {len(joined)} crews: {', '.join(crew.address for crew in joined)}",
+            hint="name one: cuadrilla join ADDRESS:PORT",
+        )
+    return None
+
+
+def _read_invite(file: Path | None) -> str:
+    if file is not None:
+        try:
+            return file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror}", hint="check the path") from None
+    if sys.stdin.isatty():
+        return getpass("invite (not shown): ", stream=sys.stderr)
+    return sys.stdin.read()
+
+
+def _enrol(home: Home, text: str, *, address: str, name: str) -> Joined:
+    """Check who answers, then trade the invite for a certificate of this machine's own key. Raises LinkError."""
+    from cuadrilla.link.grpc_client import Connection
+    from cuadrilla.link.invite import Invite, check_node_name
+    from cuadrilla.link.tls import enrol_identity, node_request, pinned_certificate, save_node
+
+    check_node_name(name)
+    invite = Invite.parse(text)
+    if address:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"{address!r} is not an address and a port", hint="write it as 192.168.1.50:47470")
+        invite = Invite(host=host, port=int(port), key_hash=invite.key_hash, secret=invite.secret)
+    pinned = pinned_certificate(invite)
+    crew = Joined(folder=home.joined_folder(invite.key_hash), address=invite.address, name=name)
+    request = node_request(crew.folder, name=name)
+    connection = Connection(invite.address, identity=enrol_identity(pinned))
+    try:
+        certificate, ca = connection.enroll(secret=invite.secret, request=request)
+    finally:
+        connection.close()
+    save_node(crew.folder, certificate=certificate, ca=ca, server=pinned)
+    home.remember(crew)
+    say(f"joined     the crew at {crew.address} as {name}")
+    return crew
+
+
+def host_name() -> str:
+    """This machine's name, as far as it can be a node's."""
+    plain = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower().partition(".")[0]).strip("-")
+    return plain[:63].strip("-") or "node"
+
+
+def nodes() -> None:
+    """The machines of this machine's crew."""
+    from cuadrilla.link.nodes import AllowList
+
+    home = Home.of_user()
+    listed = AllowList(home.nodes).nodes()
+    if not listed and not options.json:
+        say("no machine has joined this machine's crew yet: cuadrilla up RUN")
+        return
+    emit_table([{"node": name, "key": key.hex()[:16]} for name, key in sorted(listed.items())])
+
+
+def kick(name: Annotated[str, typer.Argument(help="A name from `cuadrilla nodes`.")]) -> None:
+    """Remove a machine from this machine's crew; its work goes to the others at once."""
+    from cuadrilla.link.nodes import AllowList
+
+    AllowList(Home.of_user().nodes).remove(name)
+    say(f"{name} is not in the crew any more")
+
+
+def trust(
+    sha256: Annotated[str, typer.Argument(metavar="HASH", help="SHA-256 of the code, as `join` printed it.")],
+) -> None:
+    """Approve the code of a run by its hash, once it has been read: it may run on this machine."""
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise ConfigError(f"{sha256[:80]!r} is not a hash", hint="copy the 64 characters that `cuadrilla join` printed")
+    Home.of_user().trust(sha256)
+    say(f"{sha256[:16]}... may run on this machine")
+
+
+def leave(address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]")] = "") -> None:
+    """Forget a crew that this machine has joined: its keys here are deleted."""
+    crew = find_crew(Home.of_user(), address)
+    if crew is None or (address and crew.address != address and not crew.folder.exists()):
+        raise LinkError("this machine has joined no such crew", hint="see what is in CUADRILLA_HOME/joined")
+    with storage_errors(crew.folder):
+        for file in crew.folder.iterdir():
+            file.unlink()
+        crew.folder.rmdir()
+    say(f"left the crew at {crew.address}; there, `cuadrilla kick {crew.name}` removes this machine from the list")
+
+
+def down() -> None:
+    """Stop the coordinator that runs on this machine: it saves, and the same `up` goes on from there."""
+    crew = Home.of_user().open_crew()
+    try:
+        os.kill(int(crew["pid"]), signal.SIGTERM)
+    except ProcessLookupError:
+        Home.of_user().open_file.unlink(missing_ok=True)
+        raise LinkError("the coordinator is gone already", hint=f"go on: cuadrilla up {crew['run']}") from None
+    say(f"the coordinator of {crew['run']} saves and stops")
 
 
 def work(
@@ -33,10 +271,11 @@ def work(
     from cuadrilla.link.shaped import parse_shape
     from cuadrilla.link.tls import load_node
 
-    def prepare(_connection: "Connection", description: "RunDescription") -> tuple[Config, Path]:
-        return load_dumped(description.config), folder  # the same machine: everything is there
+    def prepare(_connection: "Connection", _description: "RunDescription") -> tuple[Config, Path]:
+        return read_run_config(RunDir(folder)), folder  # the same machine: everything is there
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the coordinator decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the coordinator decides
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     handler = set_up_logging(RunDir(folder).logs, worker=name)
     try:

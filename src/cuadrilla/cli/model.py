@@ -35,7 +35,7 @@ def evaluate(
     from cuadrilla.train.setup import load_trained
 
     options.json |= json
-    trained = load_trained(RunDir(run), device=device)
+    trained = load_trained(RunDir(run.parent if run.is_file() else run), device=device)
     _introduce(trained)
     result: dict[str, object] = {"version": trained.version}
     result |= measures.evaluate(
@@ -79,7 +79,7 @@ def generate(
 
     options.json |= json
     text = sys.stdin.read() if prompt == "-" else prompt
-    trained = load_trained(RunDir(run), device=device)
+    trained = load_trained(RunDir(run.parent if run.is_file() else run), device=device)
     if not (isinstance(trained.task, LanguageTask) and isinstance(trained.model, GPT2)):
         raise ConfigError(f"{run} is not a language model", hint="generate is for runs with task.kind = language")
     _introduce(trained)

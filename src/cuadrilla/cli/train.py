@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +12,14 @@ from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.config import Config, CrewEngine, LocalEngine
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
+from cuadrilla.home import Home
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.rundir import FolderLock, RunDir, storage_errors, typed, write_atomic, write_json
-from cuadrilla.runfile import Resolved, dump, read_run_file
+from cuadrilla.runfile import Resolved, dump, read_run_config, read_run_file
 
 if TYPE_CHECKING:
+    from cuadrilla.engines.crew import Door
     from cuadrilla.train.coordinate import Outcome
     from cuadrilla.train.metrics import Sink
     from cuadrilla.train.setup import Parts
@@ -105,9 +108,13 @@ def train(
     """Train, or go on where a run stopped. Ctrl-C saves and stops; the same command resumes."""
     resolved = read_run_file(run, sets=[*(sets or []), *(practice_sets(practice) if practice else [])])
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
+    report_outcome(train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at), folder)
+
+
+def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
+    """Say how a training ended and what to type next. Raises typer.Exit when it was interrupted."""
     from cuadrilla.train.metrics import finite
 
-    outcome = train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at)
     if options.json:
         emit_json(
             {
@@ -118,7 +125,9 @@ def train(
             }
         )
     if outcome.complete:
-        say(f"\nnext: cuadrilla generate {typed(folder.path)}\n      cuadrilla eval {typed(folder.path)}")
+        say(f"\nnext: cuadrilla eval {typed(folder.path)}")
+        if read_run_config(folder).task.kind == "language":
+            say(f"      cuadrilla generate {typed(folder.path)}")
     elif "received" in outcome.reason:
         say(f"\nstopped at step {outcome.version} and saved; the same command goes on from there")
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
@@ -137,8 +146,16 @@ def practice_sets(text: str) -> list[str]:
     return ['engine.kind="crew"', f"engine.workers={workers}", f'engine.link="{link.strip()}"']
 
 
-def train_run(resolved: Resolved, folder: RunDir, *, allow_changes: bool = False, stop_at: int = 0) -> "Outcome":
-    """Train one run directory under its lock, with progress on stderr."""
+def train_run(
+    resolved: Resolved,
+    folder: RunDir,
+    *,
+    allow_changes: bool = False,
+    stop_at: int = 0,
+    home: Home | None = None,
+    opened: "Callable[[Door], None] | None" = None,
+) -> "Outcome":
+    """Train one run directory under its lock, with progress on stderr. `home`, `opened`: see `run_crew`."""
     from cuadrilla.engines.local import run_local, stop_on_signals
     from cuadrilla.train.metrics import JsonlSink
     from cuadrilla.train.setup import assemble, make_task
@@ -165,7 +182,7 @@ def train_run(resolved: Resolved, folder: RunDir, *, allow_changes: bool = False
                     case CrewEngine():
                         from cuadrilla.engines.crew import run_crew
 
-                        return run_crew(parts, folder)
+                        return run_crew(parts, folder, home=home, opened=opened)
         finally:
             for sink in sinks:
                 sink.close()

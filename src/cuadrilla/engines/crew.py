@@ -5,7 +5,6 @@ this process ends: their standard input is a pipe from here. A child that dies i
 the others go on. Without any worker the coordinator waits, unless all the workers it could have were its children.
 """
 
-import hashlib
 import itertools
 import json
 import logging
@@ -20,15 +19,15 @@ from pathlib import Path
 
 import torch
 
-from cuadrilla.config import Config, CrewEngine, FileTask
-from cuadrilla.data.shards import data_files
+from cuadrilla.config import CrewEngine
+from cuadrilla.engines.bundle import offer
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem
-from cuadrilla.link.grpc_server import CrewDesk, Offer
+from cuadrilla.home import Home
+from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.tls import key_hash, node_request, open_coordinator, save_node
+from cuadrilla.link.tls import Coordinator, key_hash, node_request, open_coordinator, save_node
 from cuadrilla.link.wire import Layout
 from cuadrilla.rundir import RunDir, storage_errors
-from cuadrilla.runfile import dump
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import Parts
 
@@ -44,42 +43,35 @@ class Door:
     """An open crew: what an engine tells its caller once workers can dial in."""
 
     desk: CrewDesk
-    port: int
+    address: str
     key_hash: bytes
 
 
 def run_crew(
-    parts: Parts, run: RunDir, *, keys: Path | None = None, opened: Callable[[Door], None] | None = None
+    parts: Parts, run: RunDir, *, home: Home | None = None, opened: Callable[[Door], None] | None = None
 ) -> Outcome:
     """Train with a crew to the end, or to the stop that was asked for. Raises whatever made the run fail.
 
-    `keys`: the folder of this crew's keys; without one the crew is practice, and its keys last as long as the run.
+    `home` holds the keys of this machine's crew; without one the crew is practice: its keys last as long as the run.
     `opened` is called once workers can dial in.
     """
-    engine = parts.config.engine
-    assert isinstance(engine, CrewEngine)
     before = torch.get_num_threads()
     if parts.config.sync.strict:
         torch.set_num_threads(parts.config.train.threads or 1)
     try:
         with tempfile.TemporaryDirectory(prefix="cuadrilla-crew-") as private:
-            return _run(
-                parts, run, engine=engine, keys=keys or Path(private) / "crew", private=Path(private), opened=opened
-            )
+            return _run(parts, run, home=home, private=Path(private), opened=opened)
     finally:
         parts.store.close()
         torch.set_num_threads(before)
 
 
 def _run(
-    parts: Parts,
-    run: RunDir,
-    *,
-    engine: CrewEngine,
-    keys: Path,
-    private: Path,
-    opened: Callable[[Door], None] | None,
+    parts: Parts, run: RunDir, *, home: Home | None, private: Path, opened: Callable[[Door], None] | None
 ) -> Outcome:
+    engine = parts.config.engine
+    assert isinstance(engine, CrewEngine)
+    keys = home.crew if home else private / "crew"
     coordinator = open_coordinator(keys, now=datetime.now(UTC))
     nodes = AllowList(keys / "nodes.json")
     params = dict(parts.model.named_parameters())
@@ -91,50 +83,48 @@ def _run(
         parameters=Layout.of(params),
         contribution=Layout.of(params, dtype=torch.int64 if parts.config.sync.strict else None),
     )
-    port = desk.serve(engine.listen)
-    crew = _Children(engine=engine, run=run, address=f"127.0.0.1:{port}")
+    address = f"{engine.listen.rpartition(':')[0]}:{desk.serve(engine.listen)}"
+    children = _Children(engine=engine, run=run, address=address)
+    names = [f"{'here' if home else 'worker'}-{index + 1}" for index in range(len(engine.workers))]
     try:
         parts.coordination.open(desk.send)
-        for index in range(len(engine.workers)):
-            identity = private / f"worker-{index + 1}"
-            name, certificate = coordinator.sign(node_request(identity, name=f"worker-{index + 1}"))
-            ca, server = coordinator.identity.ca, coordinator.identity.certificate
-            save_node(identity, certificate=certificate, ca=ca, server=server)
-            nodes.add(name, certificate=certificate)
-            crew.start(index, identity=identity)
+        for name, speed in zip(names, engine.workers, strict=True):
+            _let_in(name, private / name, coordinator=coordinator, nodes=nodes)
+            children.start(name, identity=private / name, speed=speed)
         if opened is not None:
-            opened(Door(desk=desk, port=port, key_hash=key_hash(coordinator.identity.certificate)))
-        return _coordinate(parts, desk, crew, only_children=keys.is_relative_to(private))
+            key = key_hash(coordinator.identity.certificate)
+            opened(Door(desk=desk, address=address, key_hash=key))
+        return _coordinate(parts, desk, children, home=home)
     finally:
         desk.close()
-        crew.end()
+        children.end()
 
 
-def _coordinate(parts: Parts, desk: CrewDesk, crew: "_Children", *, only_children: bool) -> Outcome:
+def _let_in(name: str, folder: Path, *, coordinator: Coordinator, nodes: AllowList) -> None:
+    """Keys for a worker process of this machine, for as long as this run; those of an earlier run are forgotten."""
+    if name in nodes.nodes():
+        nodes.remove(name)
+    _, certificate = coordinator.sign(node_request(folder, name=name))
+    ca, server = coordinator.identity.ca, coordinator.identity.certificate
+    save_node(folder, certificate=certificate, ca=ca, server=server)
+    nodes.add(name, certificate=certificate)
+
+
+def _coordinate(parts: Parts, desk: CrewDesk, children: "_Children", *, home: Home | None) -> Outcome:
     coordination, pause = parts.coordination, threading.Event()
     while coordination.outcome is None and coordination.failure is None:
         coordination.tick()
         desk.end_kicked()
-        crew.look()
-        if only_children and not crew.alive:
-            coordination.fail(crew.failure())
+        children.look()
+        if home is not None:
+            desk.adopt_invites(home.take_invites())
+        elif not children.alive:
+            coordination.fail(children.failure())
         pause.wait(TICK_SECONDS)
     if coordination.failure is not None:
         raise coordination.failure
     assert coordination.outcome is not None
     return coordination.outcome
-
-
-def offer(config: Config, folder: Path) -> Offer:
-    """What a node needs for this run: the configuration, and the data folder or the task's file."""
-    files: dict[str, tuple[Path, bytes]] = {}
-    if isinstance(config.task, FileTask):
-        name = config.task.path.rpartition(":")[0]
-        files[name] = (folder / name, hashlib.sha256((folder / name).read_bytes()).digest())
-    else:
-        data = folder / config.data.folder
-        files = {f"data/{path.name}": (path, sha256) for path, sha256 in data_files(data)}
-    return Offer(config=json.dumps(dump(config)), files=files)
 
 
 class _Children:
@@ -147,15 +137,14 @@ class _Children:
         self.alive: dict[str, subprocess.Popen[str]] = {}
         self._last_words: dict[str, str] = {}
 
-    def start(self, index: int, *, identity: Path) -> None:
+    def start(self, name: str, *, identity: Path, speed: float) -> None:
         """Secrets are in the identity's folder, never among the arguments."""
-        name = f"worker-{index + 1}"
         arguments = {
             "--address": self._address,
             "--identity": str(identity),
             "--folder": str(self._run.path),
             "--name": name,
-            "--speed": str(self._engine.workers[index]),
+            "--speed": str(speed),
             "--link": self._engine.link,
             "--threads": "1" if len(self._engine.workers) > 1 else "0",
         }

@@ -62,9 +62,20 @@ class Connection:
         self._channel = grpc.secure_channel(address, credentials, options=options)
 
     def enroll(self, *, secret: bytes, request: bytes) -> tuple[bytes, bytes]:
-        """Certificate of this node and of the crew's CA for an invite's secret. Raises LinkError."""
+        """Certificate of this node and of the crew's CA for an invite's secret. Raises LinkError.
+
+        For a coordinator that answered a moment ago: without an open invite it does not even talk to strangers.
+        """
         message = pb.EnrolRequest(secret=secret, certificate_request=request)
-        reply = self._unary("Enroll", message, pb.EnrolReply)
+        try:
+            reply = self._unary("Enroll", message, pb.EnrolReply)
+        except Refused:
+            raise
+        except LinkError:
+            raise Refused(
+                "the coordinator lets nobody in now: the invite has expired, was used, or wrong tries have closed it",
+                hint="make a new one there: cuadrilla invite",
+            ) from None
         return reply.certificate, reply.ca
 
     def describe(self) -> RunDescription:
@@ -242,7 +253,7 @@ class GrpcLink:
 
 
 class Refused(LinkError):
-    """The coordinator was reached and does not want this node: trying again is no use."""
+    """The coordinator was reached, and this node is not to work for it: trying again is no use."""
 
 
 def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:

@@ -28,9 +28,10 @@ from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
-from cuadrilla.link.invite import Invites, Outcome
+from cuadrilla.link.invite import Invites, Outcome, canonical_host
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
+from cuadrilla.log import TALK
 
 SERVICE = "cuadrilla.crew.v1.Crew"
 MAX_WORKERS = 64
@@ -102,7 +103,11 @@ class CrewDesk:
     # -- for the engine ------------------------------------------------------------------------------------------------
 
     def serve(self, address: str) -> int:
-        """Listen on `HOST:PORT` (0: any free port); returns the port. Raises LinkError when it is taken."""
+        """Listen on `HOST:PORT` (0: any free port); returns the port.
+
+        Raises LinkError when it is taken, or when HOST means every network of this machine.
+        """
+        canonical_host(address.rpartition(":")[0])
         pool = ThreadPoolExecutor(4 * MAX_WORKERS, thread_name_prefix="crew-link")
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
         server = grpc.server(pool, handlers=[self._handlers()], options=options)
@@ -141,10 +146,11 @@ class CrewDesk:
         elif session is not None:
             session.outbox.put(wire.to_worker(message, parameters=name))
 
-    def open_invite(self, uses: int) -> bytes:
-        """Let `uses` new nodes in for a while; the secret to put into an invite."""
+    def adopt_invites(self, invites: Mapping[bytes, int]) -> None:
+        """Let new nodes in for a while: SHA-256 of an invite's secret → for how many nodes it is good."""
         with self._lock:
-            return self._invites.open(uses, now=monotonic())
+            for secret_hash, uses in invites.items():
+                self._invites.adopt(secret_hash, uses=uses, now=monotonic())
 
     def end_kicked(self) -> None:
         """End the sessions of nodes that the allow-list does not hold any more."""
@@ -254,6 +260,8 @@ class CrewDesk:
                     if session.joined:
                         self._receiver.heard(session.worker, message.passes)
                 else:
+                    if not session.joined:
+                        log.info("%s joined", session.worker, extra=TALK)
                     session.joined = True
                     session.expected = session.expected or isinstance(message, Goodbye)
                     self._receiver.deliver(session.worker, message)
@@ -279,6 +287,7 @@ class CrewDesk:
             if newest:
                 del self._sessions[session.worker]
         if newest and not session.expected:
+            log.warning("%s left: %s", session.worker, session.reason)
             self._receiver.left(session.worker, session.reason)
 
     def _upload(self, requests: Iterator[pb.Chunk], context: Any) -> pb.Uploaded:

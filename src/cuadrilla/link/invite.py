@@ -249,14 +249,18 @@ class Invites:
 
     def open(self, uses: int = 1, *, now: float) -> bytes:
         """Open an invite for `uses` machines; returns its secret, which is kept nowhere. Raises ConfigError."""
+        secret = new_secret()
+        self.adopt(hash_secret(secret), uses=uses, now=now)
+        return secret
+
+    def adopt(self, secret_hash: bytes, *, uses: int, now: float) -> None:
+        """Open an invite whose secret somebody else has made. Raises ConfigError."""
         if uses < 1:
             raise ConfigError(f"an invite for {uses} machines is no use", hint="give 1 or more")
-        secret = new_secret()
         done = [issued for issued in self._issued if issued.outcome(now) is not Outcome.ACCEPTED]
         still_open = [issued for issued in self._issued if issued.outcome(now) is Outcome.ACCEPTED]
-        new = _Issued(_hash(secret), now + VALID_SECONDS, uses, MAX_WRONG_TRIES)
+        new = _Issued(secret_hash, now + VALID_SECONDS, uses, MAX_WRONG_TRIES)
         self._issued = [*done[-KEPT_CLOSED:], *still_open, new]
-        return secret
 
     def is_open(self, now: float) -> bool:
         """Whether any invite can still be redeemed: only then does the coordinator answer strangers at all."""
@@ -264,7 +268,7 @@ class Invites:
 
     def redeem(self, secret: bytes, *, now: float) -> Outcome:
         """Use one of an invite's uses up, or count a wrong try. Takes the same time for every wrong secret."""
-        given = _hash(secret)
+        given = hash_secret(secret)
         found = None
         for issued in self._issued:
             if hmac.compare_digest(issued.secret_hash, given):
@@ -283,5 +287,6 @@ class Invites:
                 issued.wrong_left -= 1
 
 
-def _hash(secret: bytes) -> bytes:
+def hash_secret(secret: bytes) -> bytes:
+    """All that the coordinator keeps of a secret."""
     return hashlib.sha256(secret).digest()

@@ -1,8 +1,9 @@
 """The `Task` protocol: everything cuadrilla needs to know about a model, and how to load one from a user's file."""
 
 import importlib.util
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -103,8 +104,10 @@ def load_task(spec: str, *, folder: Path) -> Task:
         ) from error
     make = getattr(module, name, None)
     if make is None:
-        known = ", ".join(key for key in vars(module) if not key.startswith("_"))
-        raise TaskError(f"{path} has no {name!r}", hint=f"it defines: {known}")
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise TaskError(f"{path} has no {name!r}", hint=f"it defines: {', '.join(own)}")
+    if callable(make) and (missing := _required(make)):
+        raise TaskError(f"{name} in {path} needs arguments: {missing}", hint="name a function without arguments")
     task = make() if callable(make) else make
     if not isinstance(task, Task):
         lacking = [
@@ -112,3 +115,10 @@ def load_task(spec: str, *, folder: Path) -> Task:
         ]
         raise TaskError(f"{spec} is not a Task: it lacks {', '.join(lacking)}", hint="see examples/ and docs/tasks.md")
     return task
+
+
+def _required(make: Callable[..., object]) -> str:
+    """Names of the arguments that must be given."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(make).parameters.values()
+    return ", ".join(p.name for p in parameters if p.default is p.empty and p.kind in kinds)

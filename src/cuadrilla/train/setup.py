@@ -222,8 +222,8 @@ class Trained:
     version: int
 
 
-def load_trained(run: RunDir, *, device: str = "auto", precision: str = "auto") -> Trained:
-    """A model from its run directory. Raises ConfigError, DataError, CheckpointError."""
+def load_trained(run: RunDir, *, device: str = "auto") -> Trained:
+    """A model from its run directory, in the precision it asks for. Raises ConfigError, DataError, CheckpointError."""
     config = read_run_config(run)
     task = make_task(config, run.path)
     found = load_newest(run.checkpoints)
@@ -238,7 +238,8 @@ def load_trained(run: RunDir, *, device: str = "auto", precision: str = "auto") 
         for name, tensor in tensors.items():
             tensor.copy_(found.model[name])
     chosen = choose_device(device)
-    arithmetic = choose_precision(precision, device=chosen)
+    asked = config.train.precision if config.train.precision in ("fp32", "bf16") else "auto"  # fp16: not everywhere
+    arithmetic = choose_precision(asked, device=chosen)
     arithmetic.apply(model)
     return Trained(
         config=config,

@@ -1,0 +1,58 @@
+"""A small CNN on handwritten digits. `task.path` in the run file chooses the data:
+
+mnist_cnn.py:mnist       MNIST: 60,000 images to train on, 10,000 held out; downloaded once, 12 MB
+mnist_cnn.py:mnist_10k   the latter only, 8,000 of them to train on; 1.7 MB
+mnist_cnn.py:digits      1,797 coarser digits that come with scikit-learn
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from mnist_data import Examples, load, load_sklearn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from cuadrilla.model.task import Batch, TaskDefaults
+
+
+class Digits:
+    defaults = TaskDefaults(length=1)  # an example counts as one token
+
+    def __init__(self, train: Examples, val: Examples) -> None:
+        self.splits = {"train": train, "val": val}
+
+    def model(self) -> nn.Module:
+        first = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]  # 28 x 28 -> 14 x 14
+        second = [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]  # -> 7 x 7
+        return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(32 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        logits = model(batch["image"].unsqueeze(1) / 255)
+        return cross_entropy(logits, batch["digit"], reduction="sum"), len(logits)
+
+    def data(self, split: Literal["train", "val"]) -> Examples:
+        return self.splits[split]
+
+    def data_hash(self) -> str:
+        return " ".join(examples.sha256() for examples in self.splits.values())
+
+    def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
+        loss, right, count = 0.0, 0, 0
+        for batch in batches:
+            logits = model(batch["image"].unsqueeze(1) / 255)
+            loss += float(cross_entropy(logits, batch["digit"], reduction="sum"))
+            right += int((logits.argmax(1) == batch["digit"]).sum())
+            count += len(logits)
+        return {"loss": loss / count, "accuracy": right / count}
+
+
+def mnist() -> Digits:
+    return Digits(load("train"), load("t10k"))
+
+
+def mnist_10k() -> Digits:
+    return Digits(*load("t10k").split(8000))
+
+
+def digits() -> Digits:
+    return Digits(*load_sklearn().split(1500))

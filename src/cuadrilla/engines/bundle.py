@@ -1,0 +1,109 @@
+"""What a node needs for a run: offered by the coordinator by hash, fetched by the node, checked before use.
+
+Files of a data folder have fixed names; the code of a task is its Python file and those beside it that it imports.
+Nothing else is accepted, so that no coordinator can write anywhere but into this machine's cache. Code runs only after
+the machine's owner has approved its hash once (`cuadrilla trust`).
+"""
+
+import hashlib
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from cuadrilla.config import Config, FileTask
+from cuadrilla.data.shards import data_files
+from cuadrilla.errors import LinkError
+from cuadrilla.home import Home
+from cuadrilla.link.grpc_client import Connection, Refused, RunDescription
+from cuadrilla.link.grpc_server import Offer
+from cuadrilla.rundir import storage_errors, typed
+from cuadrilla.runfile import dump, load_dumped
+
+DATA_FILE = re.compile(r"data/(manifest\.json|tokenizer\.json|(train|val)-\d{5}\.bin)")
+CODE_FILE = re.compile(r"[A-Za-z_][\w-]{0,60}\.py", re.ASCII)
+MAX_CODE_BYTES = 2**20
+
+log = logging.getLogger(__name__)
+
+
+class NotTrusted(Refused):
+    """The run's code has not been approved on this machine."""
+
+
+def offer(config: Config, folder: Path) -> Offer:
+    """What a node needs for this run in `folder`: the configuration, and the data folder or the task's file."""
+    if isinstance(config.task, FileTask):
+        path = (folder / config.task.path.rpartition(":")[0]).resolve()
+        named = config.task.model_copy(update={"path": f"{path.name}:{config.task.path.rpartition(':')[2]}"})
+        config = config.model_copy(update={"task": named})
+        return Offer(
+            config=json.dumps(dump(config)), files={file.name: (file, _sha256(file)) for file in code_files(path)}
+        )
+    files = {f"data/{path.name}": (path, sha256) for path, sha256 in data_files(folder / config.data.folder)}
+    return Offer(config=json.dumps(dump(config)), files=files)
+
+
+def code_files(path: Path) -> list[Path]:
+    """The task's file, and the files beside it that it has imported: it must have been loaded."""
+    imported = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+    return [path, *sorted({file for file in imported if file.parent == path.parent and file.name != path.name})]
+
+
+def fetch(
+    connection: Connection, description: RunDescription, *, home: Home, report: Callable[[str], None]
+) -> tuple[Config, Path]:
+    """Bring what the run needs into the cache; the configuration and the folder that its paths are relative to.
+
+    What is there already, by hash, is not fetched again. Raises LinkError, NotTrusted, ConfigError, ResourceError.
+    """
+    config = load_dumped(description.config)
+    _check_names(config, description)
+    key = bundle_hash(description)
+    folder = home.cache / key[:32]
+    for file in description.files:
+        target = folder / file.path
+        if target.is_file() and target.stat().st_size == file.num_bytes and _sha256(target) == file.sha256:
+            continue
+        with storage_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        report(f"fetching {file.path} ({file.num_bytes / 1e6:.1f} MB)")
+        connection.fetch(file, to=target)
+    if isinstance(config.task, FileTask):
+        if key not in home.trusted():
+            raise NotTrusted(
+                f"this run's code has not been approved on this machine: {folder}",
+                hint=f"read it ({typed(folder)}), then: cuadrilla trust {key}",
+            )
+        return config, folder
+    return config.model_copy(update={"data": config.data.model_copy(update={"folder": "data"})}), folder
+
+
+def bundle_hash(description: RunDescription) -> str:
+    """SHA-256 (hexadecimal) of the names and contents of a run's files."""
+    lines = [f"{file.path} {file.sha256.hex()}\n" for file in description.files]
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def _check_names(config: Config, description: RunDescription) -> None:
+    """Refuse a file that has no business in this run, before anything is written."""
+    code = isinstance(config.task, FileTask)
+    allowed = CODE_FILE if code else DATA_FILE
+    names = [file.path for file in description.files]
+    wrong = [name for name in names if not allowed.fullmatch(name)]
+    if isinstance(config.task, FileTask) and config.task.path.rpartition(":")[0] not in names:
+        wrong.append(config.task.path)
+    if wrong or len(set(names)) != len(names):
+        raise LinkError(
+            f"the coordinator offers files that no run has: {', '.join(map(repr, (wrong or names)[:3]))}",
+            hint="install the same version of cuadrilla on both machines",
+        )
+    if code and sum(file.num_bytes for file in description.files) > MAX_CODE_BYTES:
+        raise LinkError("the run's code is larger than 1 MiB", hint="keep data out of the task's files")
+
+
+def _sha256(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -1,0 +1,122 @@
+"""What a machine keeps for all its runs: crews it coordinates or has joined, data and code it fetched, code it trusts.
+
+CUADRILLA_HOME (or the system's place for a user's data)
+  crew/            the crew this machine coordinates: keys, nodes.json, open.json while it runs, invites/
+  joined/KEY/      a crew this machine has joined, by the hash of its coordinator's key: keys, crew.json
+  cache/           what a run needs, fetched from a coordinator
+  trusted.json     hashes of code that this machine's owner has approved
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from cuadrilla.errors import LinkError
+from cuadrilla.rundir import storage_errors, write_json
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A crew this machine has joined."""
+
+    folder: Path
+    address: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Home:
+    """Names in the home folder; creates nothing by itself."""
+
+    path: Path
+
+    @classmethod
+    def of_user(cls) -> "Home":
+        given = os.environ.get("CUADRILLA_HOME")
+        return cls(Path(given).expanduser() if given else platformdirs.user_data_path("cuadrilla"))
+
+    @property
+    def crew(self) -> Path:
+        return self.path / "crew"
+
+    @property
+    def nodes(self) -> Path:
+        return self.crew / "nodes.json"
+
+    @property
+    def open_file(self) -> Path:
+        return self.crew / "open.json"
+
+    @property
+    def invites(self) -> Path:
+        return self.crew / "invites"
+
+    @property
+    def cache(self) -> Path:
+        return self.path / "cache"
+
+    def leave_invite(self, secret_hash: bytes, *, uses: int) -> None:
+        """Hand an invite to the coordinator that runs on this machine; it looks every moment. Raises ResourceError."""
+        with storage_errors(self.invites):
+            self.invites.mkdir(mode=0o700, exist_ok=True)
+        write_json(self.invites / f"{secret_hash.hex()[:16]}.json", {"secret_sha256": secret_hash.hex(), "uses": uses})
+
+    def take_invites(self) -> dict[bytes, int]:
+        """Invites left for the coordinator: SHA-256 of the secret → uses. Each is given once."""
+        taken = {}
+        for file in self.invites.glob("*.json"):
+            value = read_object(file)
+            file.unlink(missing_ok=True)
+            try:
+                secret_hash, uses = bytes.fromhex(value["secret_sha256"]), int(value["uses"])
+            except (KeyError, TypeError, ValueError):
+                continue
+            if len(secret_hash) == 32 and uses >= 1:
+                taken[secret_hash] = uses
+        return taken
+
+    def joined_folder(self, key_hash: bytes) -> Path:
+        return self.path / "joined" / key_hash.hex()[:32]
+
+    def joined(self) -> list[Joined]:
+        """The crews this machine has joined, by address."""
+        found = []
+        for file in sorted((self.path / "joined").glob("*/crew.json")):
+            value = read_object(file)
+            if isinstance(value.get("address"), str) and isinstance(value.get("name"), str):
+                found.append(Joined(folder=file.parent, address=value["address"], name=value["name"]))
+        return sorted(found, key=lambda crew: crew.address)
+
+    def remember(self, crew: Joined) -> None:
+        """Write down where a crew's coordinator was found. Raises ResourceError."""
+        write_json(crew.folder / "crew.json", {"address": crew.address, "name": crew.name})
+
+    def trusted(self) -> set[str]:
+        """Hashes (SHA-256, hexadecimal) of code that may run here."""
+        return set(read_object(self.path / "trusted.json").get("sha256", []))
+
+    def trust(self, sha256: str) -> None:
+        """Approve code by its hash. Raises ResourceError."""
+        with storage_errors(self.path):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(self.path / "trusted.json", {"sha256": sorted({*self.trusted(), sha256})})
+
+    def open_crew(self) -> dict[str, Any]:
+        """Address and process of the coordinator that runs on this machine. Raises LinkError if none does."""
+        value = read_object(self.open_file)
+        if not value:
+            raise LinkError("no coordinator runs on this machine", hint="start one: cuadrilla up RUN")
+        return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A small JSON file of ours; a missing or damaged one is empty."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,266 @@
+"""Machines that join a coordinator: invites, what they fetch, who is refused, kicked, comes back. Each has a home."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.home import Home
+from cuadrilla.link.invite import Invite
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from tests.commands import COMMAND, make_run, reached, wait_for
+from tests.runs import final_sha256
+
+STEPS = 60
+LANGUAGE_RUN = """
+[data]
+folder = "data"
+[model]
+preset = "micro"
+context = 64
+[train]
+steps = {steps}
+batch_sequences = 8
+unit_sequences = 1
+precision = "fp32"
+threads = 1
+[optim]
+kind = "adamw"
+[sync]
+strict = true
+[sample]
+tokens = 0
+[checkpoint]
+every_seconds = 0
+"""
+
+
+class Machine:
+    """A machine of its own, as far as cuadrilla can tell: another home folder."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str, says: str = "") -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [*COMMAND, *arguments], env=self.environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.started.append(process)
+        assert process.stdin is not None
+        process.stdin.write(says)
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def run(self, *arguments: str, says: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments], env=self.environment(), input=says, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "CUADRILLA_HOME": str(self.home)}
+
+    def stop(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
+    machines: dict[str, Machine] = {}
+
+    def get(name: str) -> Machine:
+        return machines.setdefault(name, Machine(tmp_path / name))
+
+    yield get
+    for each in machines.values():
+        each.stop()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+        return number
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared") / "data"
+    prepare(["cuentos:300"], out=folder, options=Options(vocab=512))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, data: Path) -> RunDir:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "data").symlink_to(data)
+    (folder / "run.toml").write_text(LANGUAGE_RUN.format(steps=STEPS))
+    return RunDir(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, data: Path) -> str:
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "data").symlink_to(data)
+    (folder / "run.toml").write_text(LANGUAGE_RUN.format(steps=STEPS))
+    subprocess.run([*COMMAND, "train", str(folder)], check=True, capture_output=True, timeout=110)
+    return final_sha256(folder)
+
+
+def up(machine: Machine, run: RunDir, port: int, *, workers: str = "[]") -> "subprocess.Popen[str]":
+    arguments = ("up", str(run.path), "--listen", f"127.0.0.1:{port}", "--set", f"engine.workers={workers}")
+    process = machine.start(*arguments)
+    wait_for(lambda: Home(machine.home).open_file.exists(), process)
+    return process
+
+
+def invite(machine: Machine, *arguments: str) -> str:
+    done = machine.run("invite", *arguments)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: not list(Home(machine.home).invites.glob("*.json")))  # the coordinator has taken it
+    return done.stdout
+
+
+def present(run: RunDir) -> set[str]:
+    here: set[str] = set()
+    for row in read_jsonl(run.events):
+        if row["event"] == "joined":
+            here.add(row["worker"])
+        elif row["event"] in ("left", "evicted"):
+            here.discard(row["worker"])
+    return here
+
+
+def test_two_machines_join_fetch_the_data_and_one_is_kicked(
+    machine: Callable[[str], Machine], run: RunDir, port: int, alone: str
+) -> None:
+    coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
+    crew = up(coordinator, run, port)
+    text = invite(coordinator, "--uses", "2")
+    first = ana.start("join", "--name", "ana", says=text)
+    wait_for(lambda: "ana" in present(run), first)
+    second = luis.start("join", "--name", "luis", says=text)
+    wait_for(lambda: "luis" in present(run), second)
+    assert coordinator.run("nodes").stdout.split()[2::2] == ["ana", "luis"]
+    assert coordinator.run("kick", "luis").returncode == 0
+    said = second.communicate(timeout=60)[1]
+    assert second.returncode == 5, said
+    assert "was removed from the crew" in said or "is not in the crew (any more)" in said
+    said = crew.communicate(timeout=100)[1]
+    assert crew.returncode == 0, said
+    assert "ana joined" in said
+    assert first.wait(timeout=60) == 0
+    assert final_sha256(run.path) == alone
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
+    fetched = {path.name for path in Home(ana.home).cache.rglob("*.*")}
+    assert fetched == {path.name for path in (run.path / "data").glob("*.*")}
+
+
+def test_a_coordinator_that_comes_back_finds_its_workers_again(
+    machine: Callable[[str], Machine], run: RunDir, port: int, alone: str
+) -> None:
+    """The invite is needed once; the worker waits while the coordinator is away."""
+    coordinator, ana = machine("coordinator"), machine("ana")
+    crew = up(coordinator, run, port)
+    worker = ana.start("join", "--name", "ana", says=invite(coordinator))
+    wait_for(reached(run, 5), crew)
+    crew.kill()
+    crew.communicate()
+    crew = up(coordinator, run, port)
+    said = crew.communicate(timeout=100)[1]
+    assert crew.returncode == 0, said
+    assert worker.wait(timeout=60) == 0
+    assert final_sha256(run.path) == alone
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
+
+
+def test_invites_that_do_not_work(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
+    coordinator, ana = machine("coordinator"), machine("ana")
+    crew = up(coordinator, run, port, workers="[]")
+    text = invite(coordinator).strip()
+    real = Invite.parse(text)
+    wrong_secret = str(Invite(host=real.host, port=port, key_hash=real.key_hash, secret=bytes(20)))
+    wrong_key = str(Invite(host=real.host, port=port, key_hash=bytes(32), secret=real.secret))
+    for says, message in (
+        ("hola", "this is not an invite"),
+        (text[:-20], "is cut off"),
+        (text[:60] + ("x" if text[60] != "x" else "y") + text[61:], "is mistyped"),
+        (wrong_key, "is not the coordinator that made this invite"),
+        *[(wrong_secret, "the secret is not one of this crew")] * 5,
+        (text, "the coordinator lets nobody in now"),
+    ):
+        done = ana.run("join", "--name", "ana", says=says)
+        assert (done.returncode, message in done.stderr) == (5, True), done.stderr
+        assert "hint:" in done.stderr
+        assert real.secret.hex() not in done.stderr
+    assert crew.poll() is None
+    fresh = invite(coordinator)
+    assert ana.run("join", "--name", "Ana López", says=fresh).returncode == 5  # the name is checked before it is used
+    worker = ana.start("join", "--name", "ana", says=fresh)
+    wait_for(lambda: "ana" in present(run), worker)
+    used = ana.run("join", "--new", "--name", "ana", says=fresh)
+    assert used.returncode == 5
+    assert "lets nobody in now" in used.stderr
+    down = coordinator.run("down")
+    assert down.returncode == 0, down.stderr
+    assert crew.wait(timeout=60) == 130
+
+
+def test_code_runs_only_where_its_owner_has_approved_it(
+    machine: Callable[[str], Machine], tmp_path: Path, port: int
+) -> None:
+    run = make_run(tmp_path / "mine", steps=5)
+    coordinator, ana = machine("coordinator"), machine("ana")
+    crew = up(coordinator, run, port)
+    refused = ana.run("join", "--name", "ana", says=invite(coordinator))
+    assert refused.returncode == 5
+    assert "has not been approved on this machine" in refused.stderr
+    sha256 = refused.stderr.split("cuadrilla trust ")[1].split()[0]
+    assert ana.run("trust", sha256[:-1]).returncode == 2
+    assert ana.run("trust", sha256).returncode == 0
+    worker = ana.start("join")
+    assert crew.wait(timeout=60) == 0
+    assert worker.wait(timeout=60) == 0
+    assert ana.run("leave").returncode == 0
+    assert not list((Home(ana.home).path / "joined").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("invite",), 5, "no coordinator runs on this machine"),
+        (("down",), 5, "no coordinator runs on this machine"),
+        (("leave",), 5, "has joined no such crew"),
+        (("kick", "nadie"), 5, "no node is named"),
+        (("trust", "abc"), 2, "is not a hash"),
+        (("join", "--invite-file", "nowhere.txt"), 2, "cannot read nowhere.txt"),
+        (("up", "nowhere"), 2, "cannot read"),
+        (("nodes",), 0, "no machine has joined"),
+    ],
+)
+def test_wrong_arguments(
+    machine: Callable[[str], Machine], arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    done = machine("lonely").run(*arguments)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "[::]:47470", "999.1.1.1", "192.0.2.1:47470"])
+def test_addresses_that_cannot_be_listened_on(machine: Callable[[str], Machine], run: RunDir, address: str) -> None:
+    done = machine("coordinator").run("up", str(run.path), "--listen", address)
+    assert done.returncode == 5, done.stderr
+    assert "hint:" in done.stderr
+    assert "Traceback" not in done.stderr
