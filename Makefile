@@ -77,7 +77,7 @@ test: $(STAMP)
 	$(BIN)/pytest -q -ra --durations=10 -m "not soak"
 
 soak: $(STAMP)
-	$(BIN)/pytest -q -ra --durations=10 -m unit --hypothesis-profile=explore --timeout=3600
+	$(BIN)/pytest -q -ra --durations=10 -m "unit and not soak" --hypothesis-profile=explore --timeout=3600
 	$(BIN)/pytest -q -ra --durations=10 -m soak --timeout=3600
 
 # Every part runs, also after one that failed: one look shows all there is to repair.

@@ -186,12 +186,49 @@ def test_silence_and_hanging() -> None:
     crew.now = 6.0
     crew.send(events.Tick())
     assert [evicted.worker for evicted in crew.evicted] == ["b"]
-    for _ in range(3):  # a beats, but makes no progress
+    while crew.now < 30.0:  # a beats, but makes no progress: its lease of 8 units should take 8 s
+        assert [evicted.worker for evicted in crew.evicted] == ["b"], crew.now
         crew.now += 4.0
         crew.send(events.Heard(worker="a", passes=1))
         crew.send(events.Tick())
     assert [evicted.worker for evicted in crew.evicted] == ["b", "a"]
     assert "no progress" in crew.evicted[1].reason
+
+
+def test_who_was_idle_is_not_hung_when_it_gets_work() -> None:
+    crew = Crew(c.Coordinator(rules=rules(lost_after_seconds=50.0, hung_after_seconds=10.0)))
+    crew.join("a")
+    crew.send(events.Heard(worker="a", passes=1))
+    crew.answer(crew.of("a").lease_id)
+    crew.join("b")  # and a has the whole second round
+    crew.now = 45.0
+    for worker in "ab":
+        crew.send(events.Heard(worker=worker, passes=1 if worker == "a" else 0))
+    crew.lose("a")
+    crew.now = 46.0
+    crew.send(events.Tick())
+    assert not crew.evicted
+    assert len(crew.of("b").units) == 8
+
+
+def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_ever() -> None:
+    crew = Crew(c.Coordinator(rules=rules(gather=3, gather_seconds=15.0)))
+    crew.now = 100.0
+    crew.join("slow", 0.1)
+    crew.join("fast", 1.0)
+    crew.now = 114.0
+    crew.send(events.Tick())
+    assert not crew.leases
+    crew.now = 115.0
+    crew.send(events.Tick())
+    assert len(crew.of("fast").units) == 7
+    assert len(crew.of("slow").units) == 1
+
+    whole = Crew(c.Coordinator(rules=rules(gather=2)))
+    whole.join("slow", 0.1)
+    assert not whole.leases
+    whole.join("fast", 1.0)
+    assert len(whole.of("fast").units) == 7
 
 
 def test_the_first_pass_may_take_long() -> None:

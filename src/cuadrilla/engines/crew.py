@@ -83,11 +83,11 @@ def _run(
         parameters=Layout.of(params),
         contribution=Layout.of(params, dtype=torch.int64 if parts.config.sync.strict else None),
     )
+    parts.coordination.open(desk.send)  # before anybody can dial in
     address = f"{engine.listen.rpartition(':')[0]}:{desk.serve(engine.listen)}"
     children = _Children(engine=engine, run=run, address=address)
     names = [f"{'here' if home else 'worker'}-{index + 1}" for index in range(len(engine.workers))]
     try:
-        parts.coordination.open(desk.send)
         for name, speed in zip(names, engine.workers, strict=True):
             _let_in(name, private / name, coordinator=coordinator, nodes=nodes)
             children.start(name, identity=private / name, speed=speed)

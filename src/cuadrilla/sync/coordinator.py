@@ -12,7 +12,7 @@ A contribution with a non-finite value is computed again, one unit at a time, by
 unit that fails twice is skipped as bad data; a member whose failures others could compute is evicted at the second.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,10 @@ class Rules:
 
     units_per_round: int
     num_versions: int
+    gather: int = 1
+    """So many members are waited for before the first lease, but no longer than `gather_seconds` after the first: the
+    first one would get the whole round, however slow it is."""
+    gather_seconds: float = 15.0
     same_environment: bool = False
     lost_after_seconds: float | None = None
     hung_after_seconds: float | None = None
@@ -91,9 +95,13 @@ class Coordinator:
     environment: dict[str, str] | None = None
     finished: bool = False
     merging: Merge | None = None
+    now: float = 0.0
+    gathering_since: float | None = None
+    gathered: bool = False
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The one entry. `now` is monotonic seconds of the receiver's own clock."""
+        self.now = now
         if self.finished:
             return [Evict(worker=event.worker, reason="the run has ended")] if isinstance(event, Joined) else []
         match event:
@@ -173,7 +181,7 @@ class Coordinator:
             if reason:
                 actions.append(Evict(worker=worker, reason=reason, again=True))
                 actions.extend(self._remove(worker))
-        return actions
+        return actions if self.gathered else [*actions, *self._deal()]
 
     def _silence(self, worker: str, member: Member, now: float) -> str:
         rules = self.rules
@@ -191,7 +199,7 @@ class Coordinator:
 
     def _deal(self) -> list[Action]:
         """Lease free units to members that hold none, each its share; suspect units one at a time."""
-        if self.merging is not None:
+        if self.merging is not None or not self._has_gathered():
             return []
         busy = {lease.worker for lease in self.ledger.leases.values()}
         idle = [worker for worker in self.members if worker not in busy]
@@ -204,14 +212,23 @@ class Coordinator:
             count = shares[worker]
             if self.failures.keys() & self.ledger.free:
                 count = min(count, 1)
-            grant = self.ledger.grant(worker, count, exclude=exclude) if count else None
-            if grant is not None:
-                actions.append(SendLease(grant=grant, version=self.version))
+            actions.extend(self._grant(worker, count, exclude=exclude))
         if idle and self.ledger.free and not self.ledger.leases:  # all of them failed these units: once more
-            grant = self.ledger.grant(max(idle, key=lambda name: (speeds[name], name)), 1)
-            assert grant is not None
-            actions.append(SendLease(grant=grant, version=self.version))
+            actions.extend(self._grant(max(idle, key=lambda name: (speeds[name], name)), 1))
         return actions
+
+    def _grant(self, worker: str, count: int, *, exclude: Iterable[int] = ()) -> list[Action]:
+        grant = self.ledger.grant(worker, count, exclude=exclude)
+        if grant is None:
+            return []
+        self.members[worker].progress_at = self.now  # it may have been idle for long: hanging begins with work
+        return [SendLease(grant=grant, version=self.version)]
+
+    def _has_gathered(self) -> bool:
+        if not self.gathered and self.members:
+            since = self.gathering_since = self.now if self.gathering_since is None else self.gathering_since
+            self.gathered = len(self.members) >= self.rules.gather or self.now - since >= self.rules.gather_seconds
+        return self.gathered
 
     def _probing(self, shares: dict[str, int], *, begins: bool) -> dict[str, int]:
         """Shares in which nobody is forgotten: who was slow once may be fast now.

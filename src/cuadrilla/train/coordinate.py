@@ -164,11 +164,13 @@ class Coordination:
     def _as_event(self, worker: str, message: ToCoordinator) -> events.Event:
         match message:
             case Hello():
+                self._heard.pop(worker, None)  # of an earlier session
                 self._store.event("joined", worker=worker)
                 return events.Joined(worker=worker, speed_hint=message.speed_hint, environment=message.environment)
             case Progress():
                 return events.Heard(worker=worker, passes=message.passes)
             case Goodbye():
+                self._heard.pop(worker, None)
                 return events.Left(worker=worker, reason=message.reason)
             case Contribute():
                 if message.lease_id in self._contributions:

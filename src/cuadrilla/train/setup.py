@@ -1,6 +1,7 @@
 """From a checked configuration to the parts of a run: task, model, coordinator. Used by every engine."""
 
 import math
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,8 +114,11 @@ def assemble(
         same_environment=config.sync.strict,
         lost_after_seconds=LOST_AFTER_SECONDS if config.engine.kind == "crew" else None,
         hung_after_seconds=HUNG_AFTER_SECONDS if config.engine.kind == "crew" else None,
+        gather=len(config.engine.workers) if config.engine.kind == "crew" else 1,
     )
     coordinator = Coordinator.restore(state, rules=rules) if state else Coordinator(rules=rules)
+    # An answer to a lease of an earlier process must never fit one of this process.
+    coordinator.ledger.next_lease_id = 1 + secrets.randbits(48)
     observer = Observer(
         task=task,
         model=model,

@@ -171,6 +171,7 @@ class Store:
     def save(self, snapshot: Snapshot, *, version: int, best: tuple[float, int] | None = None) -> None:
         """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
         if version == self._saved_version:
+            self._go_on_behind(version)
             return
         began = self.clock()
         self._best = best or self._best
@@ -188,6 +189,14 @@ class Store:
         kept = files.list_checkpoints(self.run.checkpoints)
         self._journal.prune(oldest_checkpoint=files.version_of(kept[0]))
         self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
+
+    def _go_on_behind(self, version: int) -> None:
+        """After a restart: nothing follows this checkpoint yet, and what will must not wait for the next one."""
+        if self.with_journal and not self._journal.is_open:
+            try:
+                self._journal.begin_segment(version)
+            except ResourceError as error:
+                self.alarm(error)
 
     def roll_back(self) -> None:
         """Weights and optimizer of the newest checkpoint; the run's version, tokens and position stay as they are."""

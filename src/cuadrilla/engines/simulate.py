@@ -1,0 +1,343 @@
+"""A crew under a virtual clock: one coordinator, a few workers, a lossy network, a crashing disk, drawn from a seed.
+
+`simulate(seed)` runs the real state machine and the real I/O shell (`sync/coordinator.py`, `train/coordinate.py`) from
+the first round to the last through random faults, and raises `Violation` at the first event after which an invariant
+does not hold; I1-I7 are listed in `virtual_disk.py`. Everything random comes from the seed and time from a heap of
+events: no thread, no wall clock, no sleep; a seed that fails, fails always.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+from cuadrilla.config import GuardSection
+from cuadrilla.engines.virtual_crew import Clock, Connection, Crew, Worker
+from cuadrilla.engines.virtual_disk import (
+    RULES,
+    UNIT_TOKENS,
+    Audit,
+    Crash,
+    Disk,
+    Fault,
+    Report,
+    VirtualStore,
+    Weights,
+    recover,
+    round_units,
+    undisturbed,
+)
+from cuadrilla.engines.virtual_disk import Violation as Violation
+from cuadrilla.errors import ResourceError
+from cuadrilla.link.base import Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.exact import ExactMerge
+from cuadrilla.train.coordinate import Coordination, Length
+from cuadrilla.train.guard import Guard
+from cuadrilla.train.store import Store
+
+LENGTH = Length(num_versions=RULES.num_versions, units_per_round=RULES.units_per_round, unit_tokens=UNIT_TOKENS)
+TICK_SECONDS = 0.5
+FAULTS_UNTIL_SECONDS = 40.0
+GRACE_SECONDS = 60.0
+"""The longest wait for a commit once nothing is broken any more: eight units of 2 s, and again one by one."""
+FOREVER = 1e6
+
+WORKER_FAULTS = (
+    *("kill", "power off", "freeze", "slow", "hang", "leave"),
+    *("cut", "up blocked", "down blocked", "isolated"),
+)
+COORDINATOR_FAULTS = ("coordinator", "coordinator and rot", "disk full")
+
+
+def draw_faults(rng: random.Random, workers: Sequence[str]) -> list[Fault]:
+    """Up to twelve faults; all of them end, except that one worker may stay dead."""
+    faults = []
+    for _ in range(rng.randint(0, 12)):
+        of_worker = rng.random() < 0.75
+        faults.append(
+            Fault(
+                at=rng.uniform(0.0, FAULTS_UNTIL_SECONDS),
+                kind=rng.choice(WORKER_FAULTS if of_worker else COORDINATOR_FAULTS),
+                worker=rng.choice(workers) if of_worker else "",
+                seconds=rng.uniform(0.5, 20.0) if of_worker else rng.uniform(1.0, 5.0),
+                steps=rng.choice((0, rng.randint(0, 12), rng.randint(0, 60))),
+            )
+        )
+    if rng.random() < 0.2:
+        at, kind = rng.uniform(0.0, FAULTS_UNTIL_SECONDS), rng.choice(("kill", "power off"))
+        faults.append(Fault(at=at, kind=kind, worker=workers[-1], seconds=FOREVER))
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+class World:
+    """One run: the coordinator's process with its door, its disk and its parent, a crew, and what befalls them."""
+
+    def __init__(self, seed: int, faults: Sequence[Fault] | None, *, reuse_lease_ids: bool) -> None:
+        self.random = random.Random(seed)
+        self.report = Report(seed=seed, faults=())
+        self.clock = Clock()
+        self.disk = Disk()
+        self.audit = Audit(report=self.report, disk=self.disk, clock=lambda: self.clock.now)
+        self.crew = Crew(self.random, clock=self.clock, audit=self.audit, door=self)
+        drawn = draw_faults(self.random, list(self.crew.workers))
+        self.report.faults = tuple(drawn if faults is None else faults)
+        self.reuse_lease_ids = reuse_lease_ids
+        self.up = False
+        self.life = 0
+        self.sessions: dict[str, Connection] = {}
+        self.calm_from = 0.0
+        self.full_until = 0.0
+        self.rot = False
+        self.steps_to_crash: int | None = None
+        self.restart_seconds = 2.0
+
+    def run(self) -> Report:
+        for fault in self.report.faults:
+            self.clock.after(fault.at, partial(self.strike, fault))
+        self.crew.start()
+        self.start()
+        while not (self.up and self.coordination.outcome):
+            self.guarded(self.clock.next())
+            for invariant in INVARIANTS:
+                self.audit.demand(invariant(self) if self.up else "")
+        self.report.theta, self.report.seconds = self.weights.theta, self.clock.now
+        self.report.skipped = {unit for units in self.audit.skips.values() for unit in units}
+        if not self.report.skipped and self.weights.theta != undisturbed():
+            self.audit.demand("I3: nothing was skipped, and the last weights are not those of the undisturbed run")
+        return self.report
+
+    def guarded(self, call: Callable[[], None]) -> None:
+        """What kills the coordinator's process in a call kills nothing else."""
+        try:
+            call()
+            if self.coordination.failure is not None:
+                raise self.coordination.failure
+        except Crash:
+            self.die()
+        except ResourceError:
+            self.report.counts["coordinator stopped by a full disk"] += 1
+            self.die()
+
+    # -- the coordinator's process -------------------------------------------------------------------------------------
+
+    def point(self) -> None:
+        """Between two actions: the process may die here, and then nothing it does counts any more."""
+        if self.steps_to_crash is not None:
+            self.steps_to_crash -= 1
+            self.up = self.steps_to_crash >= 0
+        if not self.up:
+            raise Crash
+
+    def start(self) -> None:
+        if self.rot and len(self.disk.checkpoints) > 1:
+            self.disk.lose_newest_checkpoint()
+            self.report.counts["damaged checkpoints"] += 1
+        self.rot, self.up, self.sessions = False, True, {}
+        self.life += 1
+        self.audit.restarted()
+        state, guard_state, theta = recover(self.disk)
+        self.coordinator = Coordinator.restore(state, rules=RULES)
+        if not self.reuse_lease_ids:
+            self.coordinator.ledger.next_lease_id = 1 + (self.life << 32)
+        guard = Guard(section=GuardSection(rollbacks=100))
+        if guard_state is not None:
+            guard.load_state(guard_state)
+        self.weights = Weights(self.point, theta)
+        saved = self.disk.checkpoints[-1][0] if self.disk.checkpoints else -1
+        self.coordination = Coordination(
+            coordinator=self.coordinator,
+            merge=cast(ExactMerge, self.weights),
+            guard=guard,
+            store=cast(Store, VirtualStore(self.point, self.disk, self.weights, self.audit, saved)),
+            length=LENGTH,
+            sinks=(),
+            observe=lambda _version: {},
+            clock=lambda: self.clock.now,
+        )
+        self.clock.after(TICK_SECONDS, partial(self.tick, self.life))
+        self.guarded(partial(self.coordination.open, self.send))
+
+    def die(self) -> None:
+        """The process is gone; its connections break, and its parent starts it again."""
+        self.up = False
+        self.coordination.failure = None
+        self.steps_to_crash = None
+        self.calm_from = max(self.calm_from, self.clock.now + self.restart_seconds)
+        self.audit.faults.append(("coordinator", self.clock.now))
+        for worker in self.crew.workers.values():
+            if worker.connection is not None:
+                self.crew.cut(worker.connection, noticed_after=self.random.uniform(0.0, 1.0))
+        self.clock.after(self.restart_seconds, self.start)
+
+    def tick(self, life: int) -> None:
+        if self.up and life == self.life:
+            self.clock.after(TICK_SECONDS, partial(self.tick, life))
+            self.coordination.tick()
+
+    # -- its door: what link/grpc_server.py promises -------------------------------------------------------------------
+
+    def hear(self, connection: Connection, message: ToCoordinator) -> None:
+        """A worker's newest connection counts; what comes late from an older one does not."""
+        worker = connection.worker
+        if not self.up or connection.life != self.life:
+            return
+        if isinstance(message, Hello):
+            older = self.sessions.get(worker.name)
+            self.sessions[worker.name] = connection
+            if older is not None:
+                self.coordination.left(worker.name, "a newer session of the same node has begun")
+        elif self.sessions.get(worker.name) is not connection:
+            self.report.counts["late messages of an old connection"] += 1
+            return
+        worker.heard_at = self.clock.now
+        if isinstance(message, Progress):
+            if message.passes > connection.passes:
+                connection.passes, worker.worked_at = message.passes, self.clock.now
+            self.coordination.heard(worker.name, message.passes)
+        else:
+            self.coordination.deliver(worker.name, message)
+
+    def close(self, connection: Connection) -> None:
+        name = connection.worker.name
+        if self.up and connection.life == self.life and self.sessions.get(name) is connection:
+            del self.sessions[name]
+            self.coordination.left(name, "connection lost")
+
+    def send(self, name: str, message: ToWorker) -> None:
+        if not self.up:
+            return  # the shell of a process that has died sends everyone home
+        self.point()
+        worker, connection = self.crew.workers[name], self.sessions.get(name)
+        if isinstance(message, Version):
+            self.audit.announce(message.version, self.weights.theta)
+        elif isinstance(message, Lease):
+            worker.worked_at = self.clock.now
+        elif isinstance(message, Stop):
+            self.report.counts[message.reason.split(":")[0]] += 1
+            self.audit.demand(evicted_wrongly(worker, connection, message.reason, now=self.clock.now))
+        if connection is not None:
+            connection.stopped |= isinstance(message, Stop)
+            self.crew.send(connection, message)
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def strike(self, fault: Fault) -> None:
+        self.calm_from = max(self.calm_from, self.clock.now + (fault.seconds if fault.seconds < FOREVER else 0.0))
+        if fault.worker:
+            worker = self.crew.workers[fault.worker]
+            if not worker.away:
+                self.strike_worker(worker, fault)
+        elif fault.kind == "disk full":
+            self.full_until = max(self.full_until, self.clock.now + fault.seconds)
+            self.disk.full = True
+            self.clock.after(fault.seconds, self.free_disk)
+        elif self.up:
+            self.rot = fault.kind == "coordinator and rot"
+            self.restart_seconds, self.steps_to_crash = fault.seconds, fault.steps
+            if fault.steps == 0:
+                self.die()
+
+    def free_disk(self) -> None:
+        self.disk.full = self.clock.now < self.full_until
+
+    def strike_worker(self, worker: Worker, fault: Fault) -> None:
+        self.report.counts[fault.kind] += 1
+        if fault.kind in ("kill", "power off", "freeze", "hang"):
+            self.audit.faults.append((fault.kind, self.clock.now))
+        lingers = self.random.random() < 0.5
+        match fault.kind:
+            case "kill" | "power off":
+                self.crew.end(worker, back_after=fault.seconds, lingers=lingers, noticed=fault.kind == "kill")
+            case "freeze":
+                worker.frozen_until = self.clock.now + fault.seconds
+            case "slow":
+                worker.slow_until = self.clock.now + fault.seconds
+            case "hang":  # it beats and never answers; in its first pass it would be let
+                worker.leases = [] if worker.passes else worker.leases
+            case "leave":
+                self.crew.leave(worker, back_after=fault.seconds)
+            case _ if worker.connection is not None:
+                self.disturb(worker.connection, fault, lingers=lingers)
+
+    def disturb(self, connection: Connection, fault: Fault, *, lingers: bool) -> None:
+        """Cut a connection, or block it one way or both; half of the blocked ones are given up by the worker."""
+        connection.lingers = lingers
+        for direction, kinds in (("up", ("up blocked", "isolated")), ("down", ("down blocked", "isolated"))):
+            if fault.kind in kinds:
+                connection.blocked[direction] = self.clock.now + fault.seconds
+        if fault.kind == "cut":
+            noticed = self.random.random() < 0.7
+            self.crew.cut(connection, noticed_after=self.random.uniform(0.0, 3.0), noticed=noticed)
+        elif self.random.random() < 0.5:
+            give_up = partial(self.crew.cut, connection, noticed_after=0.0, noticed=False)
+            self.clock.after(self.random.uniform(0.0, fault.seconds), give_up)
+
+
+# -- invariants: a sentence when violated ------------------------------------------------------------------------------
+
+
+def units_are_in_one_place(world: World) -> str:
+    coordinator = world.coordinator
+    ledger = coordinator.ledger
+    places = [*ledger.free, *coordinator.skipped]
+    for grant in (*ledger.leases.values(), *(grant for _, grant in coordinator.answers.values())):
+        places += grant.units
+    if coordinator.finished or sorted(places) == list(round_units(coordinator.version + 1)):
+        return ""
+    return f"I1: of the units of version {coordinator.version + 1} these are somewhere: {sorted(places)}"
+
+
+def leases_have_a_member_each(world: World) -> str:
+    holders = [grant.worker for grant in world.coordinator.ledger.leases.values()]
+    if len(set(holders)) < len(holders) or not world.coordinator.members.keys() >= set(holders):
+        return f"I1: leases are held by {holders}, members are {list(world.coordinator.members)}"
+    return ""
+
+
+def no_tensors_are_hoarded(world: World) -> str:
+    kept, counted = world.coordination._contributions.keys(), world.coordinator.answers.keys()
+    return f"I1: contributions {list(kept)} are kept, those counted are {list(counted)}" if kept != counted else ""
+
+
+def units_do_not_wait(world: World) -> str:
+    coordinator = world.coordinator
+    if coordinator.members and coordinator.ledger.free and not coordinator.ledger.leases and not coordinator.finished:
+        return "I5: units are free, members are idle, and nothing is leased"
+    return ""
+
+
+def versions_come(world: World) -> str:
+    waited = world.clock.now - max(world.calm_from, world.audit.last_commit)
+    return f"I5: no commit for {waited:.0f} s without any fault" if waited > GRACE_SECONDS else ""
+
+
+INVARIANTS: tuple[Callable[[World], str], ...] = (
+    units_are_in_one_place,
+    leases_have_a_member_each,
+    no_tensors_are_hoarded,
+    units_do_not_wait,
+    versions_come,
+)
+
+
+def evicted_wrongly(worker: Worker, connection: Connection | None, reason: str, *, now: float) -> str:
+    silent, busy = now - worker.heard_at, now - worker.worked_at
+    if reason.startswith("lost") and silent < (RULES.lost_after_seconds or 0.0):
+        return f"I5: {worker.name} is called lost {silent:.1f} s after it was heard"
+    if reason.startswith("hung") and busy < (RULES.hung_after_seconds or 0.0):
+        return f"I5: {worker.name} is called hung {busy:.1f} s after it was given work or did some"
+    if "unusable" in reason and len(worker.bad_versions) < 2:
+        return f"I5: {worker.name} is sent away for contributions that were good"
+    if "not a member" in reason and connection is not None and not connection.stopped:
+        return f"I5: {worker.name} is no member any more, and nobody has sent it away"
+    return ""
+
+
+def simulate(seed: int, faults: Sequence[Fault] | None = None, *, reuse_lease_ids: bool = False) -> Report:
+    """Run one crew to the end of its run. Raises Violation.
+
+    `faults` replaces those drawn from the seed; crew and network stay. `reuse_lease_ids`: number leases as the ledger
+    does by itself, from its checkpoint on; an answer to a lease of an earlier life may then fit another of this one.
+    """
+    return World(seed, faults, reuse_lease_ids=reuse_lease_ids).run()

@@ -1,0 +1,357 @@
+"""The coordinator's side of a simulated run: weights of one integer, a disk that crashes, and the books of an auditor.
+
+Weights: θ(v+1) = mix(θ(v), Σ gradient(unit, θ(v))): a unit lost, counted twice or computed from another version
+changes the last bit of everything after it. The order of writes to the disk is that of `train/store.py`, with a crash
+possible between any two. What the auditor demands, here and in `simulate.py`:
+
+I1  each unit of a round is counted exactly once, or skipped after two failures; units are free, leased, counted or
+    skipped, and never two of these; a lease is held by a member, one each
+I2  a version is committed once; what was announced is never made again
+I3  who reports version v holds θ(v), and θ(v) follows from θ(v-1) and the units counted
+I4  a version is on disk before anyone hears of it; nobody sees it decrease (a full disk excuses both: training goes on)
+I5  the run ends; no free units beside idle members; a commit soon after the last disturbance; nobody is called lost or
+    hung before its time
+I6  the units and tokens of a round do not depend on who is there
+I7  what is on disk loads at any moment and is a version that was made
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from cuadrilla.errors import ResourceError
+from cuadrilla.sync.coordinator import Rules
+from cuadrilla.sync.exact import Contribution, Reduced
+from cuadrilla.train.guard import Verdict
+
+RULES = Rules(units_per_round=8, num_versions=20, lost_after_seconds=5.0, hung_after_seconds=10.0)
+UNIT_TOKENS = 10
+CHECKPOINT_EVERY = 4
+KEPT_CHECKPOINTS = 2
+
+
+class Violation(AssertionError):
+    """An invariant does not hold; the text says which, when, and after what."""
+
+
+class Crash(BaseException):
+    """The coordinator's process dies here. No handler of the shell may take it for an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """`seconds`: how long it lasts, or until the dead come back. `steps`: it strikes after so many steps of I/O."""
+
+    at: float
+    kind: str
+    worker: str = ""
+    seconds: float = 0.0
+    steps: int = 0
+
+
+@dataclass(kw_only=True)
+class Report:
+    """`committed`: in order; again after a loss that a full disk excuses.
+
+    `recovery`: virtual seconds from a fault to the next commit, by kind of fault.
+    """
+
+    seed: int
+    faults: tuple[Fault, ...]
+    committed: list[int] = field(default_factory=list)
+    skipped: set[int] = field(default_factory=set)
+    theta: int = 0
+    seconds: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    recovery: dict[str, list[float]] = field(default_factory=dict)
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+
+
+def mix(*values: int) -> int:
+    """64 bits that depend on every bit of every value."""
+    state = 0x9E3779B97F4A7C15
+    for value in values:
+        state = ((state ^ value) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (2**64 - 1)
+        state ^= state >> 29
+    return state
+
+
+def gradient(units: Sequence[int], theta: int) -> int:
+    return sum(mix(unit, theta) for unit in units)
+
+
+def round_units(version: int) -> tuple[int, ...]:
+    """The units that make this version."""
+    return tuple(range((version - 1) * RULES.units_per_round, version * RULES.units_per_round))
+
+
+def undisturbed() -> int:
+    """The last θ of a run without faults."""
+    theta = 0
+    for version in range(1, RULES.num_versions + 1):
+        theta = mix(theta, gradient(round_units(version), theta))
+    return theta
+
+
+@dataclass
+class Weights:
+    """`ExactMerge` over one integer. `merged`: what the last reduction added up."""
+
+    point: Callable[[], None]
+    theta: int
+    total: int = 0
+    merged: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def params(self) -> dict[str, int]:
+        return {"theta": self.theta}
+
+    def reduce(self, contributions: Sequence[Contribution], *, planned_tokens: int) -> Reduced:
+        del planned_tokens
+        self.merged = tuple(cast(Mapping[str, Any], item.tensors) for item in contributions)
+        bad = tuple(index for index, item in enumerate(self.merged) if not item["finite"])
+        self.total = sum(item["total"] for item in self.merged)
+        return Reduced(norm=math.nan if bad else 1.0, tokens=0, bad=bad)
+
+    def gradients(self) -> dict[str, int]:
+        return {"total": self.total}
+
+    def step(self, *, norm: float, tokens: int, version: int) -> float:
+        del norm, tokens, version
+        self.point()
+        self.theta = mix(self.theta, self.total)
+        self.point()
+        return 1.0
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Disk:
+    """What survives the coordinator. `behind`: a commit was announced that could not be written.
+
+    `gaps`: checkpoints that the journal does not lead to, because it could not be written or the guard rolled back.
+    """
+
+    checkpoints: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)
+    segments: dict[int, list[tuple[Mapping[str, Any], int]]] = field(default_factory=dict)
+    gaps: set[int] = field(default_factory=set)
+    full: bool = False
+    behind: bool = False
+
+    def lose_newest_checkpoint(self) -> None:
+        """It does not verify any more; what only it held is gone."""
+        version, _, _ = self.checkpoints.pop()
+        self.behind |= version in self.gaps
+
+
+def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
+    """(coordinator's state, guard's state, θ) as `Store.recover` finds them: a checkpoint and the records behind it."""
+    if not disk.checkpoints:
+        return {"version": 0, "tokens": 0, "ledger": {"opened": 0, "next_lease_id": 1, "free": []}}, None, 0
+    segment, theta, saved = disk.checkpoints[-1]
+    state, guard = saved["coordinator"], saved["guard"]
+    while segment in disk.segments:
+        for header, total in disk.segments[segment]:
+            if header["version"] != state["version"] + 1:
+                raise Violation(f"I7: the journal goes from version {state['version']} to {header['version']}")
+            theta = mix(theta, total) if header["verdict"] == Verdict.OK.value else theta
+            guard = header["guard"]
+            ledger = {"opened": max(header["units"]) + 1, "next_lease_id": 1, "free": []}
+            state = {"version": header["version"], "tokens": header["tokens"], "ledger": ledger}
+        if state["version"] == segment:
+            break
+        segment = state["version"]
+    return state, guard, theta
+
+
+@dataclass
+class VirtualStore:
+    """`train/store.py` on a virtual disk: the same writes in the same order, a `point` to die at between any two."""
+
+    point: Callable[[], None]
+    disk: Disk
+    weights: Weights
+    audit: "Audit"
+    saved: int
+    segment: int | None = None
+    save_now: bool = False
+    gap: bool = False
+
+    def journal(self, header: Mapping[str, Any], gradients: Callable[[], Mapping[str, int]]) -> None:
+        self.audit.judge_round(header, self.weights)
+        if self.save_now or self.segment is None:
+            self.save_now = True
+            return
+        self.point()
+        if self.disk.full:
+            self.segment, self.save_now, self.gap = None, True, True
+            return
+        self.point()  # a torn record is as none: readers stop at it, and nothing is appended behind it
+        self.disk.segments[self.segment].append((dict(header), gradients().get("total", 0)))
+        self.point()
+
+    def after_commit(self, snapshot: Callable[[], dict[str, Any]], *, version: int, row: object, last: bool) -> None:
+        del row
+        self.audit.committed(version, self.weights.theta)
+        if not last and (self.save_now or version % CHECKPOINT_EVERY == 0):
+            try:
+                self.save(snapshot, version=version)
+            except ResourceError:
+                self.disk.behind |= self.save_now
+
+    def save(self, snapshot: Callable[[], dict[str, Any]], *, version: int) -> None:
+        if version == self.saved:
+            if self.segment is None:
+                self.disk.segments[version], self.segment = [], version
+            return
+        self.point()
+        if self.disk.full:
+            raise ResourceError("the disk is full")
+        self.disk.checkpoints.append((version, self.weights.theta, snapshot()))
+        self.disk.behind = False
+        self.disk.gaps.difference_update([version])
+        self.disk.gaps.update([version] if self.gap else [])
+        self.saved, self.save_now, self.gap = version, False, False
+        self.point()
+        self._forget(lambda segment: segment >= version)
+        self.disk.segments[version], self.segment = [], version
+        self.point()
+        del self.disk.checkpoints[:-KEPT_CHECKPOINTS]
+        self.point()
+        oldest = self.disk.checkpoints[0][0]
+        self._forget(lambda segment: segment < oldest)
+
+    def _forget(self, unwanted: Callable[[int], bool]) -> None:
+        for segment in [first for first in self.disk.segments if unwanted(first)]:
+            del self.disk.segments[segment]
+            self.point()
+
+    def roll_back(self) -> None:
+        self.weights.theta = self.disk.checkpoints[-1][1]
+        self.audit.rolled_back(self.weights.theta)
+        self.save_now = self.gap = True
+
+    def event(self, kind: str, **_fields: object) -> None:
+        self.audit.report.counts[kind] += 1
+        self.point()
+
+    def status(self, state: str, *, version: int, row: object) -> None:
+        """For those who watch; nothing depends on it."""
+
+
+# -- the books ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Audit:
+    """Knows what really happened: θ of every version, what was announced, which contributions were bad.
+
+    `losses`: how often a restart has found less than was announced, which only a full disk excuses.
+    """
+
+    report: Report
+    disk: Disk
+    clock: Callable[[], float]
+    history: dict[int, int] = field(default_factory=lambda: {0: 0})
+    tokens: dict[int, int] = field(default_factory=lambda: {0: 0})
+    announced: int = 0
+    bad_answers: Counter[int] = field(default_factory=Counter)
+    skips: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    faults: list[tuple[str, float]] = field(default_factory=list)
+    last_commit: float = 0.0
+    version: int = 0
+    losses: int = 0
+
+    def demand(self, sentence: str) -> None:
+        """A sentence is a violation."""
+        if sentence:
+            now = self.clock()
+            happened = ", ".join(f"{f.kind} {f.worker} {f.at:.2f}" for f in self.report.faults if f.at <= now)
+            raise Violation(f"{sentence} (seed {self.report.seed}, {now:.3f} s, after: {happened})")
+
+    def judge_round(self, header: Mapping[str, Any], weights: Weights) -> None:
+        """A round is about to be made a version."""
+        version, skipped = header["version"], header["skipped"]
+        empty = len(skipped) == len(header["units"])
+        counted = [] if empty else [unit for part in weights.merged for unit in part["units"]]
+        self.demand(units_wrong(header, counted))
+        self.demand(skipped_without_reason(skipped, self.bad_answers))
+        self.demand("" if empty else sum_wrong(weights, counted))
+        tokens = self.tokens[version - 1] + UNIT_TOKENS * len(counted)
+        if header["tokens"] != tokens:
+            self.demand(f"I6: version {version} counts {header['tokens']} tokens instead of {tokens}")
+        if version <= self.announced:
+            self.demand(f"I2: version {version} was announced and is made again")
+        self.tokens[version] = tokens
+        self.history[version] = weights.theta if empty else mix(weights.theta, gradient(counted, weights.theta))
+        self.skips[version] = tuple(skipped)
+
+    def rolled_back(self, theta: int) -> None:
+        """A round without any usable contribution: the third of these goes back to the checkpoint's weights."""
+        self.report.counts["rolled back"] += 1
+        self.history[self.version + 1] = theta
+        self.tokens[self.version + 1] = self.tokens[self.version]
+        self.skips[self.version + 1] = round_units(self.version + 1)
+
+    def committed(self, version: int, theta: int) -> None:
+        now = self.clock()
+        if theta != self.history.get(version):
+            self.demand(f"I3: the weights of version {version} do not follow from version {version - 1}")
+        if version != self.version + 1:
+            self.demand(f"I2: version {version} is committed after version {self.version}")
+        self.version, self.last_commit = version, now
+        self.report.committed.append(version)
+        for kind, since in self.faults:
+            self.report.recovery.setdefault(kind, []).append(now - since)
+        self.faults.clear()
+
+    def announce(self, version: int, theta: int) -> None:
+        """A worker is told a version."""
+        if theta != self.history.get(version):
+            self.demand(f"I3: version {version} is announced with weights that are not its own")
+        if version > self.announced and not self.disk.behind and recover(self.disk)[0]["version"] < version:
+            self.demand(f"I4: version {version} is announced before it is on disk")
+        self.announced = max(version, self.announced)
+
+    def restarted(self) -> None:
+        """The coordinator came back from the disk. Only what a full disk did not take may be gone."""
+        state, _, theta = recover(self.disk)
+        version = int(state["version"])
+        lost = self.announced > version
+        if lost and not self.disk.behind:
+            self.demand(f"I4: version {self.announced} was announced, the disk holds version {version}")
+        if self.history.get(version) != theta or self.tokens.get(version) != state["tokens"]:
+            self.demand(f"I7: the disk holds another version {version} than was made")
+        if lost:
+            self.losses += 1
+            self.report.counts["announced commits lost to a full disk"] += self.announced - version
+        self.announced = min(self.announced, version)
+        self.report.committed.extend(range(self.version + 1, version + 1))  # it died between journal and announcement
+        self.version = version
+        self.disk.behind = False
+
+
+def units_wrong(header: Mapping[str, Any], counted: Sequence[int]) -> str:
+    version, units = header["version"], round_units(header["version"])
+    if tuple(header["units"]) != units:
+        return f"I6: version {version} is made of units {header['units']}"
+    if sorted([*counted, *header["skipped"]]) != list(units):
+        return f"I1: version {version} counts units {sorted(counted)} and skips {header['skipped']}"
+    return ""
+
+
+def skipped_without_reason(skipped: Sequence[int], bad_answers: Mapping[int, int]) -> str:
+    innocent = [unit for unit in skipped if bad_answers.get(unit, 0) < 2]
+    return f"I1: units {innocent} are skipped, and did not fail twice" if innocent else ""
+
+
+def sum_wrong(weights: Weights, counted: Sequence[int]) -> str:
+    if any(part["base"] != weights.theta for part in weights.merged):
+        return "I3: a contribution to the sum was computed from other weights"
+    return "" if weights.total == gradient(counted, weights.theta) else "I1: the sum is not that of the units counted"

@@ -1,0 +1,130 @@
+"""Whole runs under a virtual clock: random faults from a seed, I1-I7 after every event (`engines/simulate.py`)."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from cuadrilla.engines.simulate import (
+    COORDINATOR_FAULTS,
+    RULES,
+    WORKER_FAULTS,
+    Fault,
+    Violation,
+    World,
+    simulate,
+    undisturbed,
+)
+from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.ledger import Ledger
+
+pytestmark = pytest.mark.unit
+
+CHUNK = 50
+HAPPENS = (  # among a hundred seeds, or the simulation has become too kind
+    *WORKER_FAULTS,
+    "answers sent again",
+    "damaged checkpoints",
+    "discarded",
+    "hung",
+    "late messages of an old connection",
+    "lost",
+    "non-finite",
+    "not a member of this run any more",
+    "sent unusable contributions in two rounds",
+    "units skipped",
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """A run of faults warns a lot, and formatting warnings would take a third of the time."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def check(first: int, count: int) -> None:
+    for seed in range(first, first + count):
+        report = simulate(seed)
+        assert report.committed[-1] == RULES.num_versions
+        assert report.skipped or report.theta == undisturbed()
+
+
+@pytest.mark.parametrize("first", range(0, 500, CHUNK))
+def test_no_fault_breaks_a_promise(first: int) -> None:
+    check(first, CHUNK)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(500, 10_500, 500))
+def test_no_fault_breaks_a_promise_long(first: int) -> None:
+    check(first, 500)
+
+
+def test_a_seed_says_everything() -> None:
+    assert simulate(11) == simulate(11)
+    assert simulate(11).faults != simulate(12).faults
+
+
+def test_without_faults_every_version_is_made_once() -> None:
+    for seed in range(20):
+        report = simulate(seed, faults=[])
+        assert report.committed == list(range(1, RULES.num_versions + 1))
+        assert report.skipped or report.theta == undisturbed()
+
+
+@pytest.mark.parametrize("kind", [*WORKER_FAULTS, *COORDINATOR_FAULTS])
+def test_each_fault_alone(kind: str) -> None:
+    for seed in range(5):
+        fault = Fault(at=4.0 + seed, kind=kind, worker="w1" if kind in WORKER_FAULTS else "", seconds=12.0, steps=seed)
+        report = simulate(seed, faults=[fault])
+        assert report.committed == list(range(1, RULES.num_versions + 1))
+        assert report.skipped or report.theta == undisturbed()
+
+
+def test_the_coordinator_may_die_between_any_two_actions() -> None:
+    for steps in range(120):
+        report = simulate(0, faults=[Fault(at=5.0, kind="coordinator", seconds=2.0, steps=steps)])
+        assert report.committed == list(range(1, RULES.num_versions + 1))
+        assert report.theta == undisturbed()
+
+
+def test_everything_happens() -> None:
+    counts: Counter[str] = sum((simulate(seed).counts for seed in range(100)), Counter())
+    assert [what for what in HAPPENS if not counts[what]] == []
+
+
+def test_it_notices_a_lease_number_used_again() -> None:
+    """After a restart the ledger counts leases from its checkpoint on, and an older answer may fit a newer lease."""
+    faults = [Fault(at=1.8, kind="coordinator", seconds=3.4, steps=6), Fault(at=10.5, kind="coordinator", seconds=3.7)]
+    simulate(10, faults)
+    with pytest.raises(Violation, match="I1: version 2 counts units"):
+        simulate(10, faults, reuse_lease_ids=True)
+
+
+def test_it_notices_a_lost_workers_lease_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "release", lambda _ledger, _worker: [])
+    with pytest.raises(Violation, match="I1: leases are held by"):
+        simulate(0, faults=[Fault(at=3.0, kind="kill", worker=name, seconds=5.0) for name in ("w0", "w1")])
+
+
+def test_it_notices_a_version_announced_before_it_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(0, [], reuse_lease_ids=False)
+    monkeypatch.setattr(world.disk, "segments", _Forgetful())
+    with pytest.raises(Violation, match="I4: version 1 is announced before it is on disk"):
+        world.run()
+
+
+def test_it_notices_a_crew_that_nobody_gives_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Coordinator, "_deal", lambda _coordinator: [])
+    with pytest.raises(Violation, match="I5: units are free"):
+        simulate(0)
+
+
+class _Forgetful(dict[int, list[object]]):
+    """Segments that lose what is appended to them."""
+
+    def __getitem__(self, version: int) -> list[object]:
+        return []
