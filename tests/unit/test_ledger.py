@@ -5,7 +5,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cuadrilla.plan.share import share_units
 from cuadrilla.sync.ledger import Grant, Ledger
 
 pytestmark = pytest.mark.unit
@@ -69,17 +68,3 @@ class LedgerMachine(RuleBasedStateMachine):
 
 LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestLedger = LedgerMachine.TestCase
-
-
-@pytest.mark.parametrize(
-    ("units", "speeds", "expected"),
-    [
-        (16, {"a": 1.0, "b": 0.5, "c": 0.25}, {"a": 9, "b": 5, "c": 2}),
-        (8, {"a": 1.0}, {"a": 8}),
-        (1, {"a": 1.0, "b": 1.0}, {"a": 1, "b": 0}),
-        (10, {"fast": 100.0, "slow": 0.1}, {"fast": 10, "slow": 0}),
-        (5, {}, {}),
-    ],
-)
-def test_shares(units: int, speeds: dict[str, float], expected: dict[str, int]) -> None:
-    assert share_units(units, speeds=speeds) == expected

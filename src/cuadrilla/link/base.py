@@ -34,13 +34,18 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Contribute:
-    """The answer to a lease. `valid` is False when the worker itself found a non-finite or overflowing value."""
+    """The answer to a lease. `valid` is False when the worker itself found a non-finite or overflowing value.
+
+    `seconds` to compute its units; `transfer_seconds` to get the version before and to hand over the answer before
+    that: what a round costs this worker however few units it has.
+    """
 
     lease_id: int
     tokens: int
     loss_sum: float
     seconds: float
     tensors: TensorRef
+    transfer_seconds: float = 0.0
     valid: bool = True
 
 

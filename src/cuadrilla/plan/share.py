@@ -1,22 +1,55 @@
 """Share whole units among workers of unequal speed, so that all finish at about the same time."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 
-def share_units(num_units: int, *, speeds: Mapping[str, float]) -> dict[str, int]:
-    """Units for each worker, in proportion to its speed (units per second): the largest-remainder method.
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """A worker needs `fixed_seconds` for a round (the transfer of weights and gradients) and so long for each unit."""
 
-    The shares add up to `num_units`; ties go to the faster worker, then to the lesser name, so that equal inputs
-    give equal shares everywhere. A worker may get none. Minimises nothing but rounding: with unequal fixed costs
-    per worker `plan/predict` corrects the speeds it is given.
+    units_per_second: float
+    fixed_seconds: float = 0.0
+
+    def seconds(self, num_units: int) -> float:
+        return self.fixed_seconds + num_units / self.units_per_second
+
+
+def share_units(num_units: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
+    """Units for each worker, such that the last one to finish does so as early as possible. A worker may get none.
+
+    The shares add up to `num_units`; ties go to the faster worker, then to the lesser name, so that equal inputs give
+    equal shares everywhere.
     """
-    total = sum(speeds.values())
-    if not speeds or total <= 0:
-        return dict.fromkeys(speeds, 0)
-    exact = {worker: num_units * speed / total for worker, speed in speeds.items()}
-    shares = {worker: int(quota) for worker, quota in exact.items()}
-    left = num_units - sum(shares.values())
-    by_remainder = sorted(speeds, key=lambda worker: (shares[worker] - exact[worker], -speeds[worker], worker))
-    for worker in by_remainder[:left]:
-        shares[worker] += 1
+    paces = {worker: pace for worker, pace in paces.items() if pace.units_per_second > 0}
+    if not paces:
+        return {}
+    finish = finish_seconds(num_units, paces=paces)
+    shares = {
+        worker: max(0, math.floor((finish - pace.fixed_seconds) * pace.units_per_second - 1e-9))
+        for worker, pace in paces.items()
+    }
+    for _ in range(num_units - sum(shares.values())):
+        soonest = min(
+            paces, key=lambda worker: (paces[worker].seconds(shares[worker] + 1), -_speed(paces, worker), worker)
+        )
+        shares[soonest] += 1
     return shares
+
+
+def finish_seconds(num_units: float, *, paces: Mapping[str, Pace]) -> float:
+    """When all would be done if units could be divided: who needs longer than that for a round alone gets nothing."""
+    speed = begun = 0.0
+    finish = math.inf
+    for pace in sorted(paces.values(), key=lambda pace: pace.fixed_seconds):
+        if pace.fixed_seconds >= finish:
+            break
+        speed += pace.units_per_second
+        begun += pace.fixed_seconds * pace.units_per_second
+        finish = (num_units + begun) / speed
+    return finish
+
+
+def _speed(paces: Mapping[str, Pace], worker: str) -> float:
+    return paces[worker].units_per_second

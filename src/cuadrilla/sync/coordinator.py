@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cuadrilla.plan.share import share_units
+from cuadrilla.plan.share import Pace, finish_seconds, share_units
 from cuadrilla.sync.events import (
     Action,
     Answered,
@@ -72,6 +72,7 @@ class Member:
 
     hint: float
     units_per_second: float = 0.0
+    transfer_seconds: float = 0.0
     measurements: int = 0
     rounds_without: int = 0
     heard_at: float
@@ -206,7 +207,7 @@ class Coordinator:
         fresh_round = not (self.ledger.leases or self.answers or self.failures)
         actions: list[Action] = []
         speeds = self.speeds()
-        shares = self._probing(share_units(len(self.ledger.free), speeds=speeds), begins=fresh_round)
+        shares = self._probing(share_units(len(self.ledger.free), paces=self.paces()), begins=fresh_round)
         for worker in sorted(idle, key=lambda name: (-speeds[name], name)):
             exclude = {unit for unit, failed in self.failures.items() if worker in failed and len(self.members) > 1}
             count = shares[worker]
@@ -240,10 +241,11 @@ class Coordinator:
         if not begins or not self.ledger.free:
             return {worker: max(1, count) for worker, count in shares.items()}
         shares = dict(shares)
-        speeds, fastest = self.speeds(), max(shares, key=lambda name: (shares[name], name), default="")
+        paces, fastest = self.paces(), max(shares, key=lambda name: (shares[name], name), default="")
+        round_seconds = finish_seconds(len(self.ledger.free), paces=paces)
         for worker, member in self.members.items():
             member.rounds_without = 0 if shares[worker] else member.rounds_without + 1
-            rounds_for_a_unit = sum(speeds.values()) / (len(self.ledger.free) * max(speeds[worker], 1e-9))
+            rounds_for_a_unit = paces[worker].seconds(1) / round_seconds
             due = member.measurements < MIN_MEASUREMENTS or member.rounds_without * PROBE_COST >= rounds_for_a_unit
             if member.rounds_without and due and shares[fastest] > 1:
                 shares[fastest] -= 1
@@ -255,7 +257,16 @@ class Coordinator:
         """Units per second of each member; one not measured yet counts as its hint beside the measured ones'."""
         measured = [member for member in self.members.values() if member.units_per_second]
         scale = sum(m.units_per_second for m in measured) / sum(m.hint for m in measured) if measured else 1.0
-        return {name: member.units_per_second or member.hint * scale for name, member in self.members.items()}
+        return {
+            name: member.units_per_second or max(member.hint * scale, 1e-9) for name, member in self.members.items()
+        }
+
+    def paces(self) -> dict[str, Pace]:
+        """What a round costs each member."""
+        return {
+            name: Pace(units_per_second=speed, fixed_seconds=self.members[name].transfer_seconds)
+            for name, speed in self.speeds().items()
+        }
 
     def _take_answer(self, event: Answered, now: float) -> list[Action]:
         grant = self.ledger.count(event.lease_id, worker=event.worker)
@@ -269,6 +280,7 @@ class Coordinator:
         measured = len(grant.units) / max(event.seconds, 1e-9)
         memory = SPEED_MEMORY if member.units_per_second else 0.0
         member.units_per_second += (1 - memory) * (measured - member.units_per_second)
+        member.transfer_seconds += (1 - memory) * (event.transfer_seconds - member.transfer_seconds)
         member.measurements += 1
         self.answers[event.lease_id] = (event, grant)
         return [*self._deal(), *self._close_round()]

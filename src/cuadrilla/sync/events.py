@@ -37,6 +37,7 @@ class Answered:
     loss_sum: float
     seconds: float
     valid: bool
+    transfer_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,6 +187,7 @@ class Coordination:
                     loss_sum=message.loss_sum,
                     seconds=message.seconds,
                     valid=message.valid,
+                    transfer_seconds=message.transfer_seconds,
                 )
 
     def _handle(self, event: events.Event) -> None:

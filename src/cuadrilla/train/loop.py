@@ -48,6 +48,7 @@ def train(
     loss_scale = precision.loss_scale
     pass_limit = section.unit_sequences if sync.one_unit_per_pass else section.pass_sequences or section.batch_sequences
     passes = 0
+    transfer_seconds = upload_seconds = 0.0
 
     # -- join ----------------------------------------------------------------------------------------------------------
     link.call(Hello(speed_hint=worker.speed_hint, environment=environment(device)))
@@ -58,7 +59,9 @@ def train(
         if isinstance(event, Stop):
             break
         if isinstance(event, Version):
+            began = time.monotonic()
             sync.apply(link.download(event.parameters))
+            transfer_seconds = upload_seconds + time.monotonic() - began
             continue
 
         lease: Lease = event
@@ -100,13 +103,17 @@ def train(
             continue
 
         contribution = sync.contribute(sums)
+        seconds, began = time.monotonic() - began, time.monotonic()
+        tensors = link.upload(contribution.tensors)
+        upload_seconds = time.monotonic() - began
         link.call(
             Contribute(
                 lease_id=lease.lease_id,
                 tokens=contribution.tokens,
                 loss_sum=contribution.loss,
-                seconds=time.monotonic() - began,
-                tensors=link.upload(contribution.tensors),
+                seconds=seconds,
+                transfer_seconds=transfer_seconds,
+                tensors=tensors,
                 valid=contribution.valid,
             )
         )
