@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from cuadrilla import __version__
-from cuadrilla.cli import config, crew, data, env, model, train
+from cuadrilla.cli import check, config, crew, data, env, model, train
 from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.output import options, report_error, say
+from cuadrilla.cli.prove import prove
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, CuadrillaError, TaskError
 
 app = typer.Typer(
@@ -46,9 +47,11 @@ app.add_typer(data.app, name="data", help="Prepare text for training.")
 app.add_typer(config.app, name="config", help="See what a run file really says.")
 app.command()(train.new)
 app.command()(train.train)
+app.command()(prove)
 for verb in (crew.up, crew.join, crew.invite, crew.nodes, crew.kick, crew.trust, crew.leave, crew.down):
     app.command()(verb)
 app.command(hidden=True)(crew.work)
+app.add_typer(check.app, name="check", help="Try out what training will need.")
 app.command("eval")(model.evaluate)
 app.command()(model.generate)
 app.add_typer(env.app, name="env", help="The installed versions, now and when a run was made.")

@@ -63,7 +63,9 @@ def up(
         _show_invite(home, uses=uses)
 
     try:
-        outcome = train_run(resolved, folder, allow_changes=allow_changes, home=home, opened=opened)
+        from cuadrilla.engines.crew import Opening
+
+        outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=Opening(home=home, opened=opened))
     finally:
         home.open_file.unlink(missing_ok=True)
     report_outcome(outcome, folder)

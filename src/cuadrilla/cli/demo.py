@@ -1,8 +1,11 @@
 """`cuadrilla demo`: the whole way in a few minutes, without a network: stories, tokenizer, training, evaluation."""
 
+import os
+import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,9 +14,13 @@ from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.train import train_run
 from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
-from cuadrilla.rundir import RunDir, storage_errors, typed, write_atomic
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl, storage_errors, typed, write_atomic
 from cuadrilla.runfile import read_run_file
 
+if TYPE_CHECKING:
+    from cuadrilla.engines.crew import Door
+
+NUM_STEPS = 1100
 NUM_STORIES = 60_000
 VOCABULARY = 1024
 RUN_FILE = """\
@@ -27,7 +34,7 @@ folder = "data"
 preset = "micro"
 
 [train]
-tokens = 5_000_000
+steps = 1100
 batch_sequences = 16
 unit_sequences = 4
 
@@ -36,9 +43,47 @@ kind = "muon"
 lr = 0.02
 adamw_lr = 0.003
 
+[engine]
+kind = "crew"
+workers = [1.0, 0.7, 0.3]
+
 [sample]
 tokens = 60
 """
+VICTIM = "worker-3"
+
+
+class Accident:
+    """A sink that kills one of the workers, as if its plug had been pulled, when half of the steps are done."""
+
+    def __init__(self, *, at: int) -> None:
+        self._at = at
+        self._pids: Mapping[str, int] = {}
+        self.happened_at = 0
+
+    def opened(self, door: "Door") -> None:
+        self._pids = door.pids
+
+    def log(self, version: int, _scalars: Mapping[str, Any]) -> None:
+        if version >= self._at and VICTIM in self._pids and not self.happened_at:
+            say(f"                now {VICTIM} is killed, on purpose")
+            os.kill(self._pids[VICTIM], signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
+            self.happened_at = version
+
+    def close(self) -> None:
+        pass
+
+    def report(self, run: RunDir) -> str:
+        """What became of the run, as its own files tell it."""
+        if not self.happened_at:
+            return ""
+        versions = [row["version"] for row in last_rows(run.metrics)]
+        lost = len(set(range(1, max(versions) + 1)) - set(versions))
+        left = any(row["event"] == "left" and row["worker"] == VICTIM for row in read_jsonl(run.events))
+        return (
+            f"                {VICTIM} was killed at step {self.happened_at}"
+            f"{', was missed and its units went to the others' if left else ''}; {lost} of {len(versions)} steps lost"
+        )
 
 
 def demo(
@@ -56,12 +101,18 @@ def demo(
         )
     tokens = {name: split.num_tokens for name, split in prepared.manifest.splits.items()}
     say(f"                {tokens['train']:,} tokens to train on, {tokens['val']:,} held out")
-    say("\n2/4 train       Ctrl-C saves and stops; the same command goes on")
+    say("\n2/4 train       on three unequal practice workers; Ctrl-C saves and stops; the same command goes on")
     if not run.run_file.exists():
         write_atomic(run.run_file, RUN_FILE)
-    outcome = train_run(read_run_file(run.run_file), run)
+    accident = Accident(at=NUM_STEPS // 2)
+    from cuadrilla.engines.crew import Opening
+
+    outcome = train_run(
+        read_run_file(run.run_file), run, opening=Opening(opened=accident.opened), more_sinks=[accident]
+    )
     if not outcome.complete:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
+    say(accident.report(run))
     say("\n3/4 evaluate    200 new stories, 500 minimal pairs")
     result = _evaluate(run)
     say("\n4/4 three of its stories")

@@ -2,7 +2,7 @@
 
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,14 +12,13 @@ from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.config import Config, CrewEngine, LocalEngine
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
-from cuadrilla.home import Home
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.rundir import FolderLock, RunDir, storage_errors, typed, write_atomic, write_json
 from cuadrilla.runfile import Resolved, dump, read_run_config, read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.engines.crew import Door
+    from cuadrilla.engines.crew import Opening
     from cuadrilla.train.coordinate import Outcome
     from cuadrilla.train.metrics import Sink
     from cuadrilla.train.setup import Parts
@@ -152,10 +151,10 @@ def train_run(
     *,
     allow_changes: bool = False,
     stop_at: int = 0,
-    home: Home | None = None,
-    opened: "Callable[[Door], None] | None" = None,
+    opening: "Opening | None" = None,
+    more_sinks: "Sequence[Sink]" = (),
 ) -> "Outcome":
-    """Train one run directory under its lock, with progress on stderr. `home`, `opened`: see `run_crew`."""
+    """Train one run directory under its lock, with progress on stderr. `opening`: of a crew that is not practice."""
     from cuadrilla.engines.local import run_local, stop_on_signals
     from cuadrilla.train.metrics import JsonlSink
     from cuadrilla.train.setup import assemble, make_task
@@ -173,16 +172,16 @@ def train_run(
             )
             write_json(folder.config, {"values": dump(resolved.config), "origins": resolved.origins})
             write_json(folder.env, read_environment())
-            sinks.extend(_views(folder, parts))
+            sinks.extend([*_views(folder, parts), *more_sinks])
             _introduce(resolved.config, parts)
             with stop_on_signals(parts.coordination.request_stop):
                 match resolved.config.engine:
                     case LocalEngine():
                         return run_local(parts)
                     case CrewEngine():
-                        from cuadrilla.engines.crew import run_crew
+                        from cuadrilla.engines.crew import Opening, run_crew
 
-                        return run_crew(parts, folder, home=home, opened=opened)
+                        return run_crew(parts, folder, opening=opening or Opening())
         finally:
             for sink in sinks:
                 sink.close()

@@ -40,36 +40,39 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """An open crew: what an engine tells its caller once workers can dial in."""
+    """An open crew: what an engine tells its caller once workers can dial in. `pids`: its own worker processes."""
 
     desk: CrewDesk
     address: str
     key_hash: bytes
+    pids: Mapping[str, int]
 
 
-def run_crew(
-    parts: Parts, run: RunDir, *, home: Home | None = None, opened: Callable[[Door], None] | None = None
-) -> Outcome:
-    """Train with a crew to the end, or to the stop that was asked for. Raises whatever made the run fail.
-
-    `home` holds the keys of this machine's crew; without one the crew is practice: its keys last as long as the run.
-    `opened` is called once workers can dial in.
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
+    long as the run. `opened` is called once workers can dial in.
     """
+
+    home: Home | None = None
+    opened: Callable[[Door], None] | None = None
+
+
+def run_crew(parts: Parts, run: RunDir, *, opening: Opening) -> Outcome:
+    """Train with a crew to the end, or to the stop that was asked for. Raises whatever made the run fail."""
     before = torch.get_num_threads()
     if parts.config.sync.strict:
         torch.set_num_threads(parts.config.train.threads or 1)
     try:
         with tempfile.TemporaryDirectory(prefix="cuadrilla-crew-") as private:
-            return _run(parts, run, home=home, private=Path(private), opened=opened)
+            return _run(parts, run, opening=opening, private=Path(private))
     finally:
         parts.store.close()
         torch.set_num_threads(before)
 
 
-def _run(
-    parts: Parts, run: RunDir, *, home: Home | None, private: Path, opened: Callable[[Door], None] | None
-) -> Outcome:
-    engine = parts.config.engine
+def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outcome:
+    engine, home = parts.config.engine, opening.home
     assert isinstance(engine, CrewEngine)
     keys = home.crew if home else private / "crew"
     coordinator = open_coordinator(keys, now=datetime.now(UTC))
@@ -91,9 +94,9 @@ def _run(
         for name, speed in zip(names, engine.workers, strict=True):
             _let_in(name, private / name, coordinator=coordinator, nodes=nodes)
             children.start(name, identity=private / name, speed=speed)
-        if opened is not None:
+        if opening.opened is not None:
             key = key_hash(coordinator.identity.certificate)
-            opened(Door(desk=desk, address=address, key_hash=key))
+            opening.opened(Door(desk=desk, address=address, key_hash=key, pids=children.pids()))
         return _coordinate(parts, desk, children, home=home)
     finally:
         desk.close()
@@ -153,6 +156,9 @@ class _Children:
             self.alive[name] = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=talk, text=True
             )
+
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self.alive.items()}
 
     def look(self) -> None:
         """Notice who has died, and what it said last."""

@@ -180,3 +180,15 @@ class DownloadRequest(_message.Message):
     name: str
     offset: int
     def __init__(self, name: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class CheckReply(_message.Message):
+    __slots__ = ("unix_seconds",)
+    UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    unix_seconds: float
+    def __init__(self, unix_seconds: _Optional[float] = ...) -> None: ...
+
+class ReceiveRequest(_message.Message):
+    __slots__ = ("seconds",)
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    def __init__(self, seconds: _Optional[float] = ...) -> None: ...

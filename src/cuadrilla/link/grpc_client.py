@@ -5,6 +5,7 @@ A session that breaks stays broken: every method raises LinkError, and the calle
 """
 
 import hashlib
+import itertools
 import queue
 import threading
 import time
@@ -20,13 +21,15 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, Progress, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
-from cuadrilla.link.tls import SERVER_NAME, Identity
+from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity
 from cuadrilla.rundir import fsync_folder, storage_errors
 
 HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
 TRANSFER_SECONDS = 600.0
 """A transfer that takes longer is given up: the session's own silence is noticed much earlier."""
+MEASURE_SECONDS = 40.0
+"""A measurement of bandwidth: longer than the coordinator lets one take."""
 SERVICE = "/cuadrilla.crew.v1.Crew/"
 
 
@@ -102,6 +105,40 @@ class Connection:
             raise LinkError(f"{file.path} arrived damaged", hint="try again; the coordinator's file may have changed")
         part.replace(to)
         fsync_folder(to.parent)
+
+    def clock(self) -> float:
+        """The coordinator's wall clock, in seconds since 1970. Raises LinkError."""
+        seconds: float = self._unary("Check", pb.Nothing(), pb.CheckReply).unix_seconds
+        return seconds
+
+    def receive_for(self, seconds: float) -> int:
+        """Bytes that come from the coordinator in so many seconds. Raises LinkError."""
+        call = self._channel.unary_stream(
+            SERVICE + "Receive", request_serializer=_serialize, response_deserializer=pb.Chunk.FromString
+        )
+        with self._errors():
+            chunks = call(pb.ReceiveRequest(seconds=seconds), timeout=MEASURE_SECONDS)
+            return sum(len(chunk.data) for chunk in chunks)
+
+    def send_for(self, seconds: float, chunk: pb.Chunk) -> int:
+        """Bytes that reach the coordinator in so many seconds, in copies of `chunk`. Raises LinkError."""
+        call = self._channel.stream_unary(
+            SERVICE + "Send", request_serializer=_serialize, response_deserializer=pb.Uploaded.FromString
+        )
+        end = time.monotonic() + seconds
+        copies = itertools.takewhile(lambda _: time.monotonic() < end, itertools.repeat(chunk))
+        with self._errors():
+            num_bytes: int = call(copies, timeout=MEASURE_SECONDS).num_bytes
+        return num_bytes
+
+    def average(self, tensors: Tensors, *, layout: wire.Layout) -> Tensors:
+        """The mean of `tensors` and those that the coordinator knows; at most a chunk of both. Raises LinkError."""
+        assembly = wire.Assembly(layout.num_bytes, layout=layout)
+        request = next(wire.chunks("mine", layout.pack(tensors), layout=layout))
+        assembly.add(self._unary("Average", request, pb.Chunk))
+        if not assembly.complete:
+            raise LinkError("the coordinator's tensors are not whole", hint="try again")
+        return layout.unpack(assembly.buffer)
 
     def session(self, *, parameters: wire.Layout) -> "GrpcLink":
         """A new session; `parameters` is what a version of this run's model looks like."""
@@ -265,6 +302,10 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
             return Refused(f"the coordinator refused: {details}", hint="ask there for a new invite, then join again")
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             return LinkError(f"{address} cannot be reached: {details}", hint="is the coordinator running?")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return LinkError(f"{address} does not know this call: {details}", hint=UPDATE)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return LinkError(f"{address} is busy: {details}", hint="try again in half a minute")
         case _:
             return LinkError(f"{address} answered with an error: {details}", hint="see the coordinator's log")
 

@@ -28,6 +28,7 @@ from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.invite import Invites, Outcome, canonical_host
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
@@ -199,6 +200,7 @@ class CrewDesk:
                 "Download": grpc.unary_stream_rpc_method_handler(
                     self._download, request_deserializer=pb.DownloadRequest.FromString, response_serializer=_serialize
                 ),
+                **CheckDesk(caller=self._caller).handlers(),
             },
         )
 
