@@ -23,14 +23,26 @@ def commands(readme: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-def cuadrilla(arguments: list[str], folder: Path, *, timeout: int) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NO_COLOR": "1"}
+def cuadrilla(
+    arguments: list[str], folder: Path, *, timeout: int, says: str = "", home: str = "this"
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NO_COLOR": "1", "CUADRILLA_HOME": str(folder / "homes" / home)}
     done = subprocess.run(
         [sys.executable, "-m", "cuadrilla", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=timeout, check=False, env=environment,
+        cwd=folder, capture_output=True, text=True, timeout=timeout, check=False, env=environment, input=says,
     )  # fmt: skip
     assert done.returncode == 0, f"cuadrilla {arguments}: {done.stderr}"
     return done
+
+
+def up(run: str, folder: Path) -> "subprocess.Popen[str]":
+    """On the loopback, since a machine for tests may have no other network; without a worker of its own, so that the
+    run does not end before the other machine is there."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "cuadrilla", "up", run, "--listen", "127.0.0.1:0", "--set", "engine.workers=[]"],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "CUADRILLA_HOME": str(folder / "homes" / "this")},
+    )  # fmt: skip
 
 
 def test_both_readmes_show_the_same_commands() -> None:
@@ -44,7 +56,8 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
     for number in range(3):
         text = "\n\n".join(cuentos.stories(200, start=1000 * (number + 1)))
         (tmp_path / "novelas" / f"{number}.md").write_text(text, encoding="utf-8")
-    verbs = set()
+    verbs: set[str] = set()
+    coordinator: subprocess.Popen[str] | None = None
     for line in commands("README.md"):
         match line:
             case ["make", "demo"]:
@@ -53,6 +66,15 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
                 assert result["pairs_right"] >= 0.95
             case ["make", "check" | "test"] | [".", ".venv/bin/activate"]:
                 continue
+            case ["cuadrilla", "up", run]:
+                coordinator = up(run, tmp_path)
+            case ["cuadrilla", "join"]:
+                assert coordinator is not None
+                text = coordinator.stdout.readline()  # type: ignore[union-attr]
+                cuadrilla(["join"], tmp_path, timeout=200, says=text, home="another")
+                assert coordinator.wait(timeout=60) == 0
+                coordinator.communicate()
+                verbs.update({"up", "join"})
             case ["cuadrilla", verb, *arguments]:
                 verbs.add(verb)
                 cuadrilla([verb, *arguments], tmp_path, timeout=300)
@@ -60,7 +82,7 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
                     shrink(tmp_path / arguments[0] / "run.toml")
             case _:
                 pytest.fail(f"the README shows a command that no test runs: {line}")
-    assert verbs == {"generate", "eval", "devices", "data", "new", "train"}
+    assert verbs == {"generate", "eval", "devices", "data", "new", "train", "up", "join"}
 
 
 def shrink(run_file: Path) -> None:
