@@ -1,6 +1,9 @@
 """Coming back after a crash, a rollback, changed settings, damaged files: defects that were found once stay found."""
 
+import errno
+import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from cuadrilla.train.checkpoint import list_checkpoints, version_of
 from cuadrilla.train.journal import read_segment
 from cuadrilla.train.setup import assemble
 from tests.faults import Script, play
-from tests.runs import RUN_FILE, execute, final_sha256, metrics, workers
+from tests.runs import RUN_FILE, execute, final_sha256, metrics, prepare, workers
 from tests.tasks import RaggedRegression
 
 CRASHED = (Script(worker="worker-1", at=5, phase="pass"), Script(worker="worker-2", at=5, phase="pass"))
@@ -142,3 +145,63 @@ def test_running_statistics_are_refused_with_several_workers(tmp_path: Path) -> 
 def test_a_status_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path) -> None:
     RunDir(tmp_path).status.mkdir()
     assert execute(tmp_path, RaggedRegression()).complete
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EDQUOT, errno.ENOSPC, errno.EROFS, errno.ESTALE])
+def test_a_disk_that_fails_for_a_while_raises_an_alarm_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """The operating system refuses the fsync of steps 3 to 5: quota, a bad sector, a share that is gone."""
+    sets = (*CREW, "checkpoint.every_steps=1", NO_BEST)
+    execute(tmp_path / "whole", RaggedRegression(), *sets)
+    fsync, failing = os.fsync, threading.Event()
+
+    def refuse(descriptor: int) -> None:
+        if failing.is_set():
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    class Weather:
+        """Decides by the step whether the disk fails."""
+
+        def log(self, step: int, _scalars: object) -> None:
+            failing.set() if 2 <= step < 5 else failing.clear()
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    outcome = run_local(prepare(tmp_path / "crew", RaggedRegression(), *sets, sinks=[Weather()]))
+    assert outcome.complete
+    assert final_sha256(tmp_path / "crew") == final_sha256(tmp_path / "whole")
+    alarms = [row["message"] for row in read_jsonl(RunDir(tmp_path / "crew").events) if row["event"] == "alarm"]
+    assert alarms
+    assert all(os.strerror(code) in message for message in alarms)
+
+
+@pytest.mark.parametrize(("fsync_seconds", "versions"), [(10.0, [0, 20]), (0.0, [*range(21)])])
+def test_a_slow_disk_gets_fewer_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync_seconds: float, versions: list[int]
+) -> None:
+    """A step takes a second, a save so many times `fsync_seconds`: at most 2 % of the time goes into saving."""
+    now = [0.0]
+    fsync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        now[0] += fsync_seconds
+        fsync(descriptor)
+
+    class Clock:
+        def log(self, _step: int, _scalars: object) -> None:
+            now[0] += 1.01
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(os, "fsync", slow)
+    sets = ("checkpoint.every_seconds=1", "train.steps=20", NO_BEST)
+    parts = prepare(tmp_path, RaggedRegression(), *sets, sinks=[Clock()])
+    parts.store.clock = lambda: now[0]
+    assert run_local(parts).complete
+    saved = [row["version"] for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "checkpoint"]
+    assert saved == versions

@@ -1,8 +1,10 @@
 """A checkpoint is complete and verified, or absent: damage of every kind is found, and the one before is used."""
 
+import itertools
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -193,3 +195,43 @@ def small_disk_free(path: Path) -> int:
 def test_equal_tensors_have_equal_hashes() -> None:
     assert c.tensors_sha256(TENSORS) == c.tensors_sha256({k: TENSORS[k].clone() for k in reversed(TENSORS)})
     assert c.tensors_sha256(TENSORS) != c.tensors_sha256({**TENSORS, "b": torch.tensor(3.0000002)})
+
+
+def test_a_reader_finds_a_checkpoint_while_older_ones_are_removed(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def train() -> None:
+        for version in itertools.count(2):
+            save(tmp_path, version)
+            c.prune_checkpoints(tmp_path, keep=2, protect=())
+            if stop.is_set():
+                return
+
+    save(tmp_path, 1)
+    writer = threading.Thread(target=train)
+    writer.start()
+    try:
+        seen = [0]
+        while seen[-1] < 20:
+            found = c.load_newest(tmp_path)
+            assert found is not None
+            seen.append(found.version)
+    finally:
+        stop.set()
+        writer.join()
+    assert seen == sorted(seen)
+
+
+def test_ten_thousand_checkpoints(tmp_path: Path) -> None:
+    """The newest two and the best stay, whatever lies in the folder."""
+    for version in range(10_000):
+        folder = tmp_path / f"v{version:08d}"
+        folder.mkdir()
+        (folder / c.MANIFEST).touch()
+    newest = save(tmp_path, 10_000)
+    removed = c.prune_checkpoints(tmp_path, keep=2, protect=[17])
+    assert len(removed) == 9_998
+    assert [c.version_of(path) for path in c.list_checkpoints(tmp_path)] == [17, 9_999, 10_000]
+    found = c.load_newest(tmp_path)
+    assert found is not None
+    assert found.path == newest

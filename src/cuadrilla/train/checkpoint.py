@@ -74,17 +74,23 @@ def save_checkpoint(
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that verifies; None if there is none at all. Raises CheckpointError if none verifies."""
-    candidates = list_checkpoints(folder)
+    """The newest checkpoint that verifies; None if there is none at all. Raises CheckpointError if none verifies.
+
+    While a training goes on, its older checkpoints may vanish under a reader: then there are newer ones.
+    """
+    candidates, tried = list_checkpoints(folder), None
     problems: list[str] = []
-    for path in reversed(candidates):
-        try:
-            return load_checkpoint(path)
-        except CheckpointError as error:
-            if "newer cuadrilla" in error.message:
-                raise
-            problems.append(error.message)
-            log.warning("%s; trying the one before", error.message)
+    while candidates != tried:
+        problems = []
+        for path in reversed(candidates):
+            try:
+                return load_checkpoint(path)
+            except CheckpointError as error:
+                if "newer cuadrilla" in error.message:
+                    raise
+                problems.append(error.message)
+                log.warning("%s; trying the one before", error.message)
+        candidates, tried = list_checkpoints(folder), candidates
     if problems:
         raise CheckpointError(
             f"none of the {len(problems)} checkpoints in {folder} can be used: {problems[0]}",
