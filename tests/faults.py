@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from cuadrilla.link.base import (
     Contribute,
     Hello,
@@ -32,7 +34,7 @@ class Script:
     worker: str
     at: int
     phase: Phase
-    action: Callable[[], None] | Literal["die", "nan", "inf"] = "die"
+    action: Callable[[], None] | Literal["die", "nan", "inf", "flip"] = "die"
     repeat: bool = False
 
 
@@ -72,11 +74,17 @@ class FaultyLink:
 
     def upload(self, tensors: Tensors) -> TensorRef:
         action = self._reach("upload")
-        if action in ("nan", "inf"):
+        if action in ("nan", "inf", "flip"):
             tensors = dict(tensors)
             name = next(iter(tensors))
             tensors[name] = tensors[name].clone()
-            tensors[name].view(-1)[0] = float(action)
+            if action == "flip":  # the highest bit of a float's exponent, or of a fixed-point number's value
+                integers = (
+                    tensors[name].view(-1).view(torch.int32 if tensors[name].element_size() == 4 else torch.int64)
+                )
+                integers[0] ^= 1 << (8 * integers.element_size() - 2)
+            else:
+                tensors[name].view(-1)[0] = float(action)
         return self._link.upload(tensors)
 
     def download(self, ref: TensorRef) -> Tensors:

@@ -66,7 +66,7 @@ def test_strict_has_the_same_bits_with_dropout(execute: Execute, tmp_path: Path)
 def test_a_worker_lost_at_any_phase_changes_nothing(
     execute: Execute, tmp_path: Path, undisturbed: Path, phase: Phase
 ) -> None:
-    wrap, played = play(Script(worker="worker-2", at=0 if phase == "hello" else 3, phase=phase))
+    wrap, played = play(Script(worker="worker-2", at=0 if phase == "hello" else 1, phase=phase))
     outcome = execute(tmp_path, RaggedRegression(), STRICT, workers([1.0, 1.0, 1.0]), wrap_link=wrap)
     assert played
     assert outcome.complete
@@ -76,7 +76,7 @@ def test_a_worker_lost_at_any_phase_changes_nothing(
 
 
 def test_the_death_of_the_last_worker_ends_the_run(execute: Execute, tmp_path: Path) -> None:
-    wrap, _ = play(*(Script(worker=f"worker-{i}", at=2, phase="pass") for i in (1, 2)))
+    wrap, _ = play(*(Script(worker=f"worker-{i}", at=1, phase="pass") for i in (1, 2)))
     with pytest.raises(Exception, match="scripted at pass"):
         execute(tmp_path, RaggedRegression(), workers([1.0, 1.0]), wrap_link=wrap)
     assert execute(tmp_path, RaggedRegression(), workers([1.0, 1.0])).complete
@@ -102,7 +102,7 @@ def test_a_run_resumes_with_another_number_of_workers(execute: Execute, tmp_path
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_broken_contribution_never_reaches_the_weights(execute: Execute, tmp_path: Path, value: str) -> None:
-    wrap, played = play(Script(worker="worker-2", at=2, phase="upload", action=value))  # type: ignore[arg-type]
+    wrap, played = play(Script(worker="worker-2", at=1, phase="upload", action=value))  # type: ignore[arg-type]
     execute(tmp_path / "one", RaggedRegression(), ADAMW)
     execute(tmp_path / "crew", RaggedRegression(), ADAMW, workers([1.0, 1.0]), wrap_link=wrap)
     assert played
@@ -110,6 +110,23 @@ def test_a_broken_contribution_never_reaches_the_weights(execute: Execute, tmp_p
     events = [row["event"] for row in read_jsonl(RunDir(tmp_path / "crew").events)]
     assert "non-finite" in events
     assert "units skipped" not in events
+
+
+@pytest.mark.parametrize("strict", [STRICT, ADAMW])
+def test_a_flipped_bit_is_found_and_its_units_are_computed_elsewhere(
+    execute: Execute, tmp_path: Path, strict: str
+) -> None:
+    """One bit of one number is wrong, and all are finite; from the first steps on, before a spike could be told."""
+    wrap, played = play(Script(worker="worker-2", at=1, phase="upload", action="flip"))
+    execute(tmp_path / "one", RaggedRegression(), strict)
+    execute(tmp_path / "crew", RaggedRegression(), strict, workers([1.0, 1.0]), wrap_link=wrap)
+    assert played
+    found = [row for row in read_jsonl(RunDir(tmp_path / "crew").events) if row["event"] in ("outlier", "non-finite")]
+    assert [(row["worker"], row["version"]) for row in found] == [("worker-2", 2)]
+    if strict == STRICT:
+        assert final_sha256(tmp_path / "crew") == final_sha256(tmp_path / "one")
+    else:
+        assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= 1e-6
 
 
 def test_a_worker_that_keeps_sending_nonsense_is_quarantined(execute: Execute, tmp_path: Path) -> None:

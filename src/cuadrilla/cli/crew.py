@@ -269,6 +269,8 @@ def work(
     threads: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Work for the coordinator that started this process; ends with it."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the coordinator decides
+        signal.signal(number, signal.SIG_IGN)
     from cuadrilla.engines.worker import WorkerOptions, run_worker
     from cuadrilla.link.shaped import parse_shape
     from cuadrilla.link.tls import load_node
@@ -276,8 +278,6 @@ def work(
     def prepare(_connection: "Connection", _description: "RunDescription") -> tuple[Config, Path]:
         return read_run_config(RunDir(folder)), folder  # the same machine: everything is there
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the coordinator decides
-        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     handler = set_up_logging(RunDir(folder).logs, worker=name)
     try:

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -185,21 +187,26 @@ class _Children:
 
     def end(self) -> None:
         """Let them finish; whoever does not is killed."""
+        for patience, act in ((FINISH_SECONDS, _cut_off), (END_SECONDS, subprocess.Popen.kill)):
+            deadline = time.monotonic() + patience
+            for process in self.alive.values():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            for process in self.alive.values():
+                if process.poll() is None:
+                    act(process)
         for process in self.alive.values():
-            assert process.stdin is not None
-            try:
-                process.wait(timeout=FINISH_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.stdin.close()
-            try:
-                process.wait(timeout=END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            process.stdin.close()
+            _cut_off(process)
             process.wait()
-            if process.stdout:
-                process.stdout.close()
+            assert process.stdout is not None
+            process.stdout.close()
         self.alive.clear()
+
+
+def _cut_off(process: "subprocess.Popen[str]") -> None:
+    """A worker process ends when its standard input does."""
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _parse(said: str) -> Mapping[str, str] | None:

@@ -117,6 +117,10 @@ class Weights:
         self.total = sum(item["total"] for item in self.merged)
         return Reduced(norm=math.nan if bad else 1.0, tokens=0, bad=bad)
 
+    def outliers(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
+        del contributions
+        return ()
+
     def gradients(self) -> dict[str, int]:
         return {"total": self.total}
 

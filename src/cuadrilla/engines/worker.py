@@ -84,7 +84,10 @@ class _Worker:
     def __init__(self, connection: Connection, options: WorkerOptions) -> None:
         description = connection.describe()
         config, folder = options.prepare(connection, description)
-        threads = config.train.threads or options.threads or num_cores()
+        alone = options.threads or num_cores()
+        threads = config.train.threads or (
+            1 if config.sync.strict else alone
+        )  # as `run_local`: strict bits depend on it
         torch.set_num_threads(threads)
         keep_freed_memory()
         self._config = config

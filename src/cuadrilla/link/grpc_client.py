@@ -59,9 +59,11 @@ class Connection:
             ("grpc.ssl_target_name_override", SERVER_NAME),
             ("grpc.max_receive_message_length", 4 * wire.CHUNK_BYTES),
             ("grpc.enable_retries", 0),
+            ("grpc.enable_http_proxy", 0),  # a crew is on one's own network; proxies are for the web
             ("grpc.use_local_subchannel_pool", 1),  # another crew's connection to the same address is another one
         ]
         self._address = address
+        self._memory = wire.Memory(keep=1)
         self._channel = grpc.secure_channel(address, credentials, options=options)
 
     def enroll(self, *, secret: bytes, request: bytes) -> tuple[bytes, bytes]:
@@ -157,14 +159,13 @@ class Connection:
 
     def upload(self, name: str, tensors: Tensors) -> None:
         layout = wire.Layout.of(tensors)
-        call = self._channel.stream_unary(
-            SERVICE + "Upload", request_serializer=_serialize, response_deserializer=pb.Uploaded.FromString
-        )
+        call = self._channel.stream_unary(SERVICE + "Upload", response_deserializer=pb.Uploaded.FromString)
+        messages = wire.chunk_messages(name, layout.parts(tensors), layout=layout, num_bytes=layout.num_bytes)
         with self._errors():
-            call(wire.chunks(name, layout.pack(tensors), layout=layout), timeout=TRANSFER_SECONDS)
+            call(messages, timeout=TRANSFER_SECONDS)
 
     def download(self, name: str, layout: wire.Layout) -> Tensors:
-        assembly = wire.Assembly(layout.num_bytes, layout=layout)
+        assembly = wire.Assembly(layout.num_bytes, layout=layout, memory=self._memory)
         with self._errors():
             for chunk in self._stream(name, 0):
                 assembly.add(chunk)
@@ -299,7 +300,9 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
     details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
     match code:
         case grpc.StatusCode.PERMISSION_DENIED:
-            return Refused(f"the coordinator refused: {details}", hint="ask there for a new invite, then join again")
+            return Refused(
+                f"the coordinator refused: {details}", hint="ask there for a new invite, then: cuadrilla join --new"
+            )
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             return LinkError(f"{address} cannot be reached: {details}", hint="is the coordinator running?")
         case grpc.StatusCode.UNIMPLEMENTED:

@@ -39,6 +39,8 @@ MAX_WORKERS = 64
 MAX_MESSAGE_BYTES = 4 * wire.CHUNK_BYTES
 KEPT_VERSIONS = 2
 """A worker may still be reading the version before the newest one."""
+KEPT_UPLOADS = 4
+"""Memory of so many contributions is kept for the next round; more workers than that pay for fresh memory."""
 STOP_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
@@ -98,7 +100,8 @@ class CrewDesk:
         self._invites = Invites()
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
-        self._versions: dict[str, bytearray] = {}
+        self._versions: dict[str, memoryview] = {}
+        self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._server: Any = None
 
     # -- for the engine ------------------------------------------------------------------------------------------------
@@ -135,11 +138,12 @@ class CrewDesk:
             name = wire.version_name(message.version)
             if name not in self._versions:
                 assert isinstance(message.parameters, Mapping)
-                packed = self._parameters.pack(message.parameters)
+                with self._lock:  # the oldest goes first: its memory can hold the new one
+                    for old in list(self._versions)[: 1 - KEPT_VERSIONS]:
+                        del self._versions[old]
+                packed = self._parameters.pack(message.parameters, memory=self._version_memory)
                 with self._lock:
                     self._versions[name] = packed
-                    for old in list(self._versions)[:-KEPT_VERSIONS]:
-                        del self._versions[old]
         with self._lock:
             session = self._sessions.get(worker)
         if session is not None and isinstance(message, Stop):
@@ -198,7 +202,7 @@ class CrewDesk:
                     self._upload, request_deserializer=pb.Chunk.FromString, response_serializer=_serialize
                 ),
                 "Download": grpc.unary_stream_rpc_method_handler(
-                    self._download, request_deserializer=pb.DownloadRequest.FromString, response_serializer=_serialize
+                    self._download, request_deserializer=pb.DownloadRequest.FromString
                 ),
                 **CheckDesk(caller=self._caller).handlers(),
             },
@@ -298,7 +302,7 @@ class CrewDesk:
             session = self._sessions.get(worker)
         if session is None:
             _refuse(context, "no session", code=grpc.StatusCode.FAILED_PRECONDITION)
-        assembly = wire.Assembly(self._contribution.num_bytes, layout=self._contribution)
+        assembly = wire.Assembly(self._contribution.num_bytes, layout=self._contribution, memory=self._upload_memory)
         name = ""
         try:
             for chunk in requests:
@@ -311,17 +315,20 @@ class CrewDesk:
         session.uploads.put(name, self._contribution.unpack(assembly.buffer))
         return pb.Uploaded(num_bytes=assembly.received)
 
-    def _download(self, request: pb.DownloadRequest, context: Any) -> Iterator[pb.Chunk]:
+    def _download(self, request: pb.DownloadRequest, context: Any) -> Iterator[bytes]:
+        """Chunks, serialized."""
         self._caller(context)
         with self._lock:
             packed = self._versions.get(request.name)
         if packed is not None:
-            yield from wire.chunks(request.name, packed, layout=self._parameters, offset=request.offset)
+            yield from wire.chunk_messages(
+                request.name, [packed], layout=self._parameters, num_bytes=len(packed), offset=request.offset
+            )
             return
         path = self._file(request.name)
         if path is None:
             _refuse(context, f"there is no {request.name[:100]} here", code=grpc.StatusCode.NOT_FOUND)
-        yield from _file_chunks(path, request.offset)
+        yield from map(_serialize, _file_chunks(path, request.offset))
 
     def _file(self, name: str) -> Path | None:
         """A file of the offer by its SHA-256 in hexadecimal."""

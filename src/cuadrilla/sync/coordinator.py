@@ -99,6 +99,7 @@ class Coordinator:
     now: float = 0.0
     gathering_since: float | None = None
     gathered: bool = False
+    departed: int = 0
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The one entry. `now` is monotonic seconds of the receiver's own clock."""
@@ -160,8 +161,9 @@ class Coordinator:
         return [*actions, SendVersion(worker=event.worker, version=self.version), *self._deal()]
 
     def _remove(self, worker: str) -> list[Action]:
+        self.departed += not self.gathered
         if self.members.pop(worker, None) is None:
-            return []
+            return [] if self.gathered else self._deal()
         self.ledger.release(worker)
         return self._deal()
 
@@ -228,7 +230,8 @@ class Coordinator:
     def _has_gathered(self) -> bool:
         if not self.gathered and self.members:
             since = self.gathering_since = self.now if self.gathering_since is None else self.gathering_since
-            self.gathered = len(self.members) >= self.rules.gather or self.now - since >= self.rules.gather_seconds
+            expected = self.rules.gather - self.departed
+            self.gathered = len(self.members) >= expected or self.now - since >= self.rules.gather_seconds
         return self.gathered
 
     def _probing(self, shares: dict[str, int], *, begins: bool) -> dict[str, int]:

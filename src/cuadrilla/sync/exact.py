@@ -17,6 +17,7 @@ Alone, the worker's parameters and the coordinator's are the same tensors: nothi
 """
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 from cuadrilla.sync.outer import Outer
 
 # Gradients of a mean loss rarely exceed 1 per element, so 2^-40 of resolution leaves 2^22 of room in 62 bits.
+OUTLIER_RATIO = 100.0
+"""Gradients per token of honest contributions differ by much less, however few tokens one of them holds."""
 FIXED_POINT_SCALE = float(2**40)
 FIXED_POINT_LIMIT = float(2**62)
 
@@ -162,10 +165,24 @@ class ExactMerge:
         norm = self._norm()
         bad: tuple[int, ...] = ()
         if not math.isfinite(norm):
-            bad = tuple(i for i, item in enumerate(contributions) if not _all_finite(item)) or tuple(
-                range(len(contributions))
-            )
+            bad = tuple(i for i, item in enumerate(contributions) if not _all_finite(item))
+            bad = bad or self.outliers(contributions) or tuple(range(len(contributions)))
         return Reduced(norm=norm, tokens=tokens, bad=bad)
+
+    def outliers(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
+        """Contributions whose gradient per token is beyond comparison with the others': a flipped bit, most likely."""
+        sizes = [
+            float(torch.nn.utils.get_total_norm([tensor.double() for tensor in item.tensors.values()])) / item.tokens
+            if item.tokens
+            else 0.0
+            for item in contributions
+        ]
+        found = []
+        for index, size in enumerate(sizes):
+            others = [other for i, other in enumerate(sizes) if i != index and other > 0]
+            if others and size > OUTLIER_RATIO * statistics.median(others):
+                found.append(index)
+        return tuple(found)
 
     def step(self, *, norm: float, tokens: int, version: int) -> float:
         """Clip, update the parameters and return the learning-rate factor. `tokens`: counted when this is committed."""

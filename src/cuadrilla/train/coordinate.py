@@ -234,17 +234,25 @@ class Coordination:
             verdict = self._guard.judge(loss=nothing, norm=nothing) if action.skipped else Verdict.SKIP
         else:
             reduced = self._merge.reduce(contributions, planned_tokens=self._length.round_tokens)
-            if reduced.bad:
-                bad = tuple(action.answers[index].lease_id for index in reduced.bad)
-                for answer in (action.answers[index] for index in reduced.bad):
-                    log.warning("a non-finite contribution of %s is computed again", answer.worker)
-                    self._store.event("non-finite", worker=answer.worker, lease=answer.lease_id)
-                self._handle(events.Merged(bad_leases=bad))
+            if self._compute_again(action, reduced.bad, "non-finite"):
+                return
+            if self._guard.doubts(loss=loss, norm=reduced.norm) and self._compute_again(
+                action, self._merge.outliers(contributions), "outlier"
+            ):
                 return
             self._row["grad_norm"] = reduced.norm
             verdict = self._guard.judge(loss=loss, norm=reduced.norm)
         self._apply(action, verdict=verdict, tokens=tokens)
         self._handle(events.Merged())
+
+    def _compute_again(self, action: events.Merge, bad: Sequence[int], what: str) -> bool:
+        """Send the units of contributions that cannot be right to others; False if there are none."""
+        for answer in (action.answers[index] for index in bad):
+            log.warning("a contribution of %s is not used and computed again: %s", answer.worker, what)
+            self._store.event(what, worker=answer.worker, lease=answer.lease_id, version=action.version)
+        if bad:
+            self._handle(events.Merged(bad_leases=tuple(action.answers[index].lease_id for index in bad)))
+        return bool(bad)
 
     def _apply(self, action: events.Merge, *, verdict: Verdict, tokens: int) -> None:
         header = {"version": action.version, "units": action.units, "skipped": action.skipped, "tokens": tokens}

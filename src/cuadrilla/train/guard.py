@@ -55,6 +55,13 @@ class Guard:
     loss: Running = field(default_factory=Running)
     log_norm: Running = field(default_factory=Running)
 
+    def doubts(self, *, loss: float, norm: float) -> bool:
+        """Whether an update should be looked at twice: a spike, or too early to tell. Changes nothing."""
+        if self.updates < WARM_UP_UPDATES:
+            return True
+        log_norm = math.log(max(norm, 1e-30)) if math.isfinite(norm) else math.inf
+        return self._is_spike(loss, log_norm)
+
     def judge(self, *, loss: float, norm: float) -> Verdict:
         """Called once for each merged update, finite or not."""
         self.updates += 1

@@ -114,7 +114,7 @@ def assemble(
         same_environment=config.sync.strict,
         lost_after_seconds=LOST_AFTER_SECONDS if config.engine.kind == "crew" else None,
         hung_after_seconds=HUNG_AFTER_SECONDS if config.engine.kind == "crew" else None,
-        gather=len(config.engine.workers) if config.engine.kind == "crew" else 1,
+        gather=len(config.engine.workers),
     )
     coordinator = Coordinator.restore(state, rules=rules) if state else Coordinator(rules=rules)
     # An answer to a lease of an earlier process must never fit one of this process.

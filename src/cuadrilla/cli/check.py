@@ -1,0 +1,86 @@
+"""`cuadrilla check`: try things out before they are needed."""
+
+import dataclasses
+import re
+from typing import Annotated
+
+import typer
+
+from cuadrilla.cli.crew import find_crew
+from cuadrilla.cli.output import emit, emit_json, options, report_error, say
+from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.home import Home, Joined
+
+MAX_SECONDS = 20.0
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Try out what training will need."""
+
+
+@app.command()
+def link(
+    address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Default: where the crew was last.")] = "",
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=MAX_SECONDS, help="How long to measure the bandwidth each way.")
+    ] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Try the way from this machine to its crew's coordinator; name the first step that is broken, and its remedy.
+
+    For a machine that has joined. Exit code 5 when a step is broken.
+    """
+    options.json = options.json or as_json
+    crew = joined_crew(address)
+    from cuadrilla.link.check import Target, check_link
+
+    host, port = split_address(crew.address)
+    target = Target(host=host, port=port, folder=crew.folder, seconds=seconds)
+    say(f"as {crew.name} to {crew.address}")
+    rows = []
+    for row in check_link(target):
+        rows.append(row)
+        if not options.json:
+            emit(f"{'ok' if row.ok else 'BROKEN':7} {row.step:12} {row.reason}  [{row.seconds:.3f} s]")
+            if row.ok and row.hint:
+                say(f"{'':20} {row.hint}")
+    broken = next((row for row in rows if not row.ok), None)
+    error = LinkError(f"{broken.step}: {broken.reason}", hint=broken.hint) if broken else None
+    if options.json:
+        result = {"address": crew.address, "node": crew.name, "ok": error is None}
+        result["steps"] = [dataclasses.asdict(row) for row in rows]
+        if error is not None:
+            result |= {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        emit_json(result)
+        options.json = False  # what follows has been said as data
+    if error is not None:
+        report_error(error)
+        raise typer.Exit(error.exit_code)
+
+
+def joined_crew(address: str) -> Joined:
+    """The crew to check. Raises LinkError when this machine has joined none, or several and no address is given."""
+    home = Home.of_user()
+    if not address and len(joined := home.joined()) > 1:
+        raise LinkError(
+            f"this machine has joined {len(joined)} crews: {', '.join(crew.address for crew in joined)}",
+            hint="name one: cuadrilla check link ADDRESS:PORT",
+        )
+    crew = find_crew(home, address)
+    if crew is None:
+        raise LinkError(
+            f"this machine has joined no crew{f' at {address}' if address else ''}",
+            hint="join one first: `cuadrilla invite` on the coordinator's machine, then here: cuadrilla join",
+        )
+    return crew
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host without brackets, and port. Raises ConfigError."""
+    found = re.fullmatch(r"\[?([^\[\]]+?)\]?:(\d{1,5})", address)
+    if found is None or not 1 <= int(found[2]) <= 65535:
+        raise ConfigError(f"{address[:80]!r} is not an address and a port", hint="write it as 192.168.1.50:47470")
+    return found[1], int(found[2])

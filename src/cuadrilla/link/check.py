@@ -1,0 +1,190 @@
+"""`cuadrilla check link`: the way to the coordinator, one step after another, until the first that is broken.
+
+    name → route → tcp → tls → credentials → clock → download → upload → average
+
+Each step needs the ones before it, so the first broken one is the cause, and its hint the remedy. The clock is for
+information: nothing depends on it. Every step has a time limit (the system's own for a name). Nothing is sent before
+TLS has shown that the other end holds the key of a coordinator of this crew. The first four steps need nothing but
+sockets; the others are calls (`check_calls`).
+"""
+
+import contextlib
+import errno
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link.tls import SERVER_NAME, load_node
+
+CONNECT_SECONDS = 5.0
+NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
+UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One step: what was found, or why it is broken and what to do."""
+
+    step: str
+    ok: bool
+    reason: str
+    hint: str = ""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Whom to dial, as whom, and how long to measure."""
+
+    host: str
+    port: int
+    folder: Path
+    """Holds this node's keys."""
+    seconds: float
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def check_link(target: Target) -> Iterator[Row]:
+    """The steps as they are done; behind a broken one there is none. Raises LinkError for keys that cannot be used."""
+    identity = load_node(target.folder)
+    for name, step in (
+        ("name", lambda: _name(target)),
+        ("route", lambda: _route(target)),
+        ("tcp", lambda: _tcp(target)),
+        ("tls", lambda: _tls(target, identity.ca.decode())),
+    ):
+        yield (row := _do(name, step))
+        if not row.ok:
+            return
+    from cuadrilla.link.check_calls import Calls  # not before: it loads torch, which takes seconds
+
+    with contextlib.closing(Calls(target.address, identity=identity, seconds=target.seconds)) as calls:
+        for name, step in calls.steps():
+            yield (row := _do(name, step))
+            if not row.ok:
+                return
+
+
+def _do(name: str, step: Callable[[], tuple[str, str]]) -> Row:
+    began = time.monotonic()
+    try:
+        reason, hint = step()
+    except LinkError as error:
+        return Row(step=name, ok=False, reason=error.message, hint=error.hint, seconds=time.monotonic() - began)
+    return Row(step=name, ok=True, reason=reason, hint=hint, seconds=time.monotonic() - began)
+
+
+def _name(target: Target) -> tuple[str, str]:
+    found = list(dict.fromkeys(str(place[0]) for _, place in _addresses(target)))
+    return f"{target.host} is {'an address' if found == [target.host] else ', '.join(found)}", ""
+
+
+def _route(target: Target) -> tuple[str, str]:
+    """Which of this machine's addresses would be used; a connected UDP socket knows, and sends nothing."""
+    family, place = _addresses(target)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(place)
+        except OSError as error:
+            raise LinkError(
+                f"this machine has no way to {place[0]}: {error.strerror or error}",
+                hint="connect it to the coordinator's network (cable, Wi-Fi, VPN), then try again",
+            ) from None
+        own = str(probe.getsockname()[0])
+    card = next((card for card, all_ in psutil.net_if_addrs().items() if own in (each.address for each in all_)), "")
+    return f"from {own}{f' ({card})' if card else ''}", ""
+
+
+def _tcp(target: Target) -> tuple[str, str]:
+    with _connected(target) as plain:
+        return f"{target.address} answers at {plain.getpeername()[0]}", ""
+
+
+def _tls(target: Target, ca: str) -> tuple[str, str]:
+    """The other end holds the key of a certificate that this crew's CA has signed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=ca)
+    context.load_cert_chain(target.folder / "node.pem", target.folder / "node.key")
+    context.set_alpn_protocols(["h2"])
+    other = (
+        "check the port: another program may be listening there (on the coordinator: cuadrilla up prints its address)"
+    )
+    try:
+        with (
+            _connected(target) as plain,
+            context.wrap_socket(plain, server_hostname=SERVER_NAME) as secure,
+        ):
+            version, protocol = secure.version(), secure.selected_alpn_protocol()
+    except ssl.SSLCertVerificationError as error:
+        raise _untrusted(target, error) from None
+    except TimeoutError:
+        raise LinkError(
+            f"what answers at {target.address} said nothing for {CONNECT_SECONDS:g} s", hint=other
+        ) from None
+    except ssl.SSLError as error:
+        problem = f"what answers at {target.address} does not speak TLS 1.3 ({error.reason or 'it hung up'})"
+        raise LinkError(problem, hint=other) from None
+    except OSError as error:
+        problem = f"what answers at {target.address} hung up ({error.strerror or error})"
+        raise LinkError(problem, hint=other) from None
+    if protocol != "h2":
+        raise LinkError(f"what answers at {target.address} speaks TLS, but not the crew link", hint=other)
+    return f"{version}, the key is of this crew", ""
+
+
+def _untrusted(target: Target, error: ssl.SSLCertVerificationError) -> LinkError:
+    if error.verify_code == NOT_YET_VALID:
+        return LinkError(
+            "this machine's clock is before the day the crew was made", hint="set this machine's clock, then try again"
+        )
+    return LinkError(
+        f"what answers at {target.address} is not the coordinator of the crew that this machine has joined",
+        hint="check the address; if the crew was made anew there, get an invite and: cuadrilla join --new",
+    )
+
+
+def _addresses(target: Target) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+    """Family and socket address, as the system prefers them."""
+    try:
+        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        raise LinkError(
+            f"no machine named {target.host} is known here ({getattr(error, 'strerror', None) or error})",
+            hint=f"give the coordinator's IP address: cuadrilla check link 192.168.1.50:{target.port}",
+        ) from None
+    return [(family, place) for family, _, _, _, place in found]  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _connected(target: Target) -> Iterator[socket.socket]:
+    """A TCP connection. Raises LinkError if there is none; what happens on it is the caller's."""
+    firewall = f"allow TCP port {target.port} in the firewall of the coordinator's machine; check the address"
+    try:
+        plain = socket.create_connection((target.host, target.port), timeout=CONNECT_SECONDS)
+    except TimeoutError:
+        raise LinkError(f"{target.address} did not answer within {CONNECT_SECONDS:g} s", hint=firewall) from None
+    except ConnectionRefusedError:
+        raise LinkError(
+            f"nothing listens at {target.address}",
+            hint="start the coordinator there (cuadrilla up RUN), or check the address and the port that it prints",
+        ) from None
+    except OSError as error:
+        hint = firewall
+        if error.errno in UNREACHABLE:
+            hint = "check that both machines are on the same network and that the Wi-Fi does not keep them apart"
+            if sys.platform == "darwin":  # macOS 15 and later ask for each program
+                hint = "System Settings, Privacy & Security, Local Network: allow this terminal; then try again"
+        raise LinkError(f"cannot reach {target.address}: {error.strerror or error}", hint=hint) from None
+    with plain:
+        yield plain

@@ -1,0 +1,112 @@
+"""`cuadrilla prove` on a small run: the same bits, other bits, Ctrl-C; nothing is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cuadrilla.rundir import RunDir
+from tests.commands import COMMAND, TASK, make_run, wait_for
+
+CREW = ("--crew", "1.0,0.5", "--steps", "6")
+OTHER_MODEL_IN_A_CREW = TASK.replace(
+    ".square().sum()", '.square().sum() * (1.0 + 1e-6 * ("work" in __import__("sys").argv))'
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path / "cuadrilla ñ", steps=1000)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    return folder
+
+
+def command(run: RunDir, *arguments: str) -> list[str]:
+    return [*COMMAND, "prove", str(run.path), *arguments]
+
+
+def prove(run: RunDir, temporary: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    return subprocess.run(
+        command(run, *arguments), env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def untouched(run: RunDir, temporary: Path) -> bool:
+    left = [path.name for path in temporary.iterdir() if path.name.startswith("cuadrilla")]
+    kept = {path.name for path in run.path.iterdir()} - {"__pycache__"}
+    return not left and kept == {"run.toml", "task.py"}
+
+
+def test_the_same_bits(run: RunDir, temporary: Path) -> None:
+    done = prove(run, temporary, *CREW, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    result = json.loads(done.stdout)
+    assert result["equal"]
+    strict, free = result["strict"], result["not_strict"]
+    assert strict["sha256_one"] == strict["sha256_crew"]
+    assert (strict["relative_difference"], strict["differing"]) == (0, [])
+    assert strict["most_workers_in_a_step"] == free["most_workers_in_a_step"] == 2
+    assert free["sha256_one"] != strict["sha256_one"]
+    assert free["relative_difference"] < 1e-6
+    assert [line for line in done.stderr.splitlines() if line[1:3] == "/4"] == [
+        "1/4  strict, one worker: 6 steps, cpu, float32 (asked for)",
+        "2/4  strict, 2 worker processes: 6 steps, cpu, float32 (asked for)",
+        "3/4  not strict, one worker: 6 steps, cpu, float32 (asked for)",
+        "4/4  not strict, 2 worker processes: 6 steps, cpu, float32 (asked for)",
+    ]
+    assert untouched(run, temporary)
+
+
+def test_other_bits_are_named(run: RunDir, temporary: Path) -> None:
+    """A model whose loss is a millionth larger in worker processes."""
+    (run.path / "task.py").write_text(OTHER_MODEL_IN_A_CREW)
+    done = prove(run, temporary, *CREW)
+    assert done.returncode == 7, done.stderr
+    assert "the crew's bits are not those of one worker: " in done.stderr
+    assert "0.weight by up to" in done.stderr
+    assert "hint:" in done.stderr
+    assert done.stdout.splitlines()[1].split()[0] == "strict"
+    assert "Equal" not in done.stdout
+    assert untouched(run, temporary)
+
+
+def test_ctrl_c_leaves_nothing(run: RunDir, temporary: Path) -> None:
+    process = subprocess.Popen(
+        command(run, *CREW), env={**os.environ, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.DEVNULL, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    wait_for(lambda: len(psutil.Process(process.pid).children()) == 2, process)
+    workers = psutil.Process(process.pid).children()
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "interrupted" in said
+    assert len(psutil.wait_procs(workers, timeout=30)[0]) == 2
+    assert untouched(run, temporary)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--crew", "fast"), "--crew fast: 'fast' is not a list of speeds"),
+        (("--set", "train.unit_sequences=64"), "is a single unit of work"),
+    ],
+)
+def test_wrong_arguments(run: RunDir, temporary: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = prove(run, temporary, *arguments)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert "hint:" in done.stderr
+    assert untouched(run, temporary)
