@@ -3,10 +3,13 @@
 Tensors travel as their raw little-endian bytes, one after another without gaps, in chunks of at most `CHUNK_BYTES`,
 each with a CRC-32; the first chunk says what follows. A receiver knows beforehand what it may get (`Layout`): it
 compares before it allocates, so that no peer can make it take more memory than the model has.
+
+What costs time here is memory that the kernel has to clear, not copying: large buffers are used again (`Memory`).
 """
 
 import math
 import sys
+import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +41,9 @@ DTYPES = {
 MAX_UNITS = 2**20
 MAX_TEXT = 10_000
 
+Buffer = bytes | bytearray | memoryview
+_DATA_TAG = bytes([pb.Chunk.DATA_FIELD_NUMBER << 3 | 2])  # protobuf: a field of bytes; its length follows, as a varint
+
 assert sys.byteorder == "little", "big-endian machines are not supported"
 
 
@@ -67,18 +73,25 @@ class Layout:
         theirs = tuple((item.name, DTYPES.get(item.dtype), tuple(item.shape)) for item in described)
         return theirs == self.entries
 
-    def pack(self, tensors: Tensors) -> bytearray:
+    def pack(self, tensors: Tensors, *, memory: "Memory | None" = None) -> memoryview:
         """The bytes of `tensors`, which must have this layout: a copy."""
-        packed = bytearray(self.num_bytes)
+        packed = (memory or Memory()).take(self.num_bytes)
         for (_, target), (name, *_) in zip(self._views(packed), self.entries, strict=True):
             target.copy_(tensors[name].detach())
         return packed
 
-    def unpack(self, packed: bytearray) -> dict[str, Tensor]:
+    def parts(self, tensors: Tensors) -> Iterator[memoryview]:
+        """The bytes of `tensors` one by one; without a copy where they are in this machine's memory already."""
+        for name, dtype, shape in self.entries:
+            tensor = tensors[name].detach().to(device="cpu", dtype=dtype)
+            assert tensor.shape == shape
+            yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+    def unpack(self, packed: bytearray | memoryview) -> dict[str, Tensor]:
         """The tensors behind `packed`, without a copy: they keep it alive."""
         return dict(self._views(packed))
 
-    def _views(self, packed: bytearray) -> Iterator[tuple[str, Tensor]]:
+    def _views(self, packed: bytearray | memoryview) -> Iterator[tuple[str, Tensor]]:
         first = 0
         for name, dtype, shape in self.entries:
             count = math.prod(shape)
@@ -90,22 +103,83 @@ class Layout:
             first += count * dtype.itemsize
 
 
-def chunks(
-    name: str, packed: bytes | bytearray | memoryview, *, layout: Layout | None, offset: int = 0
-) -> Iterator[pb.Chunk]:
+class Memory:
+    """Large buffers of one size, used again once nothing refers to them any more.
+
+    Fresh memory costs five times a copy: the kernel clears each page when it is first touched. What a buffer holds at
+    first is undefined.
+    """
+
+    def __init__(self, *, keep: int = 2) -> None:
+        """`keep`: how many buffers may wait for their next use."""
+        self._keep = keep
+        self._free: list[Tensor] = []
+
+    def take(self, num_bytes: int) -> memoryview:
+        """A writable buffer. It comes back when this view, and every tensor made from it, is gone."""
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = torch.empty(num_bytes, dtype=torch.uint8)
+        if len(block) != num_bytes:
+            block = torch.empty(num_bytes, dtype=torch.uint8)
+        view = block.numpy().data
+        weakref.finalize(view, self._give_back, block).atexit = False
+        return view
+
+    def _give_back(self, block: Tensor) -> None:
+        if len(self._free) < self._keep:
+            self._free.append(block)
+
+
+def chunks(name: str, packed: Buffer, *, layout: Layout | None, offset: int = 0) -> Iterator[pb.Chunk]:
     """A whole as chunks from `offset` on; the first one says what it is, and comes even if nothing is left."""
-    view = memoryview(packed)
-    described = layout.describe() if layout else []
-    first = True
-    while first or offset < len(view):
-        data = bytes(view[offset : offset + CHUNK_BYTES])
-        chunk = pb.Chunk(data=data, crc=zlib.crc32(data))
-        if first:
-            chunk.name, chunk.num_bytes = name, len(view)
-            chunk.tensors.extend(described)
-        yield chunk
-        offset += len(data)
-        first = False
+    messages = chunk_messages(name, [packed], layout=layout, num_bytes=len(packed), offset=offset)
+    return map(pb.Chunk.FromString, messages)
+
+
+def chunk_messages(
+    name: str, parts: Iterable[Buffer], *, layout: Layout | None, num_bytes: int, offset: int = 0
+) -> Iterator[bytes]:
+    """Like `chunks`, as serialized messages, of a whole of `num_bytes` that lies in several parts.
+
+    The message is put together here because protobuf would copy the data three times, and this copies it once.
+    """
+    head = pb.Chunk(name=name, num_bytes=num_bytes, tensors=layout.describe() if layout else [])
+    for pieces in _cut(parts, offset):
+        crc = 0
+        for piece in pieces:
+            crc = zlib.crc32(piece, crc)
+        head.crc = crc
+        length = _varint(sum(len(piece) for piece in pieces))
+        yield b"".join((head.SerializeToString(), _DATA_TAG, length, *pieces))
+        head = pb.Chunk()
+
+
+def _cut(parts: Iterable[Buffer], offset: int) -> Iterator[list[memoryview]]:
+    """What is behind `offset`, in pieces that make up a chunk each; at least one chunk."""
+    pieces: list[memoryview] = []
+    room, begun = CHUNK_BYTES, False
+    for part in parts:
+        rest = memoryview(part)[offset:]
+        offset = max(0, offset - len(part))
+        while rest:
+            pieces.append(rest[:room])
+            rest = rest[room:]
+            room -= len(pieces[-1])
+            if room == 0:
+                yield pieces
+                pieces, room, begun = [], CHUNK_BYTES, True
+    if pieces or not begun:
+        yield pieces
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
 
 
 def chunk_of(data: bytes, *, num_bytes: int = 0) -> pb.Chunk:
@@ -135,8 +209,9 @@ class Assembly:
 
     num_bytes: int
     layout: Layout | None = None
+    memory: Memory = field(default_factory=Memory)
     received: int = 0
-    buffer: bytearray = field(default_factory=bytearray)
+    buffer: bytearray | memoryview = field(default_factory=bytearray)
     _begun: bool = False
 
     def add(self, chunk: pb.Chunk) -> None:
@@ -144,14 +219,15 @@ class Assembly:
         if not self._begun:
             if chunk.num_bytes != self.num_bytes or (self.layout is not None and not self.layout.fits(chunk.tensors)):
                 raise _unexpected(f"{chunk.num_bytes} bytes instead of {self.num_bytes}, or tensors of another model")
-            self.buffer = self.buffer or bytearray(self.num_bytes)
+            self.buffer = self.buffer or self.memory.take(self.num_bytes)
             self._begun = True
-        if zlib.crc32(chunk.data) != chunk.crc:
+        data: bytes = chunk.data  # once: each access is a copy
+        if zlib.crc32(data) != chunk.crc:
             raise _unexpected("its checksum does not fit")
-        end = self.received + len(chunk.data)
+        end = self.received + len(data)
         if end > self.num_bytes:
             raise _unexpected("more data than announced")
-        self.buffer[self.received : end] = chunk.data
+        self.buffer[self.received : end] = data
         self.received = end
 
     @property
