@@ -1,5 +1,6 @@
 """The root command and the one boundary at which errors become exit codes."""
 
+import errno
 import sys
 import traceback
 from pathlib import Path
@@ -13,7 +14,10 @@ from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.prove import prove
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, CuadrillaError, TaskError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, TaskError
+
+BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+"""What a path can be that no code can foresee; anything else is reported as ours."""
 
 app = typer.Typer(
     name="cuadrilla",
@@ -72,6 +76,9 @@ def main() -> None:
     except Exception as error:  # the CLI boundary: anything unforeseen is our own bug, or the user's task's
         if options.debug:
             raise
+        if isinstance(error, OSError) and error.errno in BAD_PATHS:
+            report_error(ConfigError(f"{error.filename}: {error.strerror}", hint="use another name or folder"))
+            sys.exit(ConfigError.exit_code)
         if in_task := _place_in_task(error):
             report_error(TaskError(f"{in_task}: {type(error).__name__}: {error}", hint="--debug shows the traceback"))
             sys.exit(TaskError.exit_code)

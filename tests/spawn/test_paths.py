@@ -1,0 +1,74 @@
+"""Folders and files with odd names, through the real commands: they work, or one line says why not."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.data import cuentos
+from cuadrilla.rundir import RunDir, read_jsonl
+from tests.commands import COMMAND
+
+FOLDERS = ["mis textos ñandú", "🦙 llama", "ĉ" * 60, "C:\\Users\\Ana", "-empieza", "$HOME;ls", "comillas ' \" `"]
+
+
+def cuadrilla(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_text_data_and_run_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
+    home = tmp_path / name
+    home.mkdir()
+    (home / f"{name}.txt").write_text("\n\n".join(cuentos.stories(60)), encoding="utf-8")
+    prepared = cuadrilla(home, "data", "prepare", f"./{name}.txt", "--out", f"./{name}-data", "--vocab", "400")
+    assert prepared.returncode == 0, prepared.stderr
+    (home / "run.toml").write_text(
+        f"[data]\nfolder = '''{name}-data'''\n[model]\npreset = 'micro'\ncontext = 32\n"
+        "[train]\nsteps = 2\nbatch_sequences = 2\nunit_sequences = 1\n[sample]\ntokens = 2\n",
+        encoding="utf-8",
+    )
+    done = cuadrilla(tmp_path, "train", f"./{name}")
+    assert done.returncode == 0, done.stderr
+    assert [row["version"] for row in read_jsonl(RunDir(home).metrics)] == [1, 2]
+    assert {path.name for path in tmp_path.iterdir()} == {name}  # nothing was written beside it
+
+
+def test_names_that_are_too_long_or_lead_in_circles(tmp_path: Path) -> None:
+    long = "a" * 300
+    (tmp_path / "circle").symlink_to("circle")
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "again").symlink_to(texts, target_is_directory=True)
+    (texts / "one.txt").write_text("\n\n".join(cuentos.stories(60)), encoding="utf-8")
+    for arguments, code in (
+        (("new", long), 2),
+        (("data", "prepare", long, "--out", "data"), 4),
+        (("data", "prepare", "texts", "--out", long), 2),
+        (("data", "prepare", "circle", "--out", "data"), 4),
+        (("train", "circle"), 2),
+        (("train", long), 2),
+    ):
+        done = cuadrilla(tmp_path, *arguments)
+        assert done.returncode == code, (arguments, done.stderr)
+        assert "hint:" in done.stderr
+        assert "Traceback" not in done.stderr
+    done = cuadrilla(tmp_path, "data", "prepare", "texts", "--out", "data", "--vocab", "400")
+    assert done.returncode == 0, done.stderr  # each text once, however many ways lead to it
+    sources = json.loads((tmp_path / "data" / "manifest.json").read_text())["sources"]
+    assert [source["name"].rpartition("/")[2] for source in sources] == ["one.txt"]
+
+
+def test_a_task_outside_the_run_folder_is_found_but_nothing_is_written_there(tmp_path: Path) -> None:
+    """`..` in a path means what it says; outputs stay in the run's folder."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "run").mkdir()
+    from tests.commands import RUN, TASK
+
+    (tmp_path / "code" / "task.py").write_text(TASK)
+    (tmp_path / "run" / "run.toml").write_text(RUN.format(steps=3).replace("task.py:task", "../code/task.py:task"))
+    done = cuadrilla(tmp_path, "train", "run")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "code").iterdir()} <= {"task.py", "__pycache__"}
