@@ -207,6 +207,11 @@ class FolderLock:
         self._path.unlink(missing_ok=True)
 
 
+def is_abandoned(lock: Path) -> bool:
+    """Whether a lock is there whose owner is gone for good. Raises OSError when it may not be read."""
+    return bool(lock.stat()) and FolderLock(lock, purpose="")._owner() is None
+
+
 def _start_mark(pid: Any) -> str | None:
     """What tells a process from a later one with its pid; None if there is none. No wall clock: that may be set."""
     try:

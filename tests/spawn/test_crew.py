@@ -103,8 +103,11 @@ def test_a_frozen_worker_is_evicted_and_joins_again(
 
 
 def test_a_killed_coordinator_loses_no_step_and_its_workers_end(
-    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
+    run: RunDir, undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    crew = start(run, *STRICT, *PRACTICE)
     wait_for(reached(run, 20), crew)
     workers = psutil.Process(crew.pid).children()
     crew.kill()
@@ -112,8 +115,10 @@ def test_a_killed_coordinator_loses_no_step_and_its_workers_end(
     announced = max(row["version"] for row in read_jsonl(run.metrics))
     gone, alive = psutil.wait_procs(workers, timeout=30)
     assert len(gone) == 3, alive
+    assert len(list((tmp_path / "tmp").glob("cuadrilla-crew-*"))) == 1  # their keys
     done = train(run, *STRICT, "--practice", "1.0,1.0")  # another number of workers
     assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "tmp").glob("cuadrilla-crew-*"))
     assert int(done.stderr.split("resumed    at step ")[1].split()[0]) >= announced
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
     assert final_sha256(run.path) == undisturbed

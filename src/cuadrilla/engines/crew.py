@@ -8,6 +8,7 @@ the others go on. Without any worker the coordinator waits, unless all the worke
 import itertools
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,10 +30,11 @@ from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, key_hash, node_request, open_coordinator, save_node
 from cuadrilla.link.wire import Layout
-from cuadrilla.rundir import RunDir, storage_errors
+from cuadrilla.rundir import FolderLock, RunDir, is_abandoned, storage_errors
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import Parts
 
+PRIVATE_PREFIX = "cuadrilla-crew-"
 TICK_SECONDS = 0.1
 FINISH_SECONDS, END_SECONDS = 10.0, 5.0
 """A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
@@ -66,11 +68,23 @@ def run_crew(parts: Parts, run: RunDir, *, opening: Opening) -> Outcome:
     if parts.config.sync.strict:
         torch.set_num_threads(parts.config.train.threads or 1)
     try:
-        with tempfile.TemporaryDirectory(prefix="cuadrilla-crew-") as private:
+        _remove_abandoned()
+        with (
+            tempfile.TemporaryDirectory(prefix=PRIVATE_PREFIX) as private,
+            FolderLock(Path(private, "lock"), purpose=""),
+        ):
             return _run(parts, run, opening=opening, private=Path(private))
     finally:
         parts.store.close()
         torch.set_num_threads(before)
+
+
+def _remove_abandoned() -> None:
+    """Folders with the keys of worker processes whose coordinator was killed: nobody can use them, nobody should."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PRIVATE_PREFIX}*"):
+        with suppress(OSError):  # another user's
+            if is_abandoned(folder / "lock"):
+                shutil.rmtree(folder)
 
 
 def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outcome:
