@@ -1,6 +1,5 @@
 """Machines that join a coordinator: invites, what they fetch, who is refused, kicked, comes back. Each has a home."""
 
-import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,67 +10,12 @@ import pytest
 from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.home import Home
 from cuadrilla.link.invite import Invite
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import COMMAND, make_run, reached, wait_for
+from tests.machines import LANGUAGE_RUN, Machine, invite, present, up
 from tests.runs import final_sha256
 
 STEPS = 60
-LANGUAGE_RUN = """
-[data]
-folder = "data"
-[model]
-preset = "micro"
-context = 64
-[train]
-steps = {steps}
-batch_sequences = 8
-unit_sequences = 1
-precision = "fp32"
-threads = 1
-[optim]
-kind = "adamw"
-[sync]
-strict = true
-[sample]
-tokens = 0
-[checkpoint]
-every_seconds = 0
-"""
-
-
-class Machine:
-    """A machine of its own, as far as cuadrilla can tell: another home folder."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, *arguments: str, says: str = "") -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [*COMMAND, *arguments], env=self.environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self.started.append(process)
-        assert process.stdin is not None
-        process.stdin.write(says)
-        process.stdin.close()
-        process.stdin = None
-        return process
-
-    def run(self, *arguments: str, says: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, *arguments], env=self.environment(), input=says, capture_output=True, text=True, timeout=60,
-            check=False,
-        )  # fmt: skip
-
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "CUADRILLA_HOME": str(self.home)}
-
-    def stop(self) -> None:
-        for process in self.started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
 
 
 @pytest.fixture
@@ -117,30 +61,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory, data: Path) -> str:
     (folder / "run.toml").write_text(LANGUAGE_RUN.format(steps=STEPS))
     subprocess.run([*COMMAND, "train", str(folder)], check=True, capture_output=True, timeout=110)
     return final_sha256(folder)
-
-
-def up(machine: Machine, run: RunDir, port: int, *, workers: str = "[]") -> "subprocess.Popen[str]":
-    arguments = ("up", str(run.path), "--listen", f"127.0.0.1:{port}", "--set", f"engine.workers={workers}")
-    process = machine.start(*arguments)
-    wait_for(lambda: Home(machine.home).open_file.exists(), process)
-    return process
-
-
-def invite(machine: Machine, *arguments: str) -> str:
-    done = machine.run("invite", *arguments)
-    assert done.returncode == 0, done.stderr
-    wait_for(lambda: not list(Home(machine.home).invites.glob("*.json")))  # the coordinator has taken it
-    return done.stdout
-
-
-def present(run: RunDir) -> set[str]:
-    here: set[str] = set()
-    for row in read_jsonl(run.events):
-        if row["event"] == "joined":
-            here.add(row["worker"])
-        elif row["event"] in ("left", "evicted"):
-            here.discard(row["worker"])
-    return here
 
 
 def test_two_machines_join_fetch_the_data_and_one_is_kicked(

@@ -22,6 +22,7 @@ from torch import Tensor
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
+from cuadrilla.link.grpc_calls import cut_off, only, reads, refuse, serialize
 
 LIMIT_SECONDS = 25.0
 CUT_SECONDS = 30.0
@@ -49,37 +50,23 @@ class CheckDesk:
         self._measuring = threading.Lock()
 
     def handlers(self) -> dict[str, Any]:
+        unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         return {
-            "Check": grpc.unary_unary_rpc_method_handler(
-                self._check,
-                request_deserializer=pb.Nothing.FromString,
-                response_serializer=pb.CheckReply.SerializeToString,
-            ),
-            "Receive": grpc.unary_stream_rpc_method_handler(
-                self._receive,
-                request_deserializer=pb.ReceiveRequest.FromString,
-                response_serializer=pb.Chunk.SerializeToString,
-            ),
-            "Send": grpc.stream_unary_rpc_method_handler(
-                self._send,
-                request_deserializer=pb.Chunk.FromString,
-                response_serializer=pb.Uploaded.SerializeToString,
-            ),
-            "Average": grpc.unary_unary_rpc_method_handler(
-                self._average,
-                request_deserializer=pb.Chunk.FromString,
-                response_serializer=pb.Chunk.SerializeToString,
-            ),
+            "Check": unary(reads(self._check, pb.Nothing), response_serializer=serialize),
+            "Receive": stream(reads(self._receive, pb.ReceiveRequest), response_serializer=serialize),
+            "Send": unary(reads(self._send, pb.Chunk), response_serializer=serialize),
+            "Average": unary(reads(self._average, pb.Chunk), response_serializer=serialize),
         }
 
-    def _check(self, _request: pb.Nothing, context: Any) -> pb.CheckReply:
+    def _check(self, _requests: Iterator[pb.Nothing], context: Any) -> pb.CheckReply:
         self._caller(context)
         return pb.CheckReply(unix_seconds=time.time())
 
-    def _receive(self, request: pb.ReceiveRequest, context: Any) -> Iterator[pb.Chunk]:
+    def _receive(self, requests: Iterator[pb.ReceiveRequest], context: Any) -> Iterator[pb.Chunk]:
         """What a node receives."""
         self._caller(context)
         with self._alone(context) as began:
+            request = only(requests, context)
             chunk = wire.chunk_of(os.urandom(CHUNK_BYTES))
             seconds = min(request.seconds, LIMIT_SECONDS)  # False for NaN: nothing is sent
             while time.monotonic() - began < seconds:
@@ -90,21 +77,26 @@ class CheckDesk:
         self._caller(context)
         num_bytes = 0
         with self._alone(context) as began:
-            for chunk in requests:
-                num_bytes += len(chunk.data)
-                if time.monotonic() - began > LIMIT_SECONDS:
-                    break
+            try:
+                for chunk in requests:
+                    num_bytes += len(chunk.data)
+                    if time.monotonic() - began > LIMIT_SECONDS:
+                        break
+            except LinkError as error:
+                refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
         return pb.Uploaded(num_bytes=num_bytes)
 
-    def _average(self, request: pb.Chunk, context: Any) -> pb.Chunk:
+    def _average(self, requests: Iterator[pb.Chunk], context: Any) -> pb.Chunk:
         self._caller(context)
+        cut_off(context, after=CUT_SECONDS)
+        request = only(requests, context)
         assembly = wire.Assembly(KNOWN_LAYOUT.num_bytes, layout=KNOWN_LAYOUT)
         try:
             assembly.add(request)
         except LinkError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
         if not assembly.complete:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the tensors are not whole")
+            refuse(context, "the tensors are not whole", code=grpc.StatusCode.INVALID_ARGUMENT)
         theirs, ours = KNOWN_LAYOUT.unpack(assembly.buffer), known_tensors(COORDINATORS_FACTOR)
         means = {name: (theirs[name] + ours[name]) / 2 for name in ours}
         return next(wire.chunks("mean", KNOWN_LAYOUT.pack(means), layout=KNOWN_LAYOUT))

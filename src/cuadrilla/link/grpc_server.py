@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -28,6 +28,7 @@ from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.grpc_calls import MAX_CALLS, Admission, cut_off, only, reads, refuse, serialize
 from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.invite import Invites, Outcome, canonical_host
 from cuadrilla.link.nodes import AllowList
@@ -37,6 +38,10 @@ from cuadrilla.log import TALK
 SERVICE = "cuadrilla.crew.v1.Crew"
 MAX_WORKERS = 64
 MAX_MESSAGE_BYTES = 4 * wire.CHUNK_BYTES
+MAX_CONNECTIONS = 4 * MAX_WORKERS
+HANDSHAKE_SECONDS = ENROL_SECONDS = 5.0
+END_SECONDS = 1.0
+"""A session that is over may say so for this long, then its call is cut off, whether or not the peer reads."""
 KEPT_VERSIONS = 2
 """A worker may still be reading the version before the newest one."""
 KEPT_UPLOADS = 4
@@ -69,11 +74,13 @@ class Offer:
 @dataclass(eq=False)
 class _Session:
     worker: str
+    context: Any
     outbox: "queue.SimpleQueue[pb.ToWorker | None]" = field(default_factory=queue.SimpleQueue)
     uploads: wire.Uploads = field(default_factory=wire.Uploads)
     reason: str = "the connection ended"
     joined: bool = False
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
+    uploading: bool = False
     expected: bool = False
     """Its end is no news: the worker said goodbye, or was told to stop."""
 
@@ -100,6 +107,7 @@ class CrewDesk:
         self._invites = Invites()
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
+        self._admission = Admission()
         self._versions: dict[str, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._server: Any = None
@@ -112,8 +120,14 @@ class CrewDesk:
         Raises LinkError when it is taken, or when HOST means every network of this machine.
         """
         canonical_host(address.rpartition(":")[0])
-        pool = ThreadPoolExecutor(4 * MAX_WORKERS, thread_name_prefix="crew-link")
-        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+        pool = ThreadPoolExecutor(MAX_CALLS * MAX_WORKERS, thread_name_prefix="crew-link")
+        options = [
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_concurrent_streams", 2 * MAX_CALLS),
+            ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
+        ]
         server = grpc.server(pool, handlers=[self._handlers()], options=options)
         credentials = grpc.dynamic_ssl_server_credentials(
             self._certificates(), self._certificates, require_client_authentication=True
@@ -179,56 +193,51 @@ class CrewDesk:
         for session in sessions:
             self._end(session, Stop(reason="the run has ended"))
         if self._server is not None:
-            self._server.stop(STOP_SECONDS).wait()
+            self._server.stop(STOP_SECONDS).wait(2 * STOP_SECONDS)
             self._server = None
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def _handlers(self) -> Any:
-        def unary(call: Any, request: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(
-                call, request_deserializer=request.FromString, response_serializer=_serialize
-            )
-
+        unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Enroll": unary(self._enroll, pb.EnrolRequest),
-                "Describe": unary(self._describe, pb.Nothing),
-                "Session": grpc.stream_stream_rpc_method_handler(
-                    self._session, request_deserializer=pb.ToCoordinator.FromString, response_serializer=_serialize
-                ),
-                "Upload": grpc.stream_unary_rpc_method_handler(
-                    self._upload, request_deserializer=pb.Chunk.FromString, response_serializer=_serialize
-                ),
-                "Download": grpc.unary_stream_rpc_method_handler(
-                    self._download, request_deserializer=pb.DownloadRequest.FromString
-                ),
+                "Enroll": unary(reads(self._enroll, pb.EnrolRequest), response_serializer=serialize),
+                "Describe": unary(reads(self._describe, pb.Nothing), response_serializer=serialize),
+                "Session": stream(reads(self._session, pb.ToCoordinator), response_serializer=serialize),
+                "Upload": unary(reads(self._upload, pb.Chunk), response_serializer=serialize),
+                "Download": stream(reads(self._download, pb.DownloadRequest)),
                 **CheckDesk(caller=self._caller).handlers(),
             },
         )
 
-    def _enroll(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolReply:
+    def _enroll(self, requests: Iterator[pb.EnrolRequest], context: Any) -> pb.EnrolReply:
         certificate = peer_certificate(context.auth_context())
         if certificate is None or not is_enrol(certificate):
-            _refuse(context, "this machine is in the crew already")
+            refuse(context, "this machine is in the crew already")
+        self._admission.admit("", context)
+        cut_off(context, after=ENROL_SECONDS)
+        request = only(requests, context)
         try:
             name, signed = self._keys.sign(request.certificate_request)
             with self._lock:
+                was_open = self._invites.is_open(monotonic())
                 outcome = self._invites.redeem(request.secret, now=monotonic())
-                closed = outcome is Outcome.WRONG and not self._invites.is_open(monotonic())
+                closed = was_open and outcome is Outcome.WRONG and not self._invites.is_open(monotonic())
             if outcome is not Outcome.ACCEPTED:
-                log.warning("a machine that calls itself %s was not let in: %s", name, outcome.value)
+                level = logging.WARNING if was_open else logging.DEBUG  # guessing on is no news
+                log.log(level, "a machine that calls itself %s was not let in: %s", name, outcome.value)
                 if closed:
                     log.warning("all invites are closed after wrong tries; make a new one")
-                _refuse(context, outcome.value)
+                refuse(context, outcome.value)
             self._nodes.add(name, certificate=signed)
         except CuadrillaError as error:
-            _refuse(context, error.message)
+            refuse(context, error.message)
         log.info("%s joined the crew", name)
         return pb.EnrolReply(certificate=signed, ca=self._keys.identity.ca)
 
-    def _describe(self, _request: pb.Nothing, context: Any) -> pb.Run:
+    def _describe(self, _requests: Iterator[pb.Nothing], context: Any) -> pb.Run:
         self._caller(context)
         files = [
             pb.File(path=path, sha256=sha256, num_bytes=here.stat().st_size)
@@ -237,10 +246,10 @@ class CrewDesk:
         return pb.Run(config=self._offer.config, files=files)
 
     def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
-        session = _Session(self._caller(context))
+        session = _Session(self._caller(context), context)
         with self._lock:
             if len(self._sessions) >= MAX_WORKERS and session.worker not in self._sessions:
-                _refuse(context, f"the crew is full: {MAX_WORKERS} workers")
+                refuse(context, f"the crew is full: {MAX_WORKERS} workers")
             older = self._sessions.get(session.worker)
             self._sessions[session.worker] = session
         if older is not None:
@@ -280,11 +289,15 @@ class CrewDesk:
         finally:
             self._forget(session)
             session.outbox.put(None)
+            cut_off(session.context, after=END_SECONDS)
 
     def _end(self, session: _Session, stop: Stop) -> None:
+        """From now on nothing that it says counts; it may still hear why."""
         session.expected = True
+        self._forget(session)
         session.outbox.put(wire.to_worker(stop))
         session.outbox.put(None)
+        cut_off(session.context, after=END_SECONDS)
 
     def _forget(self, session: _Session) -> None:
         """The session is over; if it is still its worker's newest, the worker has left."""
@@ -301,23 +314,33 @@ class CrewDesk:
         with self._lock:
             session = self._sessions.get(worker)
         if session is None:
-            _refuse(context, "no session", code=grpc.StatusCode.FAILED_PRECONDITION)
+            refuse(context, "no session", code=grpc.StatusCode.FAILED_PRECONDITION)
+        with self._lock:
+            busy, session.uploading = session.uploading, True
+        if busy:
+            refuse(context, "one upload at a time", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+        try:
+            return self._assemble(session, requests)
+        except LinkError as error:
+            refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
+        finally:
+            session.uploading = False
+
+    def _assemble(self, session: _Session, requests: Iterator[pb.Chunk]) -> pb.Uploaded:
         assembly = wire.Assembly(self._contribution.num_bytes, layout=self._contribution, memory=self._upload_memory)
         name = ""
-        try:
-            for chunk in requests:
-                name = name or chunk.name
-                assembly.add(chunk)
-        except LinkError as error:
-            _refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
+        for chunk in requests:
+            name = name or chunk.name
+            assembly.add(chunk)
         if not assembly.complete:
-            _refuse(context, "the upload ends early", code=grpc.StatusCode.INVALID_ARGUMENT)
+            raise LinkError("the upload ends early", hint="the worker begins again")
         session.uploads.put(name, self._contribution.unpack(assembly.buffer))
         return pb.Uploaded(num_bytes=assembly.received)
 
-    def _download(self, request: pb.DownloadRequest, context: Any) -> Iterator[bytes]:
+    def _download(self, requests: Iterator[pb.DownloadRequest], context: Any) -> Iterator[bytes]:
         """Chunks, serialized."""
         self._caller(context)
+        request = only(requests, context)
         with self._lock:
             packed = self._versions.get(request.name)
         if packed is not None:
@@ -327,13 +350,13 @@ class CrewDesk:
             return
         path = self._file(request.name)
         if path is None:
-            _refuse(context, f"there is no {request.name[:100]} here", code=grpc.StatusCode.NOT_FOUND)
-        yield from map(_serialize, _file_chunks(path, request.offset))
+            refuse(context, f"there is no {request.name[:100]} here", code=grpc.StatusCode.NOT_FOUND)
+        yield from map(serialize, _file_chunks(path, request.offset))
 
     def _file(self, name: str) -> Path | None:
         """A file of the offer by its SHA-256 in hexadecimal."""
         for path, sha256 in self._offer.files.values():
-            if hmac.compare_digest(sha256.hex(), name):
+            if hmac.compare_digest(sha256.hex().encode(), name.encode()):
                 return path
         return None
 
@@ -346,7 +369,8 @@ class CrewDesk:
             log.warning("%s", error.message)
             name = None
         if name is None:
-            _refuse(context, "this node is not in the crew (any more)")
+            refuse(context, "this node is not in the crew (any more)")
+        self._admission.admit(name, context)
         return name
 
     def _certificates(self) -> Any:
@@ -363,20 +387,10 @@ class CrewDesk:
 def _file_chunks(path: Path, offset: int) -> Iterator[pb.Chunk]:
     size = path.stat().st_size
     with open(path, "rb") as file:
-        file.seek(offset)
+        file.seek(min(offset, size))
         first = True
         while data := file.read(wire.CHUNK_BYTES):
             yield wire.chunk_of(data, num_bytes=size if first else 0)
             first = False
         if first:
             yield wire.chunk_of(b"", num_bytes=size)
-
-
-def _refuse(context: Any, reason: str, *, code: Any = grpc.StatusCode.PERMISSION_DENIED) -> NoReturn:
-    context.abort(code, reason)
-    raise AssertionError("abort raises")
-
-
-def _serialize(message: Any) -> bytes:
-    raw: bytes = message.SerializeToString()
-    return raw

@@ -11,8 +11,9 @@ import math
 import sys
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -39,7 +40,12 @@ DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.int64, torch.int32, torch.bfloat16)
 }
 MAX_UNITS = 2**20
-MAX_TEXT = 10_000
+MAX_REASON = 10_000
+MAX_TEXT = 200
+"""Of what a worker says about itself: it is printed here and sent to other workers."""
+MAX_FACTS = 100
+MAX_SPEED = 1e6
+"""Speeds are added and divided: beside one of 1e-300 nothing else is a number any more."""
 
 Buffer = bytes | bytearray | memoryview
 _DATA_TAG = bytes([pb.Chunk.DATA_FIELD_NUMBER << 3 | 2])  # protobuf: a field of bytes; its length follows, as a varint
@@ -68,8 +74,10 @@ class Layout:
             for name, dtype, shape in self.entries
         ]
 
-    def fits(self, described: Iterable[pb.Tensor]) -> bool:
+    def fits(self, described: Sequence[pb.Tensor]) -> bool:
         """Whether a peer's description is this layout."""
+        if len(described) != len(self.entries):  # nothing is built from a list of any length
+            return False
         theirs = tuple((item.name, DTYPES.get(item.dtype), tuple(item.shape)) for item in described)
         return theirs == self.entries
 
@@ -221,6 +229,8 @@ class Assembly:
                 raise _unexpected(f"{chunk.num_bytes} bytes instead of {self.num_bytes}, or tensors of another model")
             self.buffer = self.buffer or self.memory.take(self.num_bytes)
             self._begun = True
+        elif not chunk.data:
+            raise _unexpected("a chunk without data")
         data: bytes = chunk.data  # once: each access is a copy
         if zlib.crc32(data) != chunk.crc:
             raise _unexpected("its checksum does not fit")
@@ -269,8 +279,8 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
         case "hello":
             hello = received.hello
             _require(hello.protocol == PROTOCOL, f"it speaks protocol {hello.protocol}, this machine {PROTOCOL}")
-            _require(math.isfinite(hello.speed_hint) and 0 < hello.speed_hint < 1e12, "its speed is not a number")
-            known = {key[:MAX_TEXT]: value[:MAX_TEXT] for key, value in list(hello.environment.items())[:100]}
+            _require(1 / MAX_SPEED < hello.speed_hint < MAX_SPEED, "its speed is not one that a machine has")
+            known = {_plain(key): _plain(value) for key, value in islice(hello.environment.items(), MAX_FACTS)}
             return Hello(speed_hint=hello.speed_hint, environment=known)
         case "progress":
             return Progress(passes=received.progress.passes)
@@ -289,7 +299,7 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
                 valid=answer.valid and tensors is not None and math.isfinite(answer.loss_sum),
             )
         case "goodbye":
-            return Goodbye(reason=received.goodbye.reason[:MAX_TEXT])
+            return Goodbye(reason=_plain(received.goodbye.reason))
         case _:
             raise LinkError("a message of no known kind", hint="install the same version on both machines")
 
@@ -328,7 +338,7 @@ def from_coordinator(received: pb.ToWorker) -> ToWorker:
             )
         case "stop":
             stop = received.stop
-            return Stop(reason=stop.reason[:MAX_TEXT], refused=stop.refused, again=stop.again)
+            return Stop(reason=stop.reason[:MAX_REASON], refused=stop.refused, again=stop.again)
         case _:
             raise LinkError("a message of no known kind", hint="install the same version on both machines")
 
@@ -353,6 +363,11 @@ class Uploads:
 def version_name(version: int) -> str:
     """What the parameters of a version are called on the wire."""
     return f"version-{version}"
+
+
+def _plain(text: str) -> str:
+    """A short piece of a peer's text that is safe on a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text[:MAX_TEXT])
 
 
 def _require(condition: bool, problem: str) -> None:

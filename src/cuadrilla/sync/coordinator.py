@@ -12,6 +12,7 @@ A contribution with a non-finite value is computed again, one unit at a time, by
 unit that fails twice is skipped as bad data; a member whose failures others could compute is evicted at the second.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +76,9 @@ class Member:
     transfer_seconds: float = 0.0
     measurements: int = 0
     rounds_without: int = 0
+    granted_at: float = 0.0
+    unit_seconds: float = math.inf
+    """How long a unit of its last answered lease took by this machine's clock; `units_per_second` is its own claim."""
     heard_at: float
     progress_at: float
     passes: int = 0
@@ -155,7 +159,7 @@ class Coordinator:
             if self.environment is None:
                 self.environment = dict(event.environment)
             if different := sorted(_differing(self.environment, event.environment)):
-                reason = f"strict mode needs equal machines; different here: {', '.join(different)}"
+                reason = f"strict mode needs equal machines; different here: {', '.join(different[:3])}"
                 return [*actions, Evict(worker=event.worker, reason=reason, refused=True)]
         self.members[event.worker] = Member(hint=event.speed_hint, heard_at=now, progress_at=now)
         return [*actions, SendVersion(worker=event.worker, version=self.version), *self._deal()]
@@ -193,7 +197,7 @@ class Coordinator:
         num_units = sum(len(lease.units) for lease in self.ledger.leases.values() if lease.worker == worker)
         if rules.hung_after_seconds is None or not num_units or member.passes == 0:
             return ""
-        expected = num_units / max(self.speeds()[worker], 1e-9)
+        expected = num_units * min(1 / max(self.speeds()[worker], 1e-9), member.unit_seconds)
         limit = max(rules.hung_after_seconds, rules.hung_after_leases * expected)
         idle = now - member.progress_at
         return f"hung: no progress for {idle:.1f} s" if idle > limit else ""
@@ -224,7 +228,8 @@ class Coordinator:
         grant = self.ledger.grant(worker, count, exclude=exclude)
         if grant is None:
             return []
-        self.members[worker].progress_at = self.now  # it may have been idle for long: hanging begins with work
+        member = self.members[worker]
+        member.granted_at = member.progress_at = self.now  # it may have been idle for long: hanging begins with work
         return [SendLease(grant=grant, version=self.version)]
 
     def _has_gathered(self) -> bool:
@@ -281,6 +286,7 @@ class Coordinator:
             self._fail(grant)
             return [Discard(lease_id=event.lease_id), *self._deal(), *self._close_round()]
         measured = len(grant.units) / max(event.seconds, 1e-9)
+        member.unit_seconds = (now - member.granted_at) / len(grant.units)
         memory = SPEED_MEMORY if member.units_per_second else 0.0
         member.units_per_second += (1 - memory) * (measured - member.units_per_second)
         member.transfer_seconds += (1 - memory) * (event.transfer_seconds - member.transfer_seconds)

@@ -1,0 +1,200 @@
+"""The processes of `bench.link`: they do what a line on stdin says and answer with a line of JSON on stdout.
+
+`NODES` holds the kinds. A command is the name of a method; its answer holds the seconds (monotonic, the same clock in
+every namespace) at which the transfer began and ended.
+
+* `crew`: the product's `CrewDesk` with a receiver that keeps contributions, and a `GrpcLink` per worker.
+* `gloo`: torch.distributed, rank 0 in the coordinator's place; the same bytes as point-to-point messages, and an
+  all-reduce among the workers. Neither encrypted nor checked.
+"""
+
+import faulthandler
+import json
+import os
+import queue
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.lan import CARD, LAN
+from cuadrilla.link.base import Contribute, Hello, ToCoordinator, Version
+from cuadrilla.link.grpc_client import Connection
+from cuadrilla.link.grpc_server import CrewDesk, Offer
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.tls import load_node, open_coordinator
+from cuadrilla.link.wire import Layout
+from tests.crews import NOW
+
+TENSOR_ELEMENTS = 2**22
+WAIT_SECONDS = 60.0
+LIMIT_SECONDS = 300.0  # a process that is still there then says where it hangs, and ends
+Times = dict[str, float]
+
+
+def model(num_parameters: int) -> dict[str, Tensor]:
+    """Tensors with that many fp32 elements; every process makes the same."""
+    sizes = [TENSOR_ELEMENTS] * (num_parameters // TENSOR_ELEMENTS) + [num_parameters % TENSOR_ELEMENTS]
+    return {f"layer.{i:03d}": torch.arange(size, dtype=torch.float32) + i for i, size in enumerate(sizes) if size}
+
+
+class CrewCoordinator:
+    """Sends versions, takes contributions."""
+
+    def __init__(self, *, folder: str, address: str, port: int, parameters: int, **_: Any) -> None:
+        self._params = model(parameters)
+        self._inbox: queue.SimpleQueue[tuple[str, ToCoordinator]] = queue.SimpleQueue()
+        self._version = 0
+        layout = Layout.of(self._params)
+        self._desk = CrewDesk(
+            keys=open_coordinator(Path(folder) / "crew", now=NOW),
+            nodes=AllowList(Path(folder) / "nodes.json"),
+            receiver=self,
+            offer=Offer(config="{}", files={}),
+            parameters=layout,
+            contribution=layout,
+        )
+        self._desk.serve(f"{address}:{port}")
+
+    def deliver(self, worker: str, message: ToCoordinator) -> None:
+        self._inbox.put((worker, message))
+
+    def heard(self, worker: str, passes: int) -> None: ...
+
+    def left(self, worker: str, reason: str) -> None: ...
+
+    def hello(self) -> None:
+        """Wait for a worker that begins."""
+        assert isinstance(self._inbox.get(timeout=WAIT_SECONDS)[1], Hello)
+
+    def announce(self) -> Times:
+        began = time.monotonic()
+        self._version += 1
+        for worker in self._desk.workers():
+            self._desk.send(worker, Version(version=self._version, parameters=self._params))
+        return {"began": began, "ended": time.monotonic()}
+
+    def collect(self) -> None:
+        """The next worker's contribution: whole, and bit for bit what it should be."""
+        _, message = self._inbox.get(timeout=WAIT_SECONDS)
+        assert isinstance(message, Contribute)
+        assert message.valid
+        if self._version == 1:
+            _check(message.tensors, self._params)
+
+    def close(self) -> None:
+        self._desk.close()
+
+
+class CrewWorker:
+    """Downloads versions, uploads contributions."""
+
+    def __init__(self, *, folder: str, name: str, address: str, port: int, parameters: int, **_: Any) -> None:
+        self._params = model(parameters)
+        self._connection = Connection(f"{address}:{port}", identity=load_node(Path(folder) / name))
+        self._link = self._connection.session(parameters=Layout.of(self._params))
+        self._checked = False
+
+    def hello(self) -> None:
+        self._link.call(Hello(speed_hint=1.0))
+
+    def download(self) -> Times:
+        event = self._link.next_event()
+        assert isinstance(event, Version)
+        began = time.monotonic()
+        tensors = self._link.download(event.parameters)
+        ended = time.monotonic()
+        if not self._checked:
+            _check(tensors, self._params)
+            self._checked = True
+        return {"began": began, "ended": ended}
+
+    def upload(self) -> Times:
+        began = time.monotonic()
+        ref = self._link.upload(self._params)
+        ended = time.monotonic()
+        self._link.call(Contribute(lease_id=1, tokens=1, loss_sum=0.0, seconds=1.0, tensors=ref))
+        return {"began": began, "ended": ended}
+
+    def close(self) -> None:
+        self._link.close()
+        self._connection.close()
+
+
+class GlooNode:
+    """A member of the process group; rank 0 is the coordinator."""
+
+    def __init__(self, *, rank: int, address: str, port: int, parameters: int, workers: int, **_: Any) -> None:
+        self._rank, self._workers = rank, range(1, workers + 1)
+        self._mine = torch.cat(list(model(parameters).values()))
+        self._theirs = [torch.empty_like(self._mine) for _ in self._workers]
+        if address.startswith(LAN):
+            os.environ["GLOO_SOCKET_IFNAME"] = CARD
+        store = dist.TCPStore(address, port, world_size=workers + 1, is_master=rank == 0)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers + 1)
+        self._among_workers = dist.new_group(list(self._workers))
+
+    def download(self) -> Times:
+        return self._exchange([(0, worker) for worker in self._workers])
+
+    def upload(self) -> Times:
+        return self._exchange([(worker, 0) for worker in self._workers])
+
+    def both_ways(self) -> Times:
+        return self._exchange([(1, 0), (0, 2)])
+
+    def all_reduce(self) -> Times:
+        began = time.monotonic()
+        if self._rank:
+            dist.all_reduce(self._theirs[0], group=self._among_workers)
+        return {"began": began, "ended": time.monotonic()}
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    def _exchange(self, transfers: list[tuple[int, int]]) -> Times:
+        """`transfers`: from whom to whom."""
+        began = time.monotonic()
+        out = [dist.isend(self._mine, to) for source, to in transfers if source == self._rank]
+        into = [
+            dist.irecv(self._theirs[index], source) for index, (source, to) in enumerate(transfers) if to == self._rank
+        ]
+        for work in (*out, *into):
+            assert work is not None
+            work.wait()
+        return {"began": began, "ended": time.monotonic()}
+
+
+def _check(received: Any, expected: Mapping[str, Tensor]) -> None:
+    assert received.keys() == expected.keys()
+    assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
+
+
+NODES: dict[str, Callable[..., Any]] = {
+    "crew-coordinator": CrewCoordinator,
+    "crew-worker": CrewWorker,
+    "gloo": GlooNode,
+}
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
+    torch.set_num_threads(1)
+    specification = json.loads(sys.argv[1])
+    node = NODES[specification.pop("kind")](**specification)
+    print(json.dumps({"ready": True}), flush=True)
+    try:
+        for line in sys.stdin:  # until the benchmark closes it
+            times = getattr(node, line.strip())()
+            print(json.dumps(times or {}), flush=True)
+    finally:
+        node.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""How the coordinator takes calls from machines it does not trust: parsed here, few at once, ended in time.
+
+Messages are parsed here and not by gRPC: after one that cannot be parsed it never finds the end of the call, and waits
+for it when it stops (grpcio 1.85: `_status` after `_abort`). And every request is a stream for gRPC, so that a caller
+is checked before anything of it is waited for: waiting takes a thread of the pool.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from cuadrilla.errors import LinkError
+
+MAX_CALLS = 8
+"""At once, of one node, or of all strangers together: a session and the one it replaces, transfers, and some spare."""
+
+
+class Admission:
+    """Counts the calls of each node that are going on. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: Counter[str] = Counter()
+
+    def admit(self, name: str, context: Any) -> None:
+        """Count a call of a node (or of a stranger: no name) for as long as it lasts; ends it if there are too many."""
+        with self._lock:
+            full = self._calls[name] >= MAX_CALLS
+            self._calls[name] += not full
+        if full:
+            refuse(context, "too many calls at once", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+        if not context.add_callback(lambda: self._release(name)):  # it has ended meanwhile
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        with self._lock:
+            self._calls[name] -= 1
+            if not self._calls[name]:
+                del self._calls[name]
+
+
+def reads(call: Any, kind: Any) -> Callable[[Iterator[bytes], Any], Any]:
+    """A handler for gRPC whose requests arrive as bytes; `call` gets an iterator of messages of `kind`."""
+    return lambda raw, context: call(_parsed(raw, kind), context)
+
+
+def refuse(context: Any, reason: str, *, code: Any = grpc.StatusCode.PERMISSION_DENIED) -> NoReturn:
+    context.abort(code, reason)
+    raise AssertionError("abort raises")
+
+
+def _parsed(raw: Iterator[bytes], kind: Any) -> Iterator[Any]:
+    """Messages from their bytes. Raises LinkError for noise."""
+    for item in raw:
+        try:
+            message = kind.FromString(item)
+        except DecodeError:
+            raise LinkError("a message cannot be read", hint="install the same version on both machines") from None
+        yield message
+
+
+def only(requests: Iterator[Any], context: Any) -> Any:
+    """The one message of a call."""
+    try:
+        message = next(requests, None)
+    except LinkError as error:
+        refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
+    if message is None:
+        refuse(context, "a call without a message", code=grpc.StatusCode.INVALID_ARGUMENT)
+    return message
+
+
+def cut_off(context: Any, *, after: float) -> None:
+    """End a call that is not over by then."""
+    timer = threading.Timer(after, context.cancel)
+    timer.daemon = True
+    if context.add_callback(timer.cancel):
+        timer.start()
+
+
+def serialize(message: Any) -> bytes:
+    raw: bytes = message.SerializeToString()
+    return raw

@@ -1,0 +1,92 @@
+"""Machines of their own, as far as cuadrilla can tell: each has a home folder, and a place on the network."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from cuadrilla.home import Home
+from cuadrilla.rundir import RunDir, read_jsonl
+from tests.commands import COMMAND, wait_for
+
+LANGUAGE_RUN = """
+[data]
+folder = "data"
+[model]
+preset = "micro"
+context = 64
+[train]
+steps = {steps}
+batch_sequences = 8
+unit_sequences = 1
+precision = "fp32"
+threads = 1
+[optim]
+kind = "adamw"
+[sync]
+strict = true
+[sample]
+tokens = 0
+[checkpoint]
+every_seconds = 0
+"""
+
+
+class Machine:
+    """`prefix` goes before every command: into a network namespace, for example."""
+
+    def __init__(self, home: Path, *, prefix: tuple[str, ...] = (), address: str = "127.0.0.1") -> None:
+        self.home = home
+        self.prefix = prefix
+        self.address = address
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str, says: str = "") -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [*self.prefix, *COMMAND, *arguments], env=self.environment(), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.started.append(process)
+        assert process.stdin is not None
+        process.stdin.write(says)
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def run(self, *arguments: str, says: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.prefix, *COMMAND, *arguments], env=self.environment(), input=says,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "CUADRILLA_HOME": str(self.home)}
+
+    def stop(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def up(machine: Machine, run: RunDir, port: int, *, workers: str = "[]") -> "subprocess.Popen[str]":
+    arguments = ("up", str(run.path), "--listen", f"{machine.address}:{port}", "--set", f"engine.workers={workers}")
+    process = machine.start(*arguments)
+    wait_for(lambda: Home(machine.home).open_file.exists(), process)
+    return process
+
+
+def invite(machine: Machine, *arguments: str) -> str:
+    done = machine.run("invite", *arguments)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: not list(Home(machine.home).invites.glob("*.json")))  # the coordinator has taken it
+    return done.stdout
+
+
+def present(run: RunDir) -> set[str]:
+    here: set[str] = set()
+    for row in read_jsonl(run.events):
+        if row["event"] == "joined":
+            here.add(row["worker"])
+        elif row["event"] in ("left", "evicted"):
+            here.discard(row["worker"])
+    return here

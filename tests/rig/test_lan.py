@@ -1,0 +1,101 @@
+"""A crew on a network of its own: namespaces on a bridge, shaped cards, a cable that is pulled and put back."""
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.lan import Member, lan
+from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from tests.commands import COMMAND, wait_for
+from tests.machines import LANGUAGE_RUN, Machine, invite, present, up
+from tests.runs import final_sha256
+
+STEPS = 150
+PORT = 47470
+
+
+@pytest.fixture
+def network() -> Iterator[list[Member]]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make network namespaces")
+    if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
+        pytest.skip(f"needs the command {missing[0]} (iproute2)")
+    tried = subprocess.run(
+        ["ip", "netns", "add", f"cua-{os.getpid()}-try"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        pytest.skip(f"needs network namespaces: {tried.stderr.strip()}")
+    subprocess.run(["ip", "netns", "del", f"cua-{os.getpid()}-try"], check=True)
+    with lan(3, rate="400mbit") as members:
+        yield members
+
+
+@pytest.fixture
+def machines(network: list[Member], tmp_path: Path) -> Iterator[list[Machine]]:
+    made = [
+        Machine(tmp_path / f"home-{index}", prefix=member.prefix, address=member.address)
+        for index, member in enumerate(network)
+    ]
+    yield made
+    for machine in made:
+        machine.stop()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    prepare(["cuentos:300"], out=tmp_path / "data", options=Options(vocab=512))
+    for name in ("run", "alone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").symlink_to(tmp_path / "data")
+        (tmp_path / name / "run.toml").write_text(LANGUAGE_RUN.format(steps=STEPS))
+    return RunDir(tmp_path / "run")
+
+
+def plug(member: Member, state: str) -> None:
+    """`down` pulls the cable of a machine, `up` puts it back."""
+    subprocess.run([*member.prefix, "ip", "link", "set", "card", state], check=True)
+
+
+@pytest.mark.timeout(400)
+def test_a_pulled_cable_costs_nothing(
+    network: list[Member], machines: list[Machine], run: RunDir, tmp_path: Path
+) -> None:
+    """No connection ends when a cable is pulled: silence is all there is to notice, on both sides."""
+    coordinator, ana, luis = machines
+    crew = up(coordinator, run, PORT)
+    text = invite(coordinator, "--uses", "2")
+    workers = [machine.start("join", "--name", name, says=text) for machine, name in ((ana, "ana"), (luis, "luis"))]
+    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
+    plug(network[2], "down")
+    wait_for(lambda: "luis" not in present(run), crew)
+    assert "lost: nothing heard" in next(row["reason"] for row in read_jsonl(run.events) if row["event"] == "evicted")
+    plug(network[2], "up")
+    wait_for(lambda: "luis" in present(run), crew)
+    said = crew.communicate(timeout=200)[1]
+    assert crew.returncode == 0, said
+    assert [worker.wait(timeout=100) for worker in workers] == [0, 0]
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
+    subprocess.run([*COMMAND, "train", str(tmp_path / "alone")], check=True, capture_output=True, timeout=200)
+    assert final_sha256(run.path) == final_sha256(tmp_path / "alone")
+
+
+def test_the_port_is_open_on_the_chosen_address_only(
+    network: list[Member], machines: list[Machine], run: RunDir
+) -> None:
+    coordinator, ana, _ = machines
+    crew = up(coordinator, run, PORT)
+    shown = subprocess.run([*coordinator.prefix, "ss", "-ltnH"], capture_output=True, text=True, check=True).stdout
+    assert [line.split()[3].replace("[::ffff:", "").replace("]", "") for line in shown.splitlines()] == [
+        f"{network[0].address}:{PORT}"
+    ]
+    assert ana.run("check", "link").returncode == 5  # it has not joined
+    with pytest.raises(OSError), socket.create_connection((network[0].address, PORT), timeout=1):
+        pass  # this machine is not on that network
+    assert coordinator.run("down").returncode == 0
+    assert crew.wait(timeout=60) == 130
