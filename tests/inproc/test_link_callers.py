@@ -1,0 +1,282 @@
+"""Who may call what, guessing invites, using up what is shared, one identity on two connections."""
+
+import contextlib
+import logging
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link import wire
+from cuadrilla.link.base import Contribute, Goodbye, Hello
+from cuadrilla.link.grpc_client import Connection, Refused
+from cuadrilla.link.invite import MAX_WRONG_TRIES, hash_secret, new_secret
+from cuadrilla.link.tls import Identity, enrol_identity, node_request, open_coordinator
+from tests.crews import join, pem_of
+from tests.hostile import (
+    CEILING_SECONDS,
+    LAYOUT,
+    MIB,
+    WHOLE,
+    Abuser,
+    Crew,
+    Held,
+    abuser,
+    chunk,
+    first_chunk,
+    hello_bytes,
+    wait_for,
+)
+
+# Who may call what
+
+LET_IN = {"Describe": "OK", "Session": "OK", "Upload": "FAILED_PRECONDITION", "Download": "NOT_FOUND"}
+LET_IN |= {"Check": "OK", "Receive": "OK", "Send": "OK", "Average": "INVALID_ARGUMENT"}
+"""What a listed node without a session gets: the method itself answers."""
+
+
+def certificate_for(name: str, crew: Crew, *, begins: timedelta, ends: timedelta, own: bool = False) -> Identity:
+    """Signed by the crew's CA, or by a key that only calls itself so."""
+    ca, now = x509.load_pem_x509_certificate(crew.keys.identity.ca), datetime.now(UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(ca.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + begins)
+        .not_valid_after(now + ends)
+        .sign(key if own else crew.keys.ca_key, hashes.SHA256())
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    crew.nodes.add(name, certificate=pem)
+    return Identity(key=pem_of(key), certificate=pem, ca=crew.keys.identity.ca)
+
+
+def caller(kind: str, crew: Crew) -> Identity | None:
+    day = timedelta(days=1)
+    match kind:
+        case "node":
+            return crew.node("luis")
+        case "kicked":
+            identity = crew.node("luis")
+            crew.nodes.remove("luis")
+            return identity
+        case "never let in":
+            return join(crew.folder / "luis", name="luis", crew=crew.keys)
+        case "of another crew":
+            other = open_coordinator(crew.folder / "other", now=datetime.now(UTC))
+            identity = join(crew.folder / "luis", name="luis", crew=other)
+            crew.nodes.add("luis", certificate=identity.certificate)
+            return identity
+        case "expired":
+            return certificate_for("luis", crew, begins=-2 * day, ends=-day)
+        case "not yet valid":
+            return certificate_for("luis", crew, begins=day, ends=2 * day)
+        case "self-made":
+            return certificate_for("luis", crew, begins=-day, ends=day, own=True)
+        case "enrol":
+            return enrol_identity(crew.keys.identity.certificate)
+    return None
+
+
+REFUSED = "PERMISSION_DENIED"
+NO_TLS = "UNAVAILABLE"  # the handshake fails: no method is reached
+
+
+@pytest.mark.parametrize(
+    ("kind", "enroll", "others"),
+    [
+        ("node", REFUSED, None),
+        ("enrol", "OK", REFUSED),
+        ("kicked", REFUSED, REFUSED),
+        ("never let in", REFUSED, REFUSED),
+        ("of another crew", NO_TLS, NO_TLS),
+        ("expired", NO_TLS, NO_TLS),
+        ("not yet valid", NO_TLS, NO_TLS),
+        ("self-made", NO_TLS, NO_TLS),
+        ("nobody", NO_TLS, NO_TLS),
+    ],
+)
+def test_who_may_call_what(crew: Crew, kind: str, enroll: str, others: str | None) -> None:
+    """Each with the right secret of an open invite in its hand; being in the allow-list does not help a forger."""
+    secret = new_secret()
+    crew.desk.adopt_invites({hash_secret(secret): 5})
+    request = node_request(crew.folder / "berta", name="berta")
+    with abuser(crew, caller(kind, crew)) as client:
+        got = {
+            method: client.status(method, [] if method in ("Session", "Upload", "Send") else [b""]) for method in LET_IN
+        }
+        assert got == {method: others or LET_IN[method] for method in LET_IN}
+        message = pb.EnrolRequest(secret=secret, certificate_request=request)
+        assert client.status("Enroll", [message]) == enroll
+    assert ("berta" in crew.nodes.nodes()) == (enroll == "OK")
+    assert crew.works()
+
+
+def test_methods_that_do_not_exist(crew: Crew) -> None:
+    with abuser(crew, crew.node("mala")) as client:
+        for method in ("", "Shell", "session", "../Session", "x" * 4000):
+            assert client.status(method, [b""]) == "UNIMPLEMENTED"
+
+
+# Guessing invites
+
+
+def test_guesses_close_every_invite(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    """300 over the network; ten thousand against the state machine are in test_invite.py."""
+    secret = new_secret()
+    crew.desk.adopt_invites({hash_secret(secret): 5})
+    stranger = enrol_identity(crew.keys.identity.certificate)
+    connection = Connection(crew.address, identity=stranger)
+    request = node_request(crew.folder / "berta", name="berta")
+    reasons = []
+    with caplog.at_level(logging.WARNING, logger="cuadrilla"):
+        for guess in range(300):
+            with pytest.raises(Refused) as caught:
+                connection.enroll(secret=guess.to_bytes(20, "big"), request=request)
+            reasons.append(caught.value.message)
+        with pytest.raises(Refused, match="closed after wrong tries"):
+            connection.enroll(secret=secret, request=request)
+    connection.close()
+    assert set(reasons) == {"the coordinator refused: the secret is not one of this crew"}
+    assert any("all invites are closed" in record.message for record in caplog.records)
+    assert list(crew.nodes.nodes()) == ["ana"]
+    closed = Connection(crew.address, identity=stranger)
+    with pytest.raises(Refused, match="lets nobody in now"):
+        closed.enroll(secret=secret, request=request)
+    closed.close()
+    assert crew.works()
+
+
+def test_guesses_do_not_fill_the_log(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    """After the invites are closed a guess is no news any more."""
+    crew.desk.adopt_invites({hash_secret(new_secret()): 1})
+    connection = Connection(crew.address, identity=enrol_identity(crew.keys.identity.certificate))
+    request = node_request(crew.folder / "berta", name="berta")
+    with caplog.at_level(logging.WARNING, logger="cuadrilla"):
+        for guess in range(100):
+            with pytest.raises(Refused):
+                connection.enroll(secret=guess.to_bytes(20, "big"), request=request)
+    connection.close()
+    assert len(caplog.records) <= 4 * MAX_WRONG_TRIES
+
+
+HOSTILE_ENROLMENTS = {
+    "nothing": pb.EnrolRequest(),
+    "a request of 3 MiB": pb.EnrolRequest(certificate_request=b"-----BEGIN" + b"A" * 3 * MIB),
+    "a secret of 3 MiB": pb.EnrolRequest(secret=b"s" * 3 * MIB),
+    "noise": b"\xff" * 1000,
+    "5 MiB": pb.EnrolRequest(secret=b"s" * 5 * MIB),
+}
+
+
+def test_hostile_enrolments(crew: Crew) -> None:
+    crew.desk.adopt_invites({hash_secret(new_secret()): 1})
+    with abuser(crew, enrol_identity(crew.keys.identity.certificate)) as client:
+        got = {name: client.status("Enroll", [message]) for name, message in HOSTILE_ENROLMENTS.items()}
+    assert set(got.values()) <= {REFUSED, "INVALID_ARGUMENT", "INTERNAL", "RESOURCE_EXHAUSTED"}
+    assert list(crew.nodes.nodes()) == ["ana"]
+    assert crew.works()
+
+
+# Using up what is shared
+
+NUM_STALLED = 300
+"""More than the threads of the server."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [("enrol", "Enroll"), ("enrol", "Describe"), ("node", "Describe"), ("node", "Upload"), ("node", "Session")],
+)
+def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, method: str) -> None:
+    """Calls without a message, ten on a connection; another node is answered after each of them."""
+    crew.desk.adopt_invites({hash_secret(new_secret()): 1})
+    identity = crew.node("mala") if kind == "node" else enrol_identity(crew.keys.identity.certificate)
+    held, clients, calls = Held([]), [], []
+    answered = 0
+    try:
+        for number in range(NUM_STALLED):
+            if number % 10 == 0:
+                clients.append(Abuser(crew, identity))
+            calls.append(clients[-1].stream(method, held))
+            with contextlib.suppress(LinkError):
+                crew.ana.describe()
+                answered += 1
+                continue
+            break
+        if answered == NUM_STALLED:
+            assert crew.works()
+    finally:
+        for call in calls:
+            held.more.put(None)
+            call.cancel()
+        for client in clients:
+            client.close()
+    assert answered == NUM_STALLED
+
+
+# One identity, two connections
+
+
+def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
+    identity = crew.node("mala")
+    older, late = Held([hello_bytes()]), Held([first_chunk(WHOLE[:20]).SerializeToString()])
+    with abuser(crew, identity) as client:
+        old = client.stream("Session", older)
+        assert isinstance(crew.heard.next("mala"), Hello)
+        upload = client.stream("Upload", late)
+        assert late.waits.wait(CEILING_SECONDS)
+        assert crew.works()
+        connection = Connection(crew.address, identity=identity)
+        newer = connection.session(parameters=LAYOUT)
+        newer.call(Hello(speed_hint=2.0))
+        hello = crew.heard.next("mala")
+        assert isinstance(hello, Hello)
+        assert hello.speed_hint == 2.0
+        for message in (Goodbye(reason="late"), Hello(speed_hint=3.0)):
+            older.more.put(wire.to_coordinator(message).SerializeToString())
+        told = [pb.ToWorker.FromString(answer) for answer in old]
+        assert [answer.stop.refused for answer in told] == [True]
+        late.more.put(chunk(WHOLE[20:]).SerializeToString())
+        late.more.put(None)
+        for _ in upload:
+            pass
+        newer._outgoing.put(Contribute(lease_id=1, tokens=1, loss_sum=1.0, seconds=1.0, tensors="u"))
+        answer = crew.heard.next("mala")
+        assert isinstance(answer, Contribute)  # and not the late Goodbye, nor the late Hello
+        assert not answer.valid  # what the older session uploaded is not the newer one's
+        assert crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] == "mala"
+        assert crew.desk.workers() == ["ana", "mala"]
+        older.more.put(None)
+        newer.close()
+        connection.close()
+    wait_for(lambda: crew.desk.workers() == ["ana"])
+    assert crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] == "mala"
+    assert crew.heard.goodbyes.empty()
+    assert crew.works()
+
+
+def test_many_connections_of_one_identity_are_one_worker(crew: Crew) -> None:
+    identity = crew.node("mala")
+    clients, calls, helds = [], [], []
+    for number in range(20):
+        clients.append(Abuser(crew, identity))
+        helds.append(Held([wire.to_coordinator(Hello(speed_hint=number + 1.0)).SerializeToString()]))
+        calls.append(clients[-1].stream("Session", helds[-1]))
+        assert isinstance(crew.heard.next("mala"), Hello)
+    assert crew.desk.workers() == ["ana", "mala"]
+    for call in calls[:-1]:
+        assert [pb.ToWorker.FromString(answer).stop.refused for answer in call] == [True]
+    for held, client in zip(helds, clients, strict=True):
+        held.more.put(None)
+        client.close()
+    wait_for(lambda: crew.desk.workers() == ["ana"])
+    assert crew.works()
