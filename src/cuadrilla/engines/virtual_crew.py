@@ -30,9 +30,12 @@ class Clock:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
 
-    def after(self, seconds: float, call: Callable[[], None]) -> None:
-        self._number += 1
-        heapq.heappush(self._heap, (self.now + seconds, self._number, call))
+    def after(self, seconds: float, call: Callable[[], None], *, place: int = 0) -> int:
+        """Ring later; returns its place among those of the same time, which an alarm that is put off can keep."""
+        if not place:
+            place = self._number = self._number + 1
+        heapq.heappush(self._heap, (self.now + seconds, place, call))
+        return place
 
     def next(self) -> Callable[[], None]:
         """Go to the next event."""
@@ -165,11 +168,11 @@ class Crew:
             if worker.life != life:
                 return
             if self.clock.now < worker.frozen_until:
-                self.clock.after(worker.frozen_until - self.clock.now, ring)
+                self.clock.after(worker.frozen_until - self.clock.now, ring, place=place)
             else:
                 call()
 
-        self.clock.after(seconds, ring)
+        place = self.clock.after(seconds, ring)
 
     def begin(self, worker: Worker) -> None:
         """A new process: it knows nothing of an earlier one."""

@@ -278,10 +278,12 @@ class Coordinator:
 
     def _take_answer(self, event: Answered, now: float) -> list[Action]:
         grant = self.ledger.count(event.lease_id, worker=event.worker)
+        if event.worker in self.members:
+            self.members[event.worker].heard_at = now  # also by an answer that is of no use
         if grant is None:
             return [Discard(lease_id=event.lease_id)]
         member = self.members[event.worker]
-        member.heard_at = member.progress_at = now
+        member.progress_at = now
         if not event.valid:
             self._fail(grant)
             return [Discard(lease_id=event.lease_id), *self._deal(), *self._close_round()]
