@@ -15,7 +15,7 @@ from tests.commands import COMMAND, make_run, reached, wait_for
 from tests.machines import LANGUAGE_RUN, Machine, invite, present, up
 from tests.runs import final_sha256
 
-STEPS = 60
+STEPS = 150  # long enough to list the nodes and to kick one meanwhile
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_two_machines_join_fetch_the_data_and_one_is_kicked(
     said = second.communicate(timeout=60)[1]
     assert second.returncode == 5, said
     assert "was removed from the crew" in said or "is not in the crew (any more)" in said
-    said = crew.communicate(timeout=100)[1]
+    said = crew.communicate(timeout=200)[1]
     assert crew.returncode == 0, said
     assert "ana joined" in said
     assert first.wait(timeout=60) == 0
@@ -99,7 +99,7 @@ def test_a_coordinator_that_comes_back_finds_its_workers_again(
     crew.kill()
     crew.communicate()
     crew = up(coordinator, run, port)
-    said = crew.communicate(timeout=100)[1]
+    said = crew.communicate(timeout=200)[1]
     assert crew.returncode == 0, said
     assert worker.wait(timeout=60) == 0
     assert final_sha256(run.path) == alone

@@ -1,6 +1,9 @@
 """The root command and the one boundary at which errors become exit codes."""
 
+import contextlib
 import errno
+import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -63,28 +66,48 @@ app.add_typer(env.app, name="env", help="The installed versions, now and when a 
 
 def main() -> None:
     """Run a command; every error ends as one line of cause, one of remedy and a documented exit code."""
+    code = _run()
+    if "grpc" in sys.modules:
+        # Its threads may be inside C++ code; the interpreter's farewell would end them there, by an abort (signal 6).
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code of the command."""
     try:
         app()
+    except SystemExit as leaving:  # how Typer ends
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except CuadrillaError as error:
         if options.debug:
             traceback.print_exc()
         report_error(error)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KeyboardInterrupt:
         say("interrupted")
-        sys.exit(INTERRUPTED_EXIT_CODE)
+        return INTERRUPTED_EXIT_CODE
     except Exception as error:  # the CLI boundary: anything unforeseen is our own bug, or the user's task's
         if options.debug:
             raise
-        if isinstance(error, OSError) and error.errno in BAD_PATHS:
-            report_error(ConfigError(f"{error.filename}: {error.strerror}", hint="use another name or folder"))
-            sys.exit(ConfigError.exit_code)
-        if in_task := _place_in_task(error):
-            report_error(TaskError(f"{in_task}: {type(error).__name__}: {error}", hint="--debug shows the traceback"))
-            sys.exit(TaskError.exit_code)
-        say(f"error: unexpected {type(error).__name__}: {error}")
-        say("\nhint: run the same command with `cuadrilla --debug ...` and report what it prints")
-        sys.exit(1)
+        return _report_unforeseen(error)
+    return 0
+
+
+def _report_unforeseen(error: Exception) -> int:
+    if isinstance(error, OSError) and error.errno in BAD_PATHS:
+        report_error(ConfigError(f"{error.filename}: {error.strerror}", hint="use another name or folder"))
+        return ConfigError.exit_code
+    if in_task := _place_in_task(error):
+        report_error(TaskError(f"{in_task}: {type(error).__name__}: {error}", hint="--debug shows the traceback"))
+        return TaskError.exit_code
+    say(f"error: unexpected {type(error).__name__}: {error}")
+    say("\nhint: run the same command with `cuadrilla --debug ...` and report what it prints")
+    return 1
 
 
 def _place_in_task(error: BaseException) -> str:

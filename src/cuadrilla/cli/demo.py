@@ -36,7 +36,7 @@ preset = "micro"
 [train]
 steps = 1100
 batch_sequences = 16
-unit_sequences = 1                # small units: so unequal workers can share a step fairly
+unit_sequences = 1  # small units: so unequal workers can share a step fairly
 
 [optim]
 kind = "muon"
