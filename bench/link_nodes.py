@@ -25,8 +25,9 @@ from torch import Tensor
 from bench.lan import CARD, LAN
 from cuadrilla.link.base import Contribute, Hello, ToCoordinator, Version
 from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.grpc_server import CrewDesk, Offer
+from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import load_node, open_coordinator
 from cuadrilla.link.wire import Layout
 from tests.crews import NOW

@@ -12,8 +12,9 @@ from cuadrilla.engines.local import WrapLink, draws_random_numbers, run_local
 from cuadrilla.errors import CuadrillaError
 from cuadrilla.link.base import Link
 from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.grpc_server import CrewDesk, Offer
+from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.offer import Offer
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.link.tls import open_coordinator
 from cuadrilla.link.wire import Layout

@@ -21,8 +21,9 @@ from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Contribute, Hello, Lease, ToCoordinator, Version
 from cuadrilla.link.grpc_client import SERVICE, Connection
-from cuadrilla.link.grpc_server import CrewDesk, Offer
+from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import SERVER_NAME, Identity, open_coordinator
 from tests.crews import join
 

@@ -13,8 +13,8 @@ from cryptography.x509.oid import NameOID
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribute, Goodbye, Hello
-from cuadrilla.link.grpc_client import Connection, Refused
+from cuadrilla.link.base import Contribute, Goodbye, Hello, Refused
+from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.invite import MAX_WRONG_TRIES, hash_secret, new_secret
 from cuadrilla.link.tls import Identity, enrol_identity, node_request, open_coordinator
 from tests.crews import join, pem_of

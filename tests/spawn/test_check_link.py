@@ -18,10 +18,12 @@ from cuadrilla.errors import LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import grpc_check, wire
+from cuadrilla.link.base import Refused
 from cuadrilla.link.grpc_check import KNOWN_LAYOUT, known_tensors
-from cuadrilla.link.grpc_client import SERVICE, Connection, Refused
-from cuadrilla.link.grpc_server import CrewDesk, Offer
+from cuadrilla.link.grpc_client import SERVICE, Connection
+from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import Identity, key_hash, open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.rundir import read_jsonl

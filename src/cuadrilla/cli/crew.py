@@ -28,7 +28,7 @@ from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Door
-    from cuadrilla.link.grpc_client import Connection, RunDescription
+    from cuadrilla.link.offer import RunConnection, RunDescription
 
 DEFAULT_PORT = 47470
 Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
@@ -128,17 +128,19 @@ def join(
         crew = _enrol(home, _read_invite(invite_file), address=address, name=name or host_name())
     from cuadrilla.engines.bundle import fetch
     from cuadrilla.engines.worker import WorkerOptions, run_worker
+    from cuadrilla.link.grpc_client import Connection
     from cuadrilla.link.tls import load_node
 
-    def prepare(connection: "Connection", description: "RunDescription") -> tuple[Config, Path]:
+    def prepare(connection: "RunConnection", description: "RunDescription") -> tuple[Config, Path]:
         found = fetch(connection, description, home=home, report=say)
         home.remember(crew)
         say(f"working    as {crew.name} for {crew.address}; Ctrl-C leaves")
         return found
 
     set_up_logging(None, worker=crew.name, verbose=options.debug)
+    identity = load_node(crew.folder)
     reason = run_worker(
-        WorkerOptions(address=crew.address, identity=load_node(crew.folder), prepare=prepare, threads=threads)
+        WorkerOptions(connect=lambda: Connection(crew.address, identity=identity), prepare=prepare, threads=threads)
     )
     say(f"done       {reason}")
 
@@ -272,19 +274,20 @@ def work(
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the coordinator decides
         signal.signal(number, signal.SIG_IGN)
     from cuadrilla.engines.worker import WorkerOptions, run_worker
+    from cuadrilla.link.grpc_client import Connection
     from cuadrilla.link.shaped import parse_shape
     from cuadrilla.link.tls import load_node
 
-    def prepare(_connection: "Connection", _description: "RunDescription") -> tuple[Config, Path]:
+    def prepare(_connection: "RunConnection", _description: "RunDescription") -> tuple[Config, Path]:
         return read_run_config(RunDir(folder)), folder  # the same machine: everything is there
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     handler = set_up_logging(RunDir(folder).logs, worker=name)
+    keys = load_node(identity)
     try:
         run_worker(
             WorkerOptions(
-                address=address,
-                identity=load_node(identity),
+                connect=lambda: Connection(address, identity=keys),
                 prepare=prepare,
                 shape=parse_shape(link, speed=speed),
                 threads=threads,

@@ -17,8 +17,8 @@ from cuadrilla.config import Config, FileTask
 from cuadrilla.data.shards import data_files
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
-from cuadrilla.link.grpc_client import Connection, Refused, RunDescription
-from cuadrilla.link.grpc_server import Offer
+from cuadrilla.link.base import Refused
+from cuadrilla.link.offer import Offer, RunConnection, RunDescription
 from cuadrilla.rundir import storage_errors, typed
 from cuadrilla.runfile import dump, load_dumped
 
@@ -53,7 +53,7 @@ def code_files(path: Path) -> list[Path]:
 
 
 def fetch(
-    connection: Connection, description: RunDescription, *, home: Home, report: Callable[[str], None]
+    connection: RunConnection, description: RunDescription, *, home: Home, report: Callable[[str], None]
 ) -> tuple[Config, Path]:
     """Bring what the run needs into the cache; the configuration and the folder that its paths are relative to.
 

@@ -16,10 +16,9 @@ from cuadrilla.config import Config
 from cuadrilla.engines.local import num_cores
 from cuadrilla.errors import LinkError
 from cuadrilla.host.memory import keep_freed_memory
-from cuadrilla.link.base import Link, Stop
-from cuadrilla.link.grpc_client import Connection, Refused, RunDescription
+from cuadrilla.link.base import Link, Refused, Stop
+from cuadrilla.link.offer import RunConnection, RunDescription
 from cuadrilla.link.shaped import Shape, ShapedLink
-from cuadrilla.link.tls import Identity
 from cuadrilla.link.wire import Layout
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.train.loop import WorkerSettings, train
@@ -33,7 +32,7 @@ NO_SHAPE = Shape()
 
 log = logging.getLogger(__name__)
 
-Prepare = Callable[[Connection, RunDescription], tuple[Config, Path]]
+Prepare = Callable[[RunConnection, RunDescription], tuple[Config, Path]]
 """Puts what a run needs where this node can read it: its configuration, and the folder that paths are relative to."""
 
 
@@ -41,8 +40,7 @@ Prepare = Callable[[Connection, RunDescription], tuple[Config, Path]]
 class WorkerOptions:
     """How this process takes part. `threads` 0: as many as this process may use."""
 
-    address: str
-    identity: Identity
+    connect: Callable[[], RunConnection]
     prepare: Prepare
     shape: Shape = NO_SHAPE
     threads: int = 0
@@ -54,7 +52,7 @@ def run_worker(options: WorkerOptions) -> str:
     worker: _Worker | None = None
     pause, reached = FIRST_PAUSE_SECONDS, time.monotonic()
     while True:
-        connection = Connection(options.address, identity=options.identity)
+        connection = options.connect()
         try:
             worker = worker or _Worker(connection, options)
             stop = worker.train(connection)
@@ -81,7 +79,7 @@ def run_worker(options: WorkerOptions) -> str:
 class _Worker:
     """What a worker process loads once and keeps over sessions."""
 
-    def __init__(self, connection: Connection, options: WorkerOptions) -> None:
+    def __init__(self, connection: RunConnection, options: WorkerOptions) -> None:
         description = connection.describe()
         config, folder = options.prepare(connection, description)
         alone = options.threads or num_cores()
@@ -106,7 +104,7 @@ class _Worker:
         )
         self.heard_at = 0.0
 
-    def train(self, connection: Connection) -> Stop:
+    def train(self, connection: RunConnection) -> Stop:
         """One session, from Hello to Stop. Raises LinkError when it breaks."""
         params = dict(self._model.named_parameters())
         session = connection.session(parameters=Layout.of(params))

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from cuadrilla.errors import LinkError
+
 Tensors = Mapping[str, Tensor]
 TensorRef = object  # what `upload` returned: an address of tensors, meaningful to both ends of one link
 
@@ -81,6 +83,10 @@ class Stop:
     reason: str
     refused: bool = False
     again: bool = False
+
+
+class Refused(LinkError):
+    """The coordinator was reached, and this node is not to work for it: trying again is no use."""
 
 
 ToCoordinator = Hello | Progress | Contribute | Goodbye

@@ -8,8 +8,9 @@ import torch
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
+from cuadrilla.link.base import Refused
 from cuadrilla.link.grpc_check import CHUNK_BYTES, COORDINATORS_FACTOR, KNOWN_LAYOUT, NODES_FACTOR, known_tensors
-from cuadrilla.link.grpc_client import Connection, Refused
+from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.tls import Identity
 
 NUM_ROUND_TRIPS = 5

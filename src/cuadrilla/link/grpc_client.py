@@ -4,14 +4,12 @@
 A session that breaks stays broken: every method raises LinkError, and the caller begins a new one with a new Hello.
 """
 
-import hashlib
 import itertools
 import queue
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,10 @@ import grpc
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Goodbye, Progress, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Goodbye, Progress, Refused, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.inbox import Inbox
+from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity
-from cuadrilla.rundir import fsync_folder, storage_errors
 
 HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
@@ -31,21 +30,6 @@ TRANSFER_SECONDS = 600.0
 MEASURE_SECONDS = 40.0
 """A measurement of bandwidth: longer than the coordinator lets one take."""
 SERVICE = "/cuadrilla.crew.v1.Crew/"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfferedFile:
-    path: str
-    sha256: bytes
-    num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunDescription:
-    """What the coordinator trains: its resolved configuration as JSON, and the files a worker needs."""
-
-    config: str
-    files: tuple[OfferedFile, ...]
 
 
 class Connection:
@@ -91,22 +75,13 @@ class Connection:
 
     def fetch(self, file: OfferedFile, *, to: Path) -> None:
         """Download a file and check its hash; a broken download goes on where it stopped. Raises LinkError."""
-        part = to.with_name(f".{to.name}.{file.sha256.hex()[:16]}.part")
-        with storage_errors(to), open(part, "ab") as target:
-            assembly = wire.Download(file.num_bytes, received=target.tell())
-            if assembly.received < file.num_bytes or file.num_bytes == 0:
-                with self._errors():
-                    for chunk in self._stream(file.sha256.hex(), assembly.received):
-                        target.write(assembly.checked(chunk))
-        digest = hashlib.sha256()
-        with open(part, "rb") as source:
-            while block := source.read(wire.CHUNK_BYTES):
-                digest.update(block)
-        if digest.digest() != file.sha256:
-            part.unlink()
-            raise LinkError(f"{file.path} arrived damaged", hint="try again; the coordinator's file may have changed")
-        part.replace(to)
-        fsync_folder(to.parent)
+        keep_file(file, to=to, read=lambda offset: self._blocks(file, offset))
+
+    def _blocks(self, file: OfferedFile, offset: int) -> Iterator[bytes]:
+        assembly = wire.Download(file.num_bytes, received=offset)
+        with self._errors():
+            for chunk in self._stream(file.sha256.hex(), offset):
+                yield assembly.checked(chunk)
 
     def clock(self) -> float:
         """The coordinator's wall clock, in seconds since 1970. Raises LinkError."""
@@ -201,8 +176,7 @@ class GrpcLink:
         self._connection = connection
         self._parameters = parameters
         self._outgoing: queue.SimpleQueue[ToCoordinator | None] = queue.SimpleQueue()
-        self._incoming: queue.SimpleQueue[ToWorker | LinkError] = queue.SimpleQueue()
-        self._waiting: list[ToWorker | LinkError] = []
+        self._inbox = Inbox()
         self._passes = 0
         self._num_uploads = 0
         self._broken: LinkError | None = None
@@ -224,21 +198,10 @@ class GrpcLink:
             self._outgoing.put(message)
 
     def next_event(self) -> ToWorker:
-        """The next message. Of several versions that wait only the newest is given."""
-        if not self._waiting:
-            self._waiting.append(self._incoming.get())
-        self._drain()
-        event = self._waiting.pop(0)
-        while isinstance(event, Version) and any(isinstance(later, Version) for later in self._waiting):
-            event = self._waiting.pop(0)
-        if isinstance(event, LinkError):
-            self._waiting.insert(0, event)
-            raise event
-        return event
+        return self._inbox.next_event()
 
     def stopped(self) -> bool:
-        self._drain()
-        return any(isinstance(event, Stop | LinkError) for event in self._waiting)
+        return self._inbox.stopped()
 
     def upload(self, tensors: Tensors) -> TensorRef:
         self._check()
@@ -273,25 +236,17 @@ class GrpcLink:
         try:
             for received in self._responses:
                 self.heard_at = time.monotonic()
-                self._incoming.put(wire.from_coordinator(received))
+                self._inbox.put(wire.from_coordinator(received))
         except grpc.RpcError as error:
             problem = as_link_error(error, address="the coordinator")
         except LinkError as error:
             problem = error
         self._broken = problem
-        self._incoming.put(problem)
-
-    def _drain(self) -> None:
-        while not self._incoming.empty():
-            self._waiting.append(self._incoming.get())
+        self._inbox.put(problem)
 
     def _check(self) -> None:
         if self._broken is not None:
             raise self._broken
-
-
-class Refused(LinkError):
-    """The coordinator was reached, and this node is not to work for it: trying again is no use."""
 
 
 def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:

@@ -32,6 +32,7 @@ from cuadrilla.link.grpc_calls import MAX_CALLS, Admission, cut_off, only, reads
 from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.invite import Invites, Outcome, canonical_host
 from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
 from cuadrilla.log import TALK
 
@@ -60,15 +61,6 @@ class Receiver(Protocol):
         """A heartbeat: must return at once, whatever else is going on."""
 
     def left(self, worker: str, reason: str) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Offer:
-    """What a node needs to become a worker of this run: its configuration as JSON, and files by relative path."""
-
-    config: str
-    files: Mapping[str, tuple[Path, bytes]]
-    """Relative path → where it lies here, and its SHA-256."""
 
 
 @dataclass(eq=False)

@@ -1,0 +1,38 @@
+"""What has come from the coordinator and was not read yet: the same for every link that has a queue."""
+
+import queue
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link.base import Stop, ToWorker, Version
+
+
+class Inbox:
+    """Filled by one thread, read by another. A LinkError in it is the end of the session, and stays there."""
+
+    def __init__(self) -> None:
+        self._incoming: queue.SimpleQueue[ToWorker | LinkError] = queue.SimpleQueue()
+        self._waiting: list[ToWorker | LinkError] = []
+
+    def put(self, event: ToWorker | LinkError) -> None:
+        self._incoming.put(event)
+
+    def next_event(self) -> ToWorker:
+        """The next message. Of several versions that wait only the newest is given."""
+        if not self._waiting:
+            self._waiting.append(self._incoming.get())
+        self._drain()
+        event = self._waiting.pop(0)
+        while isinstance(event, Version) and any(isinstance(later, Version) for later in self._waiting):
+            event = self._waiting.pop(0)
+        if isinstance(event, LinkError):
+            self._waiting.insert(0, event)
+            raise event
+        return event
+
+    def stopped(self) -> bool:
+        self._drain()
+        return any(isinstance(event, Stop | LinkError) for event in self._waiting)
+
+    def _drain(self) -> None:
+        while not self._incoming.empty():
+            self._waiting.append(self._incoming.get())

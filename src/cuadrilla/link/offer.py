@@ -1,0 +1,79 @@
+"""What the coordinator offers a node that wants to work for its run, and how the node keeps it: by hash."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link.base import Link
+from cuadrilla.link.wire import CHUNK_BYTES, Layout
+from cuadrilla.rundir import fsync_folder, storage_errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What a node needs to become a worker of this run: its configuration as JSON, and files by relative path."""
+
+    config: str
+    files: Mapping[str, tuple[Path, bytes]]
+    """Relative path → where it lies here, and its SHA-256."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferedFile:
+    path: str
+    sha256: bytes
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDescription:
+    """What the coordinator trains: its resolved configuration as JSON, and the files a worker needs."""
+
+    config: str
+    files: tuple[OfferedFile, ...]
+
+
+class Session(Link, Protocol):
+    """A link that knows when it last heard something."""
+
+    @property
+    def heard_at(self) -> float:
+        """When the coordinator last said something, in monotonic seconds; 0 for never."""
+
+
+class RunConnection(Protocol):
+    """A node's way to a run, whatever carries it: the crew link, or Ray. All methods raise LinkError."""
+
+    def describe(self) -> RunDescription: ...
+
+    def fetch(self, file: OfferedFile, *, to: Path) -> None:
+        """Download a file and check its hash."""
+
+    def session(self, *, parameters: Layout) -> Session:
+        """A new session; `parameters` is what a version of this run's model looks like."""
+
+    def close(self) -> None: ...
+
+
+def keep_file(file: OfferedFile, *, to: Path, read: Callable[[int], Iterator[bytes]]) -> None:
+    """Write what `read(offset)` yields to `to` and check its hash; a broken download goes on where it stopped.
+
+    Raises LinkError, ResourceError.
+    """
+    part = to.with_name(f".{to.name}.{file.sha256.hex()[:16]}.part")
+    with storage_errors(to), open(part, "ab") as target:
+        if target.tell() < file.num_bytes or file.num_bytes == 0:
+            for data in read(target.tell()):
+                target.write(data)
+    digest = hashlib.sha256()
+    with open(part, "rb") as source:
+        while block := source.read(CHUNK_BYTES):
+            digest.update(block)
+    if digest.digest() != file.sha256:
+        part.unlink()
+        raise LinkError(f"{file.path} arrived damaged", hint="try again; the coordinator's file may have changed")
+    part.replace(to)
+    fsync_folder(to.parent)
