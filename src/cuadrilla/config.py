@@ -186,14 +186,26 @@ class LocalEngine(Section):
 
 
 class CrewEngine(Section):
-    kind: Literal["crew"]
-    """Workers are processes, on this machine and on others, that dial in over the crew link."""
+    kind: Literal["crew", "ray", "auto"]
+    """Workers are processes, on this machine and on others.
+    crew: they dial in over the crew link; ray: they are Ray's actors; auto: Ray for each machine that it reaches, the
+    crew link for the others."""
+    ray_address: str = ""
+    """HOST:PORT of a running Ray cluster whose nodes are to work, as `ray start` printed it; empty starts one here."""
     listen: str = "127.0.0.1:0"
     """Address and port of the coordinator; port 0 takes a free one. Other machines need an address of the LAN."""
     workers: Annotated[list[Speed], Field(max_length=64)] = [1.0]
     """A worker process to start on this machine for each relative speed; [] coordinates only."""
     link: Annotated[str, Field(pattern=LINK_SHAPE)] = ""
     """Practice: slow down the link of these processes, such as "100mbit+20ms"; empty leaves it as it is."""
+
+    @property
+    def uses_ray(self) -> bool:
+        return self.kind != "crew"
+
+    @property
+    def uses_link(self) -> bool:
+        return self.kind != "ray"
 
 
 class CheckpointSection(Section):

@@ -17,19 +17,15 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
 from cuadrilla.config import CrewEngine
-from cuadrilla.engines.bundle import offer
+from cuadrilla.engines.doors import Doors, LinkDoor, RayDoor, open_doors
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
-from cuadrilla.link.grpc_server import CrewDesk
-from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.tls import Coordinator, key_hash, node_request, open_coordinator, save_node
-from cuadrilla.link.wire import Layout
+from cuadrilla.link.tls import key_hash, node_request, save_node
 from cuadrilla.rundir import FolderLock, RunDir, is_abandoned, storage_errors
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import Parts
@@ -44,9 +40,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """An open crew: what an engine tells its caller once workers can dial in. `pids`: its own worker processes."""
+    """An open crew: what an engine tells its caller once workers can come. `pids`: its own worker processes.
 
-    desk: CrewDesk
+    `address` and `key_hash` are those of the crew link; empty where Ray alone is used.
+    """
+
     address: str
     key_hash: bytes
     pids: Mapping[str, int]
@@ -90,55 +88,63 @@ def _remove_abandoned() -> None:
 def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outcome:
     engine, home = parts.config.engine, opening.home
     assert isinstance(engine, CrewEngine)
-    keys = home.crew if home else private / "crew"
-    coordinator = open_coordinator(keys, now=datetime.now(UTC))
-    nodes = AllowList(keys / "nodes.json")
-    params = dict(parts.model.named_parameters())
-    desk = CrewDesk(
-        keys=coordinator,
-        nodes=nodes,
-        receiver=parts.coordination,
-        offer=offer(parts.config, run.path),
-        parameters=Layout.of(params),
-        contribution=Layout.of(params, dtype=torch.int64 if parts.config.sync.strict else None),
-    )
-    parts.coordination.open(desk.send)  # before anybody can dial in
-    address = f"{engine.listen.rpartition(':')[0]}:{desk.serve(engine.listen)}"
-    children = _Children(engine=engine, run=run, address=address)
     names = [f"{'here' if home else 'worker'}-{index + 1}" for index in range(len(engine.workers))]
+    places = dict(zip(names, engine.workers, strict=True))
+    children = _Children(engine=engine, run=run)
     try:
-        for name, speed in zip(names, engine.workers, strict=True):
-            _let_in(name, private / name, coordinator=coordinator, nodes=nodes)
-            children.start(name, identity=private / name, speed=speed)
-        if opening.opened is not None:
-            key = key_hash(coordinator.identity.certificate)
-            opening.opened(Door(desk=desk, address=address, key_hash=key, pids=children.pids()))
-        return _coordinate(parts, desk, children, home=home)
+        with open_doors(parts, run, home=home, private=private) as doors:
+            if doors.ray is not None:
+                _place_in_ray(places, doors.ray, engine=engine, run=run)
+            elif doors.link is not None:
+                for name, speed in places.items():
+                    _let_in(name, private / name, door=doors.link)
+                    children.start(name, address=doors.link.address, identity=private / name, speed=speed)
+            if opening.opened is not None:
+                opening.opened(_describe(doors, children))
+            return _coordinate(parts, doors, children, home=home)
     finally:
-        desk.close()
         children.end()
 
 
-def _let_in(name: str, folder: Path, *, coordinator: Coordinator, nodes: AllowList) -> None:
+def _place_in_ray(places: Mapping[str, float], door: RayDoor, *, engine: CrewEngine, run: RunDir) -> None:
+    """Workers on this machine, where the run directory is, as actors."""
+    from cuadrilla.engines.ray.worker import Place
+
+    if not door.cluster.ours:  # it has its own machines: they are found as they offer themselves
+        return
+    threads = 1 if len(places) > 1 else 0
+    for name, speed in places.items():
+        place = Place(
+            name=name, speed=speed, link=engine.link, threads=threads, folder=str(run.path), node=door.cluster.node
+        )
+        door.desk.place(place)
+
+
+def _describe(doors: Doors, children: "_Children") -> Door:
+    pids = children.pids() if doors.ray is None else doors.ray.desk.pids()
+    if doors.link is None:
+        return Door(address="", key_hash=b"", pids=pids)
+    return Door(address=doors.link.address, key_hash=key_hash(doors.link.keys.identity.certificate), pids=pids)
+
+
+def _let_in(name: str, folder: Path, *, door: LinkDoor) -> None:
     """Keys for a worker process of this machine, for as long as this run; those of an earlier run are forgotten."""
-    if name in nodes.nodes():
-        nodes.remove(name)
-    _, certificate = coordinator.sign(node_request(folder, name=name))
-    ca, server = coordinator.identity.ca, coordinator.identity.certificate
+    if name in door.nodes.nodes():
+        door.nodes.remove(name)
+    _, certificate = door.keys.sign(node_request(folder, name=name))
+    ca, server = door.keys.identity.ca, door.keys.identity.certificate
     save_node(folder, certificate=certificate, ca=ca, server=server)
-    nodes.add(name, certificate=certificate)
+    door.nodes.add(name, certificate=certificate)
 
 
-def _coordinate(parts: Parts, desk: CrewDesk, children: "_Children", *, home: Home | None) -> Outcome:
+def _coordinate(parts: Parts, doors: Doors, children: "_Children", *, home: Home | None) -> Outcome:
     coordination, pause = parts.coordination, threading.Event()
     while coordination.outcome is None and coordination.failure is None:
         coordination.tick()
-        desk.end_kicked()
+        doors.look(home=home)
         children.look()
-        if home is not None:
-            desk.adopt_invites(home.take_invites())
-        elif not children.alive:
-            coordination.fail(children.failure())
+        if home is None and not children.alive and not (doors.ray and doors.ray.desk.may_have_workers()):
+            coordination.fail(doors.ray.desk.failure() if doors.ray else children.failure())
         pause.wait(TICK_SECONDS)
     if coordination.failure is not None:
         raise coordination.failure
@@ -149,17 +155,16 @@ def _coordinate(parts: Parts, desk: CrewDesk, children: "_Children", *, home: Ho
 class _Children:
     """The worker processes of this machine."""
 
-    def __init__(self, *, engine: CrewEngine, run: RunDir, address: str) -> None:
+    def __init__(self, *, engine: CrewEngine, run: RunDir) -> None:
         self._engine = engine
         self._run = run
-        self._address = address
         self.alive: dict[str, subprocess.Popen[str]] = {}
         self._last_words: dict[str, str] = {}
 
-    def start(self, name: str, *, identity: Path, speed: float) -> None:
+    def start(self, name: str, *, address: str, identity: Path, speed: float) -> None:
         """Secrets are in the identity's folder, never among the arguments."""
         arguments = {
-            "--address": self._address,
+            "--address": address,
             "--identity": str(identity),
             "--folder": str(self._run.path),
             "--name": name,

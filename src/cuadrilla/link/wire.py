@@ -81,6 +81,11 @@ class Layout:
         theirs = tuple((item.name, DTYPES.get(item.dtype), tuple(item.shape)) for item in described)
         return theirs == self.entries
 
+    def require_sizes(self, sizes: Sequence[int]) -> None:
+        """Raises LinkError unless `sizes` are the bytes of these tensors, one by one."""
+        if list(sizes) != [math.prod(shape) * dtype.itemsize for _, dtype, shape in self.entries]:
+            raise _unexpected("tensors of another model")
+
     def pack(self, tensors: Tensors, *, memory: "Memory | None" = None) -> memoryview:
         """The bytes of `tensors`, which must have this layout: a copy."""
         packed = (memory or Memory()).take(self.num_bytes)

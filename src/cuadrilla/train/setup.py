@@ -112,8 +112,8 @@ def assemble(
         units_per_round=length.units_per_round,
         num_versions=length.num_versions,
         same_environment=config.sync.strict,
-        lost_after_seconds=LOST_AFTER_SECONDS if config.engine.kind == "crew" else None,
-        hung_after_seconds=HUNG_AFTER_SECONDS if config.engine.kind == "crew" else None,
+        lost_after_seconds=LOST_AFTER_SECONDS if config.engine.kind != "local" else None,
+        hung_after_seconds=HUNG_AFTER_SECONDS if config.engine.kind != "local" else None,
         gather=len(config.engine.workers),
     )
     coordinator = Coordinator.restore(state, rules=rules) if state else Coordinator(rules=rules)
@@ -185,7 +185,7 @@ def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length, 
 
 def has_several_workers(config: Config) -> bool:
     """Whether more than one worker may take part: in a crew others can join at any time."""
-    return config.engine.kind == "crew" or len(config.engine.workers) > 1
+    return config.engine.kind != "local" or len(config.engine.workers) > 1
 
 
 def _check_supported(config: Config, model: nn.Module, precision: Precision) -> None:

@@ -1,0 +1,134 @@
+"""The ways into a crew that are open in one run: the crew link, Ray, or both. A worker uses one of them."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from cuadrilla.config import CrewEngine
+from cuadrilla.engines.bundle import offer
+from cuadrilla.errors import EnvironmentProblem
+from cuadrilla.home import Home
+from cuadrilla.link.base import ToWorker
+from cuadrilla.link.grpc_server import CrewDesk
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.tls import Coordinator, open_coordinator
+from cuadrilla.link.wire import Layout
+from cuadrilla.log import TALK
+from cuadrilla.rundir import RunDir
+from cuadrilla.train.setup import Parts
+
+if TYPE_CHECKING:
+    from cuadrilla.engines.ray.cluster import Cluster
+    from cuadrilla.engines.ray.desk import RayDesk
+
+LOOK_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkDoor:
+    """The crew link: its desk, where it listens, and the crew's keys."""
+
+    desk: CrewDesk
+    address: str
+    keys: Coordinator
+    nodes: AllowList
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayDoor:
+    desk: "RayDesk"
+    cluster: "Cluster"
+
+
+class Doors:
+    """What is open, filled while it is opened. At least one is there."""
+
+    def __init__(self) -> None:
+        self.link: LinkDoor | None = None
+        self.ray: RayDoor | None = None
+        self._looked_at = 0.0
+
+    def send(self, worker: str, message: ToWorker) -> None:
+        """Put a message on its way, through the door by which the worker came."""
+        if self.ray is not None and self.ray.desk.holds(worker):
+            self.ray.desk.send(worker, message)
+        elif self.link is not None:
+            self.link.desk.send(worker, message)
+
+    def look(self, *, home: Home | None) -> None:
+        """Who may not work any more, who may come: a few times a second."""
+        if self.link is not None:
+            self.link.desk.end_kicked()
+            if home is not None:
+                self.link.desk.adopt_invites(home.take_invites())
+        if self.ray is not None and time.monotonic() - self._looked_at > LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            if not self.ray.cluster.practice:
+                self.ray.desk.place_on_new_nodes()
+
+
+@contextmanager
+def open_doors(parts: Parts, run: RunDir, *, home: Home | None, private: Path) -> Iterator[Doors]:
+    """The doors that this run's engine asks for; closed behind the block. Raises LinkError, EnvironmentProblem.
+
+    `home` holds the keys of this machine's crew; without one the keys last as long as the run.
+    """
+    engine = parts.config.engine
+    assert isinstance(engine, CrewEngine)
+    params = dict(parts.model.named_parameters())
+    offered = offer(parts.config, run.path)
+    layouts = {
+        "parameters": Layout.of(params),
+        "contribution": Layout.of(params, dtype=torch.int64 if parts.config.sync.strict else None),
+    }
+    doors = Doors()
+    with ExitStack() as stack:
+        cluster = stack.enter_context(_cluster(engine, practice=home is None, private=private))
+        parts.coordination.open(doors.send)  # before anybody can come in
+        if cluster is not None:
+            from cuadrilla.engines.ray.desk import RayDesk
+
+            ray_desk = RayDesk(receiver=parts.coordination, offer=offered, **layouts)
+            stack.callback(ray_desk.close)
+            doors.ray = RayDoor(desk=ray_desk, cluster=cluster)
+        if engine.uses_link:
+            folder = home.crew if home else private / "crew"
+            keys, nodes = open_coordinator(folder, now=datetime.now(UTC)), AllowList(folder / "nodes.json")
+            desk = CrewDesk(keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, **layouts)
+            stack.callback(desk.close)
+            address = f"{engine.listen.rpartition(':')[0]}:{desk.serve(engine.listen)}"
+            doors.link = LinkDoor(desk=desk, address=address, keys=keys, nodes=nodes)
+        yield doors
+
+
+@contextmanager
+def _cluster(engine: CrewEngine, *, practice: bool, private: Path) -> "Iterator[Cluster | None]":
+    """The Ray cluster of this run. None where the engine does not want one, or `auto` finds that Ray cannot be used."""
+    if not engine.uses_ray:
+        yield None
+        return
+    from cuadrilla.engines.ray import cluster
+
+    reason = cluster.why_not()
+    if reason and engine.kind == "auto":
+        log.info("crew link for all machines: %s", reason, extra=TALK)
+        yield None
+    elif reason:
+        raise EnvironmentProblem(reason, hint='or use the crew link: engine.kind = "crew"')
+    elif engine.ray_address:
+        with cluster.joined(engine.ray_address) as found:
+            yield found
+    else:
+        host = cluster.LOOPBACK if practice else engine.listen.rpartition(":")[0]
+        with cluster.started(private=private, host=host, num_workers=len(engine.workers), practice=practice) as own:
+            log.info("Ray runs at %s, its dashboard at http://%s", own.address, own.dashboard, extra=TALK)
+            yield own

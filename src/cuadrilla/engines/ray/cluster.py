@@ -1,0 +1,197 @@
+"""Ray itself: started here for this run, or a running cluster that this run uses. Always with token authentication.
+
+A cluster without a token runs code for whoever reaches it. So a cluster of ours gets a fresh token, in a file that only
+this user can read; and a cluster of others must ask for one. In practice every port of Ray, its dashboard too, is on
+the loopback. Ray is stopped as it was started: by its own handle, never by name.
+
+Source of the variables and of the version check: docs.ray.io, "Token authentication"; ray/_private/services.py.
+"""
+
+import logging
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cuadrilla.errors import EnvironmentProblem, LinkError
+from cuadrilla.rundir import storage_errors
+
+MIN_VERSION = (2, 56)
+"""Older ones have known holes (CVE-2026-57516) or no token authentication."""
+INSTALL = 'pip install "cuadrilla[ray]"'
+LOOPBACK = "127.0.0.1"
+PROBE_SECONDS = 30.0
+PROBE = """
+import sys
+from ray._raylet import GcsClient
+GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, timeout=10)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A Ray cluster that this process is connected to. `ours`: started here, and ended with this run.
+
+    `practice`: on this machine alone. `node`: this machine in it.
+    """
+
+    address: str
+    ours: bool
+    practice: bool
+    node: str
+    dashboard: str
+
+
+def why_not() -> str:
+    """Why Ray cannot be used in this installation, or nothing."""
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return f"Ray is not installed: {INSTALL}"
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
+        return f"Ray {version} is too old: {INSTALL}"
+    if sys.platform != "linux":
+        return "Ray joins machines under Linux only"
+    return ""
+
+
+@contextmanager
+def started(*, private: Path, host: str, num_workers: int, practice: bool) -> Iterator[Cluster]:
+    """Ray on this machine for as long as the block lasts; its ports on `host`. Raises EnvironmentProblem."""
+    _require_ray()
+    token = private / "ray.token"
+    _write_token(token)
+    environment = {"RAY_AUTH_TOKEN_PATH": str(token)}
+    if host == LOOPBACK:
+        # Ray takes the machine's address instead of the loopback, except where clusters are switched off.
+        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    with _variables(environment):
+        settings = {
+            "_node_ip_address": host,
+            "dashboard_host": LOOPBACK,
+            "include_dashboard": _has_dashboard(),
+            "num_cpus": os.cpu_count(),
+            "resources": {"cuadrilla": num_workers},
+        }
+        with _connected("local", settings=settings) as context:
+            yield _describe(context, ours=True, practice=practice)
+
+
+@contextmanager
+def joined(address: str) -> Iterator[Cluster]:
+    """A running cluster, with the token of this user. Raises EnvironmentProblem, LinkError."""
+    _require_ray()
+    if not token_file().is_file() and not os.environ.get("RAY_AUTH_TOKEN"):
+        raise EnvironmentProblem(
+            f"no token for the Ray cluster at {address}: {token_file()} does not exist",
+            hint="copy the head's token there, or name its file in RAY_AUTH_TOKEN_PATH; ray get-auth-token --generate",
+        )
+    _require_authentication(address)
+    with _variables({}), _connected(address, settings={}) as context:
+        yield _describe(context, ours=False, practice=False)
+
+
+def token_file() -> Path:
+    """Where Ray looks for this user's token."""
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
+@contextmanager
+def _connected(address: str, *, settings: dict[str, Any]) -> Iterator[Any]:
+    import ray
+
+    try:
+        context = ray.init(
+            address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **settings
+        )
+    except ray.exceptions.AuthenticationError:
+        raise LinkError(
+            f"the Ray cluster at {address} refuses this token", hint=f"copy the head's token to {token_file()}"
+        ) from None
+    except (ConnectionError, ray.exceptions.RaySystemError) as error:
+        raise LinkError(
+            f"no Ray cluster at {address}: {error}", hint="ray start --head there, or leave it empty"
+        ) from None
+    except RuntimeError as error:
+        if "Version mismatch" not in str(error):
+            raise
+        text = " ".join(str(error).split())
+        raise EnvironmentProblem(text, hint="install the same Ray and the same Python on all its machines") from None
+    try:
+        yield context
+    finally:
+        ray.shutdown()
+
+
+def _describe(context: Any, *, ours: bool, practice: bool) -> Cluster:
+    info = context.address_info
+    return Cluster(
+        address=info["address"],
+        ours=ours,
+        practice=practice,
+        node=info["node_id"],
+        dashboard=context.dashboard_url or "",
+    )
+
+
+def _require_ray() -> None:
+    if reason := why_not():
+        raise EnvironmentProblem(reason, hint='or use the crew link: engine.kind = "crew"')
+
+
+def _has_dashboard() -> bool:
+    """Ray's dashboard comes with ray[default]."""
+    try:
+        metadata.version("aiohttp-cors")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _write_token(path: Path) -> None:
+    with storage_errors(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+
+
+@contextmanager
+def _variables(environment: dict[str, str]) -> Iterator[None]:
+    """Ray is told these things by variables only; they are read when it is imported and by the processes it starts."""
+    wanted = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", **environment}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _require_authentication(address: str) -> None:
+    """Refuse a cluster that answers without a token. In a child: Ray decides once per process how it calls."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", PROBE, address],
+            env={**environment, "RAY_AUTH_MODE": "disabled"},
+            capture_output=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LinkError(f"no Ray cluster at {address} answers", hint="is its head running?") from None
+    if child.returncode == 0:
+        raise EnvironmentProblem(
+            f"the Ray cluster at {address} asks nobody for a token: everybody who reaches it can run code on it",
+            hint="start it with RAY_AUTH_MODE=token; ray get-auth-token --generate makes one",
+        )

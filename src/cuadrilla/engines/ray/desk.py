@@ -1,0 +1,258 @@
+"""The coordinator's side of the Ray door: it starts workers as actors, hears them, and tells their deaths.
+
+`RayDesk` does for actors what `link.grpc_server.CrewDesk` does for machines that dial in. A thread for each worker
+holds one call of `outgoing` open; what it brings goes to the `Receiver`. Ray says at once when a process dies, and
+starts it again, at most `MAX_RESTARTS` times; a silent one (frozen, cut off) is found by the coordinator's clock.
+
+The driver owns the actors: when it dies, Ray ends them.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cuadrilla.engines.ray.worker import GROUPS, Arrays, Parcel, Place, RayWorker, arrays_of, tensors_of
+from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link import wire
+from cuadrilla.link.base import Goodbye, Stop, ToWorker, Version
+from cuadrilla.link.grpc_server import Receiver
+from cuadrilla.link.offer import Offer, OfferedFile, RunDescription
+from cuadrilla.log import TALK
+
+RESOURCE = "cuadrilla"
+"""A node that is to work says so with this custom resource: one for each worker."""
+NAME_LABEL = "cuadrilla-node"
+MAX_RESTARTS = 5
+RESTART_SECONDS = 0.2
+FINISH_SECONDS = 10.0
+"""A worker that has been told to stop finishes its pass first; then its process is ended."""
+BLOCK_BYTES = 16 * 2**20
+KEPT_UPLOADS = 4
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class _Attended:
+    """A worker and the thread that listens to it."""
+
+    place: Place
+    actor: Any
+    thread: threading.Thread | None = None
+    uploads: wire.Uploads = field(default_factory=wire.Uploads)
+    joined: bool = False
+    """It has said Hello, and was not lost since."""
+    expected: bool = False
+    """Its end is no news: it said goodbye, or was told to stop."""
+
+
+class RayDesk:
+    """Serves one run. `contribution`: what the tensors of an answer look like; `parameters`: those of a version."""
+
+    def __init__(self, *, receiver: Receiver, offer: Offer, parameters: wire.Layout, contribution: wire.Layout) -> None:
+        self._receiver = receiver
+        self._offer = offer
+        self._parameters = parameters
+        self._contribution = contribution
+        self._memory = wire.Memory(keep=KEPT_UPLOADS)
+        self._lock = threading.Lock()
+        self._workers: dict[str, _Attended] = {}
+        self._version: tuple[str, Any] = ("", None)
+        self._open_ended = False
+        self._closing = threading.Event()
+        self._last_error: CuadrillaError | None = None
+
+    def place(self, place: Place) -> None:
+        """Start a worker. Returns at once: it is heard of when it joins."""
+        options: dict[str, Any] = {"resources": {RESOURCE: 1}, "num_cpus": 0, "max_restarts": MAX_RESTARTS}
+        if place.node:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node, soft=False)
+        actor_class = ray.remote(concurrency_groups=GROUPS)(RayWorker)
+        actor = actor_class.options(**options).remote(place, self._description())
+        worker = _Attended(place=place, actor=actor)
+        worker.thread = threading.Thread(target=self._attend, args=(worker,), name=f"attends-{place.name}", daemon=True)
+        with self._lock:
+            self._workers[place.name] = worker
+        worker.thread.start()
+
+    def place_on_new_nodes(self) -> None:
+        """A worker for each node of the cluster that offers itself and has none yet."""
+        self._open_ended = True
+        with self._lock:
+            taken = {worker.place.node for worker in self._workers.values()}
+        for node in ray.nodes():
+            if node["Alive"] and node["NodeID"] not in taken and node["Resources"].get(RESOURCE, 0) >= 1:
+                name = node.get("Labels", {}).get(NAME_LABEL) or "ray-" + node["NodeManagerAddress"].replace(".", "-")
+                log.info("%s can be reached by Ray", name, extra=TALK)
+                self.place(Place(name=name, node=node["NodeID"]))
+
+    def send(self, worker: str, message: ToWorker) -> None:
+        """Put a message on its way; a worker that has not joined gets nothing.
+
+        A `Version`'s parameters are copied now: the weights of record may change before the worker has read them.
+        """
+        name = ""
+        refs: tuple[Any, ...] = ()
+        if isinstance(message, Version):
+            name = wire.version_name(message.version)
+            if self._version[0] != name:
+                assert isinstance(message.parameters, Mapping)
+                self._version = (name, ray.put(arrays_of(message.parameters)))
+            refs = (self._version[1],)
+        with self._lock:
+            attended = self._workers.get(worker)
+        if attended is not None and attended.joined:
+            if isinstance(message, Stop):
+                attended.joined = False
+                attended.expected = not message.again
+            attended.actor.deliver.remote(wire.to_worker(message, parameters=name).SerializeToString(), refs)
+
+    def holds(self, worker: str) -> bool:
+        """Whether this door leads to that worker."""
+        with self._lock:
+            return worker in self._workers
+
+    def end(self, worker: str, reason: str) -> None:
+        """Send a worker home for good, and say so."""
+        self.send(worker, Stop(reason=reason, refused=True))
+        self._receiver.left(worker, reason)
+
+    def may_have_workers(self) -> bool:
+        """Whether a process is there or is being started, or a machine with one may still come."""
+        with self._lock:
+            if self._open_ended:
+                return True
+            return any(worker.thread and worker.thread.is_alive() for worker in self._workers.values())
+
+    def pids(self) -> dict[str, int]:
+        """Process numbers of the workers, on their own machines. Waits until each has started."""
+        with self._lock:
+            actors = {name: worker.actor for name, worker in self._workers.items()}
+        return {name: ray.get(actor.pid.remote()) for name, actor in actors.items()}
+
+    def failure(self) -> CuadrillaError:
+        """Why there is no worker left."""
+        return self._last_error or EnvironmentProblem(
+            "all worker processes were killed", hint="run the same command again: it goes on"
+        )
+
+    def close(self) -> None:
+        """Send everybody home; whoever does not go is ended."""
+        with self._lock:
+            workers = list(self._workers.values())
+        for worker in workers:
+            self.send(worker.place.name, Stop(reason="the run has ended"))
+        self._closing.set()
+        for patience in (FINISH_SECONDS, None):
+            for worker in workers:
+                assert worker.thread is not None
+                worker.thread.join(timeout=patience)
+                if worker.thread.is_alive():
+                    ray.kill(worker.actor)
+
+    # -- one worker ----------------------------------------------------------------------------------------------------
+
+    def _attend(self, worker: _Attended) -> None:
+        """Hear a worker until its run ends, over restarts of its process."""
+        done = worker.actor.run.remote()
+        while True:
+            said = worker.actor.outgoing.remote()
+            ray.wait([said, done], num_returns=1)
+            try:
+                self._hear(worker, *ray.get(said))
+                if not ray.wait([done], timeout=0)[0]:
+                    continue
+                self._hear(worker, *ray.get(worker.actor.outgoing.remote()))  # its last words
+                self._ended(worker, ray.get(done))
+                return
+            except RayTaskError as error:
+                self._ended(worker, {"error": f"{type(error.cause).__name__}: {error.cause}", "exit_code": 1})
+                return
+            except RayActorError as error:
+                self._lose(worker, _first_line(error))
+                if ray.wait([done], timeout=RESTART_SECONDS)[0]:  # not to be started again
+                    self._ended(worker, {"error": _first_line(error), "exit_code": EnvironmentProblem.exit_code})
+                    return
+
+    def _hear(self, worker: _Attended, passes: int, parcels: list[Parcel]) -> None:
+        if worker.joined:
+            self._receiver.heard(worker.place.name, passes)
+        for parcel in parcels:
+            match parcel.kind:
+                case "message":
+                    self._take_message(worker, parcel.message)
+                case "upload":
+                    self._take_upload(worker, parcel)
+                case "fetch":
+                    worker.actor.answer.remote(self._block(parcel.name, parcel.offset))
+
+    def _take_message(self, worker: _Attended, encoded: bytes) -> None:
+        try:
+            message = wire.from_worker(pb.ToCoordinator.FromString(encoded), uploads=worker.uploads)
+        except LinkError as error:
+            log.warning("%s: %s", worker.place.name, error.message)
+            self.end(worker.place.name, error.message)
+            return
+        if isinstance(message, Goodbye):
+            worker.joined, worker.expected = False, True
+        elif not worker.joined:
+            log.info("%s joined", worker.place.name, extra=TALK)
+            worker.joined, worker.expected = True, False
+        self._receiver.deliver(worker.place.name, message)
+
+    def _take_upload(self, worker: _Attended, parcel: Parcel) -> None:
+        try:
+            arrays: Arrays = ray.get(parcel.refs[0])
+            worker.uploads.put(parcel.name, tensors_of(arrays, layout=self._contribution, memory=self._memory))
+        except LinkError as error:
+            log.warning("%s: %s", worker.place.name, error.message)
+        except RayError as error:  # its process has died, and the tensors with it
+            self._lose(worker, _first_line(error))
+        worker.actor.answer.remote()
+
+    def _lose(self, worker: _Attended, reason: str) -> None:
+        if worker.joined and not self._closing.is_set():
+            log.warning("%s left: %s", worker.place.name, reason)
+            worker.joined = False
+            self._receiver.left(worker.place.name, reason)
+
+    def _ended(self, worker: _Attended, result: Mapping[str, str | int]) -> None:
+        if "error" not in result or self._closing.is_set():
+            return
+        error = CuadrillaError(str(result["error"]), hint=str(result.get("hint", "")))
+        error.exit_code = int(result["exit_code"])
+        self._last_error = error
+        log.warning("%s: %s\n%s", worker.place.name, error.message, error.hint)
+        if worker.joined:
+            worker.joined = False
+            self._receiver.left(worker.place.name, error.message)
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _description(self) -> RunDescription:
+        files = tuple(
+            OfferedFile(path=path, sha256=sha256, num_bytes=here.stat().st_size)
+            for path, (here, sha256) in self._offer.files.items()
+        )
+        return RunDescription(config=self._offer.config, files=files)
+
+    def _block(self, name: str, offset: int) -> bytes:
+        path: Path | None = {sha256.hex(): here for here, sha256 in self._offer.files.values()}.get(name)
+        if path is None:
+            return b""
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(BLOCK_BYTES)
+
+
+def _first_line(error: RayError) -> str:
+    """Ray's texts have many lines; the first says what."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

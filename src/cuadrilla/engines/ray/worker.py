@@ -1,0 +1,239 @@
+"""A worker as a Ray actor, and its link to the coordinator: calls of the actor instead of a connection.
+
+The coordinator's process is the driver. It calls `deliver` for each message to the worker and holds one call of
+`outgoing` open for what the worker has to say; each of the actor's three groups has one thread, so that Ray keeps the
+order of the calls in it. Messages are the crew link's own, in its encoding. Tensors lie in the object store as plain
+arrays of bytes, beside the message that names them.
+
+The driver owns the actor: it ends with the coordinator. An actor that dies is started again by Ray, and joins anew.
+"""
+
+import logging
+import os
+import queue
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from cuadrilla.config import Config
+from cuadrilla.engines.bundle import fetch
+from cuadrilla.engines.worker import WorkerOptions, run_worker
+from cuadrilla.errors import CuadrillaError
+from cuadrilla.home import Home
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link import wire
+from cuadrilla.link.base import Progress, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.inbox import Inbox
+from cuadrilla.link.offer import OfferedFile, RunConnection, RunDescription, keep_file
+from cuadrilla.link.shaped import parse_shape
+from cuadrilla.log import TALK, set_up_logging
+from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import read_run_config
+
+HEARTBEAT_SECONDS = 1.0
+GROUPS = {"in": 1, "out": 1, "work": 1}
+
+log = logging.getLogger(__name__)
+
+Arrays = list[np.ndarray[Any, np.dtype[np.uint8]]]
+"""The bytes of a set of tensors, one array for each, in the order of their `Layout`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One worker: its name, what it computes with, and where. `node` "": wherever Ray has room."""
+
+    name: str
+    speed: float = 1.0
+    link: str = ""
+    threads: int = 0
+    folder: str = ""
+    """The run directory, for a worker on the coordinator's own machine; other nodes fetch what they need."""
+    node: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """What a worker sends: a message of the crew link, or "upload", or "fetch" with a file's hash and an offset."""
+
+    kind: str
+    message: bytes = b""
+    name: str = ""
+    offset: int = 0
+    refs: tuple[Any, ...] = ()
+    """References into the object store: inside a tuple, so that Ray does not resolve them before the call."""
+
+
+@dataclass(kw_only=True)
+class Mailbox:
+    """What lies between the actor's threads. Outlives sessions."""
+
+    inbox: Inbox = field(default_factory=Inbox)
+    outbox: "queue.SimpleQueue[Parcel]" = field(default_factory=queue.SimpleQueue)
+    received: "queue.SimpleQueue[bytes]" = field(default_factory=queue.SimpleQueue)
+    """Answers to "upload" (empty) and "fetch" (a block of the file)."""
+    versions: dict[str, Any] = field(default_factory=dict)
+    passes: int = 0
+    heard_at: float = 0.0
+
+
+class RayWorker:
+    """The actor. All arguments and results are plain data or dataclasses of this module."""
+
+    def __init__(self, place: Place, description: RunDescription) -> None:
+        self._place = place
+        self._description = description
+        self._mail = Mailbox()
+
+    @ray.method(concurrency_group="in")
+    def deliver(self, message: bytes, refs: tuple[Any, ...] = ()) -> None:
+        """A message for the training loop; `refs` holds the parameters of a Version."""
+        event = wire.from_coordinator(pb.ToWorker.FromString(message))
+        self._mail.heard_at = time.monotonic()
+        if isinstance(event, Version):
+            self._mail.versions = {str(event.parameters): refs[0]}  # an older one that was not read is not wanted
+        self._mail.inbox.put(event)
+
+    @ray.method(concurrency_group="in")
+    def answer(self, data: bytes = b"") -> None:
+        """The coordinator has fetched an upload, or sends a block of a file."""
+        self._mail.heard_at = time.monotonic()
+        self._mail.received.put(data)
+
+    @ray.method(concurrency_group="out")
+    def outgoing(self) -> tuple[int, list[Parcel]]:
+        """What there is to say, at the latest after a second; and how many passes are done: the heartbeat."""
+        parcels = []
+        try:
+            parcels.append(self._mail.outbox.get(timeout=HEARTBEAT_SECONDS))
+            while not self._mail.outbox.empty():
+                parcels.append(self._mail.outbox.get())
+        except queue.Empty:
+            pass
+        return self._mail.passes, parcels
+
+    @ray.method(concurrency_group="in")
+    def pid(self) -> int:
+        return os.getpid()
+
+    @ray.method(concurrency_group="work", max_task_retries=-1)
+    def run(self) -> Mapping[str, str | int]:
+        """Work until the run ends. How it ended, or the error that a person should read."""
+        place = self._place
+        set_up_logging(RunDir(Path(place.folder)).logs if place.folder else None, worker=place.name)
+
+        def prepare(connection: RunConnection, description: RunDescription) -> tuple[Config, Path]:
+            if place.folder:
+                return read_run_config(RunDir(Path(place.folder))), Path(place.folder)
+            return fetch(connection, description, home=Home.of_user(), report=_report)
+
+        try:
+            reason = run_worker(
+                WorkerOptions(
+                    connect=lambda: RayConnection(self._mail, self._description),
+                    prepare=prepare,
+                    shape=parse_shape(place.link, speed=place.speed),
+                    threads=place.threads,
+                )
+            )
+        except CuadrillaError as error:
+            return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        return {"reason": reason}
+
+
+class RayConnection:
+    """A `RunConnection` over the actor's mailbox."""
+
+    def __init__(self, mail: Mailbox, description: RunDescription) -> None:
+        self._mail = mail
+        self._description = description
+
+    def describe(self) -> RunDescription:
+        return self._description
+
+    def fetch(self, file: OfferedFile, *, to: Path) -> None:
+        keep_file(file, to=to, read=lambda offset: self._blocks(file, offset))
+
+    def session(self, *, parameters: wire.Layout) -> "RayLink":
+        return RayLink(self._mail, parameters=parameters)
+
+    def close(self) -> None:
+        """Nothing to close: the driver owns the actor."""
+
+    def _blocks(self, file: OfferedFile, offset: int) -> Iterator[bytes]:
+        while offset < file.num_bytes:
+            self._mail.outbox.put(Parcel(kind="fetch", name=file.sha256.hex(), offset=offset))
+            block = self._mail.received.get()
+            if not block:  # it has become shorter: the hash will tell
+                return
+            offset += len(block)
+            yield block
+
+
+class RayLink:
+    """A `Link` over the actor's mailbox."""
+
+    def __init__(self, mail: Mailbox, *, parameters: wire.Layout) -> None:
+        self._mail = mail
+        self._parameters = parameters
+        self._memory = wire.Memory(keep=1)
+        self._num_uploads = 0
+        mail.passes = 0
+
+    @property
+    def heard_at(self) -> float:
+        return self._mail.heard_at
+
+    def call(self, message: ToCoordinator) -> None:
+        if isinstance(message, Progress):
+            self._mail.passes = message.passes  # goes with the next heartbeat
+        else:
+            encoded = wire.to_coordinator(message).SerializeToString()
+            self._mail.outbox.put(Parcel(kind="message", message=encoded))
+
+    def next_event(self) -> ToWorker:
+        return self._mail.inbox.next_event()
+
+    def stopped(self) -> bool:
+        return self._mail.inbox.stopped()
+
+    def upload(self, tensors: Tensors) -> TensorRef:
+        """Returns when the coordinator has the tensors: only then is it known how long they travel."""
+        self._num_uploads += 1
+        name = f"upload-{self._num_uploads}"
+        ref = ray.put(arrays_of(tensors))
+        self._mail.outbox.put(Parcel(kind="upload", name=name, refs=(ref,)))
+        self._mail.received.get()
+        return name
+
+    def download(self, ref: TensorRef) -> Tensors:
+        arrays = ray.get(self._mail.versions[str(ref)])
+        return tensors_of(arrays, layout=self._parameters, memory=self._memory)
+
+    def close(self) -> None:
+        """Nothing to close: the mailbox stays."""
+
+
+def _report(text: str) -> None:
+    log.info(text, extra=TALK)
+
+
+def arrays_of(tensors: Tensors) -> Arrays:
+    """Without a copy where the tensors are in this machine's memory: the object store makes the only one."""
+    return [np.frombuffer(part, dtype=np.uint8) for part in wire.Layout.of(tensors).parts(tensors)]
+
+
+def tensors_of(arrays: Arrays, *, layout: wire.Layout, memory: wire.Memory) -> Tensors:
+    """A copy: what the object store gives cannot be written to, and a merge writes. Raises LinkError."""
+    packed = memory.take(layout.num_bytes)
+    layout.require_sizes([array.nbytes for array in arrays])
+    first = 0
+    for array in arrays:
+        packed[first : first + array.nbytes] = array.data
+        first += array.nbytes
+    return layout.unpack(packed)
