@@ -43,11 +43,11 @@ DANGEROUS_CALLS = (
 )
 TORCH_FREE = ("cli/", "config.py", "doctor/", "errors.py", "host/", "log.py", "monitor/", "plan/", "rundir.py")
 HOMES = {  # a heavy library is imported in its own place only
-    "ray": ("engines/ray.py",),
+    "ray": ("engines/ray/",),
     "dask": ("engines/dask.py",),
     "distributed": ("engines/dask.py",),
     "fastapi": ("serve/", "monitor/web/", "monitor/web.py"),
-    "grpc": ("link/grpc_calls.py", "link/grpc_check.py", "link/grpc_client.py", "link/grpc_server.py"),
+    "grpc": ("link/grpc_",),
 }
 ALL_INTERFACES = re.compile(r"^\s*(?:\w+://)?(?:0\.0\.0\.0|\[::\]|::)(?::\d*)?(?:/.*)?\s*$")
 

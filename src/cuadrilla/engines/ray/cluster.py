@@ -10,7 +10,7 @@ Source of the variables and of the version check: docs.ray.io, "Token authentica
 import logging
 import os
 import secrets
-import subprocess
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,18 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import EnvironmentProblem, LinkError
+from cuadrilla.link.grpc_ray import admits
 from cuadrilla.rundir import storage_errors
 
 MIN_VERSION = (2, 56)
 """Older ones have known holes (CVE-2026-57516) or no token authentication."""
 INSTALL = 'pip install "cuadrilla[ray]"'
 LOOPBACK = "127.0.0.1"
-PROBE_SECONDS = 30.0
-PROBE = """
-import sys
-from ray._raylet import GcsClient
-GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, timeout=10)
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +82,21 @@ def started(*, private: Path, host: str, num_workers: int, practice: bool) -> It
 def joined(address: str) -> Iterator[Cluster]:
     """A running cluster, with the token of this user. Raises EnvironmentProblem, LinkError."""
     _require_ray()
-    if not token_file().is_file() and not os.environ.get("RAY_AUTH_TOKEN"):
+    token = read_token()
+    if not token:
         raise EnvironmentProblem(
             f"no token for the Ray cluster at {address}: {token_file()} does not exist",
             hint="copy the head's token there, or name its file in RAY_AUTH_TOKEN_PATH; ray get-auth-token --generate",
         )
-    _require_authentication(address)
+    if admits(address, token=""):
+        raise EnvironmentProblem(
+            f"the Ray cluster at {address} asks nobody for a token: everybody who reaches it can run code on it",
+            hint="start it with RAY_AUTH_MODE=token; ray get-auth-token --generate makes one",
+        )
+    if not admits(address, token=token):
+        raise LinkError(
+            f"the Ray cluster at {address} refuses this token", hint=f"copy the head's token to {token_file()}"
+        )
     with _variables({}), _connected(address, settings={}) as context:
         yield _describe(context, ours=False, practice=False)
 
@@ -102,27 +106,32 @@ def token_file() -> Path:
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
+def read_token() -> str:
+    """This user's token, as Ray will find it; empty if there is none."""
+    try:
+        return os.environ.get("RAY_AUTH_TOKEN") or token_file().read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
 @contextmanager
 def _connected(address: str, *, settings: dict[str, Any]) -> Iterator[Any]:
     import ray
 
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         context = ray.init(
             address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **settings
         )
-    except ray.exceptions.AuthenticationError:
-        raise LinkError(
-            f"the Ray cluster at {address} refuses this token", hint=f"copy the head's token to {token_file()}"
-        ) from None
     except (ConnectionError, ray.exceptions.RaySystemError) as error:
-        raise LinkError(
-            f"no Ray cluster at {address}: {error}", hint="ray start --head there, or leave it empty"
-        ) from None
+        raise LinkError(f"no Ray cluster at {address}: {error}", hint="is its head running?") from None
     except RuntimeError as error:
         if "Version mismatch" not in str(error):
             raise
         text = " ".join(str(error).split())
         raise EnvironmentProblem(text, hint="install the same Ray and the same Python on all its machines") from None
+    for number, handler in handlers.items():  # Ray has put its own there, which end the process
+        signal.signal(number, handler)
     try:
         yield context
     finally:
@@ -175,23 +184,3 @@ def _variables(environment: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _require_authentication(address: str) -> None:
-    """Refuse a cluster that answers without a token. In a child: Ray decides once per process how it calls."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    try:
-        child = subprocess.run(
-            [sys.executable, "-c", PROBE, address],
-            env={**environment, "RAY_AUTH_MODE": "disabled"},
-            capture_output=True,
-            timeout=PROBE_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise LinkError(f"no Ray cluster at {address} answers", hint="is its head running?") from None
-    if child.returncode == 0:
-        raise EnvironmentProblem(
-            f"the Ray cluster at {address} asks nobody for a token: everybody who reaches it can run code on it",
-            hint="start it with RAY_AUTH_MODE=token; ray get-auth-token --generate makes one",
-        )

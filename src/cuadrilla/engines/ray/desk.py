@@ -8,10 +8,12 @@ The driver owns the actors: when it dies, Ray ends them.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import ray
@@ -32,6 +34,8 @@ RESOURCE = "cuadrilla"
 NAME_LABEL = "cuadrilla-node"
 MAX_RESTARTS = 5
 RESTART_SECONDS = 0.2
+AGAIN_SECONDS = 30.0
+"""A node whose worker ended with an error is tried again: its owner may have done what the error asked for."""
 FINISH_SECONDS = 10.0
 """A worker that has been told to stop finishes its pass first; then its process is ended."""
 BLOCK_BYTES = 16 * 2**20
@@ -52,6 +56,7 @@ class _Attended:
     """It has said Hello, and was not lost since."""
     expected: bool = False
     """Its end is no news: it said goodbye, or was told to stop."""
+    ended_at: float = math.inf
 
 
 class RayDesk:
@@ -84,10 +89,10 @@ class RayDesk:
         worker.thread.start()
 
     def place_on_new_nodes(self) -> None:
-        """A worker for each node of the cluster that offers itself and has none yet."""
+        """A worker for each node of the cluster that offers itself and has none; also again after a while."""
         self._open_ended = True
         with self._lock:
-            taken = {worker.place.node for worker in self._workers.values()}
+            taken = {w.place.node for w in self._workers.values() if w.ended_at + AGAIN_SECONDS > monotonic()}
         for node in ray.nodes():
             if node["Alive"] and node["NodeID"] not in taken and node["Resources"].get(RESOURCE, 0) >= 1:
                 name = node.get("Labels", {}).get(NAME_LABEL) or "ray-" + node["NodeManagerAddress"].replace(".", "-")
@@ -225,6 +230,7 @@ class RayDesk:
             self._receiver.left(worker.place.name, reason)
 
     def _ended(self, worker: _Attended, result: Mapping[str, str | int]) -> None:
+        worker.ended_at = monotonic()
         if "error" not in result or self._closing.is_set():
             return
         error = CuadrillaError(str(result["error"]), hint=str(result.get("hint", "")))

@@ -1,0 +1,268 @@
+"""The Ray door with real processes: killed, frozen, interrupted; its token, its ports, and what stays behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from tests.commands import make_run, reached, start, train, wait_for
+from tests.runs import final_sha256
+
+pytestmark = [
+    pytest.mark.spawn,
+    pytest.mark.skipif(sys.platform != "linux", reason="Ray joins machines under Linux only"),
+]
+pytest.importorskip("ray", reason='Ray is not installed: pip install "cuadrilla[ray]"')
+
+STEPS = 300
+STRICT = ("--set", "sync.strict=true")
+RAY = ("--set", 'engine.kind="ray"')
+PRACTICE = (*STRICT, *RAY, "--practice", "1.0,0.5")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path / "run", steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One strict worker in one process."""
+    run = make_run(tmp_path_factory.mktemp("undisturbed") / "run", steps=STEPS)
+    assert train(run, *STRICT).returncode == 0
+    return final_sha256(run.path)
+
+
+@pytest.fixture
+def crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
+    """Two unequal actors that train `run` in strict mode; nothing of Ray is left at the end."""
+    process = start(run, *PRACTICE)
+    yield process
+    if process.poll() is None:
+        process.terminate()
+        process.communicate()
+
+
+def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+
+
+def actors(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """The workers' processes: Ray names them."""
+    return [child for child in descendants(process) if "RayWorker" in " ".join(child.cmdline())]
+
+
+def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [row for row in read_jsonl(run.events) if row["event"] == kind]
+
+
+def joined(run: RunDir, number: int) -> Callable[[], bool]:
+    return lambda: len(events(run, "joined")) >= number
+
+
+def ended_well(crew: "subprocess.Popen[str]", run: RunDir) -> str:
+    said = crew.communicate(timeout=200)[1]
+    assert crew.returncode == 0, said
+    assert "Traceback" not in said
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
+    return said
+
+
+def test_a_killed_actor_is_started_again_and_changes_nothing(
+    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
+) -> None:
+    wait_for(joined(run, 2), crew)
+    wait_for(reached(run, 5), crew)
+    actors(crew)[0].kill()
+    wait_for(joined(run, 3), crew)
+    ended_well(crew, run)
+    assert final_sha256(run.path) == undisturbed
+    [left] = events(run, "left")
+    assert [row["worker"] for row in events(run, "joined")].count(left["worker"]) == 2
+
+
+def test_a_frozen_actor_is_evicted_and_joins_again(run: RunDir, undisturbed: str) -> None:
+    """All are slow, so that the run goes on for some seconds after the frozen one was missed."""
+    crew = start(run, *STRICT, *RAY, "--practice", "0.1,0.05")
+    wait_for(joined(run, 2), crew)
+    wait_for(reached(run, 5), crew)
+    frozen = actors(crew)[0]
+    frozen.suspend()
+    wait_for(lambda: bool(events(run, "evicted")), crew)
+    frozen.resume()
+    wait_for(joined(run, 3), crew)
+    ended_well(crew, run)
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_a_killed_coordinator_loses_no_step_and_nothing_of_ray_stays(
+    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
+) -> None:
+    wait_for(reached(run, 20), crew)
+    family = descendants(crew)
+    assert len(family) > 3
+    crew.kill()
+    crew.communicate()
+    announced = max(row["version"] for row in read_jsonl(run.metrics))
+    done = train(run, *STRICT, "--practice", "1.0,1.0")  # through the other door
+    assert done.returncode == 0, done.stderr
+    assert int(done.stderr.split("resumed    at step ")[1].split()[0]) >= announced
+    assert final_sha256(run.path) == undisturbed
+    assert not psutil.wait_procs(family, timeout=150)[1]  # Ray's agents try for a minute to report to their dead head
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(
+    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str, number: signal.Signals
+) -> None:
+    wait_for(reached(run, 5), crew)
+    family = descendants(crew)
+    crew.send_signal(number)
+    said = crew.communicate(timeout=60)[1]
+    assert crew.returncode == 130, said
+    assert "saved" in said
+    assert not psutil.wait_procs(family, timeout=30)[1]
+    assert train(run, *STRICT).returncode == 0
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_every_port_of_practice_is_on_the_loopback(crew: "subprocess.Popen[str]", run: RunDir) -> None:
+    wait_for(reached(run, 5), crew)
+    family = [psutil.Process(crew.pid), *descendants(crew)]
+    sockets = [socket for process in family for socket in process.net_connections("tcp") if socket.status == "LISTEN"]
+    assert len(sockets) > 3
+    assert {socket.laddr.ip for socket in sockets} <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
+class Head:
+    """A Ray cluster of the user's own, on the loopback: `ray start --head`, with a token or without."""
+
+    def __init__(self, folder: Path, *, token: str) -> None:
+        folder.mkdir()
+        self.home = folder / "home"
+        self.token = folder / "token"
+        self.token.write_text(token)
+        self.port = free_port()
+        # Short: Ray makes Unix sockets below it, whose paths have an end.
+        self._scratch = tempfile.TemporaryDirectory(prefix="cua-", dir="/tmp", ignore_cleanup_errors=True)
+        arguments = {
+            "--node-ip-address": "127.0.0.1", "--port": str(self.port), "--num-cpus": "2",
+            "--temp-dir": self._scratch.name,
+            "--resources": '{"cuadrilla": 1}', "--include-dashboard": "false", "--object-store-memory": "100000000",
+        }  # fmt: skip
+        options = [f"{name}={value}" for name, value in arguments.items()]
+        self.process = subprocess.Popen(
+            [Path(sys.executable).with_name("ray"), "start", "--head", "--block", *options],
+            env=os.environ | self.environment() | {"CUADRILLA_HOME": str(self.home)},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def environment(self) -> dict[str, str]:
+        mode = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token)}
+        loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        return loopback | (mode if self.token.read_text() else {"RAY_AUTH_MODE": "disabled"})
+
+    def listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def stop(self) -> None:
+        family = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        self.process.terminate()
+        self.process.wait(timeout=60)
+        for process in psutil.wait_procs(family, timeout=60)[1]:
+            process.kill()
+        self._scratch.cleanup()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    head = Head(tmp_path_factory.mktemp("cluster") / "token", token="0123456789abcdef" * 4)
+    wait_for(head.listens)
+    yield head
+    head.stop()
+
+
+def in_cluster(run: RunDir, head: Head, **environment: str) -> "subprocess.Popen[str]":
+    where = f'engine.ray_address="{head.address}"'
+    return start(run, *STRICT, *RAY, "--set", where, env=os.environ | head.environment() | environment)
+
+
+def test_a_node_of_a_running_cluster_works_once_its_owner_has_approved_the_code(
+    head: Head, run: RunDir, undisturbed: str
+) -> None:
+    """The node fetches what it needs through the object store: it has a home of its own, and nothing in it."""
+    crew = in_cluster(run, head)
+    log = run.logs / "log.coordinator.txt"
+    wait_for(lambda: log.exists() and "has not been approved" in log.read_text(), crew)
+    [code] = head.home.glob("cache/*/task.py")
+    assert code.read_text() == (run.path / "task.py").read_text()
+    assert not events(run, "joined")
+    crew.send_signal(signal.SIGINT)
+    said = crew.communicate(timeout=60)[1]
+    assert "has not been approved on this machine" in said
+    [approve] = [line for line in said.splitlines() if "cuadrilla trust" in line]
+    trust = [sys.executable, "-m", "cuadrilla", "trust", approve.split()[-1]]
+    subprocess.run(trust, env=os.environ | {"CUADRILLA_HOME": str(head.home)}, check=True, capture_output=True)
+    ended_well(in_cluster(run, head), run)
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_a_wrong_token_is_refused(head: Head, run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "wrong").write_text("fedcba9876543210" * 4)
+    crew = in_cluster(run, head, RAY_AUTH_TOKEN_PATH=str(tmp_path / "wrong"))
+    said = crew.communicate(timeout=100)[1]
+    assert crew.returncode == 5, said
+    assert "refuses this token" in said
+    assert "Traceback" not in said
+
+
+def test_no_token_is_an_error_before_anything_is_sent(head: Head, run: RunDir, tmp_path: Path) -> None:
+    crew = in_cluster(run, head, RAY_AUTH_TOKEN_PATH=str(tmp_path / "none"))
+    said = crew.communicate(timeout=100)[1]
+    assert crew.returncode == 3, said
+    assert "no token for the Ray cluster" in said
+
+
+def test_a_cluster_that_asks_for_no_token_is_refused(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef" * 4)
+    head = Head(tmp_path / "open", token="")
+    try:
+        wait_for(head.listens)
+        mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+        crew = in_cluster(run, head, **mine)
+        said = crew.communicate(timeout=100)[1]
+    finally:
+        head.stop()
+    assert crew.returncode == 3, said
+    assert "asks nobody for a token" in said
+
+
+def test_no_cluster_is_an_error(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef" * 4)
+    where = f'engine.ray_address="127.0.0.1:{free_port()}"'
+    mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    crew = start(run, *RAY, "--set", where, env=os.environ | mine)
+    said = crew.communicate(timeout=100)[1]
+    assert crew.returncode == 5, said
+    assert "no Ray head answers at" in said
+    assert "Traceback" not in said
