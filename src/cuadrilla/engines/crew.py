@@ -31,6 +31,7 @@ from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, key_hash, node_request, open_coordinator, save_node
 from cuadrilla.link.wire import Layout
 from cuadrilla.rundir import FolderLock, RunDir, is_abandoned, storage_errors
+from cuadrilla.sync.exact import contribution_like, version_like
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import Parts
 
@@ -93,14 +94,13 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
     keys = home.crew if home else private / "crew"
     coordinator = open_coordinator(keys, now=datetime.now(UTC))
     nodes = AllowList(keys / "nodes.json")
-    params = dict(parts.model.named_parameters())
     desk = CrewDesk(
         keys=coordinator,
         nodes=nodes,
         receiver=parts.coordination,
         offer=offer(parts.config, run.path),
-        parameters=Layout.of(params),
-        contribution=Layout.of(params, dtype=torch.int64 if parts.config.sync.strict else None),
+        parameters=Layout.of(version_like(parts.model)),
+        contribution=Layout.of(contribution_like(parts.model, strict=parts.config.sync.strict)),
     )
     parts.coordination.open(desk.send)  # before anybody can dial in
     address = f"{engine.listen.rpartition(':')[0]}:{desk.serve(engine.listen)}"
