@@ -180,7 +180,7 @@ def test_out_of_memory_halves_the_pass_and_keeps_the_global_batch(execute: Execu
 
 
 def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(execute: Execute, tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="a unit in strict mode"):
+    with pytest.raises(ResourceError, match="a unit, which strict mode"):
         execute(tmp_path, LittleMemory(), STRICT)
 
 
@@ -223,11 +223,11 @@ class ConstantGradient:
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_history_computed_by_hand(strict: bool) -> None:
     """Two workers with 3 and 1 tokens, gradients 2 and 10 per token: the mean is (3·2 + 10) / 4 = 4."""
-    theta = {"w": nn.Parameter(torch.zeros(5))}
+    theta = nn.ParameterDict({"w": torch.zeros(5)})
     merge = ExactMerge(theta, make_optimizer=ConstantGradient, lr_factor=lambda tokens: 0.5, clip_norm=0, strict=strict)  # type: ignore[arg-type]
     contributions: list[Contribution] = []
     for gradient, tokens in ((2.0, 3), (10.0, 1)):
-        params = {"w": nn.Parameter(torch.zeros(5))}
+        params = nn.ParameterDict({"w": torch.zeros(5)})
         worker = ExactWorker(params, strict=strict)
         worker.begin()
         sums = Sums()
@@ -244,7 +244,7 @@ def test_a_history_computed_by_hand(strict: bool) -> None:
 
 
 def test_strict_refuses_what_does_not_fit_into_fixed_point() -> None:
-    params = {"w": nn.Parameter(torch.ones(2))}
+    params = nn.ParameterDict({"w": torch.ones(2)})
     worker = ExactWorker(params, strict=True)
     for value in (1e30, math.nan, math.inf):
         worker.begin()

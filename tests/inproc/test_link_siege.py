@@ -20,6 +20,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import Contribute, Hello, Lease, Stop, ToWorker
 from cuadrilla.link.grpc_client import SERVICE, Connection
 from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.sync.exact import contribution_like
 from cuadrilla.train.coordinate import Coordination, Outcome
 from cuadrilla.train.loop import environment
 from cuadrilla.train.setup import Parts
@@ -229,7 +230,7 @@ class Members:
         self.coordination: Coordination = self.parts.coordination
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
         self.coordination.open(lambda worker, message: self.sent[worker].append(message))
-        self.layout = wire.Layout.of(dict(self.parts.model.named_parameters()), dtype=torch.int64)
+        self.layout = wire.Layout.of(contribution_like(self.parts.model, strict=True))
 
     def says(self, worker: str, message: pb.ToCoordinator) -> None:
         uploads = wire.Uploads()

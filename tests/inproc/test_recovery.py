@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cuadrilla.engines.local import run_local
-from cuadrilla.errors import ConfigError, TaskError
+from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import resolve
 from cuadrilla.train.checkpoint import list_checkpoints, version_of
@@ -129,17 +129,6 @@ def test_schedule_and_evaluation_follow_planned_tokens(tmp_path: Path) -> None:
     assert [row["lr_factor"] for row in heavy] == [row["lr_factor"] for row in light]
     assert heavy[-1]["lr_factor"] == 0.0
     assert [row["version"] for row in heavy if "val_loss" in row] == [2, 4, 6, 8]
-
-
-class Normalised(RaggedRegression):
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-
-
-def test_running_statistics_are_refused_with_several_workers(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="running statistics"):
-        execute(tmp_path / "crew", Normalised(), workers([1.0, 1.0]))
-    assert execute(tmp_path / "one", Normalised()).complete
 
 
 def test_a_status_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path) -> None:

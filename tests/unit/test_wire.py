@@ -90,7 +90,7 @@ def test_tensors_that_do_not_lie_in_one_piece_travel_too(by) -> None:
 
 def test_another_dtype_than_the_layouts_is_converted() -> None:
     tensors = {"a": torch.tensor([1.5, -2.0])}
-    layout = Layout.of(tensors, dtype=torch.bfloat16)
+    layout = Layout((("a", torch.bfloat16, (2,)),))
     assert bytes(layout.pack(tensors)) == b"".join(layout.parts(tensors))
 
 

@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from cuadrilla.config import CrewEngine
 from cuadrilla.engines.bundle import offer
 from cuadrilla.errors import EnvironmentProblem
@@ -22,6 +20,7 @@ from cuadrilla.link.tls import Coordinator, open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.rundir import RunDir
+from cuadrilla.sync.exact import contribution_like, version_like
 from cuadrilla.train.setup import Parts
 
 if TYPE_CHECKING:
@@ -84,11 +83,10 @@ def open_doors(parts: Parts, run: RunDir, *, home: Home | None, private: Path) -
     """
     engine = parts.config.engine
     assert isinstance(engine, CrewEngine)
-    params = dict(parts.model.named_parameters())
     offered = offer(parts.config, run.path)
     layouts = {
-        "parameters": Layout.of(params),
-        "contribution": Layout.of(params, dtype=torch.int64 if parts.config.sync.strict else None),
+        "parameters": Layout.of(version_like(parts.model)),
+        "contribution": Layout.of(contribution_like(parts.model, strict=parts.config.sync.strict)),
     }
     doors = Doors()
     with ExitStack() as stack:

@@ -124,7 +124,7 @@ def _work(
     )
     if parts.config.train.compile:
         compile_blocks(model)
-    sync = ExactWorker(dict(model.named_parameters()), strict=parts.config.sync.strict)
+    sync = ExactWorker(model, strict=parts.config.sync.strict)
     try:
         train(link, task=parts.task, model=model, sync=sync, worker=settings)
     finally:

@@ -20,7 +20,7 @@ from cuadrilla.link.base import Link, Refused, Stop
 from cuadrilla.link.offer import RunConnection, RunDescription
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.link.wire import Layout
-from cuadrilla.sync.exact import ExactWorker
+from cuadrilla.sync.exact import ExactWorker, version_like
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_device, choose_precision
 from cuadrilla.train.setup import compile_blocks, make_model, make_task
@@ -106,12 +106,11 @@ class _Worker:
 
     def train(self, connection: RunConnection) -> Stop:
         """One session, from Hello to Stop. Raises LinkError when it breaks."""
-        params = dict(self._model.named_parameters())
-        session = connection.session(parameters=Layout.of(params))
+        session = connection.session(parameters=Layout.of(version_like(self._model)))
         link: Link = session
         if self._shape != NO_SHAPE:
             link = ShapedLink(session, shape=self._shape)
-        sync = ExactWorker(params, strict=self._config.sync.strict)
+        sync = ExactWorker(self._model, strict=self._config.sync.strict)
         try:
             return train(link, task=self._task, model=self._model, sync=sync, worker=self._settings)
         finally:

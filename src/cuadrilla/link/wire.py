@@ -60,9 +60,10 @@ class Layout:
     entries: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, tensors: Tensors, *, dtype: torch.dtype | None = None) -> "Layout":
-        """The layout of `tensors`, or of tensors of another dtype with their names and shapes."""
-        return cls(tuple((name, dtype or tensors[name].dtype, tuple(tensors[name].shape)) for name in sorted(tensors)))
+    def of(cls, tensors: Tensors) -> "Layout":
+        """The layout of `tensors`: the widest dtype first, so that each value lies at a multiple of its size."""
+        order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+        return cls(tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order))
 
     @property
     def num_bytes(self) -> int:

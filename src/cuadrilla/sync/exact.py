@@ -7,7 +7,7 @@
 
 Because sums are merged, not means, unequal shares and ragged lengths weigh as they should; ordinary data-parallel
 training is the special case of equal shares. In fp32 the result differs from one machine's only by the order of
-additions (≤ 1e-6 relative).
+additions (≤ 1e-6 relative). Running statistics (BatchNorm): see `sync/statistics.py`.
 
 *Strict*: the gradient of each unit becomes an int64 fixed-point number before any addition, so that the sum does not
 depend on order or split, and the weights have the same SHA-256 for any number of workers, any split, any faults.
@@ -19,6 +19,7 @@ Alone, the worker's parameters and the coordinator's are the same tensors: nothi
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from cuadrilla.sync.outer import Outer
+from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics, statistics_of, sums_like
 
 # Gradients of a mean loss rarely exceed 1 per element, so 2^-40 of resolution leaves 2^22 of room in 62 bits.
 OUTLIER_RATIO = 100.0
@@ -58,7 +60,7 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """Σ gradient / planned tokens (fp32, or int64 fixed point in strict mode), Σ loss, Σ tokens of a lease."""
+    """Of a lease: Σ gradient / planned tokens (fp32; strict: int64 fixed point), Σ statistics, Σ loss, Σ tokens."""
 
     tensors: Mapping[str, Tensor]
     tokens: int
@@ -75,11 +77,24 @@ class Reduced:
     bad: tuple[int, ...] = ()
 
 
-class ExactWorker:
-    """The worker half."""
+def version_like(model: nn.Module) -> dict[str, Tensor]:
+    """What a version holds: parameters and running statistics by name."""
+    return {**dict(model.named_parameters()), **statistics_of(model)}
 
-    def __init__(self, params: Parameters, *, strict: bool) -> None:
-        self._params = params
+
+def contribution_like(model: nn.Module, *, strict: bool) -> dict[str, Tensor]:
+    """Names, dtypes and shapes of a contribution's tensors; their values mean nothing."""
+    dtype = torch.int64 if strict else None
+    gradients = {name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in model.named_parameters()}
+    return {**gradients, **sums_like(model)}
+
+
+class ExactWorker:
+    """The worker half. Raises TaskError for a model whose running statistics cannot be merged."""
+
+    def __init__(self, model: nn.Module, *, strict: bool) -> None:
+        self._params = dict(model.named_parameters())
+        self._statistics = UnitStatistics(model, strict=strict)
         self._strict = strict
         self._fixed: dict[str, Tensor] = {}
 
@@ -89,16 +104,24 @@ class ExactWorker:
 
     @property
     def one_unit_per_pass(self) -> bool:
-        return self._strict
+        """Otherwise what a module normalises over would depend on how units are stacked."""
+        return self._strict or bool(self._statistics)
 
     def begin(self) -> None:
         """A new lease: forget the gradients of the last one."""
+        self._statistics.begin()
         for parameter in self._params.values():
             parameter.grad = None
         self._fixed = {}  # not zeroed in place: an earlier answer of this round may still be waiting for its merge
 
+    def measuring(self) -> AbstractContextManager[None]:
+        """Around a pass, forward and backward: running statistics of record stay as they are."""
+        return self._statistics.measuring()
+
     def local_step(self, sums: Sums) -> None:
-        """After a pass. Strict: move its gradient into the fixed-point sum."""
+        """After a pass: add its statistics. Strict: move its gradient into the fixed-point sum."""
+        if not self._statistics.add():
+            sums.valid = False
         if not self._strict:
             return
         for name, parameter in self._params.items():
@@ -114,26 +137,29 @@ class ExactWorker:
 
     def contribute(self, sums: Sums) -> Contribution:
         """The answer to the lease. Its tensors must stay untouched until the next `apply`."""
-        tensors = self._fixed if self._strict else {name: _gradient(p) for name, p in self._params.items()}
+        gradients = self._fixed if self._strict else {name: _gradient(p) for name, p in self._params.items()}
         return Contribution(
-            tensors=tensors, tokens=sums.tokens, loss=sums.loss, valid=sums.valid and math.isfinite(sums.loss)
+            tensors={**gradients, **self._statistics.tensors},
+            tokens=sums.tokens,
+            loss=sums.loss,
+            valid=sums.valid and math.isfinite(sums.loss),
         )
 
-    def apply(self, parameters: Mapping[str, Tensor]) -> None:
+    def apply(self, version: Mapping[str, Tensor]) -> None:
         """Take over a committed version."""
         with torch.no_grad():
-            for name, parameter in self._params.items():
-                source = parameters[name]
-                if source is not parameter:
-                    parameter.copy_(source)
+            for name, tensor in {**self._params, **self._statistics.record}.items():
+                source = version[name]
+                if source is not tensor:
+                    tensor.copy_(source)
 
 
 class ExactMerge:
-    """The merge half: owns the optimizer; its parameters are the weights of record."""
+    """The merge half: owns the optimizer; its model's parameters and running statistics are those of record."""
 
     def __init__(
         self,
-        params: Parameters,
+        model: nn.Module,
         *,
         make_optimizer: Callable[[Parameters], Stepper],
         lr_factor: Callable[[int], float],
@@ -141,26 +167,32 @@ class ExactMerge:
         strict: bool,
         outer: Outer | None = None,
     ) -> None:
-        self._params = params
-        self._optimizer = make_optimizer(params)
+        self._params = dict(model.named_parameters())
+        self._statistics = MergedStatistics(model)
+        self._optimizer = make_optimizer(self._params)
         self._lr_factor = lr_factor
         self._clip_norm = clip_norm
         self._strict = strict
         self._outer = outer
 
     @property
-    def params(self) -> Parameters:
-        return self._params
+    def params(self) -> Mapping[str, Tensor]:
+        """What a version holds: parameters, and running statistics."""
+        return {**self._params, **self._statistics.record}
 
     def reduce(self, contributions: Sequence[Contribution], *, planned_tokens: int) -> Reduced:
-        """Put the weighted mean gradient into `.grad`; nothing else changes. The order of contributions is theirs."""
+        """Put the weighted mean gradient into `.grad`, and take the mean of the statistics; nothing else changes.
+
+        The order of contributions is theirs.
+        """
         tokens = sum(item.tokens for item in contributions)
         if self._strict:
             self._sum_fixed(contributions)
         else:
             self._sum_float(contributions)
+        self._statistics.reduce([item.tensors for item in contributions])
         if tokens != planned_tokens:
-            for gradient in self.gradients().values():
+            for gradient in self._gradients():
                 gradient.mul_(planned_tokens / max(tokens, 1))
         norm = self._norm()
         bad: tuple[int, ...] = ()
@@ -172,7 +204,7 @@ class ExactMerge:
     def outliers(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
         """Contributions whose gradient per token is beyond comparison with the others': a flipped bit, most likely."""
         sizes = [
-            float(torch.nn.utils.get_total_norm([tensor.double() for tensor in item.tensors.values()])) / item.tokens
+            float(torch.nn.utils.get_total_norm([item.tensors[name].double() for name in self._params])) / item.tokens
             if item.tokens
             else 0.0
             for item in contributions
@@ -185,23 +217,28 @@ class ExactMerge:
         return tuple(found)
 
     def step(self, *, norm: float, tokens: int, version: int) -> float:
-        """Clip, update the parameters and return the learning-rate factor. `tokens`: counted when this is committed."""
+        """Clip, update parameters and statistics and return the learning-rate factor.
+
+        `tokens`: counted when this is committed.
+        """
         if self._clip_norm and norm > self._clip_norm:
-            for gradient in self.gradients().values():
+            for gradient in self._gradients():
                 gradient.mul_(self._clip_norm / norm)
         factor = self._lr_factor(tokens)
         self._optimizer.step(factor)
+        self._statistics.step()
         if self._outer is not None:
             self._outer.after_step(self._params, version=version)
         return factor
 
     def gradients(self) -> dict[str, Tensor]:
-        """The merged gradient by name: what the journal keeps and `load_gradients` brings back."""
-        return {name: _gradient(parameter) for name, parameter in self._params.items()}
+        """The merged gradient and mean statistics by name: what the journal keeps and `load_gradients` brings back."""
+        return {**{name: _gradient(parameter) for name, parameter in self._params.items()}, **self._statistics.mean}
 
     def load_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         for name, parameter in self._params.items():
             parameter.grad = gradients[name].to(device=parameter.device, dtype=parameter.dtype)
+        self._statistics.mean = {name: tensor for name, tensor in gradients.items() if name not in self._params}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything besides the parameters that decides the next versions."""
@@ -233,8 +270,10 @@ class ExactMerge:
             parameter.grad = total.double().div_(FIXED_POINT_SCALE).to(parameter.dtype)
 
     def _norm(self) -> float:
-        norms = torch.nn.utils.get_total_norm(list(self.gradients().values()))
-        return float(norms)
+        return float(torch.nn.utils.get_total_norm(self._gradients()))
+
+    def _gradients(self) -> list[Tensor]:
+        return [_gradient(parameter) for parameter in self._params.values()]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -74,9 +74,10 @@ def train(
             try:
                 batch = loader.batch(indices[first : first + count])
                 unit = lease.units[first // section.unit_sequences]
-                with worker.random_numbers(unit, first), precision.around(model, device):
-                    loss, tokens = loss_of(task, model, batch)
-                torch.autograd.backward([loss * (loss_scale / lease.planned_tokens)])
+                with sync.measuring():
+                    with worker.random_numbers(unit, first), precision.around(model, device):
+                        loss, tokens = loss_of(task, model, batch)
+                    torch.autograd.backward([loss * (loss_scale / lease.planned_tokens)])
                 add_loss(sums, loss, tokens)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -181,7 +182,7 @@ def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
 def smaller_pass(count: int, *, fixed: bool, error: Exception) -> int:
     """Half of a pass that did not fit. Raises ResourceError where a pass cannot shrink."""
     if fixed or count == 1:
-        what = "a unit in strict mode" if fixed else "a single sequence"
+        what = "a unit, which strict mode and BatchNorm need whole," if fixed else "a single sequence"
         raise ResourceError(
             f"out of memory with {what} in a pass", hint="a smaller model, a shorter context or smaller units"
         ) from error

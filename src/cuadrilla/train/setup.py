@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cuadrilla.config import Config, FileTask, LanguageTask, TrainSection
-from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
+from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError
 from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.task import Task, load_task
@@ -103,7 +103,7 @@ def assemble(
     length = measure_length(config.train, num_sequences=num_sequences, sequence_tokens=task.defaults.length)
     model = make_model(task, seed=config.run.seed).to(device)
     precision.apply(model)
-    _check_supported(config, model, precision)
+    _check_supported(config, precision)
     merge = make_merge(config, model, task=task, length=length, precision=precision)
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
@@ -174,7 +174,7 @@ def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length, 
         return parameter.ndim == 2 and not name.startswith(task.defaults.not_matrices)
 
     return ExactMerge(
-        params,
+        model,
         make_optimizer=make_optimizer(config.optim, is_matrix=is_matrix, dtype=precision.dtype),
         lr_factor=make_schedule(config.schedule, total_tokens=length.total_tokens),
         clip_norm=config.train.clip_norm,
@@ -188,16 +188,10 @@ def has_several_workers(config: Config) -> bool:
     return config.engine.kind != "local" or len(config.engine.workers) > 1
 
 
-def _check_supported(config: Config, model: nn.Module, precision: Precision) -> None:
+def _check_supported(config: Config, precision: Precision) -> None:
     """Refuse what this version would compute wrongly, before anything is trained."""
     if config.sync.strict and precision.loss_scale != 1:
         raise ConfigError("strict mode and fp16 exclude each other", hint='set train.precision = "fp32"')
-    running = [name for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
-    if running and has_several_workers(config):
-        raise TaskError(
-            f"{running[0]} keeps running statistics, which several workers do not share yet",
-            hint="use one worker, or a normalisation without them (LayerNorm, GroupNorm)",
-        )
 
 
 def make_store(config: Config, run: RunDir, *, merge: ExactMerge, model: nn.Module, task: Task) -> Store:

@@ -1,0 +1,185 @@
+"""Running statistics (BatchNorm) that do not depend on who computes what.
+
+    worker: one pass is one unit, so a module normalises over a unit; its mean and its unbiased variance there are
+            added up over the lease, with the number of units                       `measuring`, `add`, `tensors`
+    merge:  m = Σ over the counted units / their number                             `reduce`
+            running = (1 - momentum) · running + momentum · m, once for a version   `step`
+
+The statistics of record change by that one step only: an update that the guard skips leaves them, a roll-back takes
+them from the checkpoint, the journal holds m. `momentum` is the module's own; None (a cumulative average) is 1 / number
+of versions. `num_batches_tracked` counts versions. Each unit that was computed weighs the same, whatever its tokens.
+
+A unit's values become two int64 numbers, whole part and 2^-46ths, before they are added: the sum is exact, so it does
+not depend on order or split, strict or not. Room: 65,536 units of values below 2^46. A value that is not finite or
+larger makes the contribution invalid.
+
+During a pass a module writes into tensors of the worker's own, not into those of record, which alone are the
+coordinator's. There its momentum is None and its count begins at 0, so that what it keeps is the mean over its calls in
+the pass: one for most; several for layers that are shared, and for those that gradient checkpointing computes twice.
+Where the first pass shows that it is one, the momentum is 1 from then on, which gives the same numbers: None would make
+torch.compile break its graph there. A module that a pass does not call, or that is in evaluation mode (frozen), has
+nothing to add; one without any unit in a version keeps its statistics.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.errors import TaskError
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+VALUES = ("running_mean", "running_var")
+COUNT = "num_batches_tracked"
+PART = 2.0**46
+LARGEST = 2.0**46
+
+
+def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
+    """The modules that keep running statistics, by name. Raises TaskError for one whose statistics cannot be merged."""
+    found: dict[str, BatchNorm] = {}
+    for name, module in model.named_modules():
+        if not getattr(module, "track_running_stats", False):
+            continue
+        if not isinstance(module, BATCH_NORMS) or any(getattr(module, key) is None for key in (*VALUES, COUNT)):
+            raise TaskError(
+                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics that cannot be merged",
+                hint="use BatchNorm, or track_running_stats=False, or a normalisation without them (GroupNorm)",
+            )
+        found[name] = module
+    return found
+
+
+def statistics_of(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics by their names in the model's state: a part of every version."""
+    return {
+        _full(name, key): getattr(module, key)
+        for name, module in batch_norms(model).items()
+        for key in (*VALUES, COUNT)
+    }
+
+
+def sums_like(model: nn.Module) -> dict[str, Tensor]:
+    """Zeros in the form of what a contribution holds: for each value (2, num_features), for each count (); int64."""
+    return {
+        name: torch.zeros(() if name.endswith(COUNT) else (2, *tensor.shape), dtype=torch.int64)
+        for name, tensor in statistics_of(model).items()
+    }
+
+
+class UnitStatistics:
+    """The worker half. `strict`: every pass runs the same instructions, so a momentum stays None."""
+
+    def __init__(self, model: nn.Module, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._modules = batch_norms(model)
+        self._own = {name: _own_tensors(module) for name, module in self._modules.items()}
+        self._momentum: dict[str, float | None] = {}
+        self._zeros = sums_like(model)
+        self.record = statistics_of(model)
+        self.begin()
+
+    def __bool__(self) -> bool:
+        return bool(self._modules)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The sums of this lease; a later lease has tensors of its own."""
+        return self._sums
+
+    def begin(self) -> None:
+        """A new lease."""
+        self._sums = {name: zeros.clone() for name, zeros in self._zeros.items()}
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Around the pass of one unit, forward and backward."""
+        replaced: list[tuple[BatchNorm, dict[str, object]]] = []
+        try:
+            for name, module in self._modules.items():
+                own = self._own[name]
+                for tensor in own.values():
+                    tensor.zero_()
+                if module.training:
+                    replaced.append((module, {key: getattr(module, key) for key in (*own, "momentum")}))
+                    _assign(module, {**own, "momentum": self._momentum.get(name)})
+            yield
+        finally:
+            for module, before in replaced:
+                _assign(module, before)
+
+    def add(self) -> bool:
+        """Add the unit that was measured; False, and nothing is added, if a value is not finite or too large.
+
+        Raises TaskError for a module that is called several times although the first pass called it once.
+        """
+        called = {name: num_calls for name, own in self._own.items() if (num_calls := int(own[COUNT]))}
+        if not called:
+            return True
+        for name, num_calls in called.items():
+            first = 1.0 if num_calls == 1 and not self._strict else None
+            if self._momentum.setdefault(name, first) is not None and num_calls > 1:
+                raise TaskError(
+                    f"{name} was called once in an earlier pass and {num_calls} times in this one",
+                    hint="its statistics would be those of the last call: use a BatchNorm for each place",
+                )
+        measured = {_full(name, key): self._own[name][key] for name in called for key in VALUES}
+        values = torch.cat([*measured.values()]).cpu().double()  # one copy from the device, not one for each module
+        whole = values.trunc()
+        if not bool(whole.abs().max() < LARGEST):  # also False for NaN
+            return False
+        fixed = torch.stack([whole, ((values - whole) * PART).round()]).to(torch.int64)
+        sizes = [len(tensor) for tensor in measured.values()]
+        for name, part in zip(measured, torch.split(fixed, sizes, dim=1), strict=True):
+            self._sums[name].add_(part)
+        for name in called:
+            self._sums[_full(name, COUNT)].add_(1)
+        return True
+
+
+class MergedStatistics:
+    """The merge half. `mean`: of the round's units, by name, without the modules that no unit called."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = batch_norms(model)
+        self.record = statistics_of(model)
+        self.mean: dict[str, Tensor] = {}
+
+    def reduce(self, contributions: Sequence[Mapping[str, Tensor]]) -> None:
+        """Compute `mean`; the statistics of record stay."""
+        self.mean = {}
+        for module in self._modules:
+            num_units = sum(int(tensors[_full(module, COUNT)]) for tensors in contributions)
+            for name in (_full(module, key) for key in VALUES if num_units):
+                whole, parts = torch.stack([tensors[name] for tensors in contributions]).sum(0).cpu().double()
+                self.mean[name] = ((whole + parts / PART) / num_units).to(self.record[name].dtype)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the statistics of record towards `mean`, and forget it."""
+        for prefix, module in self._modules.items():
+            if _full(prefix, VALUES[0]) not in self.mean:
+                continue
+            num_versions = self.record[_full(prefix, COUNT)].add_(1)
+            momentum = 1 / int(num_versions) if module.momentum is None else module.momentum
+            for name in (_full(prefix, key) for key in VALUES):
+                record = self.record[name]
+                record.mul_(1 - momentum).add_(self.mean[name].to(record.device), alpha=momentum)
+        self.mean = {}
+
+
+def _full(module: str, key: str) -> str:
+    return f"{module}.{key}" if module else key
+
+
+def _own_tensors(module: BatchNorm) -> dict[str, Tensor]:
+    """What a module writes into during a pass. The count is read by Python at each call, so it is kept on the CPU."""
+    own = {key: torch.zeros_like(getattr(module, key)) for key in VALUES}
+    return {**own, COUNT: torch.zeros((), dtype=torch.int64)}
+
+
+def _assign(module: nn.Module, values: Mapping[str, object]) -> None:
+    for key, value in values.items():
+        setattr(module, key, value)

@@ -1,0 +1,150 @@
+"""Running statistics in whole runs: any crew, resumed, crashed, skipped and rolled back, has those of one worker."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.data.loader import UnitLoader
+from cuadrilla.errors import ResourceError, TaskError
+from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.sync.statistics import statistics_of
+from cuadrilla.train.checkpoint import load_checkpoint
+from tests import runs
+from tests.doors import DOORS
+from tests.faults import play
+from tests.inproc.test_recovery import CRASHED, CREW, NO_BEST
+from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, relative_difference, workers
+from tests.tasks import Normalised, RaggedRegression
+
+STRICT = "sync.strict=true"
+STATISTICS = statistics_of(Normalised().model()).keys()
+COUNTS = ("0.num_batches_tracked", "2.num_batches_tracked")
+
+
+@pytest.fixture(params=DOORS)
+def execute(request: pytest.FixtureRequest) -> Execute:
+    return partial(runs.execute, door=request.param)
+
+
+def values(folder: Path) -> dict[str, Tensor]:
+    """The statistics of the newest checkpoint without the counts, which are large beside them."""
+    return {name: tensor for name, tensor in final(folder).items() if name in STATISTICS and name not in COUNTS}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_unequal_workers_equal_one_worker(execute: Execute, tmp_path: Path, optimizer: str) -> None:
+    sets = (f'optim.kind="{optimizer}"', "optim.lr=0.003", "train.steps=20")
+    execute(tmp_path / "one", Normalised(), *sets)
+    execute(tmp_path / "crew", Normalised(), *sets, workers(UNEQUAL["three unequal"]))
+    assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= 1e-6
+    assert relative_difference(values(tmp_path / "crew"), values(tmp_path / "one")) <= 1e-6
+    held_out = [row["val_loss"] for row in metrics(tmp_path / "one") if "val_loss" in row]
+    assert held_out[-1] < held_out[0]
+
+
+def test_strict_has_the_same_bits_for_any_crew(execute: Execute, tmp_path: Path) -> None:
+    for crew, speeds in UNEQUAL.items():
+        execute(tmp_path / crew, Normalised(), STRICT, workers(speeds))
+    assert len({final_sha256(tmp_path / crew) for crew in UNEQUAL}) == 1
+    assert [int(final(tmp_path / "one")[name]) for name in COUNTS] == [8, 8]
+
+
+def test_statistics_and_evaluation_computed_by_hand(execute: Execute, tmp_path: Path) -> None:
+    task = Normalised()
+    execute(tmp_path, task, workers([1.0, 0.5]), "evaluate.sequences=0")
+    loader = UnitLoader(task.data("train"), seed=0, unit_sequences=3, device=torch.device("cpu"))
+    mean, variance = np.zeros(12), np.ones(12)
+    for version in range(8):
+        chosen = [task.data("train").x[loader.indices([unit])] for unit in range(24 * version, 24 * (version + 1))]
+        mean = 0.9 * mean + 0.1 * np.mean([x.mean(0) for x in chosen], axis=0)
+        variance = 0.9 * variance + 0.1 * np.mean([x.var(0, ddof=1) for x in chosen], axis=0)
+    found = final(tmp_path)
+    assert found["0.running_mean"].numpy() == pytest.approx(mean, abs=1e-6)
+    assert found["0.running_var"].numpy() == pytest.approx(variance, rel=1e-6)
+
+    def normalised(x: Tensor, layer: int) -> Tensor:
+        return (x - found[f"{layer}.running_mean"]) / (found[f"{layer}.running_var"] + 1e-5).sqrt()
+
+    held_out = task.data("val")
+    hidden = normalised(torch.tensor(held_out.x), 0) @ found["1.weight"].T
+    hidden = normalised(hidden, 2) * found["2.weight"] + found["2.bias"]
+    output = nn.functional.gelu(hidden) @ found["4.weight"].T + found["4.bias"]
+    squares = (output - torch.tensor(held_out.y)).square() * torch.tensor(held_out.count)[:, None]
+    by_hand = float(squares.sum()) / int(held_out.count.sum())
+    assert metrics(tmp_path)[-1]["val_loss"] == pytest.approx(by_hand, rel=1e-5)
+
+
+@pytest.mark.parametrize("crew", ["one", "three unequal"])
+def test_run_10_equals_run_5_and_resume_5(execute: Execute, tmp_path: Path, crew: str) -> None:
+    sets = ["train.steps=10", workers(UNEQUAL[crew]), *([STRICT] if crew != "one" else [])]
+    execute(tmp_path / "whole", Normalised(), *sets)
+    execute(tmp_path / "parts", Normalised(), *sets, stop_at=5)
+    assert [int(final(tmp_path / "parts")[name]) for name in COUNTS] == [5, 5]
+    execute(tmp_path / "parts", Normalised(), *sets)
+    assert final_sha256(tmp_path / "parts") == final_sha256(tmp_path / "whole")
+
+
+def test_the_journal_gives_them_back(execute: Execute, tmp_path: Path) -> None:
+    """Both workers die in step 6, and the coordinator with them: five steps are in the journal only."""
+    execute(tmp_path / "whole", Normalised(), *CREW)
+    wrap, played = play(*CRASHED)
+    with pytest.raises(Exception, match="scripted"):
+        execute(tmp_path / "crashed", Normalised(), *CREW, NO_BEST, wrap_link=wrap)
+    assert played
+    assert [int(final(tmp_path / "crashed")[name]) for name in COUNTS] == [0, 0]
+    execute(tmp_path / "crashed", Normalised(), *CREW, NO_BEST)
+    redone = [row for row in read_jsonl(RunDir(tmp_path / "crashed").events) if row["event"] == "redone"]
+    assert [(row["version"], row["steps"]) for row in redone] == [(5, 5)]
+    assert final_sha256(tmp_path / "crashed") == final_sha256(tmp_path / "whole")
+
+
+class Spiking(Normalised):
+    """From step 41 on, every loss is a billion times too large; its 24 units are a pass each."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        return (loss * 1e9 if self.num_losses > 40 * 24 else loss), count
+
+
+@pytest.mark.parametrize(("stop_at", "saved", "event"), [(41, 40, "update skipped"), (43, 30, "rolled back")])
+def test_a_skipped_update_leaves_them_and_a_roll_back_takes_the_old_ones(
+    execute: Execute, tmp_path: Path, stop_at: int, saved: int, event: str
+) -> None:
+    sets = (NO_BEST, "train.steps=80", f"checkpoint.every_steps={saved}", "checkpoint.keep=9")
+    execute(tmp_path, Spiking(), *sets, stop_at=stop_at)
+    kinds = [row["event"] for row in read_jsonl(RunDir(tmp_path).events)]
+    assert any(kind.startswith(event) for kind in kinds)
+    before = load_checkpoint(RunDir(tmp_path).checkpoints / f"v{saved:08d}").model
+    assert [int(before[name]) for name in COUNTS] == [saved, saved]
+    after = final(tmp_path)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+class LittleMemory(Normalised):
+    """More than two sequences in a pass do not fit."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+        if len(batch["x"]) > 2 and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory (scripted)")
+        return super().loss(model, batch)
+
+
+def test_a_unit_that_does_not_fit_is_not_divided(execute: Execute, tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="BatchNorm need whole") as caught:
+        execute(tmp_path, LittleMemory())
+    assert caught.value.exit_code == 8
+
+
+class Instances(RaggedRegression):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(12, 8), nn.InstanceNorm1d(8, track_running_stats=True), nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize("crew", ["one", "two equal"])
+def test_other_running_statistics_are_refused(tmp_path: Path, crew: str) -> None:
+    with pytest.raises(TaskError, match=r"1 \(InstanceNorm1d\) keeps running statistics"):
+        runs.execute(tmp_path, Instances(), workers(UNEQUAL[crew]))

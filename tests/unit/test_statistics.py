@@ -1,0 +1,242 @@
+"""Running statistics: what a unit measures, sums without rounding, one step for a version."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from cuadrilla.errors import TaskError
+from cuadrilla.sync.exact import ExactMerge, ExactWorker, Sums, contribution_like, version_like
+from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics, sums_like
+from tests.inproc.test_exact import ConstantGradient
+
+pytestmark = pytest.mark.unit
+
+
+def units(count: int, *, seed: int = 0) -> list[Tensor]:
+    """Batches of 5 examples with 2 features, far from mean 0 and variance 1."""
+    random = torch.Generator().manual_seed(seed)
+    return [3 + 2 * torch.randn(5, 2, generator=random) for _ in range(count)]
+
+
+def mean_of(batches: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The mean over units of their means and of their unbiased variances."""
+    means, variances = [b.mean(0) for b in batches], [b.var(0) for b in batches]
+    return torch.stack(means).mean(0), torch.stack(variances).mean(0)
+
+
+def measure(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
+    """What a worker sends after a lease of these units."""
+    statistics = UnitStatistics(model)
+    for batch in batches:
+        with statistics.measuring():
+            model(batch).sum().backward()
+        assert statistics.add()
+    return dict(statistics.tensors)
+
+
+@pytest.mark.parametrize("momentum", [0.25, None])
+def test_a_history_computed_by_hand(momentum: float | None) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2, momentum=momentum))
+    merge = MergedStatistics(model)
+    mean, variance = torch.zeros(2), torch.ones(2)
+    for version in (1, 2, 3):
+        batches = units(5, seed=version)
+        merge.reduce([measure(model, batches[:1]), measure(model, batches[1:])])
+        merge.step()
+        m = 1 / version if momentum is None else momentum
+        unit_mean, unit_variance = mean_of(batches)
+        mean, variance = (1 - m) * mean + m * unit_mean, (1 - m) * variance + m * unit_variance
+        torch.testing.assert_close(model[0].running_mean, mean)
+        torch.testing.assert_close(model[0].running_var, variance)
+        assert int(model[0].num_batches_tracked) == version
+    held_out = torch.tensor([[1.0, -4.0]])
+    torch.testing.assert_close(model.eval()(held_out), (held_out - mean) / (variance + 1e-5).sqrt())
+
+
+def test_measuring_and_reducing_leave_the_statistics_of_record() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2, momentum=0.5))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    merge = MergedStatistics(model)
+    merge.reduce([measure(model, units(3))])
+    assert model[0].momentum == 0.5
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model[0].running_mean is merge.record["0.running_mean"]
+
+
+def test_a_pass_that_fails_gives_the_module_its_statistics_back() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    statistics = UnitStatistics(model)
+    too_wide = torch.zeros(5, 3)
+    with pytest.raises(RuntimeError, match="running_mean"), statistics.measuring():
+        model(too_wide)
+    assert model[0].running_mean is statistics.record["0.running_mean"]
+    assert (model[0].momentum, int(model[0].num_batches_tracked)) == (0.1, 0)
+
+
+VALUES = st.floats(width=32, min_value=-(2.0**45), max_value=2.0**45)
+
+
+@given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=12), st.integers(0, 12), st.randoms())
+def test_a_sum_does_not_depend_on_split_or_order(values: list[tuple[float, float]], cut: int, random) -> None:
+    model = nn.BatchNorm1d(2)
+    shuffled = random.sample(values, len(values))
+    results = []
+    for leases in ([values], [shuffled[:cut], shuffled[cut:]]):
+        merge = MergedStatistics(model)
+        merge.reduce([_contribution(model, lease) for lease in leases])
+        results.append(merge.mean["running_mean"])
+    assert torch.equal(*results)
+    exact = [math.fsum(value[i] for value in values) / len(values) for i in (0, 1)]
+    assert results[0].tolist() == pytest.approx(exact, rel=1e-6, abs=1e-12)
+
+
+def _contribution(model: nn.Module, values: list[tuple[float, float]]) -> dict[str, Tensor]:
+    """As if each pair were the mean that a unit measured."""
+    statistics = UnitStatistics(model)
+    for pair in values:
+        statistics._own[""]["running_mean"].copy_(torch.tensor(pair))
+        statistics._own[""]["num_batches_tracked"].fill_(1)
+        assert statistics.add()
+    return dict(statistics.tensors)
+
+
+class Twice(nn.Module):
+    """One BatchNorm for two halves of its input; another that is never called; one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.idle, self.frozen = (nn.BatchNorm1d(2, momentum=1.0) for _ in range(3))
+
+    def train(self, mode: bool = True) -> "Twice":
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(torch.cat([self.shared(x[:5]), self.shared(x[5:])]))
+
+
+def test_several_calls_in_a_pass_count_as_their_mean_and_no_call_as_nothing() -> None:
+    model = Twice().train()
+    with torch.no_grad():
+        model.frozen.running_mean.fill_(7)
+    merge = MergedStatistics(model)
+    halves = units(2)
+    merge.reduce([measure(model, [torch.cat(halves)])])
+    merge.step()
+    mean, variance = mean_of(halves)
+    torch.testing.assert_close(model.shared.running_mean, mean)
+    torch.testing.assert_close(model.shared.running_var, variance)
+    assert int(model.shared.num_batches_tracked) == 1
+    assert model.idle.running_mean.tolist() == [0, 0]
+    assert model.frozen.running_mean.tolist() == [7, 7]
+    assert int(model.idle.num_batches_tracked) == int(model.frozen.num_batches_tracked) == 0
+
+
+def test_a_module_that_is_called_once_and_then_more_often_is_refused() -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.norm(half) for half in x.split(5)])
+
+    model = Growing()
+    statistics = UnitStatistics(model)
+    for num_calls in (1, 1, 2):
+        with statistics.measuring():
+            model(torch.cat(units(num_calls)))
+        if num_calls == 1:
+            assert statistics.add()
+    with pytest.raises(TaskError, match="norm was called once in an earlier pass and 2 times in this one"):
+        statistics.add()
+
+
+class Checkpointed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_gradient_checkpointing_measures_the_same() -> None:
+    batches = units(3)
+    found = [measure(kind(nn.Linear(2, 2), nn.BatchNorm1d(2)), batches) for kind in (nn.Sequential, Checkpointed)]
+    counts = [int(tensors["1.num_batches_tracked"]) for tensors in found]
+    assert counts == [3, 3]
+    model = Checkpointed(nn.BatchNorm1d(2))
+    merge = MergedStatistics(model)
+    merge.reduce([measure(model, batches)])
+    torch.testing.assert_close(merge.mean["0.running_mean"], mean_of(batches)[0])
+    torch.testing.assert_close(merge.mean["0.running_var"], mean_of(batches)[1])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e20])
+def test_a_unit_that_cannot_be_added_makes_the_contribution_invalid(value: float) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    worker = ExactWorker(model, strict=False)
+    worker.begin()
+    sums, batch = Sums(), units(1)[0]
+    batch[0, 0] = value
+    with worker.measuring():
+        model(batch).sum().backward()
+    worker.local_step(sums)
+    contribution = worker.contribute(sums)
+    assert not contribution.valid
+    assert not any(contribution.tensors[name].any() for name in sums_like(model))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
+    """What a merge gives the journal makes the same step elsewhere; a worker takes the result over."""
+    models = [nn.Sequential(nn.BatchNorm1d(2, momentum=None), nn.Linear(2, 1)) for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    worker = ExactWorker(models[2], strict=strict)
+    options = {"make_optimizer": ConstantGradient, "lr_factor": lambda _: 0.5, "clip_norm": 0.0, "strict": strict}
+    merge, redone = (ExactMerge(model, **options) for model in models[:2])
+    for version in (1, 2):
+        worker.begin()
+        sums = Sums(tokens=10)
+        for batch in units(2, seed=version):
+            with worker.measuring():
+                models[2](batch).sum().backward()
+            worker.local_step(sums)
+        contribution = worker.contribute(sums)
+        form = contribution_like(models[0], strict=strict)
+        assert {k: (t.dtype, t.shape) for k, t in contribution.tensors.items()} == {
+            k: (t.dtype, t.shape) for k, t in form.items()
+        }
+        reduced = merge.reduce([contribution], planned_tokens=10)
+        redone.load_gradients({name: tensor.clone() for name, tensor in merge.gradients().items()})
+        for one in (merge, redone):
+            one.step(norm=reduced.norm, tokens=10 * version, version=version)
+        worker.apply(merge.params)
+    assert merge.params.keys() == version_like(models[0]).keys()
+    for model in models[1:]:
+        assert all(torch.equal(t, models[0].state_dict()[name]) for name, t in model.state_dict().items())
+    assert int(models[2][0].num_batches_tracked) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True)), r"0 \(InstanceNorm1d\)"),
+        (lambda: nn.InstanceNorm2d(2, track_running_stats=True), r"the model \(InstanceNorm2d\)"),
+    ],
+)
+def test_statistics_that_cannot_be_merged_are_refused_by_name(make, name: str) -> None:
+    with pytest.raises(TaskError, match=name) as caught:
+        UnitStatistics(make())
+    assert "track_running_stats=False" in caught.value.hint
+
+
+def test_models_without_running_statistics_have_nothing_to_do() -> None:
+    model = nn.Sequential(nn.InstanceNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False), nn.LayerNorm(2))
+    assert not UnitStatistics(model)
+    assert not ExactWorker(model, strict=False).one_unit_per_pass
+    assert ExactWorker(nn.BatchNorm1d(2), strict=False).one_unit_per_pass
