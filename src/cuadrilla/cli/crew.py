@@ -48,7 +48,7 @@ def up(
 ) -> None:
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
     address = listening_address(listen)
-    resolved = read_run_file(run, sets=[*(sets or []), 'engine.kind="crew"', f'engine.listen="{address}"'])
+    resolved = read_run_file(run, sets=[*crew_kind(run, sets or [], listen=listen), f'engine.listen="{address}"'])
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
     home = Home.of_user()
     with storage_errors(home.crew):
@@ -69,6 +69,25 @@ def up(
     finally:
         home.open_file.unlink(missing_ok=True)
     report_outcome(outcome, folder)
+
+
+def crew_kind(run: Path, sets: list[str], *, listen: str) -> list[str]:
+    """`sets` with an engine that other machines can join: the run's own, or the crew link. Raises ConfigError.
+
+    Ray opens many ports on the network: that has to be asked for, and the network has to be named.
+    """
+    engine = read_run_file(run, sets=sets).config.engine
+    if engine.kind == "local":
+        return [*sets, 'engine.kind="crew"']
+    if engine.kind == "ray":
+        raise ConfigError(
+            'machines join over the crew link: engine.kind = "ray" has none', hint='use engine.kind = "auto"'
+        )
+    if engine.kind == "auto" and not listen and not engine.ray_address:
+        raise ConfigError(
+            "Ray opens ports on the network of this machine: name it", hint=f"--listen {lan_address()}, for example"
+        )
+    return sets
 
 
 def listening_address(text: str) -> str:
@@ -127,6 +146,7 @@ def join(
     if crew is None:
         crew = _enrol(home, _read_invite(invite_file), address=address, name=name or host_name())
     from cuadrilla.engines.bundle import fetch
+    from cuadrilla.engines.ray.node import Ways, work_through_ray
     from cuadrilla.engines.worker import WorkerOptions, run_worker
     from cuadrilla.link.grpc_client import Connection
     from cuadrilla.link.tls import load_node
@@ -139,7 +159,7 @@ def join(
 
     set_up_logging(None, worker=crew.name, verbose=options.debug)
     identity = load_node(crew.folder)
-    reason = run_worker(
+    reason = work_through_ray(Ways(crew=crew, identity=identity, prepare=prepare)) or run_worker(
         WorkerOptions(connect=lambda: Connection(crew.address, identity=identity), prepare=prepare, threads=threads)
     )
     say(f"done       {reason}")

@@ -1,11 +1,13 @@
 """The ways into a crew that are open in one run: the crew link, Ray, or both. A worker uses one of them."""
 
 import logging
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from cuadrilla.engines.bundle import offer
 from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.link.base import ToWorker
+from cuadrilla.link.grpc_ray import RayOffer
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, open_coordinator
@@ -101,7 +104,8 @@ def open_doors(parts: Parts, run: RunDir, *, home: Home | None, private: Path) -
         if engine.uses_link:
             folder = home.crew if home else private / "crew"
             keys, nodes = open_coordinator(folder, now=datetime.now(UTC)), AllowList(folder / "nodes.json")
-            desk = CrewDesk(keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, **layouts)
+            ray = _ray_offer(cluster) if cluster is not None and not cluster.practice else None
+            desk = CrewDesk(keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, ray=ray, **layouts)
             stack.callback(desk.close)
             address = f"{engine.listen.rpartition(':')[0]}:{desk.serve(engine.listen)}"
             doors.link = LinkDoor(desk=desk, address=address, keys=keys, nodes=nodes)
@@ -130,3 +134,8 @@ def _cluster(engine: CrewEngine, *, practice: bool, private: Path) -> "Iterator[
         with cluster.started(private=private, host=host, num_workers=len(engine.workers), practice=practice) as own:
             log.info("Ray runs at %s, its dashboard at http://%s", own.address, own.dashboard, extra=TALK)
             yield own
+
+
+def _ray_offer(cluster: "Cluster") -> RayOffer:
+    ray, python = metadata.version("ray"), platform.python_version()
+    return RayOffer(address=cluster.address, token=cluster.token, ray=ray, python=python)

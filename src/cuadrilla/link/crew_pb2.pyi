@@ -192,3 +192,23 @@ class ReceiveRequest(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     seconds: float
     def __init__(self, seconds: _Optional[float] = ...) -> None: ...
+
+class RayNode(_message.Message):
+    __slots__ = ("ray", "python", "port")
+    RAY_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ray: str
+    python: str
+    port: int
+    def __init__(self, ray: _Optional[str] = ..., python: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class RayHead(_message.Message):
+    __slots__ = ("address", "token", "refusal")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    token: str
+    refusal: str
+    def __init__(self, address: _Optional[str] = ..., token: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...

@@ -88,6 +88,13 @@ class Connection:
         seconds: float = self._unary("Check", pb.Nothing(), pb.CheckReply).unix_seconds
         return seconds
 
+    def ray_head(self, *, ray: str, python: str, port: int) -> tuple[str, str]:
+        """Address and token of the run's Ray head, for a node that listens on `port`. Raises LinkError: why not Ray."""
+        head = self._unary("RayHead", pb.RayNode(ray=ray, python=python, port=port), pb.RayHead)
+        if head.refusal:
+            raise LinkError(head.refusal)
+        return head.address, head.token
+
     def receive_for(self, seconds: float) -> int:
         """Bytes that come from the coordinator in so many seconds. Raises LinkError."""
         call = self._channel.unary_stream(

@@ -30,6 +30,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.link.grpc_calls import MAX_CALLS, Admission, cut_off, only, reads, refuse, serialize
 from cuadrilla.link.grpc_check import CheckDesk
+from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
 from cuadrilla.link.invite import Invites, Outcome, canonical_host
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
@@ -89,7 +90,9 @@ class CrewDesk:
         offer: Offer,
         parameters: wire.Layout,
         contribution: wire.Layout,
+        ray: RayOffer | None = None,
     ) -> None:
+        self._ray = ray
         self._keys = keys
         self._nodes = nodes
         self._receiver = receiver
@@ -201,6 +204,7 @@ class CrewDesk:
                 "Upload": unary(reads(self._upload, pb.Chunk), response_serializer=serialize),
                 "Download": stream(reads(self._download, pb.DownloadRequest)),
                 **CheckDesk(caller=self._caller).handlers(),
+                **RayHeadDesk(caller=self._caller, offer=self._ray).handlers(),
             },
         )
 

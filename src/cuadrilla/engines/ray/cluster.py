@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ MIN_VERSION = (2, 56)
 """Older ones have known holes (CVE-2026-57516) or no token authentication."""
 INSTALL = 'pip install "cuadrilla[ray]"'
 LOOPBACK = "127.0.0.1"
+RESOURCE = "cuadrilla"
+"""A node that is to work says so with this custom resource: one for each worker."""
+NAME_LABEL = "cuadrilla-node"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class Cluster:
     practice: bool
     node: str
     dashboard: str
+    token: str = field(repr=False)
 
 
 def why_not() -> str:
@@ -61,7 +65,7 @@ def started(*, private: Path, host: str, num_workers: int, practice: bool) -> It
     """Ray on this machine for as long as the block lasts; its ports on `host`. Raises EnvironmentProblem."""
     _require_ray()
     token = private / "ray.token"
-    _write_token(token)
+    write_token(token, secrets.token_hex(32))
     environment = {"RAY_AUTH_TOKEN_PATH": str(token)}
     if host == LOOPBACK:
         # Ray takes the machine's address instead of the loopback, except where clusters are switched off.
@@ -72,7 +76,7 @@ def started(*, private: Path, host: str, num_workers: int, practice: bool) -> It
             "dashboard_host": LOOPBACK,
             "include_dashboard": _has_dashboard(),
             "num_cpus": os.cpu_count(),
-            "resources": {"cuadrilla": num_workers},
+            "resources": {RESOURCE: num_workers},
         }
         with _connected("local", settings=settings) as context:
             yield _describe(context, ours=True, practice=practice)
@@ -141,6 +145,7 @@ def _connected(address: str, *, settings: dict[str, Any]) -> Iterator[Any]:
 def _describe(context: Any, *, ours: bool, practice: bool) -> Cluster:
     info = context.address_info
     return Cluster(
+        token=read_token(),
         address=info["address"],
         ours=ours,
         practice=practice,
@@ -163,11 +168,13 @@ def _has_dashboard() -> bool:
     return True
 
 
-def _write_token(path: Path) -> None:
+def write_token(path: Path, token: str) -> None:
+    """A file that only this user can read, from its first byte on. Raises ResourceError."""
     with storage_errors(path):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        path.unlink(missing_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(32))
+            file.write(token)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cuadrilla.engines.ray.cluster import NAME_LABEL, RESOURCE
 from cuadrilla.engines.ray.worker import GROUPS, Arrays, Parcel, Place, RayWorker, arrays_of, tensors_of
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.link import crew_pb2 as pb
@@ -29,9 +30,6 @@ from cuadrilla.link.grpc_server import Receiver
 from cuadrilla.link.offer import Offer, OfferedFile, RunDescription
 from cuadrilla.log import TALK
 
-RESOURCE = "cuadrilla"
-"""A node that is to work says so with this custom resource: one for each worker."""
-NAME_LABEL = "cuadrilla-node"
 MAX_RESTARTS = 5
 RESTART_SECONDS = 0.2
 AGAIN_SECONDS = 30.0
