@@ -9,22 +9,23 @@ import json
 import logging
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
 from cuadrilla.config import Config
 from cuadrilla.engines.ray.cluster import NAME_LABEL, RESOURCE, why_not, write_token
 from cuadrilla.engines.worker import Prepare
-from cuadrilla.errors import LinkError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, LinkError
 from cuadrilla.home import Joined
 from cuadrilla.link.base import Refused
 from cuadrilla.link.grpc_client import Connection
@@ -33,9 +34,10 @@ from cuadrilla.link.tls import Identity
 from cuadrilla.log import TALK
 
 STOP_SECONDS = 15.0
-BACK_SECONDS = 45.0
+BACK_SECONDS = 25.0
 """A coordinator that was killed is back by then."""
 PAUSE_SECONDS = 1.0
+LOOK_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +68,9 @@ class RayNode:
             stderr=subprocess.DEVNULL,
         )
 
-    def wait(self) -> None:
-        """Until Ray ends: the head is gone."""
-        self._process.wait()
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
 
     def stop(self) -> None:
         """End Ray here. Safe to call twice."""
@@ -101,7 +103,7 @@ def work_through_ray(ways: Ways) -> str | None:
     Raises what `prepare` raises, and Refused.
     """
     worked, deadline = False, time.monotonic()
-    pause = threading.Event()
+    signal.signal(signal.SIGTERM, _leave)
     while True:
         connection = Connection(ways.crew.address, identity=ways.identity)
         try:
@@ -114,18 +116,38 @@ def work_through_ray(ways: Ways) -> str | None:
                 return None  # the crew link has a patience of its own
             if time.monotonic() > deadline:
                 return "the coordinator has gone"
-            pause.wait(PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
             continue
         finally:
             connection.close()
         if node is None:
             return None
         try:
-            node.wait()
+            _stay(node, ways)
         finally:
             node.stop()
-        log.info("Ray has ended; looking for the coordinator", extra=TALK)
+        log.info("the coordinator is silent: looking for it", extra=TALK)
         worked, deadline = True, time.monotonic() + BACK_SECONDS
+
+
+def _stay(node: RayNode, ways: Ways) -> None:
+    """While Ray runs and the coordinator answers: Ray notices a minute later that its head is gone. Raises Refused."""
+    connection = Connection(ways.crew.address, identity=ways.identity)
+    try:
+        while node.runs:
+            connection.clock()
+            time.sleep(LOOK_SECONDS)
+    except Refused:
+        raise
+    except LinkError:
+        pass
+    finally:
+        connection.close()
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """So that Ray here is stopped on the way out."""
+    raise SystemExit(INTERRUPTED_EXIT_CODE)
 
 
 def _node_for(config: Config, connection: Connection, crew: Joined) -> RayNode | None:
