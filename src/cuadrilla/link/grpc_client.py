@@ -26,6 +26,7 @@ from cuadrilla.rundir import fsync_folder, storage_errors
 
 HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
+FAREWELL_SECONDS = 2.0  # the coordinator ends a session one second after its last word
 TRANSFER_SECONDS = 600.0
 """A transfer that takes longer is given up: the session's own silence is noticed much earlier."""
 MEASURE_SECONDS = 40.0
@@ -250,6 +251,12 @@ class GrpcLink:
     def download(self, ref: TensorRef) -> Tensors:
         self._check()
         return self._connection.download(str(ref), self._parameters)
+
+    def farewell(self) -> Stop | None:
+        """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""
+        self._reader.join(timeout=FAREWELL_SECONDS)
+        self._drain()
+        return next((event for event in self._waiting if isinstance(event, Stop)), None)
 
     def close(self) -> None:
         self._outgoing.put(None)
