@@ -106,6 +106,46 @@ def test_a_coordinator_that_comes_back_finds_its_workers_again(
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
 
 
+def test_a_coordinator_with_a_new_address_is_known_by_its_key(
+    machine: Callable[[str], Machine], run: RunDir, port: int, alone: str
+) -> None:
+    """A new lease of the router, another Wi-Fi: the machine that has joined needs the address, and no invite."""
+    coordinator, ana = machine("coordinator"), machine("ana")
+    crew = up(coordinator, run, port)
+    worker = ana.start("join", "--name", "ana", says=invite(coordinator))
+    wait_for(reached(run, 5), crew)
+    assert coordinator.run("down").returncode == 0
+    assert crew.wait(timeout=60) == 130
+    said = worker.communicate(timeout=60)[1]
+    assert worker.returncode == 0, said
+    assert "done       SIGTERM received" in said
+    coordinator.address = "127.0.0.2"
+    crew = up(coordinator, run, port)
+    lost = ana.run("check", "link")
+    assert (lost.returncode, f"127.0.0.1:{port}" in lost.stderr) == (5, True), lost.stderr
+    worker = ana.start("join", f"127.0.0.2:{port}")
+    said = crew.communicate(timeout=200)[1]
+    assert crew.returncode == 0, said
+    assert worker.wait(timeout=60) == 0
+    assert final_sha256(run.path) == alone
+    assert [crew.address for crew in Home(ana.home).joined()] == [f"127.0.0.2:{port}"]  # the next time it knows
+
+
+def test_the_invite_holds_the_address_that_others_dial(
+    machine: Callable[[str], Machine], run: RunDir, port: int
+) -> None:
+    coordinator, ana = machine("coordinator"), machine("ana")
+    crew = up(coordinator, run, port, options=("--address", "localhost"))
+    text = invite(coordinator)
+    assert Invite.parse(text).address == f"localhost:{port}"
+    worker = ana.start("join", "--name", "ana", says=text)
+    wait_for(lambda: "ana" in present(run), worker)
+    assert Home(ana.home).joined()[0].address == f"localhost:{port}"
+    assert coordinator.run("down").returncode == 0
+    said = crew.communicate(timeout=60)[1]
+    assert f"crew       localhost:{port} (listens on 127.0.0.1:{port})" in said
+
+
 def test_invites_that_do_not_work(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
     coordinator, ana = machine("coordinator"), machine("ana")
     crew = up(coordinator, run, port, workers="[]")
