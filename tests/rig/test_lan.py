@@ -1,7 +1,5 @@
 """A crew on a network of its own: namespaces on a bridge, shaped cards, a cable that is pulled and put back."""
 
-import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import COMMAND, wait_for
 from tests.machines import LANGUAGE_RUN, Machine, invite, present, up
+from tests.networks import need_namespaces
 from tests.runs import final_sha256
 
 STEPS = 150
@@ -22,16 +21,7 @@ PORT = 47470
 
 @pytest.fixture
 def network() -> Iterator[list[Member]]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to make network namespaces")
-    if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
-        pytest.skip(f"needs the command {missing[0]} (iproute2)")
-    tried = subprocess.run(
-        ["ip", "netns", "add", f"cua-{os.getpid()}-try"], capture_output=True, text=True, check=False
-    )
-    if tried.returncode:
-        pytest.skip(f"needs network namespaces: {tried.stderr.strip()}")
-    subprocess.run(["ip", "netns", "del", f"cua-{os.getpid()}-try"], check=True)
+    need_namespaces()
     with lan(3, rate="400mbit") as members:
         yield members
 

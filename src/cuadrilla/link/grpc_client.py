@@ -27,6 +27,9 @@ from cuadrilla.rundir import fsync_folder, storage_errors
 HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0  # the coordinator ends a session one second after its last word
+KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS = 10.0, 15.0
+"""A worker that only waits would else take a quarter of an hour (Linux: tcp_retries2) to notice that a router has
+forgotten its connection, or that its own address has changed."""
 TRANSFER_SECONDS = 600.0
 """A transfer that takes longer is given up: the session's own silence is noticed much earlier."""
 MEASURE_SECONDS = 40.0
@@ -62,6 +65,8 @@ class Connection:
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),  # a crew is on one's own network; proxies are for the web
             ("grpc.use_local_subchannel_pool", 1),  # another crew's connection to the same address is another one
+            ("grpc.keepalive_time_ms", int(1000 * KEEPALIVE_SECONDS)),
+            ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
         ]
         self._address = address
         self._memory = wire.Memory(keep=1)
