@@ -1,8 +1,8 @@
 """Machines behind a router that hides them, as WSL2 and Docker hide theirs: they dial out, nobody dials in.
 
 A member of `lan` becomes the router. Each machine behind it has a cable and a private network, 172.30.N.0/24, and
-leaves with the router's address (masquerade). The rules are set over netlink by pyroute2, inside the router's namespace:
-neither iptables nor nft needs to be installed. Needs root.
+leaves with the router's address (masquerade). The rules are set over netlink by pyroute2, inside the namespace of the
+router: neither iptables nor nft needs to be installed. Needs root.
 """
 
 import socket
