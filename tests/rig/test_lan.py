@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.lan import Member, lan
+from bench.lan import Member, ip, lan, limit_rate
 from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import COMMAND, wait_for
@@ -72,6 +72,35 @@ def test_a_pulled_cable_costs_nothing(
     assert [worker.wait(timeout=100) for worker in workers] == [0, 0]
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
     subprocess.run([*COMMAND, "train", str(tmp_path / "alone")], check=True, capture_output=True, timeout=200)
+    assert final_sha256(run.path) == final_sha256(tmp_path / "alone")
+
+
+@pytest.mark.timeout(400)
+def test_a_worker_with_a_new_address_and_a_slow_line_goes_on(
+    network: list[Member], machines: list[Machine], run: RunDir, tmp_path: Path
+) -> None:
+    """Another Wi-Fi: a machine's address changes under its connection, and from then on its line has 1 Mbit/s."""
+    coordinator, ana, luis = machines
+    crew = up(coordinator, run, PORT)
+    text = invite(coordinator, "--uses", "2")
+    workers = [machine.start("join", "--name", name, says=text) for machine, name in ((ana, "ana"), (luis, "luis"))]
+    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
+    moved = network[2].namespace
+    ip("-n", moved, "addr", "del", f"{network[2].address}/24", "dev", "card")
+    ip("-n", moved, "addr", "add", "10.77.0.33/24", "dev", "card")
+    for place, device in ((moved, "card"), (moved.removesuffix("3") + "switch", "port3")):
+        limit_rate(place, device, "1mbit")
+    wait_for(lambda: "luis" not in present(run), crew)
+    wait_for(lambda: "luis" in present(run), crew)
+    at = last_rows(run.metrics)[-1]["version"] if run.metrics.exists() else 0
+    wait_for(lambda: any(row["version"] > at + 3 for row in last_rows(run.metrics)), crew)
+    assert coordinator.run("down").returncode == 0
+    said = crew.communicate(timeout=60)[1]
+    assert crew.returncode == 130, said
+    assert [worker.wait(timeout=100) for worker in workers] == [0, 0]
+    steps = last_rows(run.metrics)[-1]["version"]
+    alone = [*COMMAND, "train", str(tmp_path / "alone"), "--stop-at", str(steps)]
+    subprocess.run(alone, capture_output=True, timeout=200, check=False)
     assert final_sha256(run.path) == final_sha256(tmp_path / "alone")
 
 

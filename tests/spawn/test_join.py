@@ -2,9 +2,11 @@
 
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cuadrilla.data.prepare import Options, prepare
@@ -144,6 +146,43 @@ def test_the_invite_holds_the_address_that_others_dial(
     assert coordinator.run("down").returncode == 0
     said = crew.communicate(timeout=60)[1]
     assert f"crew       localhost:{port} (listens on 127.0.0.1:{port})" in said
+
+
+def test_a_crew_without_workers_waits_idle_and_goes_on(
+    machine: Callable[[str], Machine], run: RunDir, port: int, alone: str
+) -> None:
+    """All workers die; the coordinator takes less than a twentieth of a core until they are back."""
+    coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
+    crew = up(coordinator, run, port)
+    text = invite(coordinator, "--uses", "2")
+    workers = [each.start("join", "--name", name, says=text) for each, name in ((ana, "ana"), (luis, "luis"))]
+    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
+    for worker in workers:
+        worker.kill()
+    wait_for(lambda: present(run) == set(), crew)
+    process = psutil.Process(crew.pid)
+    began, used = time.monotonic(), sum(process.cpu_times()[:2])
+    wait_for(lambda: time.monotonic() - began > 5, crew)
+    assert (sum(process.cpu_times()[:2]) - used) / (time.monotonic() - began) < 0.05
+    again = [each.start("join") for each in (ana, luis)]
+    said = crew.communicate(timeout=200)[1]
+    assert crew.returncode == 0, said
+    assert [worker.wait(timeout=60) for worker in again] == [0, 0]
+    assert final_sha256(run.path) == alone
+
+
+def test_a_second_coordinator_of_the_same_crew_is_refused(
+    machine: Callable[[str], Machine], run: RunDir, port: int, tmp_path: Path
+) -> None:
+    """Another run, another port, the same keys: invites and `down` would reach only one of the two."""
+    coordinator = machine("coordinator")
+    crew = up(coordinator, run, port)
+    other = make_run(tmp_path / "other", steps=5)
+    second = coordinator.run("up", str(other.path), "--listen", "127.0.0.1:0")
+    assert second.returncode == 2
+    assert f"in use by process {crew.pid}" in second.stderr
+    assert coordinator.run("down").returncode == 0  # the first is still the one that is asked
+    assert crew.wait(timeout=60) == 130
 
 
 def test_invites_that_do_not_work(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:

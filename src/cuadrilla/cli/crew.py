@@ -24,7 +24,7 @@ from cuadrilla.config import Config
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.log import set_up_logging, tear_down_logging
-from cuadrilla.rundir import RunDir, storage_errors, write_json
+from cuadrilla.rundir import FolderLock, RunDir, storage_errors, write_json
 from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
@@ -75,12 +75,14 @@ def up(
         _show_place(home, listens=door.address, dialled=dialled)
         _show_invite(home, uses=uses)
 
-    try:
-        from cuadrilla.engines.crew import Opening
+    from cuadrilla.engines.crew import Opening
 
-        outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=Opening(home=home, opened=opened))
-    finally:
-        home.open_file.unlink(missing_ok=True)
+    with FolderLock(home.crew / "lock", purpose="cuadrilla up"):  # one coordinator has the keys and gets the invites
+        try:
+            opening = Opening(home=home, opened=opened)
+            outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=opening)
+        finally:
+            home.open_file.unlink(missing_ok=True)
     report_outcome(outcome, folder)
 
 
