@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.lan import Member, ip, lan, limit_rate
+from bench.lan import Member, ip, lan
 from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import COMMAND, wait_for
@@ -76,10 +76,12 @@ def test_a_pulled_cable_costs_nothing(
 
 
 @pytest.mark.timeout(400)
-def test_a_worker_with_a_new_address_and_a_slow_line_goes_on(
+def test_a_worker_with_a_new_address_joins_again(
     network: list[Member], machines: list[Machine], run: RunDir, tmp_path: Path
 ) -> None:
-    """Another Wi-Fi: a machine's address changes under its connection, and from then on its line has 1 Mbit/s."""
+    """Another Wi-Fi, a lid opened elsewhere: a machine's address changes under its connection. Nobody does anything."""
+    for folder in (run.path, tmp_path / "alone"):  # longer than it takes to come back
+        (folder / "run.toml").write_text(LANGUAGE_RUN.format(steps=100_000))
     coordinator, ana, luis = machines
     crew = up(coordinator, run, PORT)
     text = invite(coordinator, "--uses", "2")
@@ -88,12 +90,8 @@ def test_a_worker_with_a_new_address_and_a_slow_line_goes_on(
     moved = network[2].namespace
     ip("-n", moved, "addr", "del", f"{network[2].address}/24", "dev", "card")
     ip("-n", moved, "addr", "add", "10.77.0.33/24", "dev", "card")
-    for place, device in ((moved, "card"), (moved.removesuffix("3") + "switch", "port3")):
-        limit_rate(place, device, "1mbit")
     wait_for(lambda: "luis" not in present(run), crew)
     wait_for(lambda: "luis" in present(run), crew)
-    at = last_rows(run.metrics)[-1]["version"] if run.metrics.exists() else 0
-    wait_for(lambda: any(row["version"] > at + 3 for row in last_rows(run.metrics)), crew)
     assert coordinator.run("down").returncode == 0
     said = crew.communicate(timeout=60)[1]
     assert crew.returncode == 130, said
