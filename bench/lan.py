@@ -24,6 +24,10 @@ class Member:
     address: str
     prefix: tuple[str, ...] = ()
 
+    @property
+    def namespace(self) -> str:
+        return self.prefix[-1]
+
 
 def bits_per_second(rate: str) -> float:
     """Of tc's notation (`1gbit`); 0 for no limit."""
@@ -51,29 +55,34 @@ def lan(num_members: int, *, rate: str) -> Iterator[list[Member]]:
     made: list[str] = []
     try:
         for name in (switch, *names):
-            _ip("netns", "add", name)
+            ip("netns", "add", name)
             made.append(name)
-        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", switch, "link", "set", "bridge", "up")
+        ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", switch, "link", "set", "bridge", "up")
         for index, name in enumerate(names, start=1):
             _plug_in(name, switch=switch, index=index, rate=rate)
         yield [Member(f"{LAN}{i}", ("ip", "netns", "exec", name)) for i, name in enumerate(names, start=1)]
     finally:
         for name in made:
-            _ip("netns", "del", name)
+            ip("netns", "del", name)
 
 
 def _plug_in(name: str, *, switch: str, index: int, rate: str) -> None:
     port = f"port{index}"
-    _ip("-n", name, "link", "add", CARD, "type", "veth", "peer", "name", port, "netns", switch)
-    _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
-    _ip("-n", name, "addr", "add", f"{LAN}{index}/24", "dev", CARD)
-    _ip("-n", name, "link", "set", CARD, "up")
-    _ip("-n", name, "link", "set", "lo", "up")
+    ip("-n", name, "link", "add", CARD, "type", "veth", "peer", "name", port, "netns", switch)
+    ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+    ip("-n", name, "addr", "add", f"{LAN}{index}/24", "dev", CARD)
+    ip("-n", name, "link", "set", CARD, "up")
+    ip("-n", name, "link", "set", "lo", "up")
     for place, device in ((name, CARD), (switch, port)):
-        limits = ["rate", rate, "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
-        subprocess.run(["tc", "-n", place, "qdisc", "add", "dev", device, "root", "tbf", *limits], check=True)
+        limit_rate(place, device, rate)
 
 
-def _ip(*arguments: str) -> None:
+def limit_rate(place: str, device: str, rate: str) -> None:
+    """What a card may send from now on; for both directions of a cable, both its ends."""
+    limits = ["rate", rate, "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
+    subprocess.run(["tc", "-n", place, "qdisc", "replace", "dev", device, "root", "tbf", *limits], check=True)
+
+
+def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)

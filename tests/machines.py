@@ -68,9 +68,11 @@ class Machine:
             process.communicate()
 
 
-def up(machine: Machine, run: RunDir, port: int, *, workers: str = "[]") -> "subprocess.Popen[str]":
+def up(
+    machine: Machine, run: RunDir, port: int, *, workers: str = "[]", options: tuple[str, ...] = ()
+) -> "subprocess.Popen[str]":
     arguments = ("up", str(run.path), "--listen", f"{machine.address}:{port}", "--set", f"engine.workers={workers}")
-    process = machine.start(*arguments)
+    process = machine.start(*arguments, *options)
     wait_for(lambda: Home(machine.home).open_file.exists(), process)
     return process
 

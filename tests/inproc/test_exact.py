@@ -62,6 +62,11 @@ def test_strict_has_the_same_bits_with_dropout(execute: Execute, tmp_path: Path)
     assert len({final_sha256(tmp_path / crew) for crew in UNEQUAL}) == 1
 
 
+def test_many_more_workers_than_cores(execute: Execute, tmp_path: Path, undisturbed: Path) -> None:
+    execute(tmp_path, RaggedRegression(), STRICT, workers([1.0] * 17))
+    assert final_sha256(tmp_path) == final_sha256(undisturbed)
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_worker_lost_at_any_phase_changes_nothing(
     execute: Execute, tmp_path: Path, undisturbed: Path, phase: Phase

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.link.base import Hello, Lease
+from cuadrilla.errors import LinkError
+from cuadrilla.link.base import Hello, Lease, Stop
 from cuadrilla.link.grpc_client import SERVICE
 from cuadrilla.link.tls import SERVER_NAME
 from tests.hostile import (
     CEILING_SECONDS,
     HUNG_UP_SECONDS,
     MIB,
+    PARAMETERS,
     SLACK_SECONDS,
     Crew,
     hello_bytes,
@@ -290,3 +292,16 @@ def test_a_kicked_node_is_heard_no_more(crew: Crew) -> None:
         crew.nodes.remove("mala")
         crew.desk.end_kicked()
         assert crew.desk.workers() == ["ana"]
+
+
+def test_the_last_word_is_heard_although_later_calls_fail(crew: Crew) -> None:
+    """A worker in the middle of a pass sees the Stop only after the session has ended; it must not try again."""
+    crew.desk.send("ana", Stop(reason="SIGTERM received"))
+    with pytest.raises(LinkError):
+        crew.session.upload(PARAMETERS)
+    assert crew.session.farewell() == Stop(reason="SIGTERM received")
+
+
+def test_a_session_that_breaks_has_no_last_word(crew: Crew) -> None:
+    crew.ana.close()
+    assert crew.session.farewell() is None

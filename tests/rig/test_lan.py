@@ -1,7 +1,5 @@
 """A crew on a network of its own: namespaces on a bridge, shaped cards, a cable that is pulled and put back."""
 
-import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -9,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.lan import Member, lan
+from bench.lan import Member, ip, lan
 from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import COMMAND, wait_for
 from tests.machines import LANGUAGE_RUN, Machine, invite, present, up
+from tests.networks import need_namespaces
 from tests.runs import final_sha256
 
 STEPS = 150
@@ -22,16 +21,7 @@ PORT = 47470
 
 @pytest.fixture
 def network() -> Iterator[list[Member]]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to make network namespaces")
-    if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
-        pytest.skip(f"needs the command {missing[0]} (iproute2)")
-    tried = subprocess.run(
-        ["ip", "netns", "add", f"cua-{os.getpid()}-try"], capture_output=True, text=True, check=False
-    )
-    if tried.returncode:
-        pytest.skip(f"needs network namespaces: {tried.stderr.strip()}")
-    subprocess.run(["ip", "netns", "del", f"cua-{os.getpid()}-try"], check=True)
+    need_namespaces()
     with lan(3, rate="400mbit") as members:
         yield members
 
@@ -82,6 +72,33 @@ def test_a_pulled_cable_costs_nothing(
     assert [worker.wait(timeout=100) for worker in workers] == [0, 0]
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
     subprocess.run([*COMMAND, "train", str(tmp_path / "alone")], check=True, capture_output=True, timeout=200)
+    assert final_sha256(run.path) == final_sha256(tmp_path / "alone")
+
+
+@pytest.mark.timeout(400)
+def test_a_worker_with_a_new_address_joins_again(
+    network: list[Member], machines: list[Machine], run: RunDir, tmp_path: Path
+) -> None:
+    """Another Wi-Fi, a lid opened elsewhere: a machine's address changes under its connection. Nobody does anything."""
+    for folder in (run.path, tmp_path / "alone"):  # longer than it takes to come back
+        (folder / "run.toml").write_text(LANGUAGE_RUN.format(steps=100_000))
+    coordinator, ana, luis = machines
+    crew = up(coordinator, run, PORT)
+    text = invite(coordinator, "--uses", "2")
+    workers = [machine.start("join", "--name", name, says=text) for machine, name in ((ana, "ana"), (luis, "luis"))]
+    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
+    moved = network[2].namespace
+    ip("-n", moved, "addr", "del", f"{network[2].address}/24", "dev", "card")
+    ip("-n", moved, "addr", "add", "10.77.0.33/24", "dev", "card")
+    wait_for(lambda: "luis" not in present(run), crew)
+    wait_for(lambda: "luis" in present(run), crew)
+    assert coordinator.run("down").returncode == 0
+    said = crew.communicate(timeout=60)[1]
+    assert crew.returncode == 130, said
+    assert [worker.wait(timeout=100) for worker in workers] == [0, 0]
+    steps = last_rows(run.metrics)[-1]["version"]
+    alone = [*COMMAND, "train", str(tmp_path / "alone"), "--stop-at", str(steps)]
+    subprocess.run(alone, capture_output=True, timeout=200, check=False)
     assert final_sha256(run.path) == final_sha256(tmp_path / "alone")
 
 

@@ -2,9 +2,11 @@
 
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cuadrilla.data.prepare import Options, prepare
@@ -104,6 +106,83 @@ def test_a_coordinator_that_comes_back_finds_its_workers_again(
     assert worker.wait(timeout=60) == 0
     assert final_sha256(run.path) == alone
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
+
+
+def test_a_coordinator_with_a_new_address_is_known_by_its_key(
+    machine: Callable[[str], Machine], run: RunDir, port: int, alone: str
+) -> None:
+    """A new lease of the router, another Wi-Fi: the machine that has joined needs the address, and no invite."""
+    coordinator, ana = machine("coordinator"), machine("ana")
+    crew = up(coordinator, run, port)
+    worker = ana.start("join", "--name", "ana", says=invite(coordinator))
+    wait_for(reached(run, 5), crew)
+    assert coordinator.run("down").returncode == 0
+    assert crew.wait(timeout=60) == 130
+    said = worker.communicate(timeout=60)[1]
+    assert worker.returncode == 0, said
+    assert "done       SIGTERM received" in said
+    coordinator.address = "127.0.0.2"
+    crew = up(coordinator, run, port)
+    lost = ana.run("check", "link")
+    assert (lost.returncode, f"127.0.0.1:{port}" in lost.stderr) == (5, True), lost.stderr
+    worker = ana.start("join", f"127.0.0.2:{port}")
+    said = crew.communicate(timeout=200)[1]
+    assert crew.returncode == 0, said
+    assert worker.wait(timeout=60) == 0
+    assert final_sha256(run.path) == alone
+    assert [crew.address for crew in Home(ana.home).joined()] == [f"127.0.0.2:{port}"]  # the next time it knows
+
+
+def test_the_invite_holds_the_address_that_others_dial(
+    machine: Callable[[str], Machine], run: RunDir, port: int
+) -> None:
+    coordinator, ana = machine("coordinator"), machine("ana")
+    crew = up(coordinator, run, port, options=("--address", "localhost"))
+    text = invite(coordinator)
+    assert Invite.parse(text).address == f"localhost:{port}"
+    worker = ana.start("join", "--name", "ana", says=text)
+    wait_for(lambda: "ana" in present(run), worker)
+    assert Home(ana.home).joined()[0].address == f"localhost:{port}"
+    assert coordinator.run("down").returncode == 0
+    said = crew.communicate(timeout=60)[1]
+    assert f"crew       localhost:{port} (listens on 127.0.0.1:{port})" in said
+
+
+def test_a_crew_without_workers_waits_idle_and_goes_on(
+    machine: Callable[[str], Machine], run: RunDir, port: int, alone: str
+) -> None:
+    """All workers die; the coordinator takes less than a twentieth of a core until they are back."""
+    coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
+    crew = up(coordinator, run, port)
+    text = invite(coordinator, "--uses", "2")
+    workers = [each.start("join", "--name", name, says=text) for each, name in ((ana, "ana"), (luis, "luis"))]
+    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
+    for worker in workers:
+        worker.kill()
+    wait_for(lambda: present(run) == set(), crew)
+    process = psutil.Process(crew.pid)
+    began, used = time.monotonic(), sum(process.cpu_times()[:2])
+    wait_for(lambda: time.monotonic() - began > 5, crew)
+    assert (sum(process.cpu_times()[:2]) - used) / (time.monotonic() - began) < 0.05
+    again = [each.start("join") for each in (ana, luis)]
+    said = crew.communicate(timeout=200)[1]
+    assert crew.returncode == 0, said
+    assert [worker.wait(timeout=60) for worker in again] == [0, 0]
+    assert final_sha256(run.path) == alone
+
+
+def test_a_second_coordinator_of_the_same_crew_is_refused(
+    machine: Callable[[str], Machine], run: RunDir, port: int, tmp_path: Path
+) -> None:
+    """Another run, another port, the same keys: invites and `down` would reach only one of the two."""
+    coordinator = machine("coordinator")
+    crew = up(coordinator, run, port)
+    other = make_run(tmp_path / "other", steps=5)
+    second = coordinator.run("up", str(other.path), "--listen", "127.0.0.1:0")
+    assert second.returncode == 2
+    assert f"in use by process {crew.pid}" in second.stderr
+    assert coordinator.run("down").returncode == 0  # the first is still the one that is asked
+    assert crew.wait(timeout=60) == 130
 
 
 def test_invites_that_do_not_work(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:

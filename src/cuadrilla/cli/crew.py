@@ -5,6 +5,7 @@ by everybody on a machine.
 """
 
 import os
+import platform
 import re
 import signal
 import socket
@@ -23,7 +24,7 @@ from cuadrilla.config import Config
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.log import set_up_logging, tear_down_logging
-from cuadrilla.rundir import RunDir, storage_errors, write_json
+from cuadrilla.rundir import FolderLock, RunDir, storage_errors, write_json
 from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ def up(
     sets: Sets = None,
     listen: Annotated[
         str,
-        typer.Option(metavar="ADDRESS[:PORT]", help="Where other machines reach this one (default: its LAN address)."),
+        typer.Option(metavar="ADDRESS[:PORT]", help="This machine's own address to listen on (default: on its LAN)."),
+    ] = "",
+    address: Annotated[
+        str,
+        typer.Option(metavar="HOST[:PORT]", help="What other machines dial, if it leads here from somewhere else."),
     ] = "",
     uses: Uses = 1,
     allow_changes: Annotated[
@@ -47,8 +52,9 @@ def up(
     ] = False,
 ) -> None:
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
-    address = listening_address(listen)
-    resolved = read_run_file(run, sets=[*crew_kind(run, sets or [], listen=listen), f'engine.listen="{address}"'])
+    listens = listening_address(listen)
+    dialled = dialled_address(address, port=listens.rpartition(":")[2])
+    resolved = read_run_file(run, sets=[*crew_kind(run, sets or [], listen=listen), f'engine.listen="{listens}"'])
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
     home = Home.of_user()
     with storage_errors(home.crew):
@@ -57,17 +63,26 @@ def up(
     def opened(door: "Door") -> None:
         write_json(
             home.open_file,
-            {"address": door.address, "key_hash": door.key_hash.hex(), "pid": os.getpid(), "run": str(folder.path)},
+            {
+                "address": dialled or door.address,
+                "key_hash": door.key_hash.hex(),
+                "pid": os.getpid(),
+                "run": str(folder.path),
+            },
         )
-        say(f"crew       {door.address}; on another machine: cuadrilla join")
+        here = f" (listens on {door.address})" if dialled else ""
+        say(f"crew       {dialled or door.address}{here}; on another machine: cuadrilla join")
+        _show_place(home, listens=door.address, dialled=dialled)
         _show_invite(home, uses=uses)
 
-    try:
-        from cuadrilla.engines.crew import Opening
+    from cuadrilla.engines.crew import Opening
 
-        outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=Opening(home=home, opened=opened))
-    finally:
-        home.open_file.unlink(missing_ok=True)
+    with FolderLock(home.crew / "lock", purpose="cuadrilla up"):  # one coordinator has the keys and gets the invites
+        try:
+            opening = Opening(home=home, opened=opened)
+            outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=opening)
+        finally:
+            home.open_file.unlink(missing_ok=True)
     report_outcome(outcome, folder)
 
 
@@ -94,6 +109,35 @@ def listening_address(text: str) -> str:
     """HOST:PORT to listen on; without a host the address by which this machine reaches its network. Raises."""
     host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "")
     return f"{host or lan_address()}:{port or DEFAULT_PORT}"
+
+
+def dialled_address(text: str, *, port: str) -> str:
+    """HOST:PORT as others dial it, from `--address`; without a port it is `port`. Raises LinkError."""
+    from cuadrilla.link.invite import canonical_host
+
+    if not text:
+        return ""
+    host, _, given = text.rpartition(":") if re.search(r"[^:]:\d+$|\]:\d+$", text) else (text, "", "")
+    number = int(given or port)
+    if not 1 <= number <= 65535:
+        raise LinkError(f"{number} is not a port that others can dial", hint="write --address HOST:PORT")
+    host = canonical_host(host)
+    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+
+
+def _show_place(home: Home, *, listens: str, dialled: str) -> None:
+    """Say so if nobody on the network could dial `listens`, and what to do about it."""
+    from cuadrilla.host.place import advice, read_place
+    from cuadrilla.link.nodes import AllowList
+
+    host = listens.rpartition(":")[0].strip("[]")
+    if host == "localhost" or host.startswith("127.") or host == "::1":
+        return  # a crew of this machine alone
+    others = sorted(name for name in AllowList(home.nodes).nodes() if not re.fullmatch(r"here-\d+", name))
+    known = [crew.address.rpartition(":")[0] for crew in home.joined()]
+    place = read_place(host, system=platform.system())
+    for line in advice(place, listens=listens, dialled=dialled, others=[*known, *others]):
+        say(f"network    {line}")
 
 
 def lan_address() -> str:

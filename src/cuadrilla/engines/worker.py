@@ -113,6 +113,11 @@ class _Worker:
         sync = ExactWorker(self._model, strict=self._config.sync.strict)
         try:
             return train(link, task=self._task, model=self._model, sync=sync, worker=self._settings)
+        except LinkError:
+            stop = session.farewell()
+            if stop is None:
+                raise
+            return stop
         finally:
             self.heard_at = session.heard_at
             link.close()

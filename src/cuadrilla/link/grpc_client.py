@@ -25,6 +25,10 @@ from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity
 
 HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
+FAREWELL_SECONDS = 2.0  # the coordinator ends a session one second after its last word
+KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS = 10.0, 15.0
+"""A worker that only waits would else take a quarter of an hour (Linux: tcp_retries2) to notice that a router has
+forgotten its connection, or that its own address has changed."""
 TRANSFER_SECONDS = 600.0
 """A transfer that takes longer is given up: the session's own silence is noticed much earlier."""
 MEASURE_SECONDS = 40.0
@@ -45,6 +49,8 @@ class Connection:
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),  # a crew is on one's own network; proxies are for the web
             ("grpc.use_local_subchannel_pool", 1),  # another crew's connection to the same address is another one
+            ("grpc.keepalive_time_ms", int(1000 * KEEPALIVE_SECONDS)),
+            ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
         ]
         self._address = address
         self._memory = wire.Memory(keep=1)
@@ -220,6 +226,12 @@ class GrpcLink:
     def download(self, ref: TensorRef) -> Tensors:
         self._check()
         return self._connection.download(str(ref), self._parameters)
+
+    def farewell(self) -> Stop | None:
+        """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""
+        self._reader.join(timeout=FAREWELL_SECONDS)
+        self._drain()
+        return next((event for event in self._waiting if isinstance(event, Stop)), None)
 
     def close(self) -> None:
         self._outgoing.put(None)

@@ -48,7 +48,7 @@ KEPT_VERSIONS = 2
 """A worker may still be reading the version before the newest one."""
 KEPT_UPLOADS = 4
 """Memory of so many contributions is kept for the next round; more workers than that pay for fresh memory."""
-STOP_SECONDS = 5.0
+STOP_SECONDS = PING_SECONDS = 5.0  # workers ask every 10 s whether the connection lives; more often is abuse
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +122,7 @@ class CrewDesk:
             ("grpc.max_concurrent_streams", 2 * MAX_CALLS),
             ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
             ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
+            ("grpc.http2.min_ping_interval_without_data_ms", int(1000 * PING_SECONDS)),
         ]
         server = grpc.server(pool, handlers=[self._handlers()], options=options)
         credentials = grpc.dynamic_ssl_server_credentials(

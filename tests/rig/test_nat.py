@@ -1,0 +1,132 @@
+"""Four unequal machines, two of them behind a router that hides them: cut off, flapping, forgotten; the bits stay."""
+
+import importlib.util
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench import nat
+from bench.lan import Member, lan
+from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.link.invite import Invite
+from cuadrilla.rundir import RunDir, last_rows
+from tests.commands import COMMAND, wait_for
+from tests.machines import LANGUAGE_RUN, Machine, invite, present, up
+from tests.networks import Share, need_namespaces, shares
+from tests.runs import final_sha256
+
+RATE = "400mbit"
+PORT = 47470
+CORES = {"ana": 0.8, "luis": 0.4, "eva": 0.2, "teo": 0.1}  # eva and teo are behind the router
+STEPS = 100_000  # nobody waits for the end: the coordinator is told to stop
+FLAP = "for i in 1 2 3; do ip link set {port} down; sleep 1; ip link set {port} up; sleep 1; done"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A LAN with `coordinator`, `ana`, `luis` and a router; `eva` and `teo` have cables to the router."""
+
+    coordinator: Member
+    router: Member
+    workers: dict[str, Member]
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    need_namespaces()
+    if importlib.util.find_spec("pyroute2") is None:
+        pytest.skip("needs the package pyroute2 (extra: dev)")
+    with lan(4, rate=RATE) as (coordinator, ana, luis, router):
+        try:
+            nat.call(router, "masquerade")
+        except RuntimeError as error:
+            pytest.skip(f"needs a kernel that translates addresses (nf_tables): {error}")
+        with nat.hidden(router, 2, rate=RATE) as (eva, teo):
+            yield Network(coordinator, router, {"ana": ana, "luis": luis, "eva": eva, "teo": teo})
+
+
+@pytest.fixture
+def limits() -> Iterator[dict[str, Share]]:
+    with shares(len(CORES)) as made:
+        yield dict(zip(CORES, made, strict=True))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, network: Network) -> Iterator[Callable[..., Machine]]:
+    made: list[Machine] = []
+
+    def get(name: str, member: Member, *, share: Share | None = None) -> Machine:
+        prefix = (*(share.prefix if share else ()), *member.prefix)
+        made.append(Machine(tmp_path / name, prefix=prefix, address=member.address))
+        return made[-1]
+
+    yield get
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    prepare(["cuentos:300"], out=tmp_path / "data", options=Options(vocab=512))
+    for name in ("run", "alone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").symlink_to(tmp_path / "data")
+        (tmp_path / name / "run.toml").write_text(LANGUAGE_RUN.format(steps=STEPS))
+    return RunDir(tmp_path / "run")
+
+
+@pytest.mark.timeout(400)
+def test_machines_behind_nat_are_cut_off_and_forgotten(
+    network: Network, limits: dict[str, Share], machine: Callable[..., Machine], run: RunDir, tmp_path: Path
+) -> None:
+    """The limits come once all are there: loading at a tenth of a core takes long, and says nothing."""
+    coordinator = machine("coordinator", network.coordinator)
+    crew = up(coordinator, run, PORT)
+    text = invite(coordinator, "--uses", "4")
+    workers = [
+        machine(name, member, share=limits[name]).start("join", "--name", name, says=text)
+        for name, member in network.workers.items()
+    ]
+    wait_for(lambda: present(run) == set(CORES), crew)
+    for name, cores in CORES.items():
+        limits[name].limit(cores)
+
+    flapping = subprocess.Popen([*network.router.prefix, "sh", "-c", FLAP.format(port="inside2")])
+    nat.plug(network.router, 1, "down")
+    wait_for(lambda: "eva" not in present(run), crew)
+    nat.plug(network.router, 1, "up")
+    assert flapping.wait(timeout=60) == 0
+    wait_for(lambda: present(run) == set(CORES), crew)
+
+    nat.call(network.router, "forget")
+    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
+    wait_for(lambda: present(run) == set(CORES), crew)
+
+    assert coordinator.run("down").returncode == 0
+    said = crew.communicate(timeout=60)[1]
+    assert crew.returncode == 130, said
+    assert [worker.wait(timeout=60) for worker in workers] == [0] * len(workers)
+    steps = last_rows(run.metrics)[-1]["version"]
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, steps + 1))
+    alone = [*COMMAND, "train", str(tmp_path / "alone"), "--stop-at", str(steps)]
+    subprocess.run(alone, check=False, capture_output=True, timeout=200)
+    assert final_sha256(run.path) == final_sha256(tmp_path / "alone")
+
+
+def test_a_coordinator_behind_nat_is_reached_by_a_published_port(
+    network: Network, machine: Callable[..., Machine], run: RunDir
+) -> None:
+    """As in a container or WSL2: it listens on an address that only its host knows, and the invite names the host's."""
+    hidden, outside = machine("coordinator", network.workers["eva"]), machine("ana", network.workers["ana"])
+    nat.call(network.router, "publish", network.router.address, str(PORT), hidden.address)
+    crew = up(hidden, run, PORT, options=("--address", network.router.address))
+    text = invite(hidden)
+    assert Invite.parse(text).address == f"{network.router.address}:{PORT}"
+    worker = outside.start("join", "--name", "ana", says=text)
+    wait_for(lambda: "ana" in present(run), worker)
+    assert hidden.run("down").returncode == 0
+    assert crew.wait(timeout=60) == 130
+    assert worker.wait(timeout=60) == 0
