@@ -24,6 +24,7 @@ from typing import Any, cast
 from cuadrilla.errors import ResourceError
 from cuadrilla.sync.coordinator import Rules
 from cuadrilla.sync.exact import Contribution, Reduced
+from cuadrilla.sync.ledger import Ledger
 from cuadrilla.train.guard import Verdict
 
 RULES = Rules(units_per_round=8, num_versions=20, lost_after_seconds=5.0, hung_after_seconds=10.0)
@@ -166,7 +167,7 @@ def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
                 raise Violation(f"I7: the journal goes from version {state['version']} to {header['version']}")
             theta = mix(theta, total) if header["verdict"] == Verdict.OK.value else theta
             guard = header["guard"]
-            ledger = {"opened": max(header["units"]) + 1, "next_lease_id": 1, "free": []}
+            ledger = Ledger.redone(state["ledger"], header["units"])
             state = {"version": header["version"], "tokens": header["tokens"], "ledger": ledger}
         if state["version"] == segment:
             break
