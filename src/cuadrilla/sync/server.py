@@ -33,18 +33,18 @@ class ServerCoordinator(Coordinator):
     """The coordinator with a round for each lease; see the module. It gathers nobody: who comes first begins."""
 
     def _welcome(self, worker: str) -> list[Action]:
-        """A version comes with a lease, so that it is the newest."""
-        del worker
+        """A version comes with a lease, so that it is the newest. Newcomers stand before all others."""
+        self.members = {worker: self.members.pop(worker), **self.members}
         return []
 
     def _deal(self) -> list[Action]:
-        """A batch for each idle member as far as the bound allows; who has waited longest since its last one first."""
+        """A batch for each idle member as far as the bound allows; whose last one was granted longest ago first."""
         if self.merging is not None or self.answers or self.skipped or not self._has_gathered():
             return []
         busy = {lease.worker for lease in self.ledger.leases.values()}
         idle = [worker for worker in self.members if worker not in busy]
         actions: list[Action] = []
-        for worker in sorted(idle, key=lambda name: (self.members[name].granted_at, name)):
+        for worker in idle:
             if self._may_grant():
                 actions.extend(self._grant_batch(worker))
         return actions
@@ -61,7 +61,10 @@ class ServerCoordinator(Coordinator):
         if not self.ledger.free - failed and self.ledger.opened < size * self.rules.num_versions:
             self.ledger.open_units(size)
         leased = self._grant(worker, size, exclude=failed)
-        return [SendVersion(worker=worker, version=self.version), *leased] if leased else []
+        if not leased:
+            return []
+        self.members[worker] = self.members.pop(worker)  # behind all others
+        return [SendVersion(worker=worker, version=self.version), *leased]
 
     def _fail(self, grant: Grant) -> None:
         """The whole batch is computed again, and skipped at the second time."""
