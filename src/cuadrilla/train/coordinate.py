@@ -124,6 +124,7 @@ class Coordination:
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         """Like `receive`, for doors to other processes: what makes the run fail is in `failure`."""
         with self._lock, self._failing_together(raises=False):
+            self._stop_if_asked()  # not only at the next tick: another step may be made until then
             self._handle(self._as_event(worker, message))
 
     def heard(self, worker: str, passes: int) -> None:
