@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from cuadrilla.errors import ConfigError, TaskError
-from cuadrilla.link.base import Contribute, Hello, Lease, Link, Version
+from cuadrilla.link.base import Contribute, Hello, Lease, Link, TensorRef, Tensors, Version
 from cuadrilla.link.inproc import Desk
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import resolve
 from cuadrilla.train.journal import read_segment
-from cuadrilla.train.setup import assemble
+from cuadrilla.train.setup import assemble, make_model
 from tests import runs
 from tests.doors import DOORS
 from tests.faults import PHASES, Died, FaultyLink, Phase, Script, play
@@ -159,33 +159,36 @@ def test_a_history_computed_by_hand(tmp_path: Path) -> None:
     parts.store.close()
 
 
-class Reader(FaultyLink):
-    """Holds on to what it downloads and compares it when it answers."""
+class SlowReader(FaultyLink):
+    """Waits, as its scripts say, before it reads a version; keeps a copy of the first one."""
 
-    changed: bool = False
+    first: dict[str, Tensor] | None = None
 
-    def download(self, ref: object) -> dict[str, Tensor]:
-        self.tensors = dict(super().download(ref))
-        self.before = {name: tensor.clone() for name, tensor in self.tensors.items()}
+    def download(self, ref: TensorRef) -> Tensors:
         self._reach("pass")
-        self.changed |= any(not torch.equal(self.before[name], tensor) for name, tensor in self.tensors.items())
-        return self.tensors
+        tensors = super().download(ref)
+        self.first = self.first or {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        return tensors
 
 
 def test_a_version_stays_as_it_is_while_the_next_ones_are_made(execute: Execute, tmp_path: Path) -> None:
-    """worker-2 reads its first version slowly: worker-1 makes two steps meanwhile."""
-    meeting, steps, readers = Meeting("worker-1"), threading.Semaphore(0), []
-    scripts = meeting.with_("pass", lambda: [steps.acquire(timeout=PATIENCE_SECONDS) for _ in range(3)])
-    made = Script(worker="worker-1", at=None, phase="version", action=steps.release, repeat=True)
+    """worker-2 reads the initial weights when worker-1 has been sent three later versions."""
+    meeting, sent, readers = Meeting("worker-1"), threading.Semaphore(0), []
+    scripts = meeting.with_("pass", lambda: [sent.acquire(timeout=PATIENCE_SECONDS) for _ in range(4)])
+    counting = Script(worker="worker-1", at=None, phase="version", action=sent.release, repeat=True)
 
     def wrap(worker: str, link: Link) -> Link:
-        kind = Reader if worker == "worker-2" else FaultyLink
-        readers.append(kind(worker, link, [*scripts, made], []))
-        return readers[-1]
+        if worker != "worker-2":
+            return FaultyLink(worker, link, [*scripts, counting], [])
+        readers.append(SlowReader(worker, link, scripts, []))
+        return readers[0]
 
     assert execute(tmp_path, RaggedRegression(), SERVER, workers([1.0, 1.0]), wrap_link=wrap).complete
-    assert [reader.changed for reader in readers if isinstance(reader, Reader)] == [False]
-    assert max(row["staleness"] for row in metrics(tmp_path)) >= 2
+    initial = dict(make_model(RaggedRegression(), seed=0).named_parameters())
+    assert readers[0].first is not None
+    assert all(torch.equal(readers[0].first[name], parameter) for name, parameter in initial.items())
+    assert max(row["staleness"] for row in metrics(tmp_path)) >= 3
+    assert not events(tmp_path, "left")
 
 
 @pytest.mark.parametrize("phase", PHASES)
