@@ -221,7 +221,7 @@ def _introduce_server(config: Config, sync: ServerSync) -> None:
 
     if not has_several_workers(config):
         return
-    say(f"sync       server: steps on arrival, from weights at most {sync.staleness} steps old")
+    say(f"sync       server: a step for each answer, staleness at most {sync.staleness}")
     if sync.staleness + 1 < len(config.engine.workers):
         say(f"note       sync.staleness = {sync.staleness} lets {sync.staleness + 1} workers work at a time")
     optim = config.optim
