@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cuadrilla.engines.local import run_local
 from cuadrilla.errors import ConfigError, TaskError
 from cuadrilla.link.base import Contribute, Hello, Lease, Link, TensorRef, Tensors, Version
 from cuadrilla.link.inproc import Desk
@@ -286,3 +287,12 @@ def test_what_the_state_depends_on_never_changes(tmp_path: Path, change: str) ->
     sets = [SERVER, *NESTEROV, change]
     with pytest.raises(ConfigError, match="cannot be resumed"):
         assemble(resolve(RUN_FILE, sets=sets).config, RunDir(tmp_path), task=RaggedRegression(), sinks=[])
+
+
+def test_another_bound_is_a_change_that_must_be_meant(tmp_path: Path) -> None:
+    runs.execute(tmp_path, RaggedRegression(), SERVER, stop_at=2)
+    with pytest.raises(ConfigError, match=r"sync\.staleness \(was 4, now 2\)"):
+        prepare(tmp_path, RaggedRegression(), SERVER, "sync.staleness=2")
+    config = resolve(RUN_FILE, sets=[SERVER, "sync.staleness=2"]).config
+    parts = assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True)
+    assert run_local(parts).complete
