@@ -29,10 +29,10 @@ class Died(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """`worker` suffers `action` when it reaches `phase` while computing from version `at`."""
+    """`worker` suffers `action` when it reaches `phase` while computing from version `at` (None: from any)."""
 
     worker: str
-    at: int
+    at: int | None
     phase: Phase
     action: Callable[[], None] | Literal["die", "nan", "inf", "flip"] = "die"
     repeat: bool = False
@@ -95,7 +95,8 @@ class FaultyLink:
 
     def _reach(self, phase: Phase) -> object:
         for script in self._scripts:
-            if script.phase == phase and script.at == self._version and (script.repeat or script not in self._played):
+            now = script.phase == phase and script.at in (None, self._version)
+            if now and (script.repeat or script not in self._played):
                 self._played.append(script)
                 if script.action == "die":
                     raise Died(f"scripted at {phase} of version {self._version}")

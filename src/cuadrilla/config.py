@@ -150,6 +150,17 @@ class AdamWSection(Section):
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
 
 
+class NesterovSection(Section):
+    kind: Literal["nesterov"]
+    """Gradient steps with Nesterov momentum, which several asynchronous workers can delay (arXiv 2401.09135)."""
+    lr: Rate = 0.05
+    momentum: Fraction = 0.9
+    delay: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Update the momentum at every so many steps, with their mean gradient; each step by itself is so much smaller."""
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Added to the gradients of matrices."""
+
+
 class ScheduleSection(Section):
     warmup: Fraction = 0.02
     """Part of the run over which the learning rate rises from 0."""
@@ -177,6 +188,20 @@ class ExactSync(Section):
     """Synchronous and exact: any number of workers gives the result of one."""
     strict: bool = False
     """The same bits for any number of workers, any split, any fault: slower, and alike machines only."""
+
+
+class ServerSync(Section):
+    kind: Literal["server"]
+    """Asynchronous parameter server: every contribution is a step of its own, on arrival. For teaching, fine-tuning
+    and very unequal workers; several workers give another result each time."""
+    staleness: Annotated[int, Field(ge=0, le=1000)] = 4
+    """Most steps that others may make while a worker computes one; the fast wait for the slow rather than exceed it.
+    k equal workers never wait from 2 (k - 1) on; 0 is one worker at a time."""
+
+    @property
+    def strict(self) -> bool:
+        """The order of arrival decides the bits: there is nothing to promise."""
+        return False
 
 
 class LocalEngine(Section):
@@ -254,10 +279,10 @@ class Config(Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
-    optim: Annotated[MuonSection | AdamWSection, Field(discriminator="kind")] = MuonSection()
+    optim: Annotated[MuonSection | AdamWSection | NesterovSection, Field(discriminator="kind")] = MuonSection()
     schedule: ScheduleSection = ScheduleSection()
     outer: OuterSection = OuterSection()
-    sync: ExactSync = ExactSync()
+    sync: Annotated[ExactSync | ServerSync, Field(discriminator="kind")] = ExactSync()
     engine: Annotated[LocalEngine | CrewEngine, Field(discriminator="kind")] = LocalEngine()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluate: EvaluateSection = EvaluateSection()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cuadrilla.cli.train import PRESETS as SIZES
 from cuadrilla.cli.train import run_file_text
-from cuadrilla.config import AdamWSection, Config
+from cuadrilla.config import AdamWSection, Config, ServerSync
 from cuadrilla.errors import ConfigError
 from cuadrilla.runfile import canonical, differences, dump, read_run_file, resolve, to_toml
 
@@ -116,6 +116,15 @@ def test_variants_are_chosen_by_kind() -> None:
     assert isinstance(resolve(BASE, sets=["optim.kind=adamw", "optim.lr=0.1"]).config.optim, AdamWSection)
     error = refused(BASE, "optim.kind=adamw", "optim.adamw_lr=0.1")
     assert "unknown key optim.adamw_lr" in error.message
+
+
+def test_the_asynchronous_strategy_has_no_strict_mode() -> None:
+    sync = resolve(BASE, sets=["sync.kind=server", "sync.staleness=2"]).config.sync
+    assert isinstance(sync, ServerSync)
+    assert not sync.strict
+    assert "unknown key sync.strict" in refused(BASE, "sync.kind=server", "sync.strict=true").message
+    assert "unknown key sync.staleness" in refused(BASE, "sync.staleness=2").message
+    assert "greater than or equal to 0" in refused(BASE, "sync.kind=server", "sync.staleness=-1").message
 
 
 @given(st.text(max_size=200))

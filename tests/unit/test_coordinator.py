@@ -5,79 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuadrilla.sync import coordinator as c
-from cuadrilla.sync import events, ledger
+from cuadrilla.sync import events
+from tests.driver import Crew, rules
 
 pytestmark = pytest.mark.unit
-
-
-def rules(**changes: object) -> c.Rules:
-    return c.Rules(**{"units_per_round": 8, "num_versions": 3, **changes})  # type: ignore[arg-type]
-
-
-class Crew:
-    """Drives a coordinator: keeps the leases that are out, answers them, and lets every merge succeed or fail."""
-
-    def __init__(self, machine: c.Coordinator) -> None:
-        self.machine = machine
-        self.now = 0.0
-        self.leases: dict[int, ledger.Grant] = {}
-        self.commits: list[events.Commit] = []
-        self.evicted: list[events.Evict] = []
-        self.discarded: list[int] = []
-        self.finish: events.Finish | None = None
-        self.bad_units: set[int] = set()
-        self.do(machine.start())
-
-    def do(self, actions: list[events.Action]) -> None:
-        for action in actions:
-            match action:
-                case events.SendLease():
-                    assert not {u for g in self.leases.values() for u in g.units} & set(action.grant.units)
-                    self.leases[action.grant.lease_id] = action.grant
-                case events.Merge():
-                    self.send(events.Merged())
-                case events.Commit():
-                    self.commits.append(action)
-                case events.Evict():
-                    self.evicted.append(action)
-                case events.Discard():
-                    self.discarded.append(action.lease_id)
-                case events.Finish():
-                    self.finish = action
-
-    def send(self, event: events.Event) -> None:
-        self.do(self.machine.handle(event, self.now))
-
-    def join(self, worker: str, speed: float = 1.0, **environment: str) -> None:
-        self.send(events.Joined(worker=worker, speed_hint=speed, environment=environment))
-
-    def answer(self, lease_id: int, *, valid: bool = True, worker: str = "", seconds: float = 1.0) -> None:
-        grant = self.leases.pop(lease_id)
-        worker = worker or grant.worker
-        self.send(
-            events.Answered(
-                worker=worker,
-                lease_id=lease_id,
-                tokens=10 * len(grant.units),
-                loss_sum=1.0,
-                seconds=seconds,
-                valid=valid and not self.bad_units & set(grant.units),
-            )
-        )
-
-    def lose(self, worker: str) -> None:
-        self.leases = {k: v for k, v in self.leases.items() if v.worker != worker}
-        self.send(events.Left(worker=worker, reason="test"))
-
-    def of(self, worker: str) -> ledger.Grant:
-        return next(grant for grant in self.leases.values() if grant.worker == worker)
-
-    def round(self, **seconds_per_unit: float) -> float:
-        """Everyone answers; how long the round took, when each unit takes so long on each worker."""
-        took = {g.worker: len(g.units) * seconds_per_unit[g.worker] for g in self.leases.values()}
-        for lease_id, grant in list(self.leases.items()):
-            self.answer(lease_id, seconds=took[grant.worker])
-        return max(took.values())
 
 
 def test_one_worker_computes_every_round() -> None:

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from cuadrilla.config import MuonSection
-from cuadrilla.train.optim import MuonInFp32, make_optimizer, orthogonalised
+from cuadrilla.config import MuonSection, NesterovSection
+from cuadrilla.train.optim import MuonInFp32, Optimizers, make_optimizer, orthogonalised
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -47,3 +47,60 @@ def test_the_iteration_is_as_precise_as_the_passes(dtype, kind):
     optimizers = make_optimizer(MuonSection(), is_matrix=lambda _, p: p.ndim == 2, dtype=dtype)(layers)
     assert type(optimizers._parts[0]) is kind
     assert type(optimizers._parts[1]) is torch.optim.AdamW
+
+
+def train_both(section, theirs, *, steps=12):
+    """Ours and torch's on the same layers with the same gradients; both end results."""
+    after = []
+    for make in (
+        lambda layers: make_optimizer(section, is_matrix=lambda *_: False, dtype=torch.float32)(layers),
+        theirs,
+    ):
+        generator = torch.Generator().manual_seed(2)
+        layers = {
+            "weight": nn.Parameter(torch.randn(5, 3, generator=generator)),
+            "gain": nn.Parameter(torch.randn(5, generator=generator)),
+        }
+        optimizer = make(layers)
+        for _ in range(steps):
+            for parameter in layers.values():
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            optimizer.step(*([1.0] if isinstance(optimizer, Optimizers) else []))
+        after.append(torch.cat([parameter.detach().flatten() for parameter in layers.values()]))
+    return after
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 0.0), (0.5, 0.1), (0.0, 0.0)])
+def test_nesterov_without_delay_is_torchs(momentum, weight_decay):
+    section = NesterovSection(kind="nesterov", lr=0.1, momentum=momentum, weight_decay=weight_decay)
+
+    def theirs(layers):
+        groups = [{"params": [layers["weight"]], "weight_decay": weight_decay}, {"params": [layers["gain"]]}]
+        return torch.optim.SGD(groups, lr=0.1, momentum=momentum, nesterov=momentum > 0)
+
+    ours, torchs = train_both(section, theirs)
+    torch.testing.assert_close(ours, torchs, rtol=1e-6, atol=1e-6)
+
+
+DELAYED = NesterovSection(kind="nesterov", lr=0.5, momentum=0.5, delay=3)
+# Gradients 3, 6, 9, 3, 3, 3 at lr 0.5. Plain steps of 0.5 g / 3: 0.5, 1, 1.5, 0.5, 0.5, 0.5. At the third step
+# m = 18 / 3 = 6, which adds 0.5 · 0.5 · 6 = 1.5; at the sixth m = 0.5 · 6 + 9 / 3 = 6, again 1.5.
+GRADIENTS = (3.0, 6.0, 9.0, 3.0, 3.0, 3.0)
+HISTORY = (-0.5, -1.5, -4.5, -5.0, -5.5, -7.5)
+
+
+@pytest.mark.parametrize("resumed_at", range(6))
+def test_delayed_nesterov_by_hand_and_over_a_restart(resumed_at):
+    parameter, seen = nn.Parameter(torch.zeros(2)), []
+    make = make_optimizer(DELAYED, is_matrix=lambda *_: False, dtype=torch.float32)
+    optimizer = make({"a.b": parameter})
+    for step, gradient in enumerate(GRADIENTS):
+        if step == resumed_at:
+            state = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
+            optimizer = make({"a.b": parameter})
+            optimizer.load_state_tensors(state)
+        parameter.grad = torch.full((2,), gradient)
+        optimizer.step(1.0)
+        seen.append(parameter[1].item())
+    assert seen == pytest.approx(HISTORY)
+    assert set(optimizer.state_tensors()) == {"step.a.b", "momentum_buffer.a.b", "gradient_sum.a.b"}

@@ -10,7 +10,7 @@ import typer
 
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit_json, options, say
-from cuadrilla.config import Config, CrewEngine, LocalEngine
+from cuadrilla.config import Config, CrewEngine, LocalEngine, NesterovSection, ServerSync
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
@@ -217,3 +217,23 @@ def _introduce(config: Config, parts: "Parts") -> None:
     )
     if parts.resumed_at:
         say(f"resumed    at step {parts.resumed_at}")
+    if isinstance(config.sync, ServerSync):
+        _introduce_server(config, config.sync)
+
+
+def _introduce_server(config: Config, sync: ServerSync) -> None:
+    """What several asynchronous workers mean for this run."""
+    from cuadrilla.train.setup import has_several_workers
+
+    if not has_several_workers(config):
+        return
+    say(f"sync       server: a step for each answer, staleness at most {sync.staleness}")
+    if sync.staleness + 1 < len(config.engine.workers):
+        say(f"note       sync.staleness = {sync.staleness} lets {sync.staleness + 1} workers work at a time")
+    optim = config.optim
+    delayed = isinstance(optim, NesterovSection) and (optim.delay > 1 or optim.momentum == 0)
+    if not delayed:
+        say(
+            f"note       {optim.kind} keeps momentum, and momentum of stale gradients slows asynchronous training\n"
+            '           (arXiv 2401.09135); optim.kind = "nesterov" with optim.delay > 1 was made for it'
+        )

@@ -42,7 +42,8 @@ def run_local(parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     keep_freed_memory()
-    desk = Desk(parts.coordination.receive)
+    # Asynchronous workers read one version while the next one is made; alone, nobody does.
+    desk = Desk(parts.coordination.receive, copies=parts.config.sync.kind == "server" and len(speeds) > 1)
     try:
         parts.coordination.open(desk.send)
         if parts.coordination.outcome is None and len(speeds) == 1:

@@ -90,6 +90,11 @@ def prove(config: Config, folder: Path, *, steps: int, begin: Begin) -> tuple[Pa
     `folder` is the run's. Raises ConfigError for a run with nothing to share, KeyboardInterrupt after a signal, and
     what a training raises.
     """
+    if config.sync.kind != "exact":
+        raise ConfigError(
+            f"sync.kind = {config.sync.kind!r} does not promise that a crew gives what one worker gives",
+            hint='the proof is one of sync.kind = "exact"',
+        )
     if len(config.engine.workers) < 2:
         raise ConfigError("a crew of one proves nothing", hint='name two workers or more: --crew "1.0,0.5"')
     if config.train.batch_sequences // config.train.unit_sequences < 2:

@@ -1,13 +1,14 @@
 """A crew under a virtual clock: one coordinator, a few workers, a lossy network, a crashing disk, drawn from a seed.
 
-`simulate(seed)` runs the real state machine and the real I/O shell (`sync/coordinator.py`, `train/coordinate.py`) from
-the first round to the last through random faults, and raises `Violation` at the first event after which an invariant
-does not hold; I1-I7 are listed in `virtual_disk.py`. Everything random comes from the seed and time from a heap of
-events: no thread, no wall clock, no sleep; a seed that fails, fails always.
+`simulate(seed)` runs the real state machine and the real I/O shell (`sync/coordinator.py` or `sync/server.py`,
+`train/coordinate.py`) from the first round to the last through random faults, and raises `Violation` at the first event
+after which an invariant does not hold; I1-I7 are listed in `virtual_disk.py`. Everything random comes from the seed and
+time from a heap of events: no thread, no wall clock, no sleep; a seed that fails, fails always.
 """
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -24,7 +25,6 @@ from cuadrilla.engines.virtual_disk import (
     VirtualStore,
     Weights,
     recover,
-    round_units,
     undisturbed,
 )
 from cuadrilla.engines.virtual_disk import Violation as Violation
@@ -32,6 +32,7 @@ from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.exact import ExactMerge
+from cuadrilla.sync.server import ServerCoordinator
 from cuadrilla.train.coordinate import Coordination, Length
 from cuadrilla.train.guard import Guard
 from cuadrilla.train.store import Store
@@ -73,12 +74,15 @@ def draw_faults(rng: random.Random, workers: Sequence[str]) -> list[Fault]:
 class World:
     """One run: the coordinator's process with its door, its disk and its parent, a crew, and what befalls them."""
 
-    def __init__(self, seed: int, faults: Sequence[Fault] | None, *, reuse_lease_ids: bool) -> None:
+    def __init__(
+        self, seed: int, faults: Sequence[Fault] | None, *, reuse_lease_ids: bool, staleness: int | None = None
+    ) -> None:
         self.random = random.Random(seed)
         self.report = Report(seed=seed, faults=())
         self.clock = Clock()
         self.disk = Disk()
-        self.audit = Audit(report=self.report, disk=self.disk, clock=lambda: self.clock.now)
+        self.staleness = staleness
+        self.audit = Audit(report=self.report, disk=self.disk, clock=lambda: self.clock.now, staleness=staleness)
         self.crew = Crew(self.random, clock=self.clock, audit=self.audit, door=self)
         drawn = draw_faults(self.random, list(self.crew.workers))
         self.report.faults = tuple(drawn if faults is None else faults)
@@ -103,7 +107,9 @@ class World:
                 self.audit.demand(invariant(self) if self.up else "")
         self.report.theta, self.report.seconds = self.weights.theta, self.clock.now
         self.report.skipped = {unit for units in self.audit.skips.values() for unit in units}
-        if not self.report.skipped and self.weights.theta != undisturbed():
+        if self.audit.counted != set(range(RULES.units_per_round * RULES.num_versions)):
+            self.audit.demand(f"I1: at the end only the units {sorted(self.audit.counted)} are counted")
+        if self.staleness is None and not self.report.skipped and self.weights.theta != undisturbed():
             self.audit.demand("I3: nothing was skipped, and the last weights are not those of the undisturbed run")
         return self.report
 
@@ -137,7 +143,8 @@ class World:
         self.life += 1
         self.audit.restarted()
         state, guard_state, theta = recover(self.disk)
-        self.coordinator = Coordinator.restore(state, rules=RULES)
+        kind = Coordinator if self.staleness is None else ServerCoordinator
+        self.coordinator = kind.restore(state, rules=replace(RULES, staleness=self.staleness or 0))
         if not self.reuse_lease_ids:
             self.coordinator.ledger.next_lease_id = 1 + (self.life << 32)
         guard = Guard(section=GuardSection(rollbacks=100))
@@ -283,9 +290,34 @@ def units_are_in_one_place(world: World) -> str:
     places = [*ledger.free, *coordinator.skipped]
     for grant in (*ledger.leases.values(), *(grant for _, grant in coordinator.answers.values())):
         places += grant.units
-    if coordinator.finished or sorted(places) == list(round_units(coordinator.version + 1)):
+    open_units = set(range(ledger.opened)) - world.audit.counted
+    if coordinator.finished or sorted(places) == sorted(open_units):
         return ""
-    return f"I1: of the units of version {coordinator.version + 1} these are somewhere: {sorted(places)}"
+    return f"I1: of the units {sorted(open_units)} these are somewhere: {sorted(places)}"
+
+
+def rounds_are_opened_in_time(world: World) -> str:
+    """One at a time, or with the strategy server as they are leased; never more than the run has."""
+    coordinator = world.coordinator
+    size, version = RULES.units_per_round, coordinator.version
+    most = version + 1 if world.staleness is None else RULES.num_versions
+    if coordinator.finished or version * size < coordinator.ledger.opened <= most * size:
+        return ""
+    return f"I6: at version {version} units up to {coordinator.ledger.opened} are open"
+
+
+def leases_stay_within_the_bound(world: World) -> str:
+    """If all others answered first, the oldest would still be within it; and who may work does."""
+    coordinator, leases = world.coordinator, world.coordinator.ledger.leases.values()
+    if world.staleness is None or coordinator.finished:
+        return ""
+    oldest = max((coordinator.version - lease.version for lease in leases), default=0)
+    if leases and oldest + len(leases) - 1 > world.staleness:
+        return f"I3: {len(leases)} leases are out, one of them {oldest} versions old"
+    unopened = coordinator.ledger.opened < RULES.units_per_round * RULES.num_versions
+    if unopened and len(leases) < len(coordinator.members) and oldest + len(leases) <= world.staleness:
+        return f"I5: {len(leases)} leases are out, and somebody waits who need not"
+    return ""
 
 
 def leases_have_a_member_each(world: World) -> str:
@@ -302,7 +334,7 @@ def no_tensors_are_hoarded(world: World) -> str:
 
 def units_do_not_wait(world: World) -> str:
     coordinator = world.coordinator
-    if coordinator.members and coordinator.ledger.free and not coordinator.ledger.leases and not coordinator.finished:
+    if coordinator.members and not coordinator.ledger.leases and not coordinator.finished:
         return "I5: units are free, members are idle, and nothing is leased"
     return ""
 
@@ -314,6 +346,8 @@ def versions_come(world: World) -> str:
 
 INVARIANTS: tuple[Callable[[World], str], ...] = (
     units_are_in_one_place,
+    rounds_are_opened_in_time,
+    leases_stay_within_the_bound,
     leases_have_a_member_each,
     no_tensors_are_hoarded,
     units_do_not_wait,
@@ -327,17 +361,24 @@ def evicted_wrongly(worker: Worker, connection: Connection | None, reason: str, 
         return f"I5: {worker.name} is called lost {silent:.1f} s after it was heard"
     if reason.startswith("hung") and busy < (RULES.hung_after_seconds or 0.0):
         return f"I5: {worker.name} is called hung {busy:.1f} s after it was given work or did some"
-    if "unusable" in reason and len(worker.bad_versions) < 2:
+    if "unusable" in reason and len(worker.bad_rounds) < 2:
         return f"I5: {worker.name} is sent away for contributions that were good"
     if "not a member" in reason and connection is not None and not connection.stopped:
         return f"I5: {worker.name} is no member any more, and nobody has sent it away"
     return ""
 
 
-def simulate(seed: int, faults: Sequence[Fault] | None = None, *, reuse_lease_ids: bool = False) -> Report:
+def simulate(
+    seed: int,
+    faults: Sequence[Fault] | None = None,
+    *,
+    reuse_lease_ids: bool = False,
+    staleness: int | None = None,
+) -> Report:
     """Run one crew to the end of its run. Raises Violation.
 
     `faults` replaces those drawn from the seed; crew and network stay. `reuse_lease_ids`: number leases as the ledger
     does by itself, from its checkpoint on; an answer to a lease of an earlier life may then fit another of this one.
+    `staleness`: with the strategy server, and its bound.
     """
-    return World(seed, faults, reuse_lease_ids=reuse_lease_ids).run()
+    return World(seed, faults, reuse_lease_ids=reuse_lease_ids, staleness=staleness).run()

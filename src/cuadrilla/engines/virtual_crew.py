@@ -82,7 +82,7 @@ class Worker:
     passes: int = 0
     leases: list[Lease] = field(default_factory=list)
     answer: Contribute | None = None
-    bad_versions: set[int] = field(default_factory=set)
+    bad_rounds: set[int] = field(default_factory=set)
     worked_at: float = 0.0
     heard_at: float = 0.0
 
@@ -266,7 +266,7 @@ class Crew:
         bad = worker.bad or self.bad_unit in lease.units or self.random.random() < self.bad_rate
         if bad:
             self.audit.bad_answers.update(lease.units)
-            worker.bad_versions.add(lease.version)
+            worker.bad_rounds.add(lease.units[0] // RULES.units_per_round)
         honest = not bad or self.random.random() < 0.5
         total = -1 if bad else gradient(lease.units, base)
         worker.answer = Contribute(
@@ -274,7 +274,13 @@ class Crew:
             tokens=UNIT_TOKENS * len(lease.units),
             loss_sum=float(len(lease.units)),
             seconds=seconds,
-            tensors={"units": lease.units, "base": base, "total": total, "finite": honest},
+            tensors={
+                "units": lease.units,
+                "version": lease.version,
+                "base": base,
+                "total": total,
+                "finite": honest,
+            },
             valid=not (bad and honest),
         )
         for _ in range(1 if self.random.random() < 0.95 else 2):

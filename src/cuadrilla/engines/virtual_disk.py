@@ -4,10 +4,11 @@ Weights: θ(v+1) = mix(θ(v), Σ gradient(unit, θ(v))): a unit lost, counted tw
 changes the last bit of everything after it. The order of writes to the disk is that of `train/store.py`, with a crash
 possible between any two. What the auditor demands, here and in `simulate.py`:
 
-I1  each unit of a round is counted exactly once, or skipped after two failures; units are free, leased, counted or
+I1  each unit of a run is counted exactly once, or skipped after two failures; units are free, leased, counted or
     skipped, and never two of these; a lease is held by a member, one each
 I2  a version is committed once; what was announced is never made again
-I3  who reports version v holds θ(v), and θ(v) follows from θ(v-1) and the units counted
+I3  who reports version v holds θ(v), and θ(v) follows from θ(v-1) and the units counted, whose gradients were taken at
+    θ(v-1); with the strategy server at θ(v-1-a), where a is at most its bound
 I4  a version is on disk before anyone hears of it; nobody sees it decrease (a full disk excuses both: training goes on)
 I5  the run ends; no free units beside idle members; a commit soon after the last disturbance; nobody is called lost or
     hung before its time
@@ -24,6 +25,7 @@ from typing import Any, cast
 from cuadrilla.errors import ResourceError
 from cuadrilla.sync.coordinator import Rules
 from cuadrilla.sync.exact import Contribution, Reduced
+from cuadrilla.sync.ledger import Ledger
 from cuadrilla.train.guard import Verdict
 
 RULES = Rules(units_per_round=8, num_versions=20, lost_after_seconds=5.0, hung_after_seconds=10.0)
@@ -166,7 +168,7 @@ def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
                 raise Violation(f"I7: the journal goes from version {state['version']} to {header['version']}")
             theta = mix(theta, total) if header["verdict"] == Verdict.OK.value else theta
             guard = header["guard"]
-            ledger = {"opened": max(header["units"]) + 1, "next_lease_id": 1, "free": []}
+            ledger = Ledger.redone(state["ledger"], header["units"])
             state = {"version": header["version"], "tokens": header["tokens"], "ledger": ledger}
         if state["version"] == segment:
             break
@@ -241,8 +243,9 @@ class VirtualStore:
         self.audit.rolled_back(self.weights.theta)
         self.save_now = self.gap = True
 
-    def event(self, kind: str, **_fields: object) -> None:
+    def event(self, kind: str, *, units: tuple[int, ...] = (), **_fields: object) -> None:
         self.audit.report.counts[kind] += 1
+        self.audit.skipping = units if kind == "units skipped" else self.audit.skipping
         self.point()
 
     def status(self, state: str, *, version: int, row: object) -> None:
@@ -256,12 +259,17 @@ class VirtualStore:
 class Audit:
     """Knows what really happened: θ of every version, what was announced, which contributions were bad.
 
-    `losses`: how often a restart has found less than was announced, which only a full disk excuses.
+    `losses`: how often a restart has found less than was announced, which only a full disk excuses. `staleness`: the
+    bound of the strategy server, None for rounds; `units`: of each version, `counted`: of all that are committed.
     """
 
     report: Report
     disk: Disk
     clock: Callable[[], float]
+    staleness: int | None = None
+    units: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    counted: set[int] = field(default_factory=set)
+    skipping: tuple[int, ...] = ()
     history: dict[int, int] = field(default_factory=lambda: {0: 0})
     tokens: dict[int, int] = field(default_factory=lambda: {0: 0})
     announced: int = 0
@@ -281,27 +289,39 @@ class Audit:
 
     def judge_round(self, header: Mapping[str, Any], weights: Weights) -> None:
         """A round is about to be made a version."""
-        version, skipped = header["version"], header["skipped"]
-        empty = len(skipped) == len(header["units"])
+        version, units, skipped = header["version"], tuple(header["units"]), header["skipped"]
+        empty = len(skipped) == len(units)
         counted = [] if empty else [unit for part in weights.merged for unit in part["units"]]
-        self.demand(units_wrong(header, counted))
+        number = version if self.staleness is None else units[0] // RULES.units_per_round + 1
+        self.demand(units_wrong(header, counted, number=number))
+        if not self.counted.isdisjoint(units):
+            self.demand(f"I1: version {version} is made of units {units} of an earlier version")
         self.demand(skipped_without_reason(skipped, self.bad_answers))
-        self.demand("" if empty else sum_wrong(weights, counted))
+        self.demand("" if empty else self.sum_wrong(version, weights))
         tokens = self.tokens[version - 1] + UNIT_TOKENS * len(counted)
         if header["tokens"] != tokens:
             self.demand(f"I6: version {version} counts {header['tokens']} tokens instead of {tokens}")
         if version <= self.announced:
             self.demand(f"I2: version {version} was announced and is made again")
-        self.tokens[version] = tokens
-        self.history[version] = weights.theta if empty else mix(weights.theta, gradient(counted, weights.theta))
+        self.tokens[version], self.units[version] = tokens, units
+        self.history[version] = weights.theta if empty else mix(weights.theta, weights.total)
         self.skips[version] = tuple(skipped)
+
+    def sum_wrong(self, version: int, weights: Weights) -> str:
+        """Every part was computed from a version that is not too old, and the whole is the sum of the parts."""
+        for part in weights.merged:
+            age = version - 1 - part["version"]
+            if not 0 <= age <= (self.staleness or 0) or part["base"] != self.history[part["version"]]:
+                return f"I3: a contribution to version {version} was computed from other weights, {age} versions old"
+        total = sum(gradient(part["units"], part["base"]) for part in weights.merged)
+        return "" if weights.total == total else "I1: the sum is not that of the units counted"
 
     def rolled_back(self, theta: int) -> None:
         """A round without any usable contribution: the third of these goes back to the checkpoint's weights."""
         self.report.counts["rolled back"] += 1
-        self.history[self.version + 1] = theta
-        self.tokens[self.version + 1] = self.tokens[self.version]
-        self.skips[self.version + 1] = round_units(self.version + 1)
+        version = self.version + 1
+        self.history[version], self.tokens[version] = theta, self.tokens[self.version]
+        self.units[version] = self.skips[version] = self.skipping
 
     def committed(self, version: int, theta: int) -> None:
         now = self.clock()
@@ -310,6 +330,7 @@ class Audit:
         if version != self.version + 1:
             self.demand(f"I2: version {version} is committed after version {self.version}")
         self.version, self.last_commit = version, now
+        self.counted.update(self.units[version])
         self.report.committed.append(version)
         for kind, since in self.faults:
             self.report.recovery.setdefault(kind, []).append(now - since)
@@ -338,11 +359,13 @@ class Audit:
         self.announced = min(self.announced, version)
         self.report.committed.extend(range(self.version + 1, version + 1))  # it died between journal and announcement
         self.version = version
+        self.counted = {unit for made in range(1, version + 1) for unit in self.units[made]}
         self.disk.behind = False
 
 
-def units_wrong(header: Mapping[str, Any], counted: Sequence[int]) -> str:
-    version, units = header["version"], round_units(header["version"])
+def units_wrong(header: Mapping[str, Any], counted: Sequence[int], *, number: int) -> str:
+    """`number`: of the round that the units should be of."""
+    version, units = header["version"], round_units(number)
     if tuple(header["units"]) != units:
         return f"I6: version {version} is made of units {header['units']}"
     if sorted([*counted, *header["skipped"]]) != list(units):
@@ -353,9 +376,3 @@ def units_wrong(header: Mapping[str, Any], counted: Sequence[int]) -> str:
 def skipped_without_reason(skipped: Sequence[int], bad_answers: Mapping[int, int]) -> str:
     innocent = [unit for unit in skipped if bad_answers.get(unit, 0) < 2]
     return f"I1: units {innocent} are skipped, and did not fail twice" if innocent else ""
-
-
-def sum_wrong(weights: Weights, counted: Sequence[int]) -> str:
-    if any(part["base"] != weights.theta for part in weights.merged):
-        return "I3: a contribution to the sum was computed from other weights"
-    return "" if weights.total == gradient(counted, weights.theta) else "I1: the sum is not that of the units counted"

@@ -18,7 +18,7 @@ import grpc
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Goodbye, Progress, Refused, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import Goodbye, Progress, Refused, Stop, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity
@@ -230,8 +230,7 @@ class GrpcLink:
     def farewell(self) -> Stop | None:
         """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""
         self._reader.join(timeout=FAREWELL_SECONDS)
-        self._drain()
-        return next((event for event in self._waiting if isinstance(event, Stop)), None)
+        return self._inbox.farewell()
 
     def close(self) -> None:
         self._outgoing.put(None)

@@ -45,7 +45,7 @@ HANDSHAKE_SECONDS = ENROL_SECONDS = 5.0
 END_SECONDS = 1.0
 """A session that is over may say so for this long, then its call is cut off, whether or not the peer reads."""
 KEPT_VERSIONS = 2
-"""A worker may still be reading the version before the newest one."""
+"""A worker may still be reading the version before the newest one, or the last one that it was told of."""
 KEPT_UPLOADS = 4
 """Memory of so many contributions is kept for the next round; more workers than that pay for fresh memory."""
 STOP_SECONDS = PING_SECONDS = 5.0  # workers ask every 10 s whether the connection lives; more often is abuse
@@ -71,6 +71,7 @@ class _Session:
     outbox: "queue.SimpleQueue[pb.ToWorker | None]" = field(default_factory=queue.SimpleQueue)
     uploads: wire.Uploads = field(default_factory=wire.Uploads)
     reason: str = "the connection ended"
+    version: str = ""
     joined: bool = False
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
     uploading: bool = False
@@ -149,7 +150,8 @@ class CrewDesk:
             if name not in self._versions:
                 assert isinstance(message.parameters, Mapping)
                 with self._lock:  # the oldest goes first: its memory can hold the new one
-                    for old in list(self._versions)[: 1 - KEPT_VERSIONS]:
+                    read = {session.version for session in self._sessions.values()}
+                    for old in [old for old in list(self._versions)[: 1 - KEPT_VERSIONS] if old not in read]:
                         del self._versions[old]
                 packed = self._parameters.pack(message.parameters, memory=self._version_memory)
                 with self._lock:
@@ -159,6 +161,7 @@ class CrewDesk:
         if session is not None and isinstance(message, Stop):
             self._end(session, message)
         elif session is not None:
+            session.version = name or session.version
             session.outbox.put(wire.to_worker(message, parameters=name))
 
     def adopt_invites(self, invites: Mapping[bytes, int]) -> None:

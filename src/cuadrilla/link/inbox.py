@@ -33,6 +33,11 @@ class Inbox:
         self._drain()
         return any(isinstance(event, Stop | LinkError) for event in self._waiting)
 
+    def farewell(self) -> Stop | None:
+        """The Stop among what was not read, if there is one."""
+        self._drain()
+        return next((event for event in self._waiting if isinstance(event, Stop)), None)
+
     def _drain(self) -> None:
         while not self._incoming.empty():
             self._waiting.append(self._incoming.get())

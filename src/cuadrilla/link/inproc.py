@@ -5,19 +5,24 @@ resulting messages lie in the workers' queues, so one worker alone needs no seco
 """
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Stop, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 
 Receive = Callable[[str, ToCoordinator], None]
 
 
 class Desk:
-    """Connects workers of this process to a coordinator: `receive(worker, message)` is called in their threads."""
+    """Connects workers of this process to a coordinator: `receive(worker, message)` is called in their threads.
 
-    def __init__(self, receive: Receive) -> None:
+    `copies`: a version's tensors are copied now, because they may change before the worker has read them.
+    """
+
+    def __init__(self, receive: Receive, *, copies: bool = False) -> None:
         self._receive = receive
+        self._copies = copies
         self._outboxes: dict[str, queue.SimpleQueue[ToWorker]] = {}
 
     def connect(self, worker: str) -> "InProcLink":
@@ -30,10 +35,17 @@ class Desk:
         """Put a message into a worker's queue; a worker that has gone gets nothing."""
         outbox = self._outboxes.get(worker)
         if outbox is not None:
+            if self._copies and isinstance(message, Version):
+                message = replace(message, parameters=_copied(message.parameters))
             outbox.put(message)
 
     def _disconnect(self, worker: str) -> None:
         self._outboxes.pop(worker, None)
+
+
+def _copied(tensors: TensorRef) -> Tensors:
+    assert isinstance(tensors, Mapping)
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 class InProcLink:

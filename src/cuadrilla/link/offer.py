@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Link
+from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.wire import CHUNK_BYTES, Layout
 from cuadrilla.rundir import fsync_folder, storage_errors
 
@@ -42,6 +42,9 @@ class Session(Link, Protocol):
     @property
     def heard_at(self) -> float:
         """When the coordinator last said something, in monotonic seconds; 0 for never."""
+
+    def farewell(self) -> Stop | None:
+        """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""
 
 
 class RunConnection(Protocol):

@@ -15,7 +15,7 @@ unit that fails twice is skipped as bad data; a member whose failures others cou
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from cuadrilla.plan.share import Pace, finish_seconds, share_units
 from cuadrilla.sync.events import (
@@ -58,6 +58,8 @@ class Rules:
     first one would get the whole round, however slow it is."""
     gather_seconds: float = 15.0
     same_environment: bool = False
+    staleness: int = 0
+    """See `sync/server.py`."""
     lost_after_seconds: float | None = None
     hung_after_seconds: float | None = None
     hung_after_leases: float = 3.0
@@ -147,7 +149,7 @@ class Coordinator:
         }
 
     @classmethod
-    def restore(cls, state: Mapping[str, Any], *, rules: Rules) -> "Coordinator":
+    def restore(cls, state: Mapping[str, Any], *, rules: Rules) -> Self:
         ledger = Ledger.restore(state["ledger"])
         return cls(rules=rules, version=state["version"], tokens=state["tokens"], ledger=ledger)
 
@@ -162,7 +164,10 @@ class Coordinator:
                 reason = f"strict mode needs equal machines; different here: {', '.join(different[:3])}"
                 return [*actions, Evict(worker=event.worker, reason=reason, refused=True)]
         self.members[event.worker] = Member(hint=event.speed_hint, heard_at=now, progress_at=now)
-        return [*actions, SendVersion(worker=event.worker, version=self.version), *self._deal()]
+        return [*actions, *self._welcome(event.worker), *self._deal()]
+
+    def _welcome(self, worker: str) -> list[Action]:
+        return [SendVersion(worker=worker, version=self.version)]
 
     def _remove(self, worker: str) -> list[Action]:
         self.departed += not self.gathered
@@ -225,12 +230,12 @@ class Coordinator:
         return actions
 
     def _grant(self, worker: str, count: int, *, exclude: Iterable[int] = ()) -> list[Action]:
-        grant = self.ledger.grant(worker, count, exclude=exclude)
+        grant = self.ledger.grant(worker, count, version=self.version, exclude=exclude)
         if grant is None:
             return []
         member = self.members[worker]
         member.granted_at = member.progress_at = self.now  # it may have been idle for long: hanging begins with work
-        return [SendLease(grant=grant, version=self.version)]
+        return [SendLease(grant=grant)]
 
     def _has_gathered(self) -> bool:
         if not self.gathered and self.members:
@@ -307,8 +312,9 @@ class Coordinator:
                 self.skipped.add(unit)
 
     def _close_round(self) -> list[Action]:
-        if self.ledger.outstanding or self.merging is not None:
-            return []
+        return [] if self.ledger.outstanding or self.merging is not None else [self._merge()]
+
+    def _merge(self, *, staleness: int | None = None) -> Merge:
         ordered = sorted(self.answers.values(), key=lambda item: item[1].units[0])
         units = tuple(sorted({unit for _, grant in ordered for unit in grant.units} | self.skipped))
         self.merging = Merge(
@@ -317,27 +323,32 @@ class Coordinator:
             units=units,
             skipped=tuple(sorted(self.skipped)),
             tokens_before=self.tokens,
+            staleness=staleness,
         )
-        return [self.merging]
+        return self.merging
 
     def _after_merge(self, event: Merged) -> list[Action]:
         merge, self.merging = self.merging, None
         assert merge is not None, "Merged without a Merge"
         if event.bad_leases:
             return self._recompute(event.bad_leases)
-        actions: list[Action] = list(self._strike())
+        actions: list[Action] = list(self._strike(merge))
         self.version = merge.version
         self.tokens += sum(answer.tokens for answer in merge.answers)
         actions.append(Commit(merge=merge, tokens=self.tokens))
         self.answers.clear()
-        self.failures.clear()
         self.skipped.clear()
+        for unit in merge.units:
+            self.failures.pop(unit, None)
         if self.version >= self.rules.num_versions:
             self.finished = True
             return [*actions, Finish(reason="the run is complete", complete=True)]
+        return [*actions, *self._next_round(event), *self._deal()]
+
+    def _next_round(self, event: Merged) -> list[Action]:
+        del event
         self.ledger.open_units(self.rules.units_per_round)
-        actions.extend(SendVersion(worker=worker, version=self.version) for worker in self.members)
-        return [*actions, *self._deal()]
+        return [SendVersion(worker=worker, version=self.version) for worker in self.members]
 
     def _recompute(self, bad_leases: tuple[int, ...]) -> list[Action]:
         actions: list[Action] = []
@@ -347,10 +358,10 @@ class Coordinator:
             actions.append(Discard(lease_id=lease_id))
         return [*actions, *self._deal(), *self._close_round()]
 
-    def _strike(self) -> list[Action]:
+    def _strike(self, merge: Merge) -> list[Action]:
         """A member failed units that others could compute: at the second such round it is evicted."""
-        blameless = {worker for unit in self.skipped for worker in self.failures.get(unit, ())}
-        guilty = {worker for failed in self.failures.values() for worker in failed} - blameless
+        blameless = {worker for unit in merge.skipped for worker in self.failures.get(unit, ())}
+        guilty = {worker for unit in merge.units for worker in self.failures.get(unit, ())} - blameless
         actions: list[Action] = []
         for worker in sorted(guilty & self.members.keys()):
             self.members[worker].strikes += 1

@@ -42,9 +42,13 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """What became of a `Merge`: committed, or refused because of these leases' contributions."""
+    """What became of a `Merge`: committed, or refused because of these leases' contributions.
+
+    `rolled_back`: it was committed with the weights of the last checkpoint.
+    """
 
     bad_leases: tuple[int, ...] = ()
+    rolled_back: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +70,21 @@ class SendVersion:
 @dataclass(frozen=True, kw_only=True)
 class SendLease:
     grant: Grant
-    version: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """Make `version` from these answers, in this order; the units of the round are `units` less `skipped`."""
+    """Make `version` from these answers, in this order; the units of the round are `units` less `skipped`.
+
+    `staleness`: versions committed since the answer's lease was granted; None where a round waits for everyone.
+    """
 
     version: int
     answers: tuple[Answered, ...]
     units: tuple[int, ...]
     skipped: tuple[int, ...]
     tokens_before: int
+    staleness: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,16 +9,19 @@ not yet counted below the last counted one. Invariants (I1 of the fault tests): 
 never leased twice at the same time; an answer to a lease that was released is refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
+    """`version`: of the weights that the units are computed from."""
+
     lease_id: int
     worker: str
     units: tuple[int, ...]
+    version: int = 0
 
 
 @dataclass(kw_only=True)
@@ -35,12 +38,12 @@ class Ledger:
         self.free.update(range(self.opened, self.opened + count))
         self.opened += count
 
-    def grant(self, worker: str, count: int, *, exclude: Iterable[int] = ()) -> Grant | None:
+    def grant(self, worker: str, count: int, *, version: int = 0, exclude: Iterable[int] = ()) -> Grant | None:
         """Lease the first `count` free units to a worker, none of `exclude`; None if there is none."""
         units = tuple(sorted(self.free.difference(exclude))[:count])
         if not units:
             return None
-        lease = Grant(lease_id=self.next_lease_id, worker=worker, units=units)
+        lease = Grant(lease_id=self.next_lease_id, worker=worker, units=units, version=version)
         self.next_lease_id += 1
         self.free.difference_update(units)
         self.leases[lease.lease_id] = lease
@@ -79,6 +82,14 @@ class Ledger:
         held = {unit for lease in self.leases.values() for unit in lease.units}
         return {"opened": self.opened, "next_lease_id": self.next_lease_id, "free": sorted(self.free | held)}
 
+    @staticmethod
+    def redone(state: Mapping[str, Any], units: Iterable[int]) -> dict[str, Any]:
+        """The snapshot that follows `state` when a version of these units was committed."""
+        units = set(units)
+        opened = max(state["opened"], max(units) + 1)
+        free = {*state["free"], *range(state["opened"], opened)} - units
+        return {"opened": opened, "next_lease_id": state["next_lease_id"], "free": sorted(free)}
+
     @classmethod
-    def restore(cls, state: dict[str, Any]) -> "Ledger":
+    def restore(cls, state: Mapping[str, Any]) -> "Ledger":
         return cls(opened=state["opened"], next_lease_id=state["next_lease_id"], free=set(state["free"]))

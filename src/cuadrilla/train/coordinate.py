@@ -124,6 +124,7 @@ class Coordination:
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         """Like `receive`, for doors to other processes: what makes the run fail is in `failure`."""
         with self._lock, self._failing_together(raises=False):
+            self._stop_if_asked()  # not only at the next tick: another step may be made until then
             self._handle(self._as_event(worker, message))
 
     def heard(self, worker: str, passes: int) -> None:
@@ -217,7 +218,7 @@ class Coordination:
     def _lease(self, action: events.SendLease) -> Lease:
         return Lease(
             lease_id=action.grant.lease_id,
-            version=action.version,
+            version=action.grant.version,
             units=action.grant.units,
             planned_tokens=self._length.round_tokens,
         )
@@ -228,6 +229,8 @@ class Coordination:
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
         loss = sum(item.loss for item in contributions) / max(tokens - action.tokens_before, 1)
         self._row = {"tokens": tokens, "loss": loss, "workers": len({answer.worker for answer in action.answers})}
+        if action.staleness is not None:
+            self._row["staleness"] = action.staleness
         if tokens == action.tokens_before:  # nothing to learn from: every unit was skipped, or holds no token
             self._row["loss"] = float("nan")
             nothing = float("nan")
@@ -243,7 +246,7 @@ class Coordination:
             self._row["grad_norm"] = reduced.norm
             verdict = self._guard.judge(loss=loss, norm=reduced.norm)
         self._apply(action, verdict=verdict, tokens=tokens)
-        self._handle(events.Merged())
+        self._handle(events.Merged(rolled_back=verdict is Verdict.ROLL_BACK))
 
     def _compute_again(self, action: events.Merge, bad: Sequence[int], what: str) -> bool:
         """Send the units of contributions that cannot be right to others; False if there are none."""

@@ -1,4 +1,5 @@
-"""Optimizers behind one small interface: Muon for the matrices inside the model, fused AdamW for the rest.
+"""Optimizers behind one small interface: Muon for the matrices inside the model, fused AdamW for the rest; or AdamW
+or delayed Nesterov for everything.
 
 Muon: https://kellerjordan.github.io/posts/muon/, here `torch.optim.Muon`. That one orthogonalises in bf16, which makes
 2^-8 of a gradient's last fp32 bit; where the passes are fp32, `MuonInFp32` keeps the update in fp32 too. State travels
@@ -12,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.config import AdamWSection, MuonSection
+from cuadrilla.config import AdamWSection, MuonSection, NesterovSection
 from cuadrilla.errors import CheckpointError
 
 Parameters = Mapping[str, nn.Parameter]
+OptimSection = MuonSection | AdamWSection | NesterovSection
 
 
 class Optimizers:
@@ -108,8 +110,48 @@ def orthogonalised(
     return wide.T if matrix.size(0) > matrix.size(1) else wide
 
 
+class DelayedNesterov(torch.optim.Optimizer):
+    """Nesterov momentum that is updated at every N-th step only (arXiv 2401.09135, algorithm 3 with c = 0).
+
+        each step:        θ ← θ − η g / N,  Δ ← Δ + g
+        at every N-th:    m ← β m + Δ / N,  θ ← θ − η β m as well,  Δ ← 0
+
+    N = 1 is torch.optim.SGD(nesterov=True), weight decay included.
+    """
+
+    def __init__(self, params: Any, *, lr: float, momentum: float, delay: int = 1, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "delay": delay, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
+                    update = self._update(self.state[parameter], gradient, beta=group["momentum"], delay=group["delay"])
+                    parameter.sub_(update, alpha=group["lr"])
+
+    @staticmethod
+    def _update(state: dict[str, Any], gradient: Tensor, *, beta: float, delay: int) -> Tensor:
+        if not state:
+            state["step"] = torch.zeros(())
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+            if delay > 1:
+                state["gradient_sum"] = torch.zeros_like(gradient)
+        state["step"] += 1
+        total = state["gradient_sum"].add_(gradient) if delay > 1 else gradient
+        update = gradient / delay
+        if int(state["step"]) % delay == 0:
+            state["momentum_buffer"].mul_(beta).add_(total / delay)
+            update.add_(state["momentum_buffer"], alpha=beta)
+            if delay > 1:
+                total.zero_()
+        return update
+
+
 def make_optimizer(
-    section: MuonSection | AdamWSection, *, is_matrix: Callable[[str, nn.Parameter], bool], dtype: torch.dtype
+    section: OptimSection, *, is_matrix: Callable[[str, nn.Parameter], bool], dtype: torch.dtype
 ) -> Callable[[Parameters], Optimizers]:
     """A factory for the section's optimizer. `is_matrix(name, parameter)`: Muon's part, if the section is Muon's.
 
@@ -121,6 +163,8 @@ def make_optimizer(
         match section:
             case AdamWSection():
                 return Optimizers([_adamw(list(params.values()), section, lr=section.lr)], names=names)
+            case NesterovSection():
+                return Optimizers([_nesterov(list(params.values()), section)], names=names)
             case MuonSection():
                 matrices = [p for name, p in params.items() if is_matrix(name, p)]
                 others = [p for name, p in params.items() if not is_matrix(name, p)]
@@ -140,14 +184,23 @@ def _muon(params: list[nn.Parameter], section: MuonSection, *, dtype: torch.dtyp
 
 
 def _adamw(params: list[nn.Parameter], section: MuonSection | AdamWSection, *, lr: float) -> torch.optim.Optimizer:
-    """Decay for matrices only; gains and biases have none."""
-    decayed = [p for p in params if p.ndim >= 2]
-    plain = [p for p in params if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     device = params[0].device.type
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        _groups(params, weight_decay=section.weight_decay),
         lr=lr,
         betas=(section.beta1, section.beta2),
         fused=device in ("cpu", "cuda", "mps", "xpu"),
     )
+
+
+def _nesterov(params: list[nn.Parameter], section: NesterovSection) -> torch.optim.Optimizer:
+    groups = _groups(params, weight_decay=section.weight_decay)
+    return DelayedNesterov(groups, lr=section.lr, momentum=section.momentum, delay=section.delay)
+
+
+def _groups(params: list[nn.Parameter], *, weight_decay: float) -> list[dict[str, Any]]:
+    """Decay for matrices only; gains and biases have none."""
+    decayed = [p for p in params if p.ndim >= 2]
+    plain = [p for p in params if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

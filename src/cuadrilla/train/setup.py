@@ -4,15 +4,15 @@ import math
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from cuadrilla.config import Config, FileTask, LanguageTask, TrainSection
-from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError
+from cuadrilla.config import Config, ExactSync, FileTask, LanguageTask, ServerSync, TrainSection
+from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.task import Task, load_task
@@ -21,6 +21,8 @@ from cuadrilla.runfile import differences, dump, read_run_config
 from cuadrilla.sync.coordinator import Coordinator, Rules
 from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.sync.outer import Outer
+from cuadrilla.sync.server import ServerCoordinator
+from cuadrilla.sync.statistics import batch_norms
 from cuadrilla.train.checkpoint import check_shapes, load_newest
 from cuadrilla.train.coordinate import Coordination, Length, model_tensors
 from cuadrilla.train.evaluate import Observer
@@ -38,8 +40,8 @@ HUNG_AFTER_SECONDS = 10.0
 FREE_ON_RESUME = ("checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device", "train.threads",
                   "train.compile", "train.pass_sequences", "data.folder")  # fmt: skip
 ALLOWED_ON_RESUME = ("optim.", "schedule.", "outer.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
-                     "train.precision")  # fmt: skip
-NEVER_ON_RESUME = ("optim.kind", "outer.every")  # they decide what the optimizer's state holds
+                     "train.precision", "sync.staleness")  # fmt: skip
+NEVER_ON_RESUME = ("optim.kind", "optim.delay", "outer.every")  # they decide what the optimizer's state holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,22 +105,12 @@ def assemble(
     length = measure_length(config.train, num_sequences=num_sequences, sequence_tokens=task.defaults.length)
     model = make_model(task, seed=config.run.seed).to(device)
     precision.apply(model)
-    _check_supported(config, precision)
+    _check_supported(config, model, precision)
     merge = make_merge(config, model, task=task, length=length, precision=precision)
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
     state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
-    rules = Rules(
-        units_per_round=length.units_per_round,
-        num_versions=length.num_versions,
-        same_environment=config.sync.strict,
-        lost_after_seconds=LOST_AFTER_SECONDS if config.engine.kind != "local" else None,
-        hung_after_seconds=HUNG_AFTER_SECONDS if config.engine.kind != "local" else None,
-        gather=len(config.engine.workers),
-    )
-    coordinator = Coordinator.restore(state, rules=rules) if state else Coordinator(rules=rules)
-    # An answer to a lease of an earlier process must never fit one of this process.
-    coordinator.ledger.next_lease_id = 1 + secrets.randbits(48)
+    coordinator = make_coordinator(config, state, length=length)
     observer = Observer(
         task=task,
         model=model,
@@ -151,6 +143,27 @@ def assemble(
         store=store,
         resumed_at=coordinator.version,
     )
+
+
+def make_coordinator(config: Config, state: Mapping[str, Any] | None, *, length: Length) -> Coordinator:
+    """The state machine of the run's strategy, as it was in `state` if there is one."""
+    rules = Rules(
+        units_per_round=length.units_per_round,
+        num_versions=length.num_versions,
+        same_environment=config.sync.strict,
+        lost_after_seconds=LOST_AFTER_SECONDS if config.engine.kind != "local" else None,
+        hung_after_seconds=HUNG_AFTER_SECONDS if config.engine.kind != "local" else None,
+    )
+    kind: type[Coordinator]
+    match config.sync:
+        case ExactSync():
+            kind, rules = Coordinator, replace(rules, gather=len(config.engine.workers))
+        case ServerSync(staleness=staleness):
+            kind, rules = ServerCoordinator, replace(rules, staleness=staleness)
+    coordinator = kind.restore(state, rules=rules) if state else kind(rules=rules)
+    # An answer to a lease of an earlier process must never fit one of this process.
+    coordinator.ledger.next_lease_id = 1 + secrets.randbits(48)
+    return coordinator
 
 
 def compile_blocks(model: nn.Module) -> None:
@@ -188,10 +201,16 @@ def has_several_workers(config: Config) -> bool:
     return config.engine.kind != "local" or len(config.engine.workers) > 1
 
 
-def _check_supported(config: Config, precision: Precision) -> None:
+def _check_supported(config: Config, model: nn.Module, precision: Precision) -> None:
     """Refuse what this version would compute wrongly, before anything is trained."""
     if config.sync.strict and precision.loss_scale != 1:
         raise ConfigError("strict mode and fp16 exclude each other", hint='set train.precision = "fp32"')
+    running = list(batch_norms(model))
+    if running and has_several_workers(config) and config.sync.kind == "server":
+        raise TaskError(
+            f"{running[0]} keeps running statistics, which asynchronous workers do not share",
+            hint='use one worker, sync.kind = "exact", or a normalisation without them (LayerNorm, GroupNorm)',
+        )
 
 
 def make_store(config: Config, run: RunDir, *, merge: ExactMerge, model: nn.Module, task: Task) -> Store:

@@ -21,6 +21,7 @@ from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import CheckpointError, ConfigError, ResourceError
 from cuadrilla.rundir import RunDir, storage_errors, write_json
 from cuadrilla.sync.exact import ExactMerge
+from cuadrilla.sync.ledger import Ledger
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.journal import Journal, Record, has_segment, read_segment
@@ -111,7 +112,7 @@ class Store:
             state = {
                 "version": record.version,
                 "tokens": record.header["tokens"],
-                "ledger": {"opened": max(record.header["units"]) + 1, "next_lease_id": 1, "free": []},
+                "ledger": Ledger.redone(state["ledger"], record.header["units"]),
             }
             redone += 1
         if redone:

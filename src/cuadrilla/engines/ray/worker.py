@@ -27,7 +27,7 @@ from cuadrilla.errors import CuadrillaError
 from cuadrilla.home import Home
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Progress, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Progress, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.offer import OfferedFile, RunConnection, RunDescription, keep_file
 from cuadrilla.link.shaped import parse_shape
@@ -201,6 +201,9 @@ class RayLink:
 
     def stopped(self) -> bool:
         return self._mail.inbox.stopped()
+
+    def farewell(self) -> Stop | None:
+        return self._mail.inbox.farewell()
 
     def upload(self, tensors: Tensors) -> TensorRef:
         """Returns when the coordinator has the tensors: only then is it known how long they travel."""

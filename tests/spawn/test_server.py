@@ -1,0 +1,43 @@
+"""The asynchronous strategy in real processes: a practice crew, what is said about it, and what it cannot prove."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from cuadrilla.rundir import last_rows
+from tests.commands import make_run, train
+
+SERVER = ("--set", "sync.kind=server")
+NOTE = "momentum of stale gradients"
+
+
+def test_a_practice_crew_trains_asynchronously(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "cuadrilla ñ", steps=120)
+    done = train(run, *SERVER, "--set", "sync.staleness=1", "--practice", "1.0,0.5,0.25")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "sync       server: a step for each answer, staleness at most 1" in done.stderr
+    assert "sync.staleness = 1 lets 2 workers work at a time" in done.stderr
+    assert done.stderr.count(NOTE) == 1
+    rows = last_rows(run.metrics)
+    assert [row["version"] for row in rows] == list(range(1, 121))
+    assert max(row["staleness"] for row in rows) <= 1
+
+
+def test_alone_or_with_delayed_momentum_there_is_nothing_to_note(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "alone", steps=3)
+    assert NOTE not in train(run, *SERVER).stderr
+    delayed = ("--set", "optim.kind=nesterov", "--set", "optim.delay=2", "--set", "engine.workers=[1.0,1.0]")
+    other = make_run(tmp_path / "delayed", steps=3)
+    done = train(other, *SERVER, *delayed)
+    assert done.returncode == 0, done.stderr
+    assert NOTE not in done.stderr
+
+
+def test_it_is_nothing_to_prove(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=3)
+    command = [sys.executable, "-m", "cuadrilla", "prove", str(run.run_file), *SERVER, "--crew", "1.0,0.5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "does not promise" in done.stderr
+    assert "strict" not in done.stderr
