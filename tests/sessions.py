@@ -42,6 +42,10 @@ class Script:
     def close(self) -> None: ...
 
 
+def worker_half(model: nn.Module, *, strict: bool = False) -> ExactWorker:
+    return ExactWorker(dict(model.named_parameters()), strict=strict)
+
+
 def answer(
     lease: Lease,
     *,

@@ -27,11 +27,11 @@ from cuadrilla.link.base import Contribute, Hello, Lease, Version
 from cuadrilla.link.inproc import Desk
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import load_dumped
-from cuadrilla.sync.exact import Contribution, ExactMerge, ExactWorker
+from cuadrilla.sync.exact import Contribution, ExactMerge
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision, choose_device
 from tests.runs import execute, final_sha256, metrics, prepare, workers
-from tests.sessions import FP32, answer
+from tests.sessions import FP32, answer, worker_half
 from tests.tasks import NUM_EXAMPLES, Examples, RaggedRegression
 
 NUM_UNITS, UNIT = 6, 4
@@ -143,8 +143,7 @@ def work(
     weights: Mapping[str, Tensor],
     precision: Precision,
 ) -> Contribute:
-    sync = ExactWorker(dict(model.named_parameters()), strict=False)
-    section = TrainSection(unit_sequences=UNIT)
+    sync, section = worker_half(model), TrainSection(unit_sequences=UNIT)
     return answer(
         lease(*units), task=task, model=model, sync=sync, weights=weights, section=section, precision=precision
     )

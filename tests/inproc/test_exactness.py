@@ -27,7 +27,7 @@ from cuadrilla.sync.ledger import Grant
 from cuadrilla.train.metrics import Scalars
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.setup import assemble, make_task
-from tests.sessions import answer
+from tests.sessions import answer, worker_half
 
 LENGTH, FEATURES, UNIT = 5, 6, 2
 RELATIVE = 1e-6
@@ -132,7 +132,7 @@ class Crew:
         if worker in self.machine.members:
             self.lose(worker)
         self.models[worker] = model = self.task.model()
-        self.syncs[worker] = ExactWorker(dict(model.named_parameters()), strict=self.strict)
+        self.syncs[worker] = worker_half(model, strict=self.strict)
         self.passes[worker] = pass_sequences
         self.send(events.Joined(worker=worker, speed_hint=speed))
 
@@ -306,4 +306,6 @@ def test_the_loss_curve_of_unequal_workers_is_that_of_one(tmp_path: Path, storie
     assert crew.most_workers == 3
     assert len(crew.losses) == STEPS
     assert one.losses[-1] < one.losses[0] - 1.5  # it learned
-    assert max(abs(a - b) for a, b in zip(crew.losses, one.losses, strict=True)) <= 1e-3
+    largest = max(abs(a - b) for a, b in zip(crew.losses, one.losses, strict=True))
+    print(f"{optimizer}: largest difference of a step's loss {largest:.2g}")  # pytest -rP shows it
+    assert largest <= 1e-3
