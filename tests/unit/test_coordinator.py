@@ -32,6 +32,17 @@ def test_shares_follow_speed() -> None:
     assert len(crew.of("slow").units) == 3
 
 
+def test_shares_follow_what_was_measured_not_what_is_claimed() -> None:
+    """Everyone got the same batch, and no speed was ever measured."""
+    crew = Crew(c.Coordinator(rules=rules(units_per_round=12, num_versions=100, gather=3)))
+    for name in "abc":
+        crew.join(name)
+    assert {len(crew.of(name).units) for name in "abc"} == {4}
+    for _ in range(4):
+        crew.round(a=0.1, b=0.2, c=0.6)
+    assert [len(crew.of(name).units) for name in "abc"] == [8, 3, 1]  # 7.2, 3.6 and 1.2 would end together
+
+
 def test_one_slow_first_answer_does_not_exclude_a_member() -> None:
     crew = Crew(c.Coordinator(rules=rules(num_versions=100)))
     crew.join("a")

@@ -1,0 +1,312 @@
+"""Exactness of whatever can happen: any split, raggedness and order of answers; and of a long training."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from cuadrilla.config import AdamWSection, TrainSection
+from cuadrilla.data.prepare import Options
+from cuadrilla.data.prepare import prepare as prepare_data
+from cuadrilla.engines.local import run_local
+from cuadrilla.link.base import Lease
+from cuadrilla.model.task import TaskDefaults
+from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import resolve
+from cuadrilla.sync import events
+from cuadrilla.sync.coordinator import Coordinator, Rules
+from cuadrilla.sync.exact import Contribution, ExactMerge, ExactWorker
+from cuadrilla.sync.ledger import Grant
+from cuadrilla.train.metrics import Scalars
+from cuadrilla.train.optim import make_optimizer
+from cuadrilla.train.setup import assemble, make_task
+from tests.sessions import answer, worker_half
+
+LENGTH, FEATURES, UNIT = 5, 6, 2
+RELATIVE = 1e-6
+
+
+# -- any split, any raggedness, any order ------------------------------------------------------------------------------
+
+
+class RaggedSequences:
+    """A regression on sequences of `lengths` 0 to LENGTH, padded; the loss counts what is no padding.
+
+    The targets lie on one side of what a new model says, so that gradients never cancel: 1e-6 of one means something.
+    """
+
+    defaults = TaskDefaults(length=LENGTH)
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(FEATURES, 16), nn.GELU(), nn.Linear(16, 1))
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        counts = torch.arange(LENGTH) < batch["length"][:, None]
+        difference = model(batch["x"]).squeeze(-1) - batch["y"]
+        return (difference.square() * counts).sum(), int(counts.sum())
+
+    def data(self, split: Literal["train", "val"]) -> "RaggedSequences":
+        return self
+
+    def data_hash(self) -> str:
+        return "ragged"
+
+    def evaluate(self, model: nn.Module, batches: object) -> dict[str, float]:
+        return {}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Mapping[str, np.ndarray]:
+        x = np.random.default_rng(index).standard_normal((LENGTH, FEATURES)).astype(np.float32)
+        return {"x": x, "y": np.sin(x.sum(1)) + 3, "length": np.array(self.lengths[index])}
+
+
+class Crew:
+    """The product's coordinator, merge and workers; what happens when is the caller's choice."""
+
+    def __init__(self, task: RaggedSequences, *, rules: Rules, strict: bool) -> None:
+        self.task = task
+        self.strict = strict
+        self.planned_tokens = rules.units_per_round * UNIT * LENGTH
+        model = task.model()
+        self.params = dict(model.named_parameters())
+        self.merge = ExactMerge(
+            model,
+            make_optimizer=make_optimizer(AdamWSection(kind="adamw"), is_matrix=is_matrix, dtype=torch.float32),
+            lr_factor=lambda tokens: 1.0,
+            clip_norm=1.0,
+            strict=strict,
+        )
+        self.machine = Coordinator(rules=rules)
+        self.models: dict[str, nn.Module] = {}
+        self.syncs: dict[str, ExactWorker] = {}
+        self.passes: dict[str, int] = {}
+        self.leases: dict[int, Lease] = {}
+        self.late: dict[int, Lease] = {}
+        self.workers: dict[int, str] = {}
+        self.contributions: dict[int, Contribution] = {}
+        self.gradients: list[Tensor] = []
+        self.weights: list[Tensor] = []
+        self.do(self.machine.start())
+
+    def do(self, actions: list[events.Action]) -> None:
+        for action in actions:
+            match action:
+                case events.SendLease(grant=grant):
+                    self.workers[grant.lease_id] = grant.worker
+                    self.leases[grant.lease_id] = self.lease(grant, version=action.version)
+                case events.Merge():
+                    self.merge_round(action)
+                case events.Discard():
+                    del self.contributions[action.lease_id]
+                case events.Evict():
+                    raise AssertionError(action.reason)
+
+    def lease(self, grant: Grant, *, version: int) -> Lease:
+        return Lease(lease_id=grant.lease_id, version=version, units=grant.units, planned_tokens=self.planned_tokens)
+
+    def merge_round(self, action: events.Merge) -> None:
+        contributions = [self.contributions.pop(item.lease_id) for item in action.answers]
+        if any(item.tokens for item in contributions):
+            reduced = self.merge.reduce(contributions, planned_tokens=self.planned_tokens)
+            self.gradients.append(flat(self.merge.gradients()))
+            self.merge.step(norm=reduced.norm, tokens=0, version=action.version)
+        self.weights.append(flat(self.params))
+        self.send(events.Merged())
+
+    def send(self, event: events.Event) -> None:
+        self.do(self.machine.handle(event, 0.0))
+
+    def join(self, worker: str, *, speed: float, pass_sequences: int) -> None:
+        if worker in self.machine.members:
+            self.lose(worker)
+        self.models[worker] = model = self.task.model()
+        self.syncs[worker] = worker_half(model, strict=self.strict)
+        self.passes[worker] = pass_sequences
+        self.send(events.Joined(worker=worker, speed_hint=speed))
+
+    def lose(self, worker: str) -> None:
+        """What it has in hand comes too late."""
+        for lease_id in [lease_id for lease_id in self.leases if self.workers[lease_id] == worker]:
+            self.late[lease_id] = self.leases.pop(lease_id)
+        self.send(events.Left(worker=worker, reason="test"))
+
+    def answer(self, lease_id: int, *, seconds: float) -> None:
+        """The worker computes its lease from the newest weights and hands it in; a late one too, with its own."""
+        worker = self.workers[lease_id]
+        lease = self.leases.pop(lease_id, None) or self.late.pop(lease_id)
+        said = answer(
+            lease,
+            task=self.task,
+            model=self.models[worker],
+            sync=self.syncs[worker],
+            weights=self.params,
+            section=TrainSection(unit_sequences=UNIT, pass_sequences=self.passes[worker]),
+        )
+        assert isinstance(said.tensors, Mapping)
+        self.contributions[lease_id] = Contribution(tensors=said.tensors, tokens=said.tokens, loss=said.loss_sum)
+        self.send(
+            events.Answered(
+                worker=worker,
+                lease_id=lease_id,
+                tokens=said.tokens,
+                loss_sum=said.loss_sum,
+                seconds=seconds,
+                valid=True,
+            )
+        )
+
+
+def is_matrix(_name: str, _parameter: nn.Parameter) -> bool:
+    return False
+
+
+def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().flatten().clone() for tensor in tensors.values()])
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+SPEEDS = st.sampled_from([0.1, 0.25, 0.5, 1.0, 3.0])
+PASSES = st.sampled_from([0, 1, 3, 4])  # sequences; 0 is the whole lease at once
+HAPPENINGS = st.tuples(st.sampled_from(["answer"] * 6 + ["late", "join", "leave"]), st.integers(0, 999), SPEEDS)
+
+
+def play(crew: Crew, members: list[tuple[float, int]], happenings: list[tuple[str, int, float]]) -> None:
+    """Everybody joins; then what is to happen happens; then all that is left to do is done in order."""
+    for index, (speed, pass_sequences) in enumerate(members):
+        crew.join(f"worker-{index}", speed=speed, pass_sequences=pass_sequences)
+    for what, number, speed in happenings:
+        if crew.machine.finished:
+            return
+        worker = f"worker-{number % len(members)}"
+        if what == "answer" and crew.leases:
+            crew.answer(sorted(crew.leases)[number % len(crew.leases)], seconds=1 / speed)
+        elif what == "late" and crew.late:
+            crew.answer(sorted(crew.late)[number % len(crew.late)], seconds=1 / speed)
+        elif what == "join":
+            crew.join(worker, speed=speed, pass_sequences=number % 5)
+        elif what == "leave":
+            crew.lose(worker)
+    if not crew.machine.members:
+        crew.join("worker-0", speed=1.0, pass_sequences=0)
+    while not crew.machine.finished:
+        crew.answer(min(crew.leases), seconds=1.0)
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["fp32", "strict"])
+@given(
+    lengths=st.lists(st.integers(0, LENGTH), min_size=1, max_size=40),
+    num_units=st.integers(1, 9),
+    members=st.lists(st.tuples(SPEEDS, PASSES), min_size=1, max_size=6),
+    happenings=st.lists(HAPPENINGS, max_size=30),
+)
+def test_any_split_raggedness_and_order_gives_the_result_of_one_worker(
+    strict: bool,
+    lengths: list[int],
+    num_units: int,
+    members: list[tuple[float, int]],
+    happenings: list[tuple[str, int, float]],
+) -> None:
+    """Workers of any speed join, leave, answer in any order and too late, with passes of any size."""
+    torch.set_num_threads(1)
+    task = RaggedSequences(lengths)
+    rules = Rules(units_per_round=num_units, num_versions=3)
+    one = Crew(task, rules=rules, strict=strict)
+    crew = Crew(task, rules=replace(rules, gather=len(members)), strict=strict)
+    play(one, [(1.0, 0)], [])
+    play(crew, members, happenings)
+    assert len(one.weights) == len(crew.weights) == 3
+    assert len(one.gradients) == len(crew.gradients)
+    for ours, theirs in zip(crew.gradients + crew.weights, one.gradients + one.weights, strict=True):
+        if strict:
+            assert torch.equal(ours, theirs)
+        else:
+            assert relative(ours, theirs) <= RELATIVE
+
+
+# -- a long training ---------------------------------------------------------------------------------------------------
+
+STEPS = 300
+RUN = """
+[data]
+folder = "{data}"
+[model]
+layers = 2
+heads = 2
+width = 32
+context = 32
+[train]
+steps = {steps}
+batch_sequences = 12
+unit_sequences = 1
+precision = "fp32"
+threads = 1
+device = "cpu"
+[optim]
+kind = "{optimizer}"
+[engine]
+workers = {workers}
+[checkpoint]
+every_seconds = 0
+journal = "off"
+[sample]
+tokens = 0
+[evaluate]
+every_tokens = 1_000_000_000
+sequences = 1
+"""
+
+
+class Curve:
+    """A sink that keeps the loss of each step, and how many workers took part."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.most_workers = 0
+
+    def log(self, _step: int, scalars: Scalars) -> None:
+        self.losses.append(float(scalars["loss"]))
+        self.most_workers = max(self.most_workers, int(scalars["workers"]))
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stories")
+    prepare_data(["cuentos:2000"], out=folder / "data", options=Options(vocab=512))
+    return folder / "data"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_loss_curve_of_unequal_workers_is_that_of_one(tmp_path: Path, stories: Path, optimizer: str) -> None:
+    """A GPT-2 on Spanish stories, fp32, 300 steps: the losses are at most 1e-3 apart at any step."""
+    curves = []
+    for name, workers in (("one", [1.0]), ("crew", [1.0, 0.7, 0.4])):
+        (tmp_path / name).mkdir()
+        config = resolve(RUN.format(data=stories, steps=STEPS, optimizer=optimizer, workers=workers), sets=()).config
+        curve, run = Curve(), RunDir(tmp_path / name)
+        run_local(assemble(config, run, task=make_task(config, run.path), sinks=[curve]))
+        curves.append(curve)
+    one, crew = curves
+    assert crew.most_workers == 3
+    assert len(crew.losses) == STEPS
+    assert one.losses[-1] < one.losses[0] - 1.5  # it learned
+    largest = max(abs(a - b) for a, b in zip(crew.losses, one.losses, strict=True))
+    print(f"{optimizer}: largest difference of a step's loss {largest:.2g}")  # pytest -rP shows it
+    assert largest <= 1e-3
