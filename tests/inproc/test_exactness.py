@@ -106,7 +106,7 @@ class Crew:
             match action:
                 case events.SendLease(grant=grant):
                     self.workers[grant.lease_id] = grant.worker
-                    self.leases[grant.lease_id] = self.lease(grant, version=action.version)
+                    self.leases[grant.lease_id] = self.lease(grant, version=grant.version)
                 case events.Merge():
                     self.merge_round(action)
                 case events.Discard():
