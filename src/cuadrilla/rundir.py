@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,6 +127,13 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write `value` with its schema number, atomically."""
     write_atomic(path, json.dumps({"schema": SCHEMA, **value}, indent=1, ensure_ascii=False) + "\n")
+
+
+def append_event(path: Path, kind: str, **fields: Any) -> None:
+    """One line in `events.jsonl`. Raises ResourceError."""
+    line = json.dumps({"time": time.time(), "event": kind, **fields}, ensure_ascii=False)
+    with storage_errors(path), open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

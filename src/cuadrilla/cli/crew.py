@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import sys
-import threading
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,8 +17,10 @@ import typer
 
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.train import report_outcome, train_run
 from cuadrilla.config import Config
+from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.log import set_up_logging, tear_down_logging
@@ -57,12 +58,13 @@ def up(
     def opened(door: "Door") -> None:
         write_json(
             home.open_file,
-            {"address": door.address, "key_hash": door.key_hash.hex(), "pid": os.getpid(), "run": str(folder.path)},
+            {"address": door.address, "key_hash": door.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder.path)},
         )
         say(f"crew       {door.address}; on another machine: cuadrilla join")
         _show_invite(home, uses=uses)
 
     try:
+        under_a_parent(folder)
         from cuadrilla.engines.crew import Opening
 
         outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=Opening(home=home, opened=opened))
@@ -278,7 +280,7 @@ def work(
     def prepare(_connection: "Connection", _description: "RunDescription") -> tuple[Config, Path]:
         return read_run_config(RunDir(folder)), folder  # the same machine: everything is there
 
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with(sys.stdin.fileno())  # a pipe that nobody writes to
     handler = set_up_logging(RunDir(folder).logs, worker=name)
     try:
         run_worker(
@@ -292,9 +294,3 @@ def work(
         )
     finally:
         tear_down_logging(handler)
-
-
-def _end_with_parent() -> None:
-    """Standard input is a pipe that nobody writes to: it ends when the coordinator's process does."""
-    sys.stdin.read()
-    os._exit(LinkError.exit_code)

@@ -10,6 +10,7 @@ import typer
 
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.config import Config, CrewEngine, LocalEngine
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.environment import read_environment
@@ -107,6 +108,8 @@ def train(
     """Train, or go on where a run stopped. Ctrl-C saves and stops; the same command resumes."""
     resolved = read_run_file(run, sets=[*(sets or []), *(practice_sets(practice) if practice else [])])
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
+    if isinstance(resolved.config.engine, CrewEngine):
+        under_a_parent(folder)
     report_outcome(train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at), folder)
 
 
