@@ -11,6 +11,7 @@ values the largest. `round_seconds` is an undisturbed round of the same run, whi
 import argparse
 import itertools
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -158,6 +159,7 @@ def main() -> None:
     report(
         "recovery",
         steps=len(versions),
+        load_average=os.getloadavg()[2],  # of the last quarter of an hour
         steps_lost=len(set(range(1, max(versions) + 1)) - set(versions)),
         round_seconds=rounds,
         faults={

@@ -108,13 +108,16 @@ def storage_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a whole file: it holds the old content or the new, never a part. Raises ResourceError."""
+def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
+    """Write a whole file: it holds the old content or the new, never a part. Raises ResourceError.
+
+    `private`: nobody else may read it, from the first byte on: a `chmod` afterwards would come too late.
+    """
     raw = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "xb" if private else "wb", opener=_open_private if private else None) as file:
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
@@ -122,6 +125,10 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             fsync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

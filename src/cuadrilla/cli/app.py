@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from cuadrilla import __version__
-from cuadrilla.cli import check, config, crew, data, env, model, train
+from cuadrilla.cli import check, config, crew, data, env, model, standby, train
 from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.output import options, report_error, say
@@ -62,6 +62,8 @@ app.command()(train.new)
 app.command()(train.train)
 app.command()(prove)
 for verb in (crew.up, crew.join, crew.invite, crew.nodes, crew.kick, crew.trust, crew.leave, crew.down):
+    app.command()(verb)
+for verb in (standby.standby, standby.promote):
     app.command()(verb)
 app.command(hidden=True)(crew.work)
 app.add_typer(check.app, name="check", help="Try out what training will need.")

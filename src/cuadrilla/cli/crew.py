@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import sys
+from dataclasses import replace
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,6 +44,10 @@ def up(
         typer.Option(metavar="ADDRESS[:PORT]", help="Where other machines reach this one (default: its LAN address)."),
     ] = "",
     uses: Uses = 1,
+    standby: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A node that may copy this crew's keys and run: `cuadrilla standby` there."),
+    ] = None,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
     ] = False,
@@ -67,7 +72,8 @@ def up(
         under_a_parent(folder)
         from cuadrilla.engines.crew import Opening
 
-        outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=Opening(home=home, opened=opened))
+        opening = Opening(home=home, opened=opened, standbys=frozenset(standby or []))
+        outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=opening)
     finally:
         home.open_file.unlink(missing_ok=True)
     report_outcome(outcome, folder)
@@ -127,7 +133,7 @@ def join(
     home = Home.of_user()
     crew = None if new or invite_file else find_crew(home, address)
     if crew is None:
-        crew = _enrol(home, _read_invite(invite_file), address=address, name=name or host_name())
+        crew = enrol(home, read_invite(invite_file), address=address, name=name or host_name())
     from cuadrilla.engines.bundle import fetch
     from cuadrilla.engines.worker import WorkerOptions, run_worker
     from cuadrilla.link.tls import load_node
@@ -140,7 +146,13 @@ def join(
 
     set_up_logging(None, worker=crew.name, verbose=options.debug)
     reason = run_worker(
-        WorkerOptions(address=crew.address, identity=load_node(crew.folder), prepare=prepare, threads=threads)
+        WorkerOptions(
+            address=crew.address,
+            identity=load_node(crew.folder),
+            prepare=prepare,
+            threads=threads,
+            moved=lambda address: home.remember(replace(crew, address=address)),
+        )
     )
     say(f"done       {reason}")
 
@@ -164,7 +176,7 @@ def find_crew(home: Home, address: str) -> Joined | None:
     return None
 
 
-def _read_invite(file: Path | None) -> str:
+def read_invite(file: Path | None) -> str:
     if file is not None:
         try:
             return file.read_text(encoding="utf-8", errors="replace")
@@ -175,7 +187,7 @@ def _read_invite(file: Path | None) -> str:
     return sys.stdin.read()
 
 
-def _enrol(home: Home, text: str, *, address: str, name: str) -> Joined:
+def enrol(home: Home, text: str, *, address: str, name: str) -> Joined:
     """Check who answers, then trade the invite for a certificate of this machine's own key. Raises LinkError."""
     from cuadrilla.link.grpc_client import Connection
     from cuadrilla.link.invite import Invite, check_node_name

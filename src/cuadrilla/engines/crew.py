@@ -27,6 +27,7 @@ from cuadrilla.engines.bundle import offer
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.link.grpc_server import CrewDesk
+from cuadrilla.link.grpc_standby import StandbyDesk
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, key_hash, node_request, open_coordinator, save_node
 from cuadrilla.link.wire import Layout
@@ -55,11 +56,12 @@ class Door:
 @dataclass(frozen=True, kw_only=True)
 class Opening:
     """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
-    long as the run. `opened` is called once workers can dial in.
+    long as the run. `opened` is called once workers can dial in. `standbys`: nodes that may copy keys and run.
     """
 
     home: Home | None = None
     opened: Callable[[Door], None] | None = None
+    standbys: frozenset[str] = frozenset()
 
 
 def run_crew(parts: Parts, run: RunDir, *, opening: Opening) -> Outcome:
@@ -101,6 +103,7 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
         offer=offer(parts.config, run.path),
         parameters=Layout.of(params),
         contribution=Layout.of(params, dtype=torch.int64 if parts.config.sync.strict else None),
+        standby=StandbyDesk(names=opening.standbys, keys=keys, run=run.path),
     )
     parts.coordination.open(desk.send)  # before anybody can dial in
     address = f"{engine.listen.rpartition(':')[0]}:{desk.serve(engine.listen)}"
