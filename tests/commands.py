@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from cuadrilla.rundir import RunDir, read_jsonl
 
 TASK = """
@@ -83,6 +85,12 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str] | No
         assert time.monotonic() < deadline, "waited in vain"
         assert process is None or process.poll() is None, f"ended early: {process.communicate()[1]}"
         time.sleep(0.005)
+
+
+def coordinator(crew: "subprocess.Popen[str]") -> psutil.Process:
+    """The process that coordinates: the only child of the one that was started."""
+    (child,) = psutil.Process(crew.pid).children()
+    return child
 
 
 def reached(run: RunDir, version: int) -> Callable[[], bool]:

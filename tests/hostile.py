@@ -22,6 +22,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import Contribute, Hello, Lease, ToCoordinator, Version
 from cuadrilla.link.grpc_client import SERVICE, Connection
 from cuadrilla.link.grpc_server import CrewDesk
+from cuadrilla.link.grpc_standby import StandbyDesk
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import SERVER_NAME, Identity, open_coordinator
@@ -60,7 +61,9 @@ class Heard:
 class Crew:
     """A desk that serves, its keys, and an honest worker `ana` that has joined."""
 
-    def __init__(self, folder: Path, *, contribution: wire.Layout = LAYOUT) -> None:
+    def __init__(
+        self, folder: Path, *, contribution: wire.Layout = LAYOUT, standbys: frozenset[str] = frozenset()
+    ) -> None:
         self.folder = folder
         self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
         self.nodes = AllowList(folder / "crew" / "nodes.json")
@@ -74,6 +77,7 @@ class Crew:
             offer=Offer(config="{}", files={"file.bin": (file, b"f" * 32)}),
             parameters=LAYOUT,
             contribution=contribution,
+            standby=StandbyDesk(names=standbys, keys=folder / "crew", run=folder / "run"),
         )
         self.port = self.desk.serve("127.0.0.1:0")
         self.address = f"127.0.0.1:{self.port}"

@@ -31,6 +31,14 @@ every_seconds = 0
 """
 
 
+def language_run(folder: Path, data: Path, *, steps: int) -> RunDir:
+    """A strict run of a small GPT-2 on prepared text."""
+    folder.mkdir()
+    (folder / "data").symlink_to(data)
+    (folder / "run.toml").write_text(LANGUAGE_RUN.format(steps=steps))
+    return RunDir(folder)
+
+
 class Machine:
     """`prefix` goes before every command: into a network namespace, for example."""
 
@@ -68,11 +76,9 @@ class Machine:
             process.communicate()
 
 
-def up(
-    machine: Machine, run: RunDir, port: int, *, workers: str = "[]", options: tuple[str, ...] = ()
-) -> "subprocess.Popen[str]":
+def up(machine: Machine, run: RunDir, port: int, *more: str, workers: str = "[]") -> "subprocess.Popen[str]":
     arguments = ("up", str(run.path), "--listen", f"{machine.address}:{port}", "--set", f"engine.workers={workers}")
-    process = machine.start(*arguments, *options)
+    process = machine.start(*arguments, *more)
     wait_for(lambda: Home(machine.home).open_file.exists(), process)
     return process
 

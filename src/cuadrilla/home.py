@@ -3,6 +3,7 @@
 CUADRILLA_HOME (or the system's place for a user's data)
   crew/            the crew this machine coordinates: keys, nodes.json, open.json while it runs, invites/
   joined/KEY/      a crew this machine has joined, by the hash of its coordinator's key: keys, crew.json
+  standby/KEY/     what makes this machine a standby of that crew: its coordinator's keys, a copy of its run
   cache/           what a run needs, fetched from a coordinator
   trusted.json     hashes of code that this machine's owner has approved
 """
@@ -81,6 +82,9 @@ class Home:
 
     def joined_folder(self, key_hash: bytes) -> Path:
         return self.path / "joined" / key_hash.hex()[:32]
+
+    def standby_folder(self, crew: Joined) -> Path:
+        return self.path / "standby" / crew.folder.name
 
     def joined(self) -> list[Joined]:
         """The crews this machine has joined, by address."""

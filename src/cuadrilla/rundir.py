@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,13 +108,16 @@ def storage_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a whole file: it holds the old content or the new, never a part. Raises ResourceError."""
+def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
+    """Write a whole file: it holds the old content or the new, never a part. Raises ResourceError.
+
+    `private`: nobody else may read it, from the first byte on: a `chmod` afterwards would come too late.
+    """
     raw = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "xb" if private else "wb", opener=_open_private if private else None) as file:
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
@@ -123,9 +127,20 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write `value` with its schema number, atomically."""
     write_atomic(path, json.dumps({"schema": SCHEMA, **value}, indent=1, ensure_ascii=False) + "\n")
+
+
+def append_event(path: Path, kind: str, **fields: Any) -> None:
+    """One line in `events.jsonl`. Raises ResourceError."""
+    line = json.dumps({"time": time.time(), "event": kind, **fields}, ensure_ascii=False)
+    with storage_errors(path), open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

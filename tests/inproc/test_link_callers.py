@@ -37,6 +37,7 @@ from tests.hostile import (
 
 LET_IN = {"Describe": "OK", "Session": "OK", "Upload": "FAILED_PRECONDITION", "Download": "NOT_FOUND"}
 LET_IN |= {"Check": "OK", "Receive": "OK", "Send": "OK", "Average": "INVALID_ARGUMENT"}
+LET_IN |= dict.fromkeys(("Keys", "Growth", "Copy"), "PERMISSION_DENIED")  # for standbys that were named
 """What a listed node without a session gets: the method itself answers."""
 
 

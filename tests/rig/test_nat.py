@@ -122,7 +122,7 @@ def test_a_coordinator_behind_nat_is_reached_by_a_published_port(
     """As in a container or WSL2: it listens on an address that only its host knows, and the invite names the host's."""
     hidden, outside = machine("coordinator", network.workers["eva"]), machine("ana", network.workers["ana"])
     nat.call(network.router, "publish", network.router.address, str(PORT), hidden.address)
-    crew = up(hidden, run, PORT, options=("--address", network.router.address))
+    crew = up(hidden, run, PORT, "--address", network.router.address)
     text = invite(hidden)
     assert Invite.parse(text).address == f"{network.router.address}:{PORT}"
     worker = outside.start("join", "--name", "ana", says=text)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from tests.commands import TASK, make_run, reached, start, train, wait_for
+from tests.commands import TASK, coordinator, make_run, reached, start, train, wait_for
 from tests.runs import final_sha256
 
 STEPS = 120
@@ -52,7 +52,7 @@ def joined(run: RunDir, number: int) -> Callable[[], bool]:
 
 def worker(crew: "subprocess.Popen[str]", name: str) -> psutil.Process:
     """The process of a worker, by the name among its arguments."""
-    found = [child for child in psutil.Process(crew.pid).children() if name in child.cmdline()]
+    found = [child for child in coordinator(crew).children() if name in child.cmdline()]
     assert len(found) == 1
     return found[0]
 
@@ -102,19 +102,19 @@ def test_a_frozen_worker_is_evicted_and_joins_again(run: RunDir, undisturbed: st
     assert [row["worker"] for row in events(run, "joined")].count("worker-1") == 2
 
 
-def test_a_killed_coordinator_loses_no_step_and_its_workers_end(
+def test_a_killed_parent_takes_everybody_with_it_and_no_step_is_lost(
     run: RunDir, undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     crew = start(run, *STRICT, *PRACTICE)
     wait_for(reached(run, 20), crew)
-    workers = psutil.Process(crew.pid).children()
+    everybody = psutil.Process(crew.pid).children(recursive=True)
     crew.kill()
     crew.communicate()
     announced = max(row["version"] for row in read_jsonl(run.metrics))
-    gone, alive = psutil.wait_procs(workers, timeout=30)
-    assert len(gone) == 3, alive
+    gone, alive = psutil.wait_procs(everybody, timeout=30)
+    assert len(gone) == 4, alive  # the coordinator and three workers
     assert len(list((tmp_path / "tmp").glob("cuadrilla-crew-*"))) == 1  # their keys
     done = train(run, *STRICT, "--practice", "1.0,1.0")  # another number of workers
     assert done.returncode == 0, done.stderr
@@ -128,7 +128,7 @@ def test_without_workers_the_run_ends_and_can_go_on(
     crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
 ) -> None:
     wait_for(reached(run, 10), crew)
-    for child in psutil.Process(crew.pid).children():
+    for child in coordinator(crew).children():
         child.kill()
     said = crew.communicate(timeout=60)[1]
     assert crew.returncode == 3, said
@@ -143,7 +143,7 @@ def test_ctrl_c_reaches_the_whole_terminal_and_nobody_stays(run: RunDir, undistu
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     wait_for(reached(run, 10), crew)
-    workers = psutil.Process(crew.pid).children()
+    workers = coordinator(crew).children()
     os.killpg(crew.pid, signal.SIGINT)
     said = crew.communicate(timeout=60)[1]
     assert crew.returncode == 130, said
@@ -174,7 +174,7 @@ def test_wrong_practice(run: RunDir, practice: str, message: str) -> None:
 
 def test_the_port_is_on_the_loopback_and_workers_listen_on_nothing(crew: "subprocess.Popen[str]", run: RunDir) -> None:
     wait_for(joined(run, 3), crew)
-    parent = psutil.Process(crew.pid)
+    parent = coordinator(crew)
     listening = [
         (process.pid, connection.laddr.ip.removeprefix("::ffff:"))  # an IPv4 address, as gRPC opens it
         for process in (parent, *parent.children())
@@ -187,7 +187,7 @@ def test_the_port_is_on_the_loopback_and_workers_listen_on_nothing(crew: "subpro
 
 def test_no_secret_is_in_the_arguments(crew: "subprocess.Popen[str]", run: RunDir) -> None:
     wait_for(joined(run, 1), crew)
-    arguments = " ".join(" ".join(child.cmdline()) for child in psutil.Process(crew.pid).children())
+    arguments = " ".join(" ".join(child.cmdline()) for child in coordinator(crew).children())
     assert "PRIVATE" not in arguments
     assert "cuadrilla1." not in arguments
     ended_well(crew, run)

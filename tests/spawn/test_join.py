@@ -1,68 +1,32 @@
 """Machines that join a coordinator: invites, what they fetch, who is refused, kicked, comes back. Each has a home."""
 
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.home import Home
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import COMMAND, make_run, reached, wait_for
-from tests.machines import LANGUAGE_RUN, Machine, invite, present, up
+from tests.commands import make_run, reached, train, wait_for
+from tests.machines import Machine, invite, language_run, present, up
 from tests.runs import final_sha256
 
 STEPS = 150  # long enough to list the nodes and to kick one meanwhile
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
-    machines: dict[str, Machine] = {}
-
-    def get(name: str) -> Machine:
-        return machines.setdefault(name, Machine(tmp_path / name))
-
-    yield get
-    for each in machines.values():
-        each.stop()
-
-
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("prepared") / "data"
-    prepare(["cuentos:300"], out=folder, options=Options(vocab=512))
-    return folder
-
-
-@pytest.fixture
 def run(tmp_path: Path, data: Path) -> RunDir:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "data").symlink_to(data)
-    (folder / "run.toml").write_text(LANGUAGE_RUN.format(steps=STEPS))
-    return RunDir(folder)
+    return language_run(tmp_path / "run", data, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, data: Path) -> str:
-    folder = tmp_path_factory.mktemp("alone")
-    (folder / "data").symlink_to(data)
-    (folder / "run.toml").write_text(LANGUAGE_RUN.format(steps=STEPS))
-    subprocess.run([*COMMAND, "train", str(folder)], check=True, capture_output=True, timeout=110)
-    return final_sha256(folder)
+    run = language_run(tmp_path_factory.mktemp("alone") / "run", data, steps=STEPS)
+    assert train(run).returncode == 0
+    return final_sha256(run.path)
 
 
 def test_two_machines_join_fetch_the_data_and_one_is_kicked(
@@ -137,7 +101,7 @@ def test_the_invite_holds_the_address_that_others_dial(
     machine: Callable[[str], Machine], run: RunDir, port: int
 ) -> None:
     coordinator, ana = machine("coordinator"), machine("ana")
-    crew = up(coordinator, run, port, options=("--address", "localhost"))
+    crew = up(coordinator, run, port, "--address", "localhost")
     text = invite(coordinator)
     assert Invite.parse(text).address == f"localhost:{port}"
     worker = ana.start("join", "--name", "ana", says=text)

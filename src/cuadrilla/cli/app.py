@@ -12,11 +12,12 @@ from typing import Annotated
 import typer
 
 from cuadrilla import __version__
-from cuadrilla.cli import check, config, crew, data, env, model, train
+from cuadrilla.cli import check, config, crew, data, env, model, standby, train
 from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.prove import prove
+from cuadrilla.engines.supervise import end_with, leave_terminal
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, TaskError
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
@@ -40,12 +41,17 @@ def _show_version(value: bool) -> None:
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Tables and results as JSON.")] = False,
+    supervised: Annotated[int, typer.Option(hidden=True, help="A pipe from the parent of this process.")] = -1,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     options.debug = debug
     options.json = json
+    options.supervised = supervised >= 0
+    if options.supervised:
+        end_with(supervised)
+        leave_terminal()
 
 
 app.command()(demo)
@@ -56,6 +62,8 @@ app.command()(train.new)
 app.command()(train.train)
 app.command()(prove)
 for verb in (crew.up, crew.join, crew.invite, crew.nodes, crew.kick, crew.trust, crew.leave, crew.down):
+    app.command()(verb)
+for verb in (standby.standby, standby.promote):
     app.command()(verb)
 app.command(hidden=True)(crew.work)
 app.add_typer(check.app, name="check", help="Try out what training will need.")

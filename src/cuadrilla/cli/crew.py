@@ -10,7 +10,7 @@ import re
 import signal
 import socket
 import sys
-import threading
+from dataclasses import replace
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,8 +19,10 @@ import typer
 
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.train import report_outcome, train_run
 from cuadrilla.config import Config
+from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.log import set_up_logging, tear_down_logging
@@ -47,6 +49,10 @@ def up(
         typer.Option(metavar="HOST[:PORT]", help="What other machines dial, if it leads here from somewhere else."),
     ] = "",
     uses: Uses = 1,
+    standby: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A node that may copy this crew's keys and run: `cuadrilla standby` there."),
+    ] = None,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
     ] = False,
@@ -66,7 +72,7 @@ def up(
             {
                 "address": dialled or door.address,
                 "key_hash": door.key_hash.hex(),
-                "pid": os.getpid(),
+                "pid": pid_to_signal(),
                 "run": str(folder.path),
             },
         )
@@ -75,11 +81,12 @@ def up(
         _show_place(home, listens=door.address, dialled=dialled)
         _show_invite(home, uses=uses)
 
+    under_a_parent(folder)
     from cuadrilla.engines.crew import Opening
 
     with FolderLock(home.crew / "lock", purpose="cuadrilla up"):  # one coordinator has the keys and gets the invites
         try:
-            opening = Opening(home=home, opened=opened)
+            opening = Opening(home=home, opened=opened, standbys=frozenset(standby or []))
             outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=opening)
         finally:
             home.open_file.unlink(missing_ok=True)
@@ -188,7 +195,7 @@ def join(
     home = Home.of_user()
     crew = None if new or invite_file else find_crew(home, address)
     if crew is None:
-        crew = _enrol(home, _read_invite(invite_file), address=address, name=name or host_name())
+        crew = enrol(home, read_invite(invite_file), address=address, name=name or host_name())
     from cuadrilla.engines.bundle import fetch
     from cuadrilla.engines.ray.node import Ways, work_through_ray
     from cuadrilla.engines.worker import WorkerOptions, run_worker
@@ -204,7 +211,13 @@ def join(
     set_up_logging(None, worker=crew.name, verbose=options.debug)
     identity = load_node(crew.folder)
     reason = work_through_ray(Ways(crew=crew, identity=identity, prepare=prepare)) or run_worker(
-        WorkerOptions(connect=lambda: Connection(crew.address, identity=identity), prepare=prepare, threads=threads)
+        WorkerOptions(
+            address=crew.address,
+            connect=lambda address: Connection(address, identity=identity),
+            prepare=prepare,
+            threads=threads,
+            moved=lambda address: home.remember(replace(crew, address=address)),
+        )
     )
     say(f"done       {reason}")
 
@@ -228,7 +241,7 @@ def find_crew(home: Home, address: str) -> Joined | None:
     return None
 
 
-def _read_invite(file: Path | None) -> str:
+def read_invite(file: Path | None) -> str:
     if file is not None:
         try:
             return file.read_text(encoding="utf-8", errors="replace")
@@ -239,7 +252,7 @@ def _read_invite(file: Path | None) -> str:
     return sys.stdin.read()
 
 
-def _enrol(home: Home, text: str, *, address: str, name: str) -> Joined:
+def enrol(home: Home, text: str, *, address: str, name: str) -> Joined:
     """Check who answers, then trade the invite for a certificate of this machine's own key. Raises LinkError."""
     from cuadrilla.link.grpc_client import Connection
     from cuadrilla.link.invite import Invite, check_node_name
@@ -345,13 +358,14 @@ def work(
     def prepare(_connection: "RunConnection", _description: "RunDescription") -> tuple[Config, Path]:
         return read_run_config(RunDir(folder)), folder  # the same machine: everything is there
 
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with(sys.stdin.fileno())  # a pipe that nobody writes to
     handler = set_up_logging(RunDir(folder).logs, worker=name)
     keys = load_node(identity)
     try:
         run_worker(
             WorkerOptions(
-                connect=lambda: Connection(address, identity=keys),
+                address=address,
+                connect=lambda address: Connection(address, identity=keys),
                 prepare=prepare,
                 shape=parse_shape(link, speed=speed),
                 threads=threads,
@@ -359,9 +373,3 @@ def work(
         )
     finally:
         tear_down_logging(handler)
-
-
-def _end_with_parent() -> None:
-    """Standard input is a pipe that nobody writes to: it ends when the coordinator's process does."""
-    sys.stdin.read()
-    os._exit(LinkError.exit_code)

@@ -11,6 +11,7 @@ import typer
 
 from cuadrilla.cli.data import shown_progress
 from cuadrilla.cli.output import emit, emit_json, options, say
+from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.train import train_run
 from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
@@ -94,6 +95,7 @@ def demo(
     run = RunDir(folder)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    under_a_parent(run)
     say(f"1/4 data        {NUM_STORIES:,} built-in stories, tokenizer of {VOCABULARY:,}")
     with shown_progress() as progress:
         prepared = prepare(

@@ -19,6 +19,8 @@ class Options:
 
     debug: bool = False
     json: bool = False
+    supervised: bool = False
+    """This process is the child that coordinates."""
 
 
 class TalkConsole(Console):

@@ -10,6 +10,7 @@ import typer
 
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.config import Config, CrewEngine, LocalEngine, NesterovSection, ServerSync
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.environment import read_environment
@@ -109,6 +110,8 @@ def train(
     if practice:
         resolved = read_run_file(run, sets=[*(sets or []), *practice_sets(practice, kind=resolved.config.engine.kind)])
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
+    if isinstance(resolved.config.engine, CrewEngine):
+        under_a_parent(folder)
     report_outcome(train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at), folder)
 
 

@@ -53,11 +53,12 @@ class Door:
 @dataclass(frozen=True, kw_only=True)
 class Opening:
     """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
-    long as the run. `opened` is called once workers can dial in.
+    long as the run. `opened` is called once workers can dial in. `standbys`: nodes that may copy keys and run.
     """
 
     home: Home | None = None
     opened: Callable[[Door], None] | None = None
+    standbys: frozenset[str] = frozenset()
 
 
 def run_crew(parts: Parts, run: RunDir, *, opening: Opening) -> Outcome:
@@ -92,7 +93,7 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
     places = dict(zip(names, engine.workers, strict=True))
     children = _Children(engine=engine, run=run)
     try:
-        with open_doors(parts, run, home=home, private=private) as doors:
+        with open_doors(parts, run, home=home, private=private, standbys=opening.standbys) as doors:
             if doors.ray is not None:
                 _place_in_ray(places, doors.ray, engine=engine, run=run)
             elif doors.link is not None:

@@ -18,6 +18,7 @@ from cuadrilla.home import Home
 from cuadrilla.link.base import ToWorker
 from cuadrilla.link.grpc_ray import RayOffer
 from cuadrilla.link.grpc_server import CrewDesk
+from cuadrilla.link.grpc_standby import StandbyDesk
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, open_coordinator
 from cuadrilla.link.wire import Layout
@@ -79,10 +80,13 @@ class Doors:
 
 
 @contextmanager
-def open_doors(parts: Parts, run: RunDir, *, home: Home | None, private: Path) -> Iterator[Doors]:
+def open_doors(
+    parts: Parts, run: RunDir, *, home: Home | None, private: Path, standbys: frozenset[str] = frozenset()
+) -> Iterator[Doors]:
     """The doors that this run's engine asks for; closed behind the block. Raises LinkError, EnvironmentProblem.
 
-    `home` holds the keys of this machine's crew; without one the keys last as long as the run.
+    `home` holds the keys of this machine's crew; without one the keys last as long as the run. `standbys`: nodes that
+    may copy keys and run.
     """
     engine = parts.config.engine
     assert isinstance(engine, CrewEngine)
@@ -105,7 +109,10 @@ def open_doors(parts: Parts, run: RunDir, *, home: Home | None, private: Path) -
             folder = home.crew if home else private / "crew"
             keys, nodes = open_coordinator(folder, now=datetime.now(UTC)), AllowList(folder / "nodes.json")
             ray = _ray_offer(cluster) if cluster is not None and not cluster.practice else None
-            desk = CrewDesk(keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, ray=ray, **layouts)
+            standby = StandbyDesk(names=standbys, keys=folder, run=run.path)
+            desk = CrewDesk(
+                keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, ray=ray, standby=standby, **layouts
+            )
             stack.callback(desk.close)
             address = f"{engine.listen.rpartition(':')[0]}:{desk.serve(engine.listen)}"
             doors.link = LinkDoor(desk=desk, address=address, keys=keys, nodes=nodes)

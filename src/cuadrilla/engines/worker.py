@@ -1,12 +1,13 @@
 """A worker process: connect, learn what is trained, train until the coordinator says stop; come back after a break.
 
 It dials out, listens on nothing and keeps nothing that cannot be replaced. When the connection breaks it tries again,
-with growing pauses, and joins anew; its model and its data stay loaded.
+with growing pauses, and joins anew; its model and its data stay loaded. It dials the coordinator and the standbys that
+the coordinator has told of in turn: one of them may have been promoted.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from cuadrilla.train.setup import compile_blocks, make_model, make_task
 
 GIVE_UP_SECONDS = 600.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
+LOYAL_SECONDS = 15.0
+"""A coordinator that was killed is back by then; only later the standbys are dialled, too."""
 
 NO_SHAPE = Shape()
 
@@ -38,21 +41,28 @@ Prepare = Callable[[RunConnection, RunDescription], tuple[Config, Path]]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """How this process takes part. `threads` 0: as many as this process may use."""
+    """How this process takes part. `threads` 0: as many as this process may use.
 
-    connect: Callable[[], RunConnection]
+    `connect` dials an address; `moved` is called with the address of the coordinator when it was found elsewhere.
+    """
+
+    address: str
+    connect: Callable[[str], RunConnection]
     prepare: Prepare
     shape: Shape = NO_SHAPE
     threads: int = 0
     give_up_seconds: float = GIVE_UP_SECONDS
+    moved: Callable[[str], None] | None = None
 
 
 def run_worker(options: WorkerOptions) -> str:
     """Work until the run ends; why it ended. Raises LinkError when the coordinator refuses this node or stays away."""
     worker: _Worker | None = None
     pause, reached = FIRST_PAUSE_SECONDS, time.monotonic()
+    found = address = options.address
     while True:
-        connection = options.connect()
+        began = time.monotonic()
+        connection = options.connect(address)
         try:
             worker = worker or _Worker(connection, options)
             stop = worker.train(connection)
@@ -72,8 +82,19 @@ def run_worker(options: WorkerOptions) -> str:
             log.warning("%s; trying again in %.2g s", error.message, pause)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            if time.monotonic() - reached > LOYAL_SECONDS:
+                address = _next(address, [found, *(worker.standbys if worker is not None else [])])
         finally:
             connection.close()
+            if worker is not None and worker.heard_at > began and address != found:
+                found = address
+                if options.moved is not None:
+                    options.moved(address)
+
+
+def _next(address: str, places: Sequence[str]) -> str:
+    """The place behind `address`, round and round; the first one when it is none of them."""
+    return places[(places.index(address) + 1) % len(places)] if address in places else places[0]
 
 
 class _Worker:
@@ -103,6 +124,7 @@ class _Worker:
             speed_hint=options.shape.speed,
         )
         self.heard_at = 0.0
+        self.standbys: tuple[str, ...] = ()
 
     def train(self, connection: RunConnection) -> Stop:
         """One session, from Hello to Stop. Raises LinkError when it breaks."""
@@ -120,4 +142,5 @@ class _Worker:
             return stop
         finally:
             self.heard_at = session.heard_at
+            self.standbys = session.standbys or self.standbys
             link.close()

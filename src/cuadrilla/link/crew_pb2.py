@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\ncrew.proto\x12\x11\x63uadrilla.crew.v1\"\t\n\x07Nothing\";\n\x0c\x45nrolRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"-\n\nEnrolReply\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\n\n\x02\x63\x61\x18\x02 \x01(\x0c\"=\n\x03Run\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12&\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x17.cuadrilla.crew.v1.File\"7\n\x04\x46ile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"\xa1\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nspeed_hint\x18\x02 \x01(\x01\x12>\n\x0b\x65nvironment\x18\x03 \x03(\x0b\x32).cuadrilla.crew.v1.Hello.EnvironmentEntry\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1a\n\x08Progress\x12\x0e\n\x06passes\x18\x01 \x01(\x04\"\x8a\x01\n\nContribute\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x10\n\x08loss_sum\x18\x03 \x01(\x01\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06upload\x18\x05 \x01(\t\x12\r\n\x05valid\x18\x06 \x01(\x08\x12\x18\n\x10transfer_seconds\x18\x07 \x01(\x01\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xd7\x01\n\rToCoordinator\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.cuadrilla.crew.v1.HelloH\x00\x12/\n\x08progress\x18\x02 \x01(\x0b\x32\x1b.cuadrilla.crew.v1.ProgressH\x00\x12\x33\n\ncontribute\x18\x03 \x01(\x0b\x32\x1d.cuadrilla.crew.v1.ContributeH\x00\x12-\n\x07goodbye\x18\x04 \x01(\x0b\x32\x1a.cuadrilla.crew.v1.GoodbyeH\x00\x42\x06\n\x04kind\".\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x12\n\nparameters\x18\x02 \x01(\t\"Q\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05units\x18\x03 \x03(\x04\x12\x16\n\x0eplanned_tokens\x18\x04 \x01(\x04\"6\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07refused\x18\x02 \x01(\x08\x12\r\n\x05\x61gain\x18\x03 \x01(\x08\"\x95\x01\n\x08ToWorker\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1a.cuadrilla.crew.v1.VersionH\x00\x12)\n\x05lease\x18\x02 \x01(\x0b\x32\x18.cuadrilla.crew.v1.LeaseH\x00\x12\'\n\x04stop\x18\x03 \x01(\x0b\x32\x17.cuadrilla.crew.v1.StopH\x00\x42\x06\n\x04kind\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"o\n\x05\x43hunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x07tensors\x18\x02 \x03(\x0b\x32\x19.cuadrilla.crew.v1.Tensor\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x05 \x01(\r\"\x1d\n\x08Uploaded\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\"/\n\x0f\x44ownloadRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\"\n\nCheckReply\x12\x14\n\x0cunix_seconds\x18\x01 \x01(\x01\"!\n\x0eReceiveRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\"4\n\x07RayNode\x12\x0b\n\x03ray\x18\x01 \x01(\t\x12\x0e\n\x06python\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\":\n\x07RayHead\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\ncrew.proto\x12\x11\x63uadrilla.crew.v1\"\t\n\x07Nothing\";\n\x0c\x45nrolRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"-\n\nEnrolReply\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\n\n\x02\x63\x61\x18\x02 \x01(\x0c\"=\n\x03Run\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12&\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x17.cuadrilla.crew.v1.File\"7\n\x04\x46ile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"\xa1\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nspeed_hint\x18\x02 \x01(\x01\x12>\n\x0b\x65nvironment\x18\x03 \x03(\x0b\x32).cuadrilla.crew.v1.Hello.EnvironmentEntry\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1a\n\x08Progress\x12\x0e\n\x06passes\x18\x01 \x01(\x04\"\x8a\x01\n\nContribute\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x10\n\x08loss_sum\x18\x03 \x01(\x01\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06upload\x18\x05 \x01(\t\x12\r\n\x05valid\x18\x06 \x01(\x08\x12\x18\n\x10transfer_seconds\x18\x07 \x01(\x01\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xd7\x01\n\rToCoordinator\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.cuadrilla.crew.v1.HelloH\x00\x12/\n\x08progress\x18\x02 \x01(\x0b\x32\x1b.cuadrilla.crew.v1.ProgressH\x00\x12\x33\n\ncontribute\x18\x03 \x01(\x0b\x32\x1d.cuadrilla.crew.v1.ContributeH\x00\x12-\n\x07goodbye\x18\x04 \x01(\x0b\x32\x1a.cuadrilla.crew.v1.GoodbyeH\x00\x42\x06\n\x04kind\"@\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x12\n\nparameters\x18\x02 \x01(\t\x12\x10\n\x08standbys\x18\x03 \x03(\t\"Q\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05units\x18\x03 \x03(\x04\x12\x16\n\x0eplanned_tokens\x18\x04 \x01(\x04\"6\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07refused\x18\x02 \x01(\x08\x12\r\n\x05\x61gain\x18\x03 \x01(\x08\"\x95\x01\n\x08ToWorker\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1a.cuadrilla.crew.v1.VersionH\x00\x12)\n\x05lease\x18\x02 \x01(\x0b\x32\x18.cuadrilla.crew.v1.LeaseH\x00\x12\'\n\x04stop\x18\x03 \x01(\x0b\x32\x17.cuadrilla.crew.v1.StopH\x00\x42\x06\n\x04kind\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"o\n\x05\x43hunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x07tensors\x18\x02 \x03(\x0b\x32\x19.cuadrilla.crew.v1.Tensor\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x05 \x01(\r\"\x1d\n\x08Uploaded\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\"/\n\x0f\x44ownloadRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\"\n\nCheckReply\x12\x14\n\x0cunix_seconds\x18\x01 \x01(\x01\"!\n\x0eReceiveRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\"4\n\x07RayNode\x12\x0b\n\x03ray\x18\x01 \x01(\t\x12\x0e\n\x06python\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\":\n\x07RayHead\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"o\n\x08\x43rewKeys\x12\x35\n\x05\x66iles\x18\x01 \x03(\x0b\x32&.cuadrilla.crew.v1.CrewKeys.FilesEntry\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x1c\n\tFollowing\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"d\n\x05Grown\x12\x11\n\tannounced\x18\x01 \x01(\x04\x12\x0c\n\x04life\x18\x02 \x01(\x04\x12\r\n\x05nodes\x18\x03 \x01(\x0c\x12+\n\x05\x66iles\x18\x04 \x03(\x0b\x32\x1c.cuadrilla.crew.v1.GrownFile\",\n\tGrownFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\"8\n\x0b\x43opyRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO_ENVIRONMENTENTRY']._loaded_options = None
   _globals['_HELLO_ENVIRONMENTENTRY']._serialized_options = b'8\001'
+  _globals['_CREWKEYS_FILESENTRY']._loaded_options = None
+  _globals['_CREWKEYS_FILESENTRY']._serialized_options = b'8\001'
   _globals['_NOTHING']._serialized_start=33
   _globals['_NOTHING']._serialized_end=42
   _globals['_ENROLREQUEST']._serialized_start=44
@@ -56,27 +58,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOCOORDINATOR']._serialized_start=633
   _globals['_TOCOORDINATOR']._serialized_end=848
   _globals['_VERSION']._serialized_start=850
-  _globals['_VERSION']._serialized_end=896
-  _globals['_LEASE']._serialized_start=898
-  _globals['_LEASE']._serialized_end=979
-  _globals['_STOP']._serialized_start=981
-  _globals['_STOP']._serialized_end=1035
-  _globals['_TOWORKER']._serialized_start=1038
-  _globals['_TOWORKER']._serialized_end=1187
-  _globals['_TENSOR']._serialized_start=1189
-  _globals['_TENSOR']._serialized_end=1241
-  _globals['_CHUNK']._serialized_start=1243
-  _globals['_CHUNK']._serialized_end=1354
-  _globals['_UPLOADED']._serialized_start=1356
-  _globals['_UPLOADED']._serialized_end=1385
-  _globals['_DOWNLOADREQUEST']._serialized_start=1387
-  _globals['_DOWNLOADREQUEST']._serialized_end=1434
-  _globals['_CHECKREPLY']._serialized_start=1436
-  _globals['_CHECKREPLY']._serialized_end=1470
-  _globals['_RECEIVEREQUEST']._serialized_start=1472
-  _globals['_RECEIVEREQUEST']._serialized_end=1505
-  _globals['_RAYNODE']._serialized_start=1507
-  _globals['_RAYNODE']._serialized_end=1559
-  _globals['_RAYHEAD']._serialized_start=1561
-  _globals['_RAYHEAD']._serialized_end=1619
+  _globals['_VERSION']._serialized_end=914
+  _globals['_LEASE']._serialized_start=916
+  _globals['_LEASE']._serialized_end=997
+  _globals['_STOP']._serialized_start=999
+  _globals['_STOP']._serialized_end=1053
+  _globals['_TOWORKER']._serialized_start=1056
+  _globals['_TOWORKER']._serialized_end=1205
+  _globals['_TENSOR']._serialized_start=1207
+  _globals['_TENSOR']._serialized_end=1259
+  _globals['_CHUNK']._serialized_start=1261
+  _globals['_CHUNK']._serialized_end=1372
+  _globals['_UPLOADED']._serialized_start=1374
+  _globals['_UPLOADED']._serialized_end=1403
+  _globals['_DOWNLOADREQUEST']._serialized_start=1405
+  _globals['_DOWNLOADREQUEST']._serialized_end=1452
+  _globals['_CHECKREPLY']._serialized_start=1454
+  _globals['_CHECKREPLY']._serialized_end=1488
+  _globals['_RECEIVEREQUEST']._serialized_start=1490
+  _globals['_RECEIVEREQUEST']._serialized_end=1523
+  _globals['_RAYNODE']._serialized_start=1525
+  _globals['_RAYNODE']._serialized_end=1577
+  _globals['_RAYHEAD']._serialized_start=1579
+  _globals['_RAYHEAD']._serialized_end=1637
+  _globals['_CREWKEYS']._serialized_start=1639
+  _globals['_CREWKEYS']._serialized_end=1750
+  _globals['_CREWKEYS_FILESENTRY']._serialized_start=1706
+  _globals['_CREWKEYS_FILESENTRY']._serialized_end=1750
+  _globals['_FOLLOWING']._serialized_start=1752
+  _globals['_FOLLOWING']._serialized_end=1780
+  _globals['_GROWN']._serialized_start=1782
+  _globals['_GROWN']._serialized_end=1882
+  _globals['_GROWNFILE']._serialized_start=1884
+  _globals['_GROWNFILE']._serialized_end=1928
+  _globals['_COPYREQUEST']._serialized_start=1930
+  _globals['_COPYREQUEST']._serialized_end=1986
 # @@protoc_insertion_point(module_scope)

@@ -104,12 +104,14 @@ class ToCoordinator(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., contribute: _Optional[_Union[Contribute, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("version", "parameters")
+    __slots__ = ("version", "parameters", "standbys")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    STANDBYS_FIELD_NUMBER: _ClassVar[int]
     version: int
     parameters: str
-    def __init__(self, version: _Optional[int] = ..., parameters: _Optional[str] = ...) -> None: ...
+    standbys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., parameters: _Optional[str] = ..., standbys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "version", "units", "planned_tokens")
@@ -212,3 +214,52 @@ class RayHead(_message.Message):
     token: str
     refusal: str
     def __init__(self, address: _Optional[str] = ..., token: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class CrewKeys(_message.Message):
+    __slots__ = ("files",)
+    class FilesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.ScalarMap[str, bytes]
+    def __init__(self, files: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+
+class Following(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class Grown(_message.Message):
+    __slots__ = ("announced", "life", "nodes", "files")
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    announced: int
+    life: int
+    nodes: bytes
+    files: _containers.RepeatedCompositeFieldContainer[GrownFile]
+    def __init__(self, announced: _Optional[int] = ..., life: _Optional[int] = ..., nodes: _Optional[bytes] = ..., files: _Optional[_Iterable[_Union[GrownFile, _Mapping]]] = ...) -> None: ...
+
+class GrownFile(_message.Message):
+    __slots__ = ("path", "num_bytes")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    num_bytes: int
+    def __init__(self, path: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class CopyRequest(_message.Message):
+    __slots__ = ("path", "offset", "end")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    offset: int
+    end: int
+    def __init__(self, path: _Optional[str] = ..., offset: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...

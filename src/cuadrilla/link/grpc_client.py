@@ -31,6 +31,8 @@ KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS = 10.0, 15.0
 forgotten its connection, or that its own address has changed."""
 TRANSFER_SECONDS = 600.0
 """A transfer that takes longer is given up: the session's own silence is noticed much earlier."""
+PIECE_BYTES = 64 * 2**20
+"""A large file is asked for in pieces, each of which must arrive in that time."""
 MEASURE_SECONDS = 40.0
 """A measurement of bandwidth: longer than the coordinator lets one take."""
 SERVICE = "/cuadrilla.crew.v1.Crew/"
@@ -130,6 +132,29 @@ class Connection:
             raise LinkError("the coordinator's tensors are not whole", hint="try again")
         return layout.unpack(assembly.buffer)
 
+    def crew_keys(self) -> dict[str, bytes]:
+        """The coordinator's own keys, for a standby, by file name. Raises LinkError."""
+        return dict(self._unary("Keys", pb.Nothing(), pb.CrewKeys).files)
+
+    def growth(self, address: str) -> pb.Grown:
+        """What a standby, which would coordinate at `address`, may copy by now. Raises LinkError."""
+        grown: pb.Grown = self._unary("Growth", pb.Following(address=address), pb.Grown)
+        return grown
+
+    def copy(self, path: str, *, offset: int, end: int) -> Iterator[bytes]:
+        """A part of a file that has grown. Raises LinkError, also when it is shorter."""
+        call = self._channel.unary_stream(
+            SERVICE + "Copy", request_serializer=_serialize, response_deserializer=pb.Chunk.FromString
+        )
+        for start in range(offset, end, PIECE_BYTES):
+            part = wire.Download(min(start + PIECE_BYTES, end), received=start)
+            request = pb.CopyRequest(path=path, offset=start, end=part.num_bytes)
+            with self._errors():
+                for chunk in call(request, timeout=TRANSFER_SECONDS):
+                    yield part.checked(chunk)
+            if part.received < part.num_bytes:
+                raise LinkError(f"{path} ended early", hint="the coordinator is asked again")
+
     def session(self, *, parameters: wire.Layout) -> "GrpcLink":
         """A new session; `parameters` is what a version of this run's model looks like."""
         return GrpcLink(self, parameters=parameters)
@@ -195,6 +220,8 @@ class GrpcLink:
         self._broken: LinkError | None = None
         self.heard_at = 0.0
         """When the coordinator last said something, in monotonic seconds; 0 for never."""
+        self.standbys: tuple[str, ...] = ()
+        """Where the crew would go on without this coordinator."""
         self._responses = connection.open_session(self._messages())
         self._reader = threading.Thread(target=self._read, name="reads-coordinator", daemon=True)
         self._reader.start()
@@ -254,6 +281,8 @@ class GrpcLink:
         try:
             for received in self._responses:
                 self.heard_at = time.monotonic()
+                if received.HasField("version"):
+                    self.standbys = tuple(received.version.standbys)
                 self._inbox.put(wire.from_coordinator(received))
         except grpc.RpcError as error:
             problem = as_link_error(error, address="the coordinator")

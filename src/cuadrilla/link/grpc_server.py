@@ -31,6 +31,7 @@ from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker
 from cuadrilla.link.grpc_calls import MAX_CALLS, Admission, cut_off, only, reads, refuse, serialize
 from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
+from cuadrilla.link.grpc_standby import StandbyDesk
 from cuadrilla.link.invite import Invites, Outcome, canonical_host
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
@@ -92,6 +93,7 @@ class CrewDesk:
         parameters: wire.Layout,
         contribution: wire.Layout,
         ray: RayOffer | None = None,
+        standby: StandbyDesk | None = None,
     ) -> None:
         self._ray = ray
         self._keys = keys
@@ -100,6 +102,7 @@ class CrewDesk:
         self._offer = offer
         self._parameters = parameters
         self._contribution = contribution
+        self._standby = standby or StandbyDesk()
         self._invites = Invites()
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
@@ -156,13 +159,14 @@ class CrewDesk:
                 packed = self._parameters.pack(message.parameters, memory=self._version_memory)
                 with self._lock:
                     self._versions[name] = packed
+                    self._standby.announced = message.version
         with self._lock:
             session = self._sessions.get(worker)
         if session is not None and isinstance(message, Stop):
             self._end(session, message)
         elif session is not None:
             session.version = name or session.version
-            session.outbox.put(wire.to_worker(message, parameters=name))
+            session.outbox.put(wire.to_worker(message, parameters=name, standbys=self._standby.addresses()))
 
     def adopt_invites(self, invites: Mapping[bytes, int]) -> None:
         """Let new nodes in for a while: SHA-256 of an invite's secret → for how many nodes it is good."""
@@ -209,6 +213,7 @@ class CrewDesk:
                 "Download": stream(reads(self._download, pb.DownloadRequest)),
                 **CheckDesk(caller=self._caller).handlers(),
                 **RayHeadDesk(caller=self._caller, offer=self._ray).handlers(),
+                **self._standby.handlers(self._caller),
             },
         )
 
@@ -351,7 +356,7 @@ class CrewDesk:
         path = self._file(request.name)
         if path is None:
             refuse(context, f"there is no {request.name[:100]} here", code=grpc.StatusCode.NOT_FOUND)
-        yield from map(serialize, _file_chunks(path, request.offset))
+        yield from map(serialize, wire.file_chunks(path, request.offset))
 
     def _file(self, name: str) -> Path | None:
         """A file of the offer by its SHA-256 in hexadecimal."""
@@ -382,15 +387,3 @@ class CrewDesk:
         return grpc.ssl_server_certificate_configuration(
             [(identity.key, identity.certificate)], root_certificates=roots
         )
-
-
-def _file_chunks(path: Path, offset: int) -> Iterator[pb.Chunk]:
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        file.seek(min(offset, size))
-        first = True
-        while data := file.read(wire.CHUNK_BYTES):
-            yield wire.chunk_of(data, num_bytes=size if first else 0)
-            first = False
-        if first:
-            yield wire.chunk_of(b"", num_bytes=size)

@@ -43,6 +43,10 @@ class Session(Link, Protocol):
     def heard_at(self) -> float:
         """When the coordinator last said something, in monotonic seconds; 0 for never."""
 
+    @property
+    def standbys(self) -> tuple[str, ...]:
+        """Where the run goes on if its coordinator is gone for good, as far as it has said."""
+
     def farewell(self) -> Stop | None:
         """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""
 

@@ -10,8 +10,9 @@ Joining: `pinned_certificate` fetches the coordinator's certificate and compares
 certificate (`enrol_identity`); `Coordinator.sign` answers; `save_node` checks the answer and keeps it.
 
 Invariants
-* A private key never leaves its machine, and its file is 0600 from its first byte on. A key file that others can
-  read, or that is missing, empty or does not belong to its certificate, stops the start.
+* A private key never leaves its machine, but for the coordinator's to a standby that its owner has named. Its file is
+  0600 from its first byte on. A key file that others can read, or that is missing, empty or does not belong to its
+  certificate, stops the start.
 * The allow-list (`link/nodes.py`) decides, by SHA-256 of the public key: a certificate's names and dates give no
   right. (Clocks of personal machines lie, so certificates begin two days early and never end.)
 * Nothing secret is sent before the coordinator's key was compared with the invite's.
@@ -40,13 +41,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.invite import Invite, check_node_name
-from cuadrilla.rundir import fsync_folder, storage_errors, typed, write_atomic
+from cuadrilla.rundir import storage_errors, typed, write_atomic
 
 SERVER_NAME = "coordinator.cuadrilla"  # what every node expects, wherever the coordinator runs
 BACK_DATED = timedelta(hours=48)
 NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280, 4.1.2.5: no well-defined end
 CURVE = ec.SECP256R1()
 MAX_FILE_BYTES = 1 << 20
+COORDINATOR_FILES = ("ca.key", "ca.pem", "server.key", "server.pem")
 UPDATE = "install the same version of cuadrilla on both machines, then try again"
 
 ENROL_PHRASE = b"cuadrilla enrol 1: published, without privileges"
@@ -96,8 +98,7 @@ class Coordinator:
 
 def open_coordinator(folder: Path, *, now: datetime) -> Coordinator:
     """The keys in `folder`, made the first time. `now` only dates new certificates. Raises LinkError."""
-    names = ("ca.key", "ca.pem", "server.key", "server.pem")
-    ca_key_file, ca_file, server_key_file, server_file = files = [folder / name for name in names]
+    ca_key_file, ca_file, server_key_file, server_file = files = [folder / name for name in COORDINATOR_FILES]
     if not any(file.exists() for file in files):
         _make_coordinator(folder, now=now)
     ca_key, ca = _read_pair(ca_key_file, certificate_file=ca_file)
@@ -113,7 +114,7 @@ def node_request(folder: Path, *, name: str) -> bytes:
     path = folder / "node.key"
     if not path.exists():
         _make_folder(folder)
-        _write_key(path, key=ec.generate_private_key(CURVE))
+        write_atomic(path, _key_pem(ec.generate_private_key(CURVE)), private=True)
     key = _read_key(path)
     request = (
         x509.CertificateSigningRequestBuilder()
@@ -222,9 +223,9 @@ def _make_coordinator(folder: Path, *, now: datetime) -> None:
     ca = _certify(name, ca_key.public_key(), ca=None, ca_key=ca_key, begins=begins)
     public, usage = server_key.public_key(), ExtendedKeyUsageOID.SERVER_AUTH
     server = _certify(SERVER_NAME, public, ca=ca, ca_key=ca_key, begins=begins, usage=usage)
-    _write_key(folder / "ca.key", key=ca_key)
+    write_atomic(folder / "ca.key", _key_pem(ca_key), private=True)
     write_atomic(folder / "ca.pem", _pem(ca))
-    _write_key(folder / "server.key", key=server_key)
+    write_atomic(folder / "server.key", _key_pem(server_key), private=True)
     write_atomic(folder / "server.pem", _pem(server))
 
 
@@ -311,21 +312,6 @@ def _parse_certificate(pem: bytes, *, what: str = "the other side's answer", hin
 def _make_folder(folder: Path) -> None:
     with storage_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _write_key(path: Path, *, key: ec.EllipticCurvePrivateKey) -> None:
-    """Like `write_atomic`, but private from the first byte on: a `chmod` afterwards would come too late."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with storage_errors(path):
-        try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(_key_pem(key))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            fsync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _read_file(path: Path, *, private: bool) -> bytes:

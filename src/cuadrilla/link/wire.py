@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -201,6 +202,19 @@ def chunk_of(data: bytes, *, num_bytes: int = 0) -> pb.Chunk:
     return pb.Chunk(data=data, crc=zlib.crc32(data), num_bytes=num_bytes)
 
 
+def file_chunks(path: Path, offset: int, *, end: int | None = None) -> Iterator[pb.Chunk]:
+    """A file from `offset` to its end, or to `end`."""
+    size = path.stat().st_size if end is None else end
+    with open(path, "rb") as file:
+        file.seek(min(offset, size))
+        first = True
+        while data := file.read(min(CHUNK_BYTES, size - file.tell())):
+            yield chunk_of(data, num_bytes=size if first else 0)
+            first = False
+        if first:
+            yield chunk_of(b"", num_bytes=size)
+
+
 @dataclass
 class Download:
     """Checks the chunks of a file, of which `received` bytes are there already."""
@@ -310,11 +324,12 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
             raise LinkError("a message of no known kind", hint="install the same version on both machines")
 
 
-def to_worker(message: ToWorker, *, parameters: str = "") -> pb.ToWorker:
-    """A message to a worker for the wire; `parameters` names the download of a Version."""
+def to_worker(message: ToWorker, *, parameters: str = "", standbys: Iterable[str] = ()) -> pb.ToWorker:
+    """A message to a worker for the wire; `parameters` names the download of a Version, which tells of `standbys`."""
     match message:
         case Version():
-            return pb.ToWorker(version=pb.Version(version=message.version, parameters=parameters))
+            version = pb.Version(version=message.version, parameters=parameters, standbys=standbys)
+            return pb.ToWorker(version=version)
         case Lease():
             return pb.ToWorker(
                 lease=pb.Lease(

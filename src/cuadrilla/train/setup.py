@@ -38,7 +38,7 @@ LOST_AFTER_SECONDS = 5.0
 HUNG_AFTER_SECONDS = 10.0
 # A run may be resumed with other values of these; anything else changes what is being trained.
 FREE_ON_RESUME = ("checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device", "train.threads",
-                  "train.compile", "train.pass_sequences", "data.folder")  # fmt: skip
+                  "train.compile", "train.pass_sequences", "data.folder", "task.path")  # fmt: skip
 ALLOWED_ON_RESUME = ("optim.", "schedule.", "outer.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
                      "train.precision", "sync.staleness")  # fmt: skip
 NEVER_ON_RESUME = ("optim.kind", "optim.delay", "outer.every")  # they decide what the optimizer's state holds

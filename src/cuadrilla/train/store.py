@@ -5,7 +5,6 @@ at the next commit that is due. Only the last save of a run must succeed. Saving
 the interval grows to fifty times the seconds a save takes.
 """
 
-import json
 import logging
 import math
 import os
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import CheckpointError, ConfigError, ResourceError
-from cuadrilla.rundir import RunDir, storage_errors, write_json
+from cuadrilla.rundir import RunDir, append_event, write_json
 from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.sync.ledger import Ledger
 from cuadrilla.train import checkpoint as files
@@ -208,10 +207,8 @@ class Store:
 
     def event(self, kind: str, **fields: Any) -> None:
         """One line in events.jsonl; never fails a run."""
-        line = json.dumps({"time": time.time(), "event": kind, **fields}, ensure_ascii=False)
         try:
-            with storage_errors(self.run.events), open(self.run.events, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            append_event(self.run.events, kind, **fields)
         except ResourceError as error:
             log.warning("%s", error.message)
 

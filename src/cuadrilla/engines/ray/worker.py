@@ -135,7 +135,8 @@ class RayWorker:
         try:
             reason = run_worker(
                 WorkerOptions(
-                    connect=lambda: RayConnection(self._mail, self._description),
+                    address="",
+                    connect=lambda _address: RayConnection(self._mail, self._description),
                     prepare=prepare,
                     shape=parse_shape(place.link, speed=place.speed),
                     threads=place.threads,
@@ -184,6 +185,10 @@ class RayLink:
         self._memory = wire.Memory(keep=1)
         self._num_uploads = 0
         mail.passes = 0
+
+    @property
+    def standbys(self) -> tuple[str, ...]:
+        return ()  # the driver owns the actor: it ends with the coordinator
 
     @property
     def heard_at(self) -> float:

@@ -1,0 +1,30 @@
+"""Commands that coordinate run twice: as a small parent, and as its child that does the work and may be killed."""
+
+import os
+import sys
+
+import typer
+
+from cuadrilla.cli.output import options, say, stderr
+from cuadrilla.engines.supervise import supervise
+from cuadrilla.rundir import RunDir
+
+
+def under_a_parent(run: RunDir) -> None:
+    """Returns in the child. In the process that a person started: run the same command as a child, then typer.Exit.
+
+    Not on Windows, which knows no signals: there a coordinator that dies is started again by hand.
+    """
+    if options.supervised or os.name == "nt":
+        return
+    raise typer.Exit(supervise(sys.argv[1:], run, report=_report))
+
+
+def pid_to_signal() -> int:
+    """The process that a person stops when this one coordinates."""
+    return os.getppid() if options.supervised else os.getpid()
+
+
+def _report(text: str) -> None:
+    stderr.show_cursor()  # a progress bar that was killed has left it hidden
+    say(text)

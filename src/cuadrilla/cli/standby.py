@@ -1,0 +1,76 @@
+"""`cuadrilla standby` follows a crew's coordinator; `cuadrilla promote` goes on where it is gone for good."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cuadrilla.cli.crew import enrol, find_crew, host_name, listening_address, read_invite
+from cuadrilla.cli.output import options, say
+from cuadrilla.errors import LinkError
+from cuadrilla.home import Home
+from cuadrilla.log import set_up_logging
+from cuadrilla.rundir import FolderLock, storage_errors
+
+Address = Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Which crew, if this machine has joined more.")]
+Listen = Annotated[
+    str, typer.Option(metavar="ADDRESS[:PORT]", help="Where this machine would coordinate (default: its LAN address).")
+]
+
+
+def standby(
+    address: Address = "",
+    listen: Listen = "",
+    name: Annotated[str, typer.Option(help="This machine's name in the crew (default: its host name).")] = "",
+    invite_file: Annotated[Path | None, typer.Option(help="Read the invite from a file.")] = None,
+) -> None:
+    """Keep a copy of a crew's run and keys, to go on if its coordinator's machine is gone for good.
+
+    Asks for an invite if this machine has not joined the crew before.
+    """
+    home = Home.of_user()
+    crew = None if invite_file else find_crew(home, address)
+    if crew is None:
+        crew = enrol(home, read_invite(invite_file), address=address, name=name or host_name())
+    set_up_logging(None, worker=crew.name, verbose=options.debug)
+    from cuadrilla.engines.standby import Twin, follow
+
+    twin = Twin.of(home, crew)
+    with storage_errors(twin.folder):
+        twin.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with FolderLock(twin.lock, purpose="following the coordinator; stop `cuadrilla standby` there first"):
+        say(f"following  {crew.address} as {crew.name}; Ctrl-C ends it")
+        follow(home, crew, listen=listening_address(listen), report=say)
+
+
+def promote(
+    address: Address = "",
+    listen: Listen = "",
+    force: Annotated[bool, typer.Option("--force", help="Although the old coordinator may be there.")] = False,
+) -> None:
+    """Coordinate the crew from this standby, because the old coordinator's machine is gone for good."""
+    home = Home.of_user()
+    crew = find_crew(home, address)
+    if crew is None:
+        raise LinkError("this machine has joined no crew", hint="a standby is made beforehand: cuadrilla standby")
+    from cuadrilla.engines.standby import Twin, check_gone
+    from cuadrilla.engines.standby import promote as take_over
+
+    twin = Twin.of(home, crew)
+    if not twin.listen:
+        raise LinkError(f"this machine is no standby of the crew at {crew.address}", hint="cuadrilla standby")
+    with FolderLock(twin.lock, purpose="following the coordinator; stop `cuadrilla standby` there first"):
+        if not force:
+            check_gone(crew, report=say)
+        version = take_over(home, crew, twin)
+    lost = max(0, twin.announced - version)
+    say(f"promoted   goes on from step {version}; the old coordinator is known to have announced step {twin.announced}")
+    say(f"           {f'{lost} steps are lost' if lost else 'nothing that is known of is lost'}")
+    where = listening_address(listen) if listen else twin.listen
+    command = ["up", str(twin.run.path), "--listen", where]
+    say(f"now        cuadrilla {shlex.join(command)}")
+    flags = [*(["--debug"] if options.debug else []), *(["--json"] if options.json else [])]
+    os.execv(sys.executable, [sys.executable, "-m", "cuadrilla", *flags, *command])

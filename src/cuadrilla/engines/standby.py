@@ -1,0 +1,295 @@
+"""A standby: another machine that could go on with the crew when the coordinator's machine is gone for good.
+
+`follow` copies what makes a machine the coordinator (its keys, the run's data or code, the newest checkpoint) and then
+the journal as it grows; `promote` turns the copy into a crew and a run of this machine, which `cuadrilla up` resumes.
+Nothing is promoted by itself: from here a coordinator that is dead and one that is cut off look the same, and two that
+both go on would train two models.
+
+Invariants
+* Keys are in a private folder, each file 0600 from its first byte on.
+* A checkpoint is copied under a temporary name and verified before it exists here; the one before stays until then, and
+  the journal is copied on meanwhile.
+* A coordinator that was started anew may write another journal of the same name: each is copied again, beside the old
+  copy, which it replaces when it is whole.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cuadrilla.config import Config, FileTask
+from cuadrilla.engines.bundle import fetch
+from cuadrilla.errors import CheckpointError, ConfigError, LinkError
+from cuadrilla.home import Home, Joined, read_object
+from cuadrilla.link.base import Refused
+from cuadrilla.link.grpc_client import Connection
+from cuadrilla.link.grpc_standby import CHECKPOINT_FILE, JOURNAL_FILE
+from cuadrilla.link.tls import COORDINATOR_FILES, key_hash, load_node, open_coordinator
+from cuadrilla.rundir import RunDir, fsync_folder, storage_errors, write_atomic, write_json
+from cuadrilla.runfile import to_toml
+from cuadrilla.train.checkpoint import list_checkpoints, prune_checkpoints, verify_checkpoint, version_of
+from cuadrilla.train.journal import has_segment, read_segment
+
+POLL_SECONDS = 0.5
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
+KEPT_CHECKPOINTS = 2
+SURELY_GONE_SECONDS = 20.0
+"""A killed coordinator is started again by its parent, and is back by then on a machine that is not very slow."""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twin:
+    """The copy on this machine. `listen`: where it would coordinate; `announced`: what it has heard of."""
+
+    folder: Path
+    listen: str = ""
+    announced: int = 0
+
+    @classmethod
+    def of(cls, home: Home, crew: Joined) -> "Twin":
+        folder = home.standby_folder(crew)
+        known = read_object(folder / "standby.json")
+        return cls(folder=folder, listen=str(known.get("listen", "")), announced=int(known.get("announced", 0)))
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "crew"
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.folder / "run")
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    def write(self) -> None:
+        write_json(self.folder / "standby.json", {"listen": self.listen, "announced": self.announced})
+
+
+def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
+    """Follow the crew's coordinator until this process is stopped. `listen`: where this machine would coordinate.
+
+    Raises LinkError when the coordinator refuses this node, ConfigError when this machine cannot be its twin.
+    """
+    twin = replace(Twin.of(home, crew), listen=listen)
+    _check_free(home, crew)
+    if twin.run.metrics.exists():
+        raise ConfigError(f"the copy was promoted and is trained here: {twin.run.path}", hint="move it away first")
+    with storage_errors(twin.folder):
+        twin.keys.mkdir(mode=0o700, exist_ok=True)
+    pause, told = FIRST_PAUSE_SECONDS, ""
+    while True:
+        connection = Connection(crew.address, identity=load_node(crew.folder))
+        follower = Follower(connection, twin, report=report)
+        try:
+            follower.begin(home, crew)
+            while True:
+                follower.copy()
+                pause, told = FIRST_PAUSE_SECONDS, ""
+                time.sleep(POLL_SECONDS)
+        except Refused:
+            raise
+        except (LinkError, CheckpointError) as error:
+            if error.message != told:  # not every five seconds, for as long as a machine is off
+                report(f"{error.message}; trying again. If that machine is gone for good: cuadrilla promote")
+                told = error.message
+        finally:
+            twin = follower.twin
+            connection.close()
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+class Follower:
+    """One connection's worth of following."""
+
+    def __init__(self, connection: Connection, twin: Twin, *, report: Report) -> None:
+        self.twin = twin
+        self._connection = connection
+        self._report = report
+        self._life = 0
+        self._whole: set[str] = set()
+        """Segments that were copied from their beginning in this life of the coordinator."""
+        self._copied_at = 0.0
+
+    def begin(self, home: Home, crew: Joined) -> None:
+        """Everything that does not grow."""
+        files = self._crew_keys(crew)
+        for name, raw in files.items():
+            write_atomic(self.twin.keys / name, raw, private=True)
+        server = open_coordinator(self.twin.keys, now=datetime.now(UTC)).identity.certificate
+        if home.joined_folder(key_hash(server)) != crew.folder:
+            raise LinkError("the keys are another crew's", hint="join it with an invite, then: cuadrilla standby")
+        config, folder = fetch(self._connection, self._connection.describe(), home=home, report=self._report)
+        with storage_errors(self.twin.run.path):
+            for part in (self.twin.run.checkpoints, self.twin.run.journal):
+                part.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.twin.run.run_file, to_toml(_placed(config, folder)))
+
+    def _crew_keys(self, crew: Joined) -> dict[str, bytes]:
+        try:
+            files = self._connection.crew_keys()
+        except Refused as error:
+            hint = f"name it where the coordinator runs: cuadrilla up --standby {crew.name} RUN"
+            raise Refused(error.message, hint=hint) from None
+        if set(files) != set(COORDINATOR_FILES):
+            raise LinkError("the coordinator's keys are not whole", hint="install the same version on both machines")
+        return files
+
+    def copy(self) -> None:
+        """What has grown since the last time."""
+        files, announced = self._journal()
+        versions = [int(found[1]) for path in files if (found := CHECKPOINT_FILE.fullmatch(path))]
+        newest = max(versions, default=-1)
+        if newest > self._newest_here():
+            self._checkpoint(newest, {path: size for path, size in files.items() if CHECKPOINT_FILE.fullmatch(path)})
+            _, announced = self._journal()
+        if announced != self.twin.announced:
+            self.twin = replace(self.twin, announced=announced)
+            self.twin.write()
+
+    def _newest_here(self) -> int:
+        return max(map(version_of, list_checkpoints(self.twin.run.checkpoints)), default=-1)
+
+    def _journal(self) -> tuple[dict[str, int], int]:
+        """Copy the journal's new parts; all files that are there, by size, and the newest announced version."""
+        grown = self._connection.growth(self.twin.listen)
+        if grown.life != self._life:
+            self._life, self._whole = grown.life, set()
+        nodes = self.twin.keys / "nodes.json"
+        if not nodes.exists() or nodes.read_bytes() != grown.nodes:
+            write_atomic(nodes, grown.nodes, private=True)
+        files = {file.path: file.num_bytes for file in grown.files}
+        for path in sorted(files):
+            found = JOURNAL_FILE.fullmatch(path)
+            if found and int(found[1]) >= self._newest_here():
+                self._segment(path, end=files[path])
+        self._copied_at = time.monotonic()
+        return files, grown.announced
+
+    def _segment(self, path: str, *, end: int) -> None:
+        target = self.twin.run.path / path
+        if path in self._whole:
+            self._append(path, target, end=end)
+            return
+        again = target.with_suffix(".part")
+        again.unlink(missing_ok=True)
+        self._append(path, again, end=end)
+        os.replace(again, target)
+        fsync_folder(target.parent)
+        self._whole.add(path)
+
+    def _append(self, path: str, target: Path, *, end: int) -> None:
+        with storage_errors(target), open(target, "ab") as file:
+            if file.tell() < end:
+                for data in self._connection.copy(path, offset=file.tell(), end=end):
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _checkpoint(self, version: int, files: dict[str, int]) -> None:
+        """A checkpoint in a folder of its own until it is verified."""
+        folder = self.twin.run.checkpoints
+        temporary = folder / f".v{version:08d}.{os.getpid()}.tmp"
+        with storage_errors(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+        for path, size in files.items():
+            target = temporary / Path(path).name
+            with storage_errors(target), open(target, "wb") as file:
+                for data in self._connection.copy(path, offset=0, end=size):
+                    file.write(data)
+                    if time.monotonic() - self._copied_at > POLL_SECONDS:
+                        self._journal()
+                file.flush()
+                os.fsync(file.fileno())
+        verify_checkpoint(temporary)
+        os.rename(temporary, folder / f"v{version:08d}")
+        fsync_folder(folder)
+        prune_checkpoints(folder, keep=KEPT_CHECKPOINTS, protect=())
+        oldest = version_of(list_checkpoints(folder)[0])
+        for segment in self.twin.run.journal.glob("v*.log"):
+            if int(segment.stem[1:]) < oldest:
+                segment.unlink()
+        self._report(f"the checkpoint of step {version} is here, and the journal behind it as it grows")
+
+
+def _placed(config: Config, folder: Path) -> Config:
+    """The run's configuration, for a run directory elsewhere than `folder`, where its data or code is."""
+    if isinstance(config.task, FileTask):
+        task = config.task.model_copy(update={"path": str(folder / config.task.path)})
+        return config.model_copy(update={"task": task})
+    data = config.data.model_copy(update={"folder": str(folder / config.data.folder)})
+    return config.model_copy(update={"data": data})
+
+
+def _check_free(home: Home, crew: Joined) -> None:
+    """A machine has one crew of its own: it cannot take over another one beside it. Raises ConfigError."""
+    own = home.crew / "server.pem"
+    if own.exists() and home.joined_folder(key_hash(own.read_bytes())) != crew.folder:
+        raise ConfigError(
+            f"this machine has a crew of its own: {home.crew}",
+            hint="move that folder away, or name another home for the standby in CUADRILLA_HOME",
+        )
+
+
+def check_gone(crew: Joined, *, report: Report) -> None:
+    """Raises LinkError when the coordinator answers within the time that its parent may need to start it again."""
+    report(f"asking    {crew.address} for {SURELY_GONE_SECONDS:.0f} s whether it is there")
+    until = time.monotonic() + SURELY_GONE_SECONDS
+    while time.monotonic() < until:
+        connection = Connection(crew.address, identity=load_node(crew.folder))
+        try:
+            connection.describe()
+        except Refused:
+            pass  # it is there
+        except LinkError:
+            time.sleep(POLL_SECONDS)
+            continue
+        finally:
+            connection.close()
+        raise LinkError(
+            f"the coordinator at {crew.address} answers: two that go on would train two models",
+            hint="stop it there (cuadrilla down), or promote all the same with --force",
+        )
+
+
+def promote(home: Home, crew: Joined, twin: Twin) -> int:
+    """Make the crew this machine's own; the version from which its run goes on. The caller holds `twin.lock`.
+
+    Raises CheckpointError when there is nothing to go on from, and ConfigError.
+    """
+    _check_free(home, crew)
+    version = newest_version(twin.run)
+    with storage_errors(home.crew):
+        home.crew.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in (*COORDINATOR_FILES, "nodes.json"):
+        write_atomic(home.crew / name, (twin.keys / name).read_bytes(), private=True)
+    return version
+
+
+def newest_version(run: RunDir) -> int:
+    """What checkpoints and journal of a run come to. Raises CheckpointError."""
+    for path in reversed(list_checkpoints(run.checkpoints)):
+        with suppress(CheckpointError):
+            verify_checkpoint(path)
+            version = version_of(path)
+            break
+    else:
+        raise CheckpointError(
+            f"no checkpoint was copied to {run.path} yet", hint="nothing can be promoted: find the old machine's disk"
+        )
+    while has_segment(run.journal, version):
+        last = max((record.version for record, _ in read_segment(run.journal, version)), default=version)
+        if last == version:
+            break
+        version = last
+    return version

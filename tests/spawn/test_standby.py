@@ -1,0 +1,120 @@
+"""A standby follows the coordinator; when that machine is gone for good, it is promoted and the crew goes on there."""
+
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cuadrilla.home import Home, read_object
+from cuadrilla.rundir import RunDir, last_rows
+from tests.commands import train, wait_for
+from tests.machines import Machine, invite, language_run, present, up
+from tests.runs import final_sha256
+
+STEPS = 80
+
+
+@pytest.fixture
+def run(tmp_path: Path, data: Path) -> RunDir:
+    return language_run(tmp_path / "run", data, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, data: Path) -> str:
+    run = language_run(tmp_path_factory.mktemp("alone") / "run", data, steps=STEPS)
+    assert train(run).returncode == 0
+    return final_sha256(run.path)
+
+
+def twin(machine: Machine) -> Path:
+    (folder,) = (machine.home / "standby").iterdir()
+    return folder
+
+
+def announced(machine: Machine) -> int:
+    """What the standby has heard of."""
+    found = [read_object(file) for file in (machine.home / "standby").glob("*/standby.json")]
+    return max((int(value["announced"]) for value in found), default=0)
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
+    process.communicate(timeout=60)
+
+
+def test_a_promoted_standby_goes_on_and_the_workers_find_it(
+    machine: Callable[[str], Machine], run: RunDir, port: int, alone: str
+) -> None:
+    coordinator, eva = machine("coordinator"), machine("eva")
+    crew = up(coordinator, run, port, "--standby", "eva")
+    text = invite(coordinator, "--uses", "3")
+    follower = eva.start("standby", "--name", "eva", "--listen", f"127.0.0.2:{port}", says=text)
+    wait_for(lambda: bool(list(eva.home.glob("standby/*/run/checkpoints/v*"))), follower)
+    workers = [machine(name).start("join", "--name", name, says=text) for name in ("ana", "luis")]
+    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
+    wait_for(lambda: announced(eva) >= 5, follower)
+    connections = psutil.Process(follower.pid).net_connections(kind="inet")
+    assert psutil.CONN_LISTEN not in {connection.status for connection in connections}
+    for worker in workers:  # the end must not come before the accident
+        psutil.Process(worker.pid).suspend()
+    busy = eva.run("promote")
+    assert (busy.returncode, "stop `cuadrilla standby` there first" in busy.stderr) == (2, True), busy.stderr
+    end(follower)
+    early = eva.run("promote")
+    assert (early.returncode, "two that go on would train two models" in early.stderr) == (5, True), early.stderr
+    assert not Home(eva.home).crew.exists()
+
+    segment = max((twin(eva) / "run" / "journal").glob("v*.log"))
+    before = segment.stat().st_ino
+    follower = eva.start("standby", "--listen", f"127.0.0.2:{port}")
+    wait_for(
+        lambda: segment.stat().st_ino != before, follower
+    )  # it trusts no journal that it has not seen from its begin
+    for process in [*psutil.Process(crew.pid).children(recursive=True), psutil.Process(crew.pid)]:
+        process.kill()
+    crew.communicate()
+    assert last_rows(run.metrics)[-1]["version"] < STEPS
+    for worker in workers:
+        psutil.Process(worker.pid).resume()
+    end(follower)
+    known = announced(eva)
+
+    promoted = eva.start("promote")
+    said = promoted.communicate(timeout=200)[1]
+    assert promoted.returncode == 0, said
+    assert f"is known to have announced step {known}" in said
+    assert int(said.split("promoted   goes on from step ")[1].split(";")[0]) >= known
+    assert "nothing that is known of is lost" in said
+    assert "Traceback" not in said
+    assert [worker.wait(timeout=60) for worker in workers] == [0, 0]
+    assert final_sha256(twin(eva) / "run") == alone
+    assert present(RunDir(twin(eva) / "run")) == {"ana", "luis"}
+    keys = [file for folder in (twin(eva) / "crew", Home(eva.home).crew) for file in folder.glob("*.key")]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in keys] == [0o600] * 4
+    assert stat.S_IMODE(twin(eva).stat().st_mode) == 0o700
+    assert [crew.address for crew in Home(machine("ana").home).joined()] == [f"127.0.0.2:{port}"]
+
+
+def test_nobody_becomes_a_standby_without_being_named(
+    machine: Callable[[str], Machine], run: RunDir, port: int
+) -> None:
+    coordinator, eva = machine("coordinator"), machine("eva")
+    crew = up(coordinator, run, port, "--standby", "luis")
+    refused = eva.run("standby", "--name", "eva", "--listen", "127.0.0.2", says=invite(coordinator))
+    assert refused.returncode == 5, refused.stderr
+    assert "eva has not been named as a standby" in refused.stderr
+    assert "cuadrilla up --standby eva" in refused.stderr
+    assert not [*eva.home.rglob("ca.*"), *eva.home.rglob("server.*")]
+    nothing = eva.run("promote", "--force")
+    assert (nothing.returncode, "is no standby" in nothing.stderr) == (5, True), nothing.stderr
+    assert coordinator.run("down").returncode == 0
+    assert crew.wait(timeout=60) == 130
+
+
+def test_promote_without_a_crew(machine: Callable[[str], Machine]) -> None:
+    done = machine("lonely").run("promote")
+    assert (done.returncode, "this machine has joined no crew" in done.stderr) == (5, True), done.stderr
+    assert "hint:" in done.stderr

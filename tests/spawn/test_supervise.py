@@ -1,0 +1,161 @@
+"""A coordinator that is killed is started again by its parent: no step is lost, every signal arrives once."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from tests.commands import coordinator, make_run, reached, start, train, wait_for
+from tests.runs import final_sha256
+
+STEPS = 120
+CREW = ("--set", "sync.strict=true", "--practice", "1.0,0.5")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path / "cuadrilla ñ", steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One strict worker in one process."""
+    run = make_run(tmp_path_factory.mktemp("undisturbed") / "run", steps=STEPS)
+    assert train(run, *CREW[:2]).returncode == 0
+    return final_sha256(run.path)
+
+
+@pytest.fixture
+def crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
+    process = start(run, *CREW)
+    yield process
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+def num_restarts(run: RunDir) -> int:
+    return sum(row["event"] == "coordinator restarted" for row in read_jsonl(run.events))
+
+
+def num_joined(run: RunDir) -> int:
+    return sum(row["event"] == "joined" for row in read_jsonl(run.events))
+
+
+def versions(run: RunDir) -> list[int]:
+    return [row["version"] for row in last_rows(run.metrics)]
+
+
+def test_killed_while_training_and_while_coming_back(
+    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
+) -> None:
+    """The second time before any worker has joined the second coordinator."""
+    wait_for(reached(run, 10), crew)
+    coordinator(crew).kill()
+    wait_for(lambda: num_restarts(run) == 1, crew)
+    before = num_joined(run)
+    wait_for(lambda: bool(psutil.Process(crew.pid).children()), crew)
+    announced = max(versions(run))
+    coordinator(crew).kill()
+    wait_for(lambda: num_restarts(run) == 2, crew)
+    assert (num_joined(run), max(versions(run))) == (before, announced)
+    said = crew.communicate(timeout=100)[1]
+    assert crew.returncode == 0, said
+    assert said.count("the coordinator was killed (SIGKILL); it is started again") == 2
+    assert int(said.split("resumed    at step ")[-1].split()[0]) >= announced
+    assert "Traceback" not in said
+    assert versions(run) == list(range(1, STEPS + 1))
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_dying_again_and_again_ends_with_an_error(run: RunDir) -> None:
+    (run.path / "task.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+    process = start(run, *CREW)
+    said = process.communicate(timeout=100)[1]
+    assert process.returncode == 3, said
+    assert num_restarts(run) == 2
+    assert "the coordinator died 3 times without a step between (the last time by SIGSEGV)" in said
+    assert "hint:" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_parent_saves_and_stops_once(
+    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str, number: signal.Signals
+) -> None:
+    """The child sees it once: twice would be to leave at once, without saving."""
+    wait_for(reached(run, 10), crew)
+    everybody = psutil.Process(crew.pid).children(recursive=True)
+    crew.send_signal(number)
+    said = crew.communicate(timeout=60)[1]
+    assert crew.returncode == 130, said
+    assert "and saved; the same command goes on" in said
+    assert json.loads(run.status.read_text())["state"] == "stopped"
+    assert num_restarts(run) == 0
+    assert len(psutil.wait_procs(everybody, timeout=30)[0]) == 3
+    assert train(run, *CREW[:2]).returncode == 0
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_two_signals_leave_at_once(crew: "subprocess.Popen[str]", run: RunDir) -> None:
+    """Frozen, so that both have arrived before it can act on the first."""
+    wait_for(reached(run, 10), crew)
+    everybody = psutil.Process(crew.pid).children(recursive=True)
+    child = frozen(coordinator(crew))
+    crew.send_signal(signal.SIGINT)
+    crew.send_signal(signal.SIGTERM)
+    wait_for(lambda: {signal.SIGINT, signal.SIGTERM} <= pending(child.pid), crew)
+    child.resume()
+    said = crew.communicate(timeout=60)[1]
+    assert crew.returncode == 130, said
+    assert "and saved" not in said
+    assert json.loads(run.status.read_text())["state"] == "running"
+    assert len(psutil.wait_procs(everybody, timeout=30)[0]) == 3
+
+
+def test_stopped_while_it_comes_back_it_stays_away(crew: "subprocess.Popen[str]", run: RunDir) -> None:
+    """Asked to stop and killed before it could: that is an end, not an accident."""
+    wait_for(reached(run, 10), crew)
+    child = frozen(coordinator(crew))
+    crew.send_signal(signal.SIGTERM)
+    wait_for(lambda: signal.SIGTERM in pending(child.pid), crew)
+    child.kill()
+    said = crew.communicate(timeout=60)[1]
+    assert crew.returncode == 128 + signal.SIGKILL, said
+    assert num_restarts(run) == 0
+
+
+def test_ctrl_z_stops_everybody_and_fg_goes_on(crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str) -> None:
+    wait_for(reached(run, 10), crew)
+    everybody = [psutil.Process(crew.pid), *psutil.Process(crew.pid).children(recursive=True)]
+    crew.send_signal(signal.SIGTSTP)
+    wait_for(lambda: all(process.status() == psutil.STATUS_STOPPED for process in everybody), crew)
+    crew.send_signal(signal.SIGCONT)
+    said = crew.communicate(timeout=100)[1]
+    assert crew.returncode == 0, said
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_the_parent_is_small(crew: "subprocess.Popen[str]", run: RunDir) -> None:
+    wait_for(reached(run, 1), crew)
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (crew.pid, coordinator(crew).pid)]
+    assert ["libtorch" in text for text in maps] == [False, True]
+
+
+def frozen(process: psutil.Process) -> psutil.Process:
+    """Really: a signal with a lower number would overtake SIGSTOP."""
+    process.suspend()
+    wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
+    return process
+
+
+def pending(pid: int) -> set[int]:
+    """Signals that wait for a stopped process."""
+    lines = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    bits = int(lines["ShdPnd"], 16)
+    return {number for number in range(1, 65) if bits >> (number - 1) & 1}
