@@ -46,8 +46,11 @@ class Resolved:
     origins: dict[str, str]
 
 
-def read_run_file(path: Path, *, sets: Sequence[str] = ()) -> Resolved:
-    """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy."""
+def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False) -> Resolved:
+    """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy.
+
+    `processes`: workers are not to be threads; where the engine is `local`, it becomes `crew`.
+    """
     try:
         if path.is_dir():
             path = path / "run.toml"
@@ -62,7 +65,7 @@ def read_run_file(path: Path, *, sets: Sequence[str] = ()) -> Resolved:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8") from error
-    return resolve(text, sets=sets, name=str(path))
+    return resolve(text, sets=sets, name=str(path), processes=processes)
 
 
 def read_run_config(run: RunDir) -> Config:
@@ -78,7 +81,7 @@ def read_run_config(run: RunDir) -> Config:
         raise ConfigError(f"{run.config} cannot be read: {error}", hint=f"cuadrilla train {typed(run.path)}") from error
 
 
-def resolve(text: str, *, sets: Sequence[str] = (), name: str = "run.toml") -> Resolved:
+def resolve(text: str, *, sets: Sequence[str] = (), name: str = "run.toml", processes: bool = False) -> Resolved:
     """Check TOML text plus `--set` values; see `read_run_file`."""
     values = parse_toml(text, name=name)
     origins = {key: "file" for key in _leaves(values)}
@@ -86,6 +89,10 @@ def resolve(text: str, *, sets: Sequence[str] = (), name: str = "run.toml") -> R
         key, value = parse_set(item)
         _assign(values, key, value)
         origins[".".join(key)] = "--set"
+    engine = values.setdefault("engine", {}) if processes else None
+    if isinstance(engine, dict) and engine.get("kind", "local") == "local":
+        engine["kind"] = "crew"
+        origins["engine.kind"] = "--set"
     _check_schema(values, name)
     for section, kind in _default_kinds().items():
         if isinstance(values.get(section), dict):

@@ -21,7 +21,7 @@ from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.train import report_outcome, train_run
-from cuadrilla.config import Config
+from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home, Joined
@@ -60,7 +60,9 @@ def up(
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
     listens = listening_address(listen)
     dialled = dialled_address(address, port=listens.rpartition(":")[2])
-    resolved = read_run_file(run, sets=[*crew_kind(run, sets or [], listen=listen), f'engine.listen="{listens}"'])
+    resolved = read_run_file(run, sets=[*(sets or []), f'engine.listen="{listens}"'], processes=True)
+    assert isinstance(resolved.config.engine, CrewEngine)
+    check_doors(resolved.config.engine, listen=listen)
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
     home = Home.of_user()
     with storage_errors(home.crew):
@@ -93,23 +95,16 @@ def up(
     report_outcome(outcome, folder)
 
 
-def crew_kind(run: Path, sets: list[str], *, listen: str) -> list[str]:
-    """`sets` with an engine that other machines can join: the run's own, or the crew link. Raises ConfigError.
-
-    Ray opens many ports on the network: that has to be asked for, and the network has to be named.
-    """
-    engine = read_run_file(run, sets=sets).config.engine
-    if engine.kind == "local":
-        return [*sets, 'engine.kind="crew"']
-    if engine.kind == "ray":
+def check_doors(engine: CrewEngine, *, listen: str) -> None:
+    """Machines join over the crew link; Ray opens many ports, so its network has to be named. Raises ConfigError."""
+    if not engine.uses_link:
         raise ConfigError(
             'machines join over the crew link: engine.kind = "ray" has none', hint='use engine.kind = "auto"'
         )
-    if engine.kind == "auto" and not listen and not engine.ray_address:
+    if engine.uses_ray and not listen and not engine.ray_address:
         raise ConfigError(
             "Ray opens ports on the network of this machine: name it", hint=f"--listen {lan_address()}, for example"
         )
-    return sets
 
 
 def listening_address(text: str) -> str:

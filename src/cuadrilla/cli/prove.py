@@ -36,7 +36,7 @@ def prove(
     Trains in temporary folders; the run's own is not touched. Exit code 0: the same bits; 7: not.
     """
     options.json = options.json or as_json
-    config = read_run_file(run, sets=[*(sets or []), *crew_sets(crew)]).config
+    config = read_run_file(run, sets=[*(sets or []), *crew_sets(crew)], processes=True).config
     from cuadrilla.engines.prove import prove as run_proof
 
     folder = (run if run.is_dir() else run.parent).resolve()

@@ -106,9 +106,8 @@ def train(
     ] = "",
 ) -> None:
     """Train, or go on where a run stopped. Ctrl-C saves and stops; the same command resumes."""
-    resolved = read_run_file(run, sets=sets or [])
-    if practice:
-        resolved = read_run_file(run, sets=[*(sets or []), *practice_sets(practice, kind=resolved.config.engine.kind)])
+    more = practice_sets(practice) if practice else []
+    resolved = read_run_file(run, sets=[*(sets or []), *more], processes=bool(practice))
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
     if isinstance(resolved.config.engine, CrewEngine):
         under_a_parent(folder)
@@ -139,19 +138,15 @@ def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
         say(f"\n{outcome.reason}: saved; the same command goes on from there")
 
 
-def practice_sets(text: str, *, kind: str = "crew") -> list[str]:
-    """`SPEEDS[@LINK]` as values of the section `engine`; its kind stays if that has processes. Raises ConfigError."""
+def practice_sets(text: str) -> list[str]:
+    """`SPEEDS[@LINK]` as values of the section `engine`. Raises ConfigError."""
     speeds, _, link = text.partition("@")
     if not re.fullmatch(r"\s*\d+(\.\d+)?\s*(,\s*\d+(\.\d+)?\s*)*", speeds):
         raise ConfigError(
             f"--practice {text}: {speeds!r} is not a list of speeds", hint='write it as "1.0,0.5,0.25@100mbit+20ms"'
         )
     workers = [float(speed) for speed in speeds.split(",")]
-    return [
-        f'engine.kind="{"crew" if kind == "local" else kind}"',
-        f"engine.workers={workers}",
-        f'engine.link="{link.strip()}"',
-    ]
+    return [f"engine.workers={workers}", f'engine.link="{link.strip()}"']
 
 
 def train_run(
