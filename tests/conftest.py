@@ -95,6 +95,8 @@ def sockets() -> frozenset[tuple[Any, ...]]:
         descriptors = []
     if descriptors and not any(is_socket(number) for number in descriptors):
         return frozenset()
+    if getattr(sys.modules.get("ray"), "is_initialized", bool)():  # its connections come and go by themselves
+        return frozenset()
     try:
         connections = psutil.Process().net_connections(kind="inet")
     except (psutil.Error, OSError):

@@ -3,6 +3,7 @@
 import copy
 import tempfile
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,7 +30,13 @@ DOORS = ("inproc", "grpc")
 TICK_SECONDS = 0.02
 
 
-def run_through(door: str, parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+Run = Callable[..., Outcome]
+
+
+def run_through(door: str | Run, parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+    """`door`: one of DOORS, or a function with the arguments of `run_local`."""
+    if callable(door):
+        return door(parts, wrap_link=wrap_link)
     return run_local(parts, wrap_link=wrap_link) if door == "inproc" else run_over_grpc(parts, wrap_link=wrap_link)
 
 

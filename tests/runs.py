@@ -15,7 +15,7 @@ from cuadrilla.train.checkpoint import load_newest, tensors_sha256
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.metrics import JsonlSink, Sink
 from cuadrilla.train.setup import Parts, assemble
-from tests.doors import run_through
+from tests.doors import Run, run_through
 
 RUN_FILE = """
 [task]
@@ -55,7 +55,12 @@ class Execute(Protocol):
 
 
 def execute(
-    folder: Path, task: Task, *sets: str, stop_at: int = 0, wrap_link: WrapLink | None = None, door: str = "inproc"
+    folder: Path,
+    task: Task,
+    *sets: str,
+    stop_at: int = 0,
+    wrap_link: WrapLink | None = None,
+    door: str | Run = "inproc",
 ) -> Outcome:
     """Run it, with metrics.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)

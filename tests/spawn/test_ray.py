@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from tests.runs import final_sha256
 
 pytestmark = [
     pytest.mark.spawn,
-    pytest.mark.skipif(sys.platform != "linux", reason="Ray joins machines under Linux only"),
+    pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"'),
 ]
-pytest.importorskip("ray", reason='Ray is not installed: pip install "cuadrilla[ray]"')
 
 STEPS = 300
 STRICT = ("--set", "sync.strict=true")

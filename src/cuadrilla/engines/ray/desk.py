@@ -25,7 +25,7 @@ from cuadrilla.engines.ray.worker import GROUPS, Arrays, Parcel, Place, RayWorke
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Goodbye, Stop, ToWorker, Version
+from cuadrilla.link.base import Goodbye, Hello, Stop, ToWorker, Version
 from cuadrilla.link.grpc_server import Receiver
 from cuadrilla.link.offer import Offer, OfferedFile, RunDescription
 from cuadrilla.log import TALK
@@ -75,16 +75,22 @@ class RayDesk:
 
     def place(self, place: Place) -> None:
         """Start a worker. Returns at once: it is heard of when it joins."""
-        options: dict[str, Any] = {"resources": {RESOURCE: 1}, "num_cpus": 0, "max_restarts": MAX_RESTARTS}
-        if place.node:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        actor_class = ray.remote(concurrency_groups=GROUPS)(RayWorker)
-        actor = actor_class.options(**options).remote(place, self._description())
+        self.attend(place, self._start(place))
+
+    def attend(self, place: Place, actor: Any) -> None:
+        """Listen to a worker that was started: an actor of `RayWorker`."""
         worker = _Attended(place=place, actor=actor)
         worker.thread = threading.Thread(target=self._attend, args=(worker,), name=f"attends-{place.name}", daemon=True)
         with self._lock:
             self._workers[place.name] = worker
         worker.thread.start()
+
+    def _start(self, place: Place) -> Any:
+        options: dict[str, Any] = {"resources": {RESOURCE: 1}, "num_cpus": 0, "max_restarts": MAX_RESTARTS}
+        if place.node:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node, soft=False)
+        actor_class = ray.remote(concurrency_groups=GROUPS)(RayWorker)
+        return actor_class.options(**options).remote(place, self._description())
 
     def place_on_new_nodes(self) -> None:
         """A worker for each node of the cluster that offers itself and has none; also again after a while."""
@@ -206,7 +212,7 @@ class RayDesk:
             return
         if isinstance(message, Goodbye):
             worker.joined, worker.expected = False, True
-        elif not worker.joined:
+        elif isinstance(message, Hello):
             log.info("%s joined", worker.place.name, extra=TALK)
             worker.joined, worker.expected = True, False
         self._receiver.deliver(worker.place.name, message)
@@ -222,10 +228,12 @@ class RayDesk:
         worker.actor.answer.remote()
 
     def _lose(self, worker: _Attended, reason: str) -> None:
-        if worker.joined and not self._closing.is_set():
-            log.warning("%s left: %s", worker.place.name, reason)
-            worker.joined = False
-            self._receiver.left(worker.place.name, reason)
+        """Its process has died, or works no more; said once for each time that it was there."""
+        if worker.expected or self._closing.is_set():
+            return
+        log.warning("%s left: %s", worker.place.name, reason)
+        worker.joined, worker.expected = False, True
+        self._receiver.left(worker.place.name, reason)
 
     def _ended(self, worker: _Attended, result: Mapping[str, str | int]) -> None:
         worker.ended_at = monotonic()
@@ -234,10 +242,9 @@ class RayDesk:
         error = CuadrillaError(str(result["error"]), hint=str(result.get("hint", "")))
         error.exit_code = int(result["exit_code"])
         self._last_error = error
-        log.warning("%s: %s\n%s", worker.place.name, error.message, error.hint)
-        if worker.joined:
-            worker.joined = False
-            self._receiver.left(worker.place.name, error.message)
+        if error.hint:
+            log.warning("%s: %s", worker.place.name, error.hint)
+        self._lose(worker, error.message)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,114 @@
+"""The Ray door for the shared battery: a few actors, which load torch once and then work for one run after another.
+
+Ray reads its environment when it is imported: this module comes after `cluster.started`.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+import torch
+
+from cuadrilla.config import Config
+from cuadrilla.engines.local import WrapLink
+from cuadrilla.engines.ray.desk import RayDesk
+from cuadrilla.engines.ray.worker import GROUPS, Mailbox, Place, RayLink, RayWorker
+from cuadrilla.link.base import Link
+from cuadrilla.link.offer import Offer, RunDescription
+from cuadrilla.link.shaped import Shape, ShapedLink
+from cuadrilla.link.wire import Layout
+from cuadrilla.model.task import Task
+from cuadrilla.sync.exact import ExactWorker, contribution_like, version_like
+from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.precision import choose_precision
+from cuadrilla.train.setup import Parts
+from tests.doors import TICK_SECONDS
+from tests.faults import Play, Script
+
+CPU = torch.device("cpu")
+
+
+class BatteryWorker(RayWorker):
+    """The product's actor, with a task of the tests and scripted faults."""
+
+    def __init__(self) -> None:
+        super().__init__(Place(name=""), RunDescription(config="", files=()))
+        self.wrap: WrapLink | None = None
+
+    @ray.method(concurrency_group="in")
+    def prepare(self, name: str, speed: float, task: Task, config: Config, wrap: WrapLink | None) -> None:
+        """The next run; what came of the one before is forgotten."""
+        self._mail = Mailbox()
+        self.name, self.speed, self.task, self.config, self.wrap = name, speed, task, config, wrap
+
+    @ray.method(concurrency_group="work")
+    def run(self) -> Mapping[str, str | int]:
+        torch.set_num_threads(1)
+        model = self.task.model()
+        parameters = Layout.of(version_like(model))
+        link: Link = ShapedLink(RayLink(self._mail, parameters=parameters), shape=Shape(speed=self.speed))
+        if self.wrap is not None:
+            link = self.wrap(self.name, link)
+        settings = WorkerSettings(
+            run=self.config.run,
+            train=self.config.train,
+            device=CPU,
+            precision=choose_precision(self.config.train.precision, device=CPU),
+            speed_hint=self.speed,
+        )
+        sync = ExactWorker(model, strict=self.config.sync.strict)
+        return {"reason": train(link, task=self.task, model=model, sync=sync, worker=settings).reason}
+
+    @ray.method(concurrency_group="in")
+    def played(self) -> list[Script]:
+        return self.wrap.played if isinstance(self.wrap, Play) else []
+
+
+class RayDoor:
+    """`num_workers` actors, in the cluster that this process is connected to."""
+
+    def __init__(self, *, num_workers: int) -> None:
+        actor_class = ray.remote(concurrency_groups=GROUPS)(BatteryWorker)
+        self.actors: list[Any] = [actor_class.options(num_cpus=0).remote() for _ in range(num_workers)]
+        ray.get([actor.pid.remote() for actor in self.actors])
+
+    def __call__(self, parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+        """Train with an actor for each of the run's workers."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        desk = RayDesk(
+            receiver=parts.coordination,
+            offer=Offer(config="{}", files={}),
+            parameters=Layout.of(version_like(parts.model)),
+            contribution=Layout.of(contribution_like(parts.model, strict=parts.config.sync.strict)),
+        )
+        try:
+            parts.coordination.open(desk.send)
+            speeds = parts.config.engine.workers
+            for index, (actor, speed) in enumerate(zip(self.actors, speeds, strict=False), start=1):
+                name = f"worker-{index}"
+                ray.get(actor.prepare.remote(name, speed, parts.task, parts.config, wrap_link))
+                desk.attend(Place(name=name), actor)
+            return _coordinate(parts, desk)
+        finally:
+            desk.close()
+            parts.store.close()
+            torch.set_num_threads(threads)
+            if isinstance(wrap_link, Play):
+                for played in ray.get([actor.played.remote() for actor in self.actors]):
+                    wrap_link.played.extend(script for script in played if script not in wrap_link.played)
+
+
+def _coordinate(parts: Parts, desk: RayDesk) -> Outcome:
+    coordination, pause = parts.coordination, threading.Event()
+    while coordination.outcome is None and coordination.failure is None:
+        coordination.tick()
+        if not desk.may_have_workers() and coordination.outcome is None:
+            coordination.fail(desk.failure())
+        pause.wait(TICK_SECONDS)
+    if coordination.failure is not None:
+        raise coordination.failure
+    assert coordination.outcome is not None
+    return coordination.outcome
