@@ -44,12 +44,13 @@ class Heard:
     def __init__(self) -> None:
         self.messages: defaultdict[str, queue.SimpleQueue[ToCoordinator]] = defaultdict(queue.SimpleQueue)
         self.goodbyes: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self.progress: defaultdict[str, list[int]] = defaultdict(list)
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         self.messages[worker].put(message)
 
     def heard(self, worker: str, passes: int) -> None:
-        pass
+        self.progress[worker].append(passes)
 
     def left(self, worker: str, reason: str) -> None:
         self.goodbyes.put((worker, reason))

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -322,3 +323,13 @@ def test_downloads_of_what_is_not_offered(crew: Crew, caplog: pytest.LogCaptureF
             assert client.status("Download", [pb.DownloadRequest(name=name)]) == "NOT_FOUND", name[:80]
     assert "Traceback" not in caplog.text
     assert crew.works()
+
+
+def test_each_chunk_of_an_upload_is_progress(big_crew: Crew) -> None:
+    """On a slow line heartbeats wait behind an upload: what arrives of it must count, or the worker is lost."""
+    assert big_crew.works()
+    heard = big_crew.heard.progress["ana"]
+    num_chunks = math.ceil(BIG.num_bytes / wire.CHUNK_BYTES)
+    assert num_chunks > 2
+    assert heard == sorted(heard)
+    assert set(range(1, num_chunks + 1)) <= set(heard)

@@ -47,7 +47,7 @@ class Connection:
         )
         options = [
             ("grpc.ssl_target_name_override", SERVER_NAME),
-            ("grpc.max_receive_message_length", 4 * wire.CHUNK_BYTES),
+            ("grpc.max_receive_message_length", 16 * wire.CHUNK_BYTES),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),  # a crew is on one's own network; proxies are for the web
             ("grpc.use_local_subchannel_pool", 1),  # another crew's connection to the same address is another one

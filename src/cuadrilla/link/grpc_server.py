@@ -40,7 +40,7 @@ from cuadrilla.log import TALK
 
 SERVICE = "cuadrilla.crew.v1.Crew"
 MAX_WORKERS = 64
-MAX_MESSAGE_BYTES = 4 * wire.CHUNK_BYTES
+MAX_MESSAGE_BYTES = 16 * wire.CHUNK_BYTES
 MAX_CONNECTIONS = 4 * MAX_WORKERS
 HANDSHAKE_SECONDS = ENROL_SECONDS = 5.0
 END_SECONDS = 1.0
@@ -76,6 +76,9 @@ class _Session:
     joined: bool = False
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
     uploading: bool = False
+    passes: int = 0
+    chunks: int = 0
+    """What has arrived of its uploads is progress too: on a slow line heartbeats wait behind them."""
     expected: bool = False
     """Its end is no news: the worker said goodbye, or was told to stop."""
 
@@ -277,8 +280,8 @@ class CrewDesk:
                     if self._sessions.get(session.worker) is not session:
                         return
                 if isinstance(message, Progress):
-                    if session.joined:
-                        self._receiver.heard(session.worker, message.passes)
+                    session.passes = message.passes
+                    self._tell_progress(session)
                 else:
                     if not session.joined:
                         log.info("%s joined", session.worker, extra=TALK)
@@ -295,6 +298,10 @@ class CrewDesk:
             self._forget(session)
             session.outbox.put(None)
             cut_off(session.context, after=END_SECONDS)
+
+    def _tell_progress(self, session: _Session) -> None:
+        if session.joined:
+            self._receiver.heard(session.worker, session.passes + session.chunks)
 
     def _end(self, session: _Session, stop: Stop) -> None:
         """From now on nothing that it says counts; it may still hear why."""
@@ -337,6 +344,8 @@ class CrewDesk:
         for chunk in requests:
             name = name or chunk.name
             assembly.add(chunk)
+            session.chunks += 1
+            self._tell_progress(session)
         if not assembly.complete:
             raise LinkError("the upload ends early", hint="the worker begins again")
         session.uploads.put(name, self._contribution.unpack(assembly.buffer))
