@@ -148,3 +148,31 @@ class Instances(RaggedRegression):
 def test_other_running_statistics_are_refused(tmp_path: Path, crew: str) -> None:
     with pytest.raises(TaskError, match=r"1 \(InstanceNorm1d\) keeps running statistics"):
         runs.execute(tmp_path, Instances(), workers(UNEQUAL[crew]))
+
+
+class Counting(nn.Module):
+    """Counts its passes in a saved buffer, and keeps a cache in one that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = RaggedRegression().model()
+        self.register_buffer("num_passes", torch.zeros(()))
+        self.register_buffer("cache", torch.zeros(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_passes += self.training
+        self.cache = x.sum()
+        return self.inner(x)
+
+
+class CountingTask(RaggedRegression):
+    def model(self) -> nn.Module:
+        return Counting()
+
+
+def test_a_buffer_that_is_not_merged_is_refused_with_several_workers(tmp_path: Path) -> None:
+    """Each worker would train with its own, and nobody would know."""
+    with pytest.raises(TaskError, match="num_passes changes in a pass"):
+        runs.execute(tmp_path / "crew", CountingTask(), workers(UNEQUAL["two equal"]))
+    runs.execute(tmp_path / "one", CountingTask())
+    assert float(final(tmp_path / "one")["num_passes"]) > 0

@@ -23,6 +23,7 @@ from cuadrilla.link.base import Link
 from cuadrilla.link.inproc import Desk
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.sync.exact import ExactWorker
+from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.setup import Parts, compile_blocks
@@ -72,6 +73,7 @@ def _work_in_threads(parts: Parts, desk: Desk, *, wrap_link: WrapLink | None) ->
         name = f"worker-{index}"
         alive.add(name)
         model = copy.deepcopy(parts.model)
+        refuse_private_buffers(model)
 
         def body(name: str = name, model: nn.Module = model, speed: float = speed) -> None:
             try:

@@ -22,6 +22,7 @@ from cuadrilla.link.offer import RunConnection, RunDescription
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.link.wire import Layout
 from cuadrilla.sync.exact import ExactWorker, version_like
+from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_device, choose_precision
 from cuadrilla.train.setup import compile_blocks, make_model, make_task
@@ -114,6 +115,7 @@ class _Worker:
         self._task = make_task(config, folder)
         device = choose_device(config.train.device)
         self._model = make_model(self._task, seed=config.run.seed).to(device)
+        refuse_private_buffers(self._model)
         if config.train.compile:
             compile_blocks(self._model)
         self._settings = WorkerSettings(

@@ -170,6 +170,27 @@ class MergedStatistics:
         self.mean = {}
 
 
+def refuse_private_buffers(model: nn.Module) -> None:
+    """For a worker that is not alone: its first pass raises TaskError if it changes a saved buffer that is not merged.
+
+    Each worker would train with its own, and the checkpoint would hold the coordinator's, which never changed.
+    """
+    saved = model.state_dict().keys() - statistics_of(model).keys()
+    before = {name: (buffer, buffer._version) for name, buffer in model.named_buffers() if name in saved}
+
+    def look(*_arguments: object) -> None:
+        hook.remove()
+        now = dict(model.named_buffers())
+        changed = [name for name, (old, count) in before.items() if now.get(name) is not old or old._version != count]
+        if changed:
+            raise TaskError(
+                f"the buffer {changed[0]} changes in a pass, and several workers do not share it",
+                hint="make it a parameter, register it with persistent=False if it is a cache, or use one worker",
+            )
+
+    hook = model.register_forward_hook(look)
+
+
 def _full(module: str, key: str) -> str:
     return f"{module}.{key}" if module else key
 
