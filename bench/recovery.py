@@ -1,13 +1,13 @@
 """How long a practice crew stands still after a fault: a worker killed, a worker frozen, the coordinator killed.
 
-    python -m bench.recovery [--faults 10]
+    python -m bench.recovery [--faults 10] [--door crew|ray]
 
 Trains `micro` in strict mode with three worker processes and plays the three faults in turn, each one `--faults` times,
 when everybody has joined and some steps are done. Measured: the longest time without a commit from the fault to the
 third commit behind it (the first may be of a round whose answers were all there). `p95` is the nearest rank: of ten
 values the largest. `round_seconds` is an undisturbed round of the same run, which the targets allow on top.
 `restart_cpu_seconds`: what coordinator and workers have computed by then after a restart, mostly to start Python and
-torch; on a machine that has other work to do, this decides how long it takes.
+torch; on a machine that has other work to do, this decides how long it takes. Ray starts a killed worker again.
 """
 
 import argparse
@@ -58,18 +58,22 @@ every_tokens = 1_000_000_000
 class Crew:
     """A crew that trains until it is told to stop, as one sees it from outside."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, *, door: str) -> None:
         self._run = run
+        self.door = door
         command = [sys.executable, "-m", "cuadrilla", "train", str(run.path), "--practice", "1.0,0.5,0.5"]
+        command += ["--set", f'engine.kind="{door}"']
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def coordinator(self) -> psutil.Process:
         (found,) = psutil.Process(self._process.pid).children()
         return found
 
-    def worker(self, name: str) -> psutil.Process:
-        (found,) = [child for child in self.coordinator().children() if name in child.cmdline()]
-        return found
+    def worker(self, index: int) -> psutil.Process:
+        """One of the worker processes that are there, the oldest first."""
+        mark = "RayWorker" if self.door == "ray" else " work --address"
+        found = [child for child in self.coordinator().children(recursive=True) if mark in " ".join(child.cmdline())]
+        return sorted(found, key=lambda process: process.create_time())[index]
 
     def wait_for_joined(self, number: int) -> None:
         """Until so many have joined since the run began."""
@@ -94,7 +98,7 @@ class Crew:
     def cpu_seconds(self) -> float:
         """Of the coordinator and its workers since they were started."""
         coordinator = self.coordinator()
-        return sum(sum(process.cpu_times()[:2]) for process in (coordinator, *coordinator.children()))
+        return sum(sum(process.cpu_times()[:2]) for process in (coordinator, *coordinator.children(recursive=True)))
 
     def stop(self) -> None:
         self._process.terminate()
@@ -123,12 +127,15 @@ def measure(crew: Crew, *, num_faults: int) -> dict[str, list[float]]:
         quiet = crew.commits(STEPS_BEFORE)
         found["round"] += [later - earlier for earlier, later in itertools.pairwise(quiet)]
 
-        killed, began = crew.worker("worker-1"), time.monotonic()
+        joined = crew.num_joined()
+        killed, began = crew.worker(0), time.monotonic()
         killed.kill()
         found["worker killed"].append(longest_gap(began, crew.commits(STEPS_WATCHED)))
+        if crew.door == "ray":
+            crew.wait_for_joined(joined + 1)
 
         joined = crew.num_joined()
-        frozen, began = crew.worker("worker-2"), time.monotonic()
+        frozen, began = crew.worker(1 if crew.door == "ray" else 0), time.monotonic()
         frozen.suspend()
         found["worker frozen"].append(longest_gap(began, crew.commits(STEPS_WATCHED)))
         frozen.resume()
@@ -153,12 +160,13 @@ def percentile(values: Sequence[float], share: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=10)
+    parser.add_argument("--door", choices=("crew", "ray"), default="crew")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         run = RunDir(Path(name))
         prepare(["cuentos:2000"], out=run.path / "data", options=Options(vocab=512))
         run.run_file.write_text(RUN)
-        crew = Crew(run)
+        crew = Crew(run, door=arguments.door)
         try:
             found = measure(crew, num_faults=arguments.faults)
         finally:
@@ -167,6 +175,7 @@ def main() -> None:
     rounds, cpu = summary(found.pop("round")), summary(found.pop(CPU))
     report(
         "recovery",
+        door=arguments.door,
         steps=len(versions),
         load_average=os.getloadavg()[2],  # of the last quarter of an hour
         steps_lost=len(set(range(1, max(versions) + 1)) - set(versions)),
