@@ -78,9 +78,11 @@ def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[
     return subprocess.Popen(command, **settings)  # type: ignore[call-overload, no-any-return]
 
 
-def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str] | None" = None) -> None:
+def wait_for(
+    condition: Callable[[], bool], process: "subprocess.Popen[str] | None" = None, *, seconds: float = 60
+) -> None:
     """Until the condition holds; fails after a generous ceiling, or when the process ends before."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         assert process is None or process.poll() is None, f"ended early: {process.communicate()[1]}"
