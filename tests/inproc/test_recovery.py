@@ -4,11 +4,13 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cuadrilla.engines.local import run_local
 from cuadrilla.errors import ConfigError
@@ -39,6 +41,37 @@ def test_the_journal_gives_back_every_announced_step(tmp_path: Path) -> None:
     execute(tmp_path / "crashed", RaggedRegression(), *CREW, "outer.every=2")
     assert final_sha256(tmp_path / "crashed") == final_sha256(tmp_path / "whole")
     assert [row["version"] for row in metrics(tmp_path / "crashed")] == list(range(1, 9))
+
+
+class FailsOnce(RaggedRegression):
+    """Its evaluation has a mistake, which its author then repairs."""
+
+    failed = False
+
+    def evaluate(self, model: nn.Module, batches: Iterator[Mapping[str, Tensor]]) -> dict[str, float]:
+        if not self.failed:
+            self.failed = True
+            raise ValueError("a mistake in evaluate")
+        return super().evaluate(model, batches)
+
+
+@pytest.mark.parametrize("step", [3, 8])
+def test_a_step_in_the_journal_gets_its_row_and_its_evaluation(tmp_path: Path, step: int) -> None:
+    """The coordinator ended between the two; the last step is evaluated in any case."""
+    every = f"evaluate.every_tokens={step * 72}"
+    execute(tmp_path / "whole", RaggedRegression(), *CREW, every)
+    task = FailsOnce()
+    with pytest.raises(ValueError, match="a mistake"):
+        execute(tmp_path / "failed", task, *CREW, every)
+    assert [row["version"] for row in metrics(tmp_path / "failed")] == list(range(1, step))
+    execute(tmp_path / "failed", task, *CREW, every)
+    assert timeless(tmp_path / "failed") == timeless(tmp_path / "whole")
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    """Rows without what depends on the machine's speed, and on who was there."""
+    clocks = ("seconds", "tokens_per_second", "workers")
+    return [{key: value for key, value in row.items() if key not in clocks} for row in metrics(folder)]
 
 
 NO_BEST = "evaluate.every_tokens=1_000_000"  # no evaluation on the way, so no checkpoint of a best version either

@@ -188,6 +188,7 @@ class VirtualStore:
     segment: int | None = None
     save_now: bool = False
     gap: bool = False
+    unlogged: None = None  # there are no metrics
 
     def journal(self, header: Mapping[str, Any], gradients: Callable[[], Mapping[str, int]]) -> None:
         self.audit.judge_round(header, self.weights)

@@ -96,12 +96,19 @@ class Coordination:
     def open(self, send: Send) -> None:
         """Start answering workers through `send(worker, message)`.
 
-        First the state as it is now becomes a checkpoint, if it is none yet: the initial weights, redone steps.
+        First the state as it is now becomes a checkpoint, if it is none yet: the initial weights, redone steps. A
+        coordinator killed between a step's journal and its row has left the row to this one.
         """
         self._send = send
         with self._lock:
             actions = self._coordinator.start()
-            self._store.save(self._snapshot, version=self._coordinator.version)
+            version = self._coordinator.version
+            if self._store.unlogged is not None:
+                rate, seconds = self._meter.read()
+                self._row = {**self._store.unlogged, "tokens_per_second": rate, "seconds": seconds}
+                self._log_row(version)
+                self._store.after_commit(self._snapshot, version=version, row=self._row, last=False)
+            self._store.save(self._snapshot, version=version)
             self._perform(actions)
 
     def request_stop(self, reason: str) -> None:
@@ -261,7 +268,7 @@ class Coordination:
         header = {"version": action.version, "units": action.units, "skipped": action.skipped, "tokens": tokens}
         planned_tokens = action.version * self._length.round_tokens
         header |= {"norm": self._row.get("grad_norm"), "verdict": verdict.value, "guard": self._guard.state()}
-        header["planned_tokens"] = planned_tokens
+        header |= {"planned_tokens": planned_tokens, "row": dict(self._row)}
         if action.skipped:
             self._store.event("units skipped", version=action.version, units=action.skipped)
         match verdict:
@@ -296,19 +303,23 @@ class Coordination:
         version = action.merge.version
         self._meter.add(action.tokens - action.merge.tokens_before)
         rate, seconds = self._meter.read()
-        row = {**self._row, "tokens_per_second": rate, "seconds": seconds}
+        self._row |= {"tokens_per_second": rate, "seconds": seconds}
         resume = self._meter.pause()
-        row |= self._observe(version)
-        for sink in self._sinks:
-            try:
-                sink.log(version, row)
-            except ResourceError as error:
-                self._store.alarm(error)
-        self._row = row
-        self._store.after_commit(self._snapshot, version=version, row=row, last=version == self._length.num_versions)
+        self._log_row(version)
+        last = version == self._length.num_versions
+        self._store.after_commit(self._snapshot, version=version, row=self._row, last=last)
         resume()
         if version == self._stop_at:
             self._stop_reason = self._stop_reason or f"step {version} reached"
+
+    def _log_row(self, version: int) -> None:
+        """Evaluate and sample what is due, and hand the row to the sinks."""
+        self._row |= self._observe(version)
+        for sink in self._sinks:
+            try:
+                sink.log(version, self._row)
+            except ResourceError as error:
+                self._store.alarm(error)
 
     def _snapshot(self) -> dict[str, Any]:
         return {"coordinator": self._coordinator.snapshot(), "guard": self._guard.state()}

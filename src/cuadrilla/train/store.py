@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import CheckpointError, ConfigError, ResourceError
-from cuadrilla.rundir import RunDir, append_event, write_json
+from cuadrilla.rundir import RunDir, append_event, read_jsonl, write_json
 from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.sync.ledger import Ledger
 from cuadrilla.train import checkpoint as files
@@ -45,6 +45,8 @@ class Store:
     with_journal: bool
     identity: Mapping[str, Any]
     clock: Callable[[], float] = time.monotonic
+    unlogged: Mapping[str, Any] | None = None
+    """The row of the step that the journal led to, if its coordinator was killed before it could write one."""
     _journal: Journal = field(init=False)
     _saved_version: int = -1
     _saved_at: float = field(init=False)
@@ -100,14 +102,14 @@ class Store:
             )
 
     def _redo(self, segment: int, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
-        redone = 0
+        redone, row = 0, {}
         for record, _ in read_segment(self.run.journal, segment):
             if record.version != state["version"] + 1:
                 raise CheckpointError(
                     f"the journal of step {segment} goes from step {state['version']} to {record.version}",
                     hint=f"move {self.run.journal} away to go on from the checkpoint",
                 )
-            self._redo_record(record, guard)
+            row = self._redo_record(record, guard)
             state = {
                 "version": record.version,
                 "tokens": record.header["tokens"],
@@ -115,16 +117,22 @@ class Store:
             }
             redone += 1
         if redone:
+            logged = any(row["version"] == state["version"] for row in read_jsonl(self.run.metrics))
+            self.unlogged = row if row and not logged else None
             log.info("redid %d steps from the journal of step %d", redone, segment)
             self.event("redone", version=state["version"], steps=redone)
         return state
 
-    def _redo_record(self, record: Record, guard: Guard) -> None:
+    def _redo_record(self, record: Record, guard: Guard) -> dict[str, Any]:
+        """The row that goes with it; {} in a journal of an earlier version."""
         header = record.header
+        row: dict[str, Any] = header.get("row", {})
         guard.load_state(header["guard"])
         if header["verdict"] == Verdict.OK.value:
             self.merge.load_gradients(record.gradients)
-            self.merge.step(norm=header["norm"], tokens=header["planned_tokens"], version=record.version)
+            factor = self.merge.step(norm=header["norm"], tokens=header["planned_tokens"], version=record.version)
+            row |= {"lr_factor": factor} if row else {}
+        return row
 
     def _load(self, found: files.Checkpoint) -> None:
         with torch.no_grad():

@@ -1,0 +1,129 @@
+"""A user's task file that plays a script of faults, from inside the processes that train it.
+
+The script is `script.json` beside this file, a list; without it nothing happens. A fault comes when its process
+reaches a `phase` at a place `at`: in a worker "data", "forward" and "backward" of an example (none comes twice, so it
+tells the step and the unit); in the coordinator "evaluate" and "val data" of a step. Each is played once, by whoever
+gets there first: the file `played/NAME` is made before. "hold" is no fault: all wait there until another was played.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from cuadrilla.model.task import TaskDefaults
+from cuadrilla.rundir import RunDir, last_rows
+
+NUM_EXAMPLES, NUM_HELD_OUT = 8192, 32
+SLOW_SECONDS, POLL_SECONDS = 0.3, 0.01
+NAN = float("nan")
+
+
+class Player:
+    """Plays the script of the folder that this file lies in."""
+
+    def __init__(self, folder: Path) -> None:
+        self._played = folder / "played"
+        script = folder / "script.json"
+        self._faults = json.loads(script.read_text()) if script.exists() else []
+
+    def reach(self, phase: str, places: list[int]) -> float:
+        """Suffer what comes here; what a number that passes here is multiplied with."""
+        factor = 1.0
+        for fault in self._faults:
+            if fault["phase"] == phase and fault["at"] in places:
+                factor *= self._play(fault)
+        return factor
+
+    def _play(self, fault: Mapping[str, Any]) -> float:
+        if fault["action"] == "hold":
+            while not (self._played / fault["until"]).exists():
+                time.sleep(POLL_SECONDS)
+            return 1.0
+        try:
+            with open(self._played / fault["name"], "x") as file:
+                file.write(str(os.getpid()))
+        except FileExistsError:
+            return 1.0
+        match fault["action"]:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "freeze":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "slow":
+                time.sleep(SLOW_SECONDS)
+            case "nan":
+                return NAN
+        return 1.0
+
+
+class Data:
+    """Examples of the sine of a sum; `reached` hears which one is fetched."""
+
+    def __init__(self, seed: int, *, length: int, player: Player | None) -> None:
+        random = np.random.default_rng(seed)
+        self._x = random.standard_normal((length, 8)).astype(np.float32)
+        self._y = np.sin(self._x.sum(1, keepdims=True))
+        self._player = player
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self._player is not None:
+            self._player.reach("data", [index])
+        return {"x": self._x[index], "y": self._y[index], "index": index}
+
+
+class HeldOut(Data):
+    def __init__(self, task: "Sine") -> None:
+        super().__init__(1, length=NUM_HELD_OUT, player=None)
+        self._task = task
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self._task.reach_evaluation("val data")
+        return super().__getitem__(index)
+
+
+class Sine:
+    defaults = TaskDefaults(length=1)
+
+    def __init__(self, folder: Path) -> None:
+        self._run = RunDir(folder)
+        self._player = Player(folder)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        places = batch["index"].tolist()
+        predicted = model(batch["x"])
+        predicted.register_hook(lambda gradient: gradient * self._player.reach("backward", places))
+        loss = (predicted - batch["y"]).square().sum()
+        return loss * self._player.reach("forward", places), len(places)
+
+    def data(self, split: str) -> Data:
+        return Data(0, length=NUM_EXAMPLES, player=self._player) if split == "train" else HeldOut(self)
+
+    def data_hash(self) -> str:
+        return "sine"
+
+    def evaluate(self, model: nn.Module, batches: Iterator[Mapping[str, Tensor]]) -> dict[str, float]:
+        self.reach_evaluation("evaluate")
+        total = sum(float((model(batch["x"]) - batch["y"]).square().sum()) for batch in batches)
+        return {"loss": total / NUM_HELD_OUT}
+
+    def reach_evaluation(self, phase: str) -> None:
+        """The step whose weights are evaluated is the one behind the last row: a row is written after this."""
+        rows = last_rows(self._run.metrics)
+        self._player.reach(phase, [rows[-1]["version"] + 1 if rows else 1])
+
+
+def task() -> Sine:
+    return Sine(Path(__file__).parent)

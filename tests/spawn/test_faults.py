@@ -1,0 +1,244 @@
+"""Scripted faults at a step and a phase, inside real processes and from outside: the weights stay the same.
+
+`draw` makes a script from a seed. Workers and the coordinator play most of it themselves (`tests/faulty_task.py`); what
+their user's code cannot see (a checkpoint being written, a journal begun, a row of metrics) is played by the watcher
+of this file, which also wakes those who were frozen. While it is to act, one unit of the next step holds all back.
+"""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cuadrilla.data.order import sequence_indices
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from tests import faulty_task
+from tests.commands import RUN, coordinator, start, train, wait_for
+from tests.runs import final_sha256
+
+STEPS, BATCH, UNIT = 120, 64, 8
+SPACING = 10
+"""A checkpoint and an evaluation every so many steps, and there at most one fault of the coordinator."""
+STRICT = ("--set", "sync.strict=true", "--set", f"checkpoint.every_steps={SPACING}",
+          "--set", f"evaluate.every_tokens={SPACING * BATCH}")  # fmt: skip
+INSIDE, OBSERVED = ("evaluate", "val data"), ("metrics", "checkpoint", "journal")
+"""Phases of the coordinator that its user's code reaches, and those that are seen from outside."""
+WORKERS_PHASES = ("data", "forward", "backward")
+CEILING_SECONDS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """`at`: an example, or a step. `until`: the fault that ends a hold. `seconds`: how long a coordinator is frozen."""
+
+    name: str
+    phase: str
+    at: int
+    action: str
+    until: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """How a crew is started, and how many deaths of workers a life of its coordinator can bear.
+
+    Over the crew link nobody is started again, and one must stay; Ray starts each actor again, up to five times.
+    """
+
+    arguments: Sequence[str]
+    deaths: int
+
+
+DOORS = {
+    "crew": Door(arguments=("--practice", "1.0,0.5,0.25"), deaths=2),
+    "ray": Door(arguments=("--set", 'engine.kind="ray"', "--practice", "1.0,0.5"), deaths=3),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Of each kind; the other faults are deaths of workers, NaN and slow units."""
+
+    faults: int
+    coordinator_kills: int
+    coordinator_freezes: int
+    worker_freezes: int
+
+
+def draw(seed: int, counts: Counts, *, deaths: int) -> list[Fault]:
+    """A script. At most one fault a step; in each life of the coordinator so many deaths of workers, and one NaN."""
+    chance = random.Random(seed)
+    num_kills, num_freezes = counts.coordinator_kills, counts.coordinator_freezes
+    steps = chance.sample(range(SPACING, STEPS, SPACING), num_kills + num_freezes)
+    phases = chance.sample(INSIDE + OBSERVED, num_kills)
+    script = [fault for step, phase in zip(steps, phases, strict=False) for fault in kill_coordinator(step, phase)]
+    script += [
+        Fault(name=f"{step:03d} freeze coordinator", phase=chance.choice(INSIDE), at=step, action="freeze",
+              seconds=chance.uniform(0.5, 7.0))
+        for step in steps[num_kills:]
+    ]  # fmt: skip
+    kills = sorted(steps[:num_kills])
+    pools = [["kill"] * deaths + ["nan", "slow"] for _ in range(num_kills + 1)]
+    freezes = ["freeze"] * counts.worker_freezes
+    taken = {step + behind for step in steps for behind in (0, 1)}
+    free = [step for step in range(2, STEPS + 1) if step not in taken]
+    for step in chance.sample(free, counts.faults - len(steps)):
+        pool = pools[sum(step > kill for kill in kills)]
+        action = chance.choice([*pool, *freezes] or ["slow"])
+        for supply in (pool, freezes):
+            if action in supply:
+                supply.remove(action)
+        script.append(suffer(step, chance, action=action))
+    return sorted(script, key=lambda fault: fault.name)
+
+
+def kill_coordinator(step: int, phase: str) -> list[Fault]:
+    kill = Fault(name=f"{step:03d} kill coordinator", phase=phase, at=step, action="kill")
+    if phase in INSIDE:
+        return [kill]
+    return [kill, Fault(name=f"{step:03d} hold", phase="data", at=example(step + 1, 0), action="hold", until=kill.name)]
+
+
+def suffer(step: int, chance: random.Random, *, action: str) -> Fault:
+    """A fault of the worker that gets one of the step's units."""
+    phases = ("forward", "backward") if action == "nan" else WORKERS_PHASES
+    at = example(step, chance.randrange(BATCH // UNIT))
+    return Fault(name=f"{step:03d} {action}", phase=chance.choice(phases), at=at, action=action)
+
+
+def example(step: int, unit: int) -> int:
+    """The first example of a unit of a step."""
+    assert STEPS * BATCH <= faulty_task.NUM_EXAMPLES, "an example would come twice"
+    start = (step - 1) * BATCH + unit * UNIT
+    [index] = sequence_indices(0, start=start, count=1, length=faulty_task.NUM_EXAMPLES)
+    return int(index)
+
+
+@dataclass(kw_only=True)
+class Watcher:
+    """Kills the coordinator when something can be seen, and wakes whoever froze."""
+
+    run: RunDir
+    crew: "subprocess.Popen[str]"
+    script: list[Fault]
+    woken: set[str] = field(default_factory=set)
+
+    def ended(self) -> bool:
+        """Whether the crew has ended; else do what is to be done now."""
+        for fault in self.script:
+            marker = self.run.path / "played" / fault.name
+            if fault.phase in OBSERVED and not marker.exists() and self._sees(fault):
+                coordinator(self.crew).kill()
+                marker.touch()  # behind it: this lets the next step go on
+            elif fault.action == "freeze" and fault.name not in self.woken and self._may_wake(fault, marker):
+                self.woken.add(fault.name)
+                psutil.Process(int(marker.read_text())).resume()
+        return self.crew.poll() is not None
+
+    def wake_all(self) -> None:
+        """After a failure: who is frozen could not end."""
+        for fault in self.script:
+            marker = self.run.path / "played" / fault.name
+            if fault.action == "freeze" and fault.name not in self.woken and marker.exists():
+                with suppress(psutil.NoSuchProcess):
+                    psutil.Process(int(marker.read_text())).resume()
+
+    def _sees(self, fault: Fault) -> bool:
+        name = f"v{fault.at:08d}"
+        match fault.phase:
+            case "metrics":
+                return any(row["version"] == fault.at for row in read_jsonl(self.run.metrics))
+            case "journal":
+                return (self.run.journal / f"{name}.log").exists()
+            case _:  # its temporary folder may have gone by now
+                return any(self.run.checkpoints.glob(f".{name}.*.tmp")) or (self.run.checkpoints / name).exists()
+
+    def _may_wake(self, fault: Fault, marker: Path) -> bool:
+        """A worker when it was evicted, the coordinator after a while."""
+        if not marker.exists() or not marker.read_text():
+            return False
+        if psutil.Process(int(marker.read_text())).status() != psutil.STATUS_STOPPED:
+            return False
+        since = marker.stat().st_mtime
+        if fault.phase in INSIDE:
+            return time.time() - since >= fault.seconds
+        return any(row["event"] == "evicted" and row["time"] >= since for row in read_jsonl(self.run.events))
+
+
+def make_run(folder: Path, script: list[Fault]) -> RunDir:
+    folder.mkdir()
+    shutil.copy(faulty_task.__file__, folder / "task.py")
+    (folder / "run.toml").write_text(RUN.format(steps=STEPS))
+    if script:
+        (folder / "script.json").write_text(json.dumps([asdict(fault) for fault in script]))
+        (folder / "played").mkdir()
+    return RunDir(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One strict worker in one process."""
+    run = make_run(tmp_path_factory.mktemp("undisturbed") / "run", [])
+    assert train(run, *STRICT).returncode == 0
+    return final_sha256(run.path)
+
+
+IN_CI = {
+    "crew": Counts(faults=20, coordinator_kills=3, coordinator_freezes=1, worker_freezes=2),
+    "ray": Counts(faults=20, coordinator_kills=2, coordinator_freezes=1, worker_freezes=2),  # each costs it more time
+}
+IN_SOAK = Counts(faults=25, coordinator_kills=5, coordinator_freezes=2, worker_freezes=4)
+SEED_IN_CI, SEEDS_IN_SOAK = 5, range(10, 18)
+
+
+@pytest.mark.timeout(CEILING_SECONDS + 100)
+@pytest.mark.parametrize(
+    ("door", "seed", "counts"),
+    [
+        *(pytest.param(door, SEED_IN_CI, counts, id=f"{door}-{SEED_IN_CI}") for door, counts in IN_CI.items()),
+        *(
+            pytest.param(door, seed, IN_SOAK, id=f"{door}-{seed}", marks=pytest.mark.soak)
+            for door in DOORS
+            for seed in SEEDS_IN_SOAK
+        ),
+    ],
+)
+def test_scripted_faults_change_nothing(door: str, seed: int, counts: Counts, tmp_path: Path, undisturbed: str) -> None:
+    """20 faults in `make test`, 200 in `make soak`, for each door."""
+    if door == "ray" and sys.platform != "linux":
+        pytest.skip("Ray joins machines under Linux only")
+    if door == "ray" and find_spec("ray") is None:
+        pytest.skip('Ray is not installed: pip install "cuadrilla[ray]"')
+    script = draw(seed, counts, deaths=DOORS[door].deaths)
+    print(f"seed {seed}:", *script, sep="\n")  # shown when it fails
+    run = make_run(tmp_path / "run", script)
+    said = tmp_path / "said.txt"
+    with open(said, "w") as talk:
+        crew = start(run, *STRICT, *DOORS[door].arguments, stderr=talk)
+        watcher = Watcher(run=run, crew=crew, script=script)
+        try:
+            wait_for(watcher.ended, seconds=CEILING_SECONDS)
+        finally:
+            watcher.wake_all()
+            crew.kill()
+            crew.wait()
+    assert crew.returncode == 0, said.read_text()
+    assert "Traceback" not in said.read_text()
+    played = sorted(path.name for path in (run.path / "played").iterdir())
+    assert played == [fault.name for fault in script if fault.action != "hold"]
+    assert len(played) == counts.faults
+    restarts = [row for row in read_jsonl(run.events) if row["event"] == "coordinator restarted"]
+    assert len(restarts) == counts.coordinator_kills
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
+    assert final_sha256(run.path) == undisturbed
