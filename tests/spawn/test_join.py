@@ -144,7 +144,8 @@ def test_a_second_coordinator_of_the_same_crew_is_refused(
     other = make_run(tmp_path / "other", steps=5)
     second = coordinator.run("up", str(other.path), "--listen", "127.0.0.1:0")
     assert second.returncode == 2
-    assert f"in use by process {crew.pid}" in second.stderr
+    [child] = psutil.Process(crew.pid).children()
+    assert f"in use by process {child.pid}" in second.stderr
     assert coordinator.run("down").returncode == 0  # the first is still the one that is asked
     assert crew.wait(timeout=60) == 130
 

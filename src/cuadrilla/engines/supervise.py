@@ -28,6 +28,7 @@ from cuadrilla.errors import EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.rundir import RunDir, append_event
 
 MAX_FRUITLESS = 3
+LOOK_SECONDS = 1.0
 WISHES = ("SIGINT", "SIGTERM", "SIGHUP")
 """Deaths by these are no accidents."""
 
@@ -115,7 +116,10 @@ class _Forwarder:
         self._child = subprocess.Popen(command, process_group=0, pass_fds=(lifeline,))
         self._hand_on()
         try:
-            return self._child.wait()
+            while True:
+                # Not one long wait: a signal that comes just before the system call would be handled behind it only.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return self._child.wait(timeout=LOOK_SECONDS)
         finally:
             self._child = None
 
