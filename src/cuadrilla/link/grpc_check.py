@@ -28,7 +28,7 @@ LIMIT_SECONDS = 25.0
 CUT_SECONDS = 30.0
 CHUNK_BYTES = 2**17
 """Small enough to end in time on a slow link, large enough to fill a fast one."""
-KNOWN_LAYOUT = wire.Layout((("matrix", torch.float32, (256, 256)), ("vector", torch.float32, (1000,))))
+KNOWN_LAYOUT = wire.Layout((("matrix", torch.float32, (128, 256)), ("vector", torch.float32, (1000,))))
 
 
 def known_tensors(factor: int) -> dict[str, Tensor]:
