@@ -99,7 +99,7 @@ def test_the_whole_way_while_it_trains(crew: Crew) -> None:
     assert reasons["route"].startswith("from 127.0.0.1")
     assert "round trip" in reasons["clock"]
     assert all(float(reasons[way].split()[0]) > 0 for way in ("download", "upload"))
-    assert reasons["average"] == "66,536 numbers, all of them right"
+    assert reasons["average"] == "33,768 numbers, all of them right"
     assert worker.poll() is None
     assert not [row for row in read_jsonl(crew.run.events) if row["event"] in ("left", "evicted")]
     worker.kill()
