@@ -8,6 +8,7 @@ arrays of bytes, beside the message that names them.
 The driver owns the actor: it ends with the coordinator. An actor that dies is started again by Ray, and joins anew.
 """
 
+import itertools
 import logging
 import os
 import queue
@@ -78,6 +79,7 @@ class Mailbox:
     received: "queue.SimpleQueue[bytes]" = field(default_factory=queue.SimpleQueue)
     """Answers to "upload" (empty) and "fetch" (a block of the file)."""
     versions: dict[str, Any] = field(default_factory=dict)
+    """References to the version that was read last and to those announced since, the oldest first."""
     passes: int = 0
     heard_at: float = 0.0
 
@@ -96,7 +98,7 @@ class RayWorker:
         event = wire.from_coordinator(pb.ToWorker.FromString(message))
         self._mail.heard_at = time.monotonic()
         if isinstance(event, Version):
-            self._mail.versions = {str(event.parameters): refs[0]}  # an older one that was not read is not wanted
+            self._mail.versions[str(event.parameters)] = refs[0]
         self._mail.inbox.put(event)
 
     @ray.method(concurrency_group="in")
@@ -220,7 +222,10 @@ class RayLink:
         return name
 
     def download(self, ref: TensorRef) -> Tensors:
-        arrays = ray.get(self._mail.versions[str(ref)])
+        versions = self._mail.versions
+        arrays = ray.get(versions[str(ref)])
+        for older in itertools.takewhile(lambda name: name != ref, list(versions)):
+            del versions[older]  # was not read, and will not be
         return tensors_of(arrays, layout=self._parameters, memory=self._memory)
 
     def close(self) -> None:
