@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -97,3 +98,11 @@ def coordinator(crew: "subprocess.Popen[str]") -> psutil.Process:
 
 def reached(run: RunDir, version: int) -> Callable[[], bool]:
     return lambda: any(row["version"] >= version for row in read_jsonl(run.metrics))
+
+
+def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [row for row in read_jsonl(run.events) if row["event"] == kind]
+
+
+def joined(run: RunDir, number: int) -> Callable[[], bool]:
+    return lambda: len(events(run, "joined")) >= number

@@ -3,15 +3,14 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from tests.commands import TASK, coordinator, make_run, reached, start, train, wait_for
+from tests.commands import TASK, coordinator, events, joined, make_run, reached, start, train, wait_for
 from tests.runs import final_sha256
 
 STEPS = 120
@@ -40,14 +39,6 @@ def crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
     if process.poll() is None:
         process.kill()
         process.communicate()
-
-
-def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
-    return [row for row in read_jsonl(run.events) if row["event"] == kind]
-
-
-def joined(run: RunDir, number: int) -> Callable[[], bool]:
-    return lambda: len(events(run, "joined")) >= number
 
 
 def worker(crew: "subprocess.Popen[str]", name: str) -> psutil.Process:

@@ -6,16 +6,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from tests.commands import make_run, reached, start, train, wait_for
+from tests.commands import events, joined, make_run, reached, start, train, wait_for
 from tests.runs import final_sha256
 
 pytestmark = [
@@ -44,7 +43,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
-    """Two unequal actors that train `run` in strict mode; nothing of Ray is left at the end."""
+    """Two unequal actors that train `run` in strict mode."""
     process = start(run, *PRACTICE)
     yield process
     if process.poll() is None:
@@ -59,14 +58,6 @@ def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 def actors(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     """The workers' processes: Ray names them."""
     return [child for child in descendants(process) if "RayWorker" in " ".join(child.cmdline())]
-
-
-def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
-    return [row for row in read_jsonl(run.events) if row["event"] == kind]
-
-
-def joined(run: RunDir, number: int) -> Callable[[], bool]:
-    return lambda: len(events(run, "joined")) >= number
 
 
 def ended_well(crew: "subprocess.Popen[str]", run: RunDir) -> str:
