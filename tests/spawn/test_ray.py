@@ -44,7 +44,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
     """Two unequal actors that train `run` in strict mode."""
-    process = start(run, *PRACTICE)
+    yield from until_the_test_ends(start(run, *PRACTICE))
+
+
+@pytest.fixture
+def slow_crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
+    """The same, so slow that the run goes on for some seconds after one of them was missed."""
+    yield from until_the_test_ends(start(run, *STRICT, *RAY, "--practice", "0.3,0.15"))
+
+
+def until_the_test_ends(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
     yield process
     if process.poll() is None:
         process.terminate()
@@ -81,17 +90,17 @@ def test_a_killed_actor_is_started_again_and_changes_nothing(
     assert [row["worker"] for row in events(run, "joined")].count(left["worker"]) == 2
 
 
-def test_a_frozen_actor_is_evicted_and_joins_again(run: RunDir, undisturbed: str) -> None:
-    """All are slow, so that the run goes on for some seconds after the frozen one was missed."""
-    crew = start(run, *STRICT, *RAY, "--practice", "0.1,0.05")
-    wait_for(joined(run, 2), crew)
-    wait_for(reached(run, 5), crew)
-    frozen = actors(crew)[0]
+def test_a_frozen_actor_is_evicted_and_joins_again(
+    slow_crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
+) -> None:
+    wait_for(joined(run, 2), slow_crew)
+    wait_for(reached(run, 5), slow_crew)
+    frozen = actors(slow_crew)[0]
     frozen.suspend()
-    wait_for(lambda: bool(events(run, "evicted")), crew)
+    wait_for(lambda: bool(events(run, "evicted")), slow_crew)
     frozen.resume()
-    wait_for(joined(run, 3), crew)
-    ended_well(crew, run)
+    wait_for(joined(run, 3), slow_crew)
+    ended_well(slow_crew, run)
     assert final_sha256(run.path) == undisturbed
 
 

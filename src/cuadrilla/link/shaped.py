@@ -1,10 +1,11 @@
 """A link with a worker of chosen speed behind it, and of chosen bandwidth and delay: practice for an unequal crew.
 
-After each finished pass the worker sleeps, so that a speed of 0.5 takes twice the time. Tensors take as long as they
-would at the given bandwidth, each direction by itself; messages arrive later by the delay. The wrapped link is
-unchanged otherwise, and so are the results.
+After each finished pass the worker sleeps, so that a speed of 0.5 takes twice the time; not for the time in which its
+process was stopped. Tensors take as long as they would at the given bandwidth, each direction by itself; messages
+arrive later by the delay. The wrapped link is unchanged otherwise, and so are the results.
 """
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.link.base import Lease, Link, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
 
 PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
+LONGEST_GROWTH = 4.0
+"""A pass counts for at most so many times the one before: what took longer was no computing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +56,13 @@ class ShapedLink:
         self._clock = clock
         self._sleep = sleep
         self._pass_began = clock()
+        self._pass_seconds = math.inf
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Progress):
+            self._pass_seconds = min(self._clock() - self._pass_began, LONGEST_GROWTH * self._pass_seconds)
             if self._shape.speed < 1:
-                self._sleep((1 / self._shape.speed - 1) * (self._clock() - self._pass_began))
+                self._sleep((1 / self._shape.speed - 1) * self._pass_seconds)
         else:
             self._pause(self._shape.delay_seconds)
         self._link.call(message)

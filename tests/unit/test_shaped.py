@@ -1,0 +1,50 @@
+"""The shaped link: a slower worker's passes take longer in proportion, and nothing else does."""
+
+import pytest
+
+from cuadrilla.link.base import Progress
+from cuadrilla.link.inproc import Desk
+from cuadrilla.link.shaped import Shape, ShapedLink
+
+
+class Clock:
+    """Time that passes only where somebody spends it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def link(clock: Clock) -> ShapedLink:
+    desk = Desk(lambda *_: None)
+    return ShapedLink(desk.connect("ana"), shape=Shape(speed=0.1), clock=clock, sleep=clock.spend)
+
+
+def one_pass(link: ShapedLink, clock: Clock, *, seconds: float) -> float:
+    """How long a pass of so many seconds takes behind the link."""
+    began = clock()
+    clock.spend(seconds)
+    link.call(Progress(passes=1))
+    return clock() - began
+
+
+def test_passes_take_as_long_as_the_speed_says(link: ShapedLink, clock: Clock) -> None:
+    taken = [one_pass(link, clock, seconds=seconds) for seconds in (0.5, 0.2, 0.6)]
+    assert taken == pytest.approx([5.0, 2.0, 6.0])
+
+
+def test_a_process_that_was_stopped_does_not_pay_for_it(link: ShapedLink, clock: Clock) -> None:
+    one_pass(link, clock, seconds=0.1)
+    assert one_pass(link, clock, seconds=60.1) < 64
+    assert one_pass(link, clock, seconds=0.1) == pytest.approx(1.0)
