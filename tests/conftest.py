@@ -24,6 +24,10 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from cuadrilla.link.ciphers import allow_only_new_tls
+
+allow_only_new_tls()
+
 TIERS = ("unit", "inproc", "spawn", "rig", "docker", "browser", "hardware", "soak")
 SMALL_DISK_BYTES = 2 * 2**20
 settings.register_profile("fixed", derandomize=True, deadline=None)

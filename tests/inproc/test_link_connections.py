@@ -120,6 +120,16 @@ def test_tls_without_a_certificate_is_refused(crew: Crew, highest: ssl.TLSVersio
     assert crew.works()
 
 
+def test_a_node_with_an_older_tls_is_refused(crew: Crew) -> None:
+    crew.node("vieja")
+    context = tls_context(node=crew.folder / "vieja", highest=ssl.TLSVersion.TLSv1_2)
+    with socket.create_connection(("127.0.0.1", crew.port)) as plain:
+        plain.settimeout(CEILING_SECONDS)
+        with pytest.raises(ssl.SSLError):
+            context.wrap_socket(plain)
+    assert crew.works()
+
+
 # HTTP/2 by hand, inside the TLS session of a node (RFC 9113)
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9

@@ -19,6 +19,7 @@ from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.prove import prove
 from cuadrilla.engines.supervise import end_with, leave_terminal
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, TaskError
+from cuadrilla.link.ciphers import allow_only_new_tls
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a path can be that no code can foresee; anything else is reported as ours."""
@@ -74,6 +75,7 @@ app.add_typer(env.app, name="env", help="The installed versions, now and when a 
 
 def main() -> None:
     """Run a command; every error ends as one line of cause, one of remedy and a documented exit code."""
+    allow_only_new_tls()
     code = _run()
     if "grpc" in sys.modules:
         # Its threads may be inside C++ code; the interpreter's farewell would end them there, by an abort (signal 6).

@@ -28,6 +28,7 @@ from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.ciphers import is_only_new_tls
 from cuadrilla.link.grpc_calls import MAX_CALLS, Admission, cut_off, only, reads, refuse, serialize
 from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
@@ -121,6 +122,7 @@ class CrewDesk:
 
         Raises LinkError when it is taken, or when HOST means every network of this machine.
         """
+        assert is_only_new_tls()
         canonical_host(address.rpartition(":")[0])
         pool = ThreadPoolExecutor(MAX_CALLS * MAX_WORKERS, thread_name_prefix="crew-link")
         options = [
