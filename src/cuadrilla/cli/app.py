@@ -17,6 +17,7 @@ from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.prove import prove
+from cuadrilla.cli.report import report
 from cuadrilla.engines.supervise import end_with, leave_terminal
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, TaskError
 from cuadrilla.link.ciphers import allow_only_new_tls
@@ -70,6 +71,7 @@ app.command(hidden=True)(crew.work)
 app.add_typer(check.app, name="check", help="Try out what training will need.")
 app.command("eval")(model.evaluate)
 app.command()(model.generate)
+app.command()(report)
 app.add_typer(env.app, name="env", help="The installed versions, now and when a run was made.")
 
 

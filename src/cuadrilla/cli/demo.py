@@ -12,9 +12,11 @@ import typer
 from cuadrilla.cli.data import shown_progress
 from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.parent import under_a_parent
+from cuadrilla.cli.report import page_of
 from cuadrilla.cli.train import train_run
 from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
+from cuadrilla.monitor.report import read_report, render
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl, storage_errors, typed, write_atomic
 from cuadrilla.runfile import read_run_file
 
@@ -123,8 +125,10 @@ def demo(
     else:
         for text in result["examples"]:
             emit(f"\n{text}")
+    write_atomic(page_of(run), render(read_report(run)))
     say(
-        f"\ndone in {(time.monotonic() - began) / 60:.1f} minutes. What to type next:\n"
+        f"\ncurves, machines, samples: {typed(page_of(run))}\n"
+        f"done in {(time.monotonic() - began) / 60:.1f} minutes. What to type next:\n"
         f'  cuadrilla generate {typed(folder)} "Había una vez una niña"\n'
         f"  cuadrilla data prepare your-texts/ --out data && cuadrilla new my-gpt2 && cuadrilla train my-gpt2"
     )

@@ -213,7 +213,9 @@ class _Workers:
         self.most = 0
 
     def log(self, _step: int, scalars: Scalars) -> None:
-        self.most = max(self.most, int(scalars.get("workers", 0)))
+        workers = scalars.get("workers", 0)
+        assert isinstance(workers, int)
+        self.most = max(self.most, workers)
 
     def close(self) -> None:
         pass

@@ -8,6 +8,7 @@ step, announce. A run that fails here fails as a whole: `failure` holds the reas
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -235,7 +236,10 @@ class Coordination:
         contributions = [self._contributions[answer.lease_id] for answer in action.answers]
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
         loss = sum(item.loss for item in contributions) / max(tokens - action.tokens_before, 1)
-        self._row = {"tokens": tokens, "loss": loss, "workers": len({answer.worker for answer in action.answers})}
+        shares = _shares(action.answers)
+        self._row = {"tokens": tokens, "loss": loss, "workers": len(shares)}
+        if len(shares) > 1:
+            self._row["shares"] = shares
         if action.staleness is not None:
             self._row["staleness"] = action.staleness
         if tokens == action.tokens_before:  # nothing to learn from: every unit was skipped, or holds no token
@@ -349,3 +353,11 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
             seen.add(id(tensor))
             found[name] = tensor
     return found
+
+
+def _shares(answers: Sequence[events.Answered]) -> dict[str, float]:
+    """Each worker's part of a round's tokens."""
+    tokens: Counter[str] = Counter()
+    for answer in answers:
+        tokens[answer.worker] += answer.tokens
+    return {worker: round(tokens[worker] / max(tokens.total(), 1), 4) for worker in sorted(tokens)}

@@ -9,7 +9,8 @@ from typing import Any, Protocol, TextIO
 from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.rundir import storage_errors
 
-Scalars = Mapping[str, float | int | str]
+Scalars = Mapping[str, float | int | str | Mapping[str, float]]
+"""Numbers by name; a mapping holds one for each worker."""
 
 
 def finite(scalars: Scalars) -> dict[str, Any]:
@@ -61,6 +62,9 @@ class TensorBoardSink:
             for key, value in scalars.items():
                 if isinstance(value, int | float):
                     self._writer.add_scalar(key, value, step)
+                elif isinstance(value, Mapping):
+                    for name, part in value.items():
+                        self._writer.add_scalar(f"{key}/{name}", part, step)
                 elif key == "sample":
                     self._writer.add_text(key, value, step)
 

@@ -1,0 +1,213 @@
+"use strict";
+// Everything that comes from the run is put in as text (textContent), never as HTML.
+
+const report = JSON.parse(document.getElementById("report").textContent);
+const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#e8a300", "#0b7285", "#c2255c", "#5f3dc4"];
+const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", "rolled back": "#9c36b5", "update skipped": "#e8a300" };
+const steps = report.rows.map((row) => row.version);
+
+const whole = (value) => Math.round(value).toLocaleString("en");
+const short = (value) => (value === null || value === undefined ? "–" : Number(value.toPrecision(4)).toString());
+
+function duration(seconds) {
+  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const first = parts.findIndex(([, size]) => seconds >= size);
+  if (first < 0) return "0 s";
+  const [unit, size] = parts[first];
+  const next = parts[first + 1];
+  const rest = next ? Math.floor((seconds % size) / next[1]) : 0;
+  return `${Math.floor(seconds / size)} ${unit}` + (rest ? ` ${rest} ${next[0]}` : "");
+}
+
+function element(tag, text, className) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function fillTable(section, columns, rows) {
+  const table = document.querySelector(`#${section} table`);
+  if (!rows.length) return document.getElementById(section).classList.add("empty");
+  const head = element("tr");
+  for (const [name, number] of columns) head.append(element("th", name, number ? "number" : ""));
+  table.append(head);
+  for (const { cells, set } of rows) {
+    const line = element("tr", undefined, set ? "set" : "");
+    cells.forEach((cell, index) => line.append(element("td", cell, columns[index][1] ? "number" : "")));
+    table.append(line);
+  }
+}
+
+// -- head ------------------------------------------------------------------------------------------------------------
+
+function span() {
+  const times = report.events.map((event) => event.time).filter((time) => time);
+  return times.length > 1 ? Math.max(...times) - Math.min(...times) : 0;
+}
+
+function showHead() {
+  document.title = `${report.name} · cuadrilla report`;
+  document.getElementById("name").textContent = report.name;
+  const made = new Date(report.made * 1000).toISOString().slice(0, 16).replace("T", " ");
+  const version = report.environment.cuadrilla ? `cuadrilla ${report.environment.cuadrilla}, ` : "";
+  document.getElementById("about").textContent = `${report.state}; ${version}written ${made} UTC`;
+  const last = (key) => report.rows.map((row) => row[key]).filter((value) => value !== null && value !== undefined).at(-1);
+  const figures = [["step", whole(report.version)], ["tokens", whole(report.tokens)], ["loss", short(last("loss"))]];
+  const validation = new Set(report.rows.flatMap((row) => Object.keys(row).filter((key) => key.startsWith("val_"))));
+  for (const key of validation) figures.push([key.replace("val_", "held-out ").replaceAll("_", " "), short(last(key))]);
+  const rates = report.rows.map((row) => row.tokens_per_second).filter((rate) => rate).sort((a, b) => a - b);
+  if (rates.length) figures.push(["tokens/s (median)", whole(rates[rates.length >> 1])]);
+  if (span()) figures.push(["from first to last event", duration(span())]);
+  for (const [name, value] of figures) {
+    const card = element("div");
+    card.append(element("dt", name), element("dd", value));
+    document.getElementById("figures").append(card);
+  }
+}
+
+// -- curves ----------------------------------------------------------------------------------------------------------
+
+function smoothed(values) {
+  const keep = Math.max(0, 1 - 100 / Math.max(values.length, 1));
+  let mean = null;
+  return values.map((value) => {
+    if (value === null) return mean;
+    mean = mean === null ? value : keep * mean + (1 - keep) * value;
+    return mean;
+  });
+}
+
+const column = (key) => report.rows.map((row) => row[key] ?? null);
+const marks = report.events.filter((event) => event.event in MARKS && event.version > 0);
+
+function drawMarks(plot) {
+  const context = plot.ctx;
+  context.save();
+  for (const mark of marks) {
+    const x = plot.valToPos(mark.version, "x", true);
+    if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) continue;
+    context.strokeStyle = MARKS[mark.event];
+    context.globalAlpha = 0.5;
+    context.setLineDash([4, 4]);
+    context.beginPath();
+    context.moveTo(x, plot.bbox.top);
+    context.lineTo(x, plot.bbox.top + plot.bbox.height);
+    context.stroke();
+  }
+  context.restore();
+}
+
+function chart(title, series, { log = false } = {}) {
+  const box = element("div", undefined, "chart");
+  box.append(element("h3", title));
+  document.querySelector("#curves .charts").append(box);
+  const style = getComputedStyle(document.documentElement);
+  const axis = { stroke: style.getPropertyValue("--faint"), grid: { stroke: style.getPropertyValue("--line") } };
+  const lines = series.map(({ name, dots, faint }, index) => ({
+    label: name,
+    stroke: COLOURS[index % COLOURS.length] + (faint ? "66" : ""),
+    width: faint ? 1 : 2,
+    spanGaps: true,
+    paths: dots ? () => null : undefined,
+    points: { show: Boolean(dots), size: 7, fill: COLOURS[index % COLOURS.length] },
+    value: (_plot, value) => short(value),
+  }));
+  const size = () => ({ width: box.clientWidth - 16, height: 260 });
+  const plot = new uPlot(
+    {
+      ...size(),
+      scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
+      axes: [{ ...axis }, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
+      series: [{ label: "step" }, ...lines],
+      cursor: { sync: { key: "steps" } },
+      hooks: { draw: [drawMarks] },
+    },
+    [steps, ...series.map(({ values }) => values)],
+    box,
+  );
+  new ResizeObserver(() => plot.setSize(size())).observe(box);
+}
+
+function showCurves() {
+  const loss = column("loss");
+  const lines = [{ name: "each step", values: loss, faint: true }, { name: "smoothed", values: smoothed(loss) }];
+  const heldOut = column("val_loss");
+  if (heldOut.some((value) => value !== null)) lines.push({ name: "held-out", values: heldOut, dots: true });
+  const positive = lines.every(({ values }) => values.every((value) => value === null || value > 0));
+  chart(positive ? "Loss (logarithmic)" : "Loss", lines, { log: positive });
+  const others = new Set(report.rows.flatMap((row) => Object.keys(row).filter((key) => key.startsWith("val_") && key !== "val_loss")));
+  for (const key of others) {
+    const name = key.replace("val_", "").replaceAll("_", " ");
+    chart(`Held-out ${name}`, [{ name, values: column(key) }]);
+  }
+  chart("Tokens per second", [{ name: "tokens/s", values: column("tokens_per_second") }]);
+  const names = report.machines.filter((machine) => machine.share).map((machine) => machine.name);
+  if (names.length > 1) {
+    const share = (name) => report.rows.map((row) => (row.shares ? 100 * (row.shares[name] ?? 0) : null));
+    chart("Share of each step, %", names.map((name) => ({ name, values: share(name) })));
+  }
+  chart("Gradient norm", [{ name: "norm", values: column("grad_norm") }]);
+  chart("Learning rate, part of the highest", [{ name: "factor", values: column("lr_factor") }]);
+  const seen = [...new Set(marks.map((mark) => mark.event))];
+  document.getElementById("marks").textContent = seen.length ? `Dashed lines: ${seen.join(", ")}.` : "";
+}
+
+// -- the rest ----------------------------------------------------------------------------------------------------------
+
+function showSamples() {
+  const { samples } = report;
+  if (!samples.length) return document.getElementById("samples").classList.add("empty");
+  const slider = element("input");
+  Object.assign(slider, { type: "range", min: 0, max: samples.length - 1, value: samples.length - 1 });
+  slider.setAttribute("aria-label", "step of the sample");
+  const label = element("span");
+  const show = () => {
+    const sample = samples[Number(slider.value)];
+    label.textContent = `step ${whole(sample.version)}`;
+    document.querySelector("#samples blockquote").textContent = sample.text;
+  };
+  slider.addEventListener("input", show);
+  document.querySelector("#samples .picker").append(label, slider);
+  show();
+}
+
+function detail(details) {
+  return Object.entries(details).map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+}
+
+function showTables() {
+  const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
+  fillTable(
+    "machines",
+    [["machine"], ["share", true], ["joined", true], ["lost", true], ["last reason"]],
+    report.machines.map((m) => ({ cells: [m.name, percent(m.share), whole(m.joined), whole(m.lost), m.last_reason] })),
+  );
+  const clock = (time) => (time ? new Date(time * 1000).toISOString().slice(0, 19).replace("T", " ") : "");
+  fillTable(
+    "events",
+    [["time (UTC)"], ["step", true], ["event"], ["details"]],
+    report.events.map((e) => ({ cells: [clock(e.time), whole(e.version), e.event, detail(e.details)] })),
+  );
+  const { sources = [], splits = {} } = report.data;
+  fillTable("data", [["source or split"], ["licence"], ["bytes", true], ["documents", true], ["tokens", true]], [
+    ...sources.map((s) => ({ cells: [s.name, s.licence ?? "", whole(s.num_bytes ?? 0), "", ""] })),
+    ...Object.entries(splits).map(([name, s]) => ({
+      cells: [name, "", whole(s.num_bytes ?? 0), whole(s.num_documents ?? 0), whole(s.num_tokens ?? 0)], set: true,
+    })),
+  ]);
+  fillTable("config", [["key"], ["value"]], Object.entries(report.values).map(([key, value]) => ({
+    cells: [key, JSON.stringify(value)], set: report.changed.includes(key),
+  })));
+  const { packages = {}, schema: _schema, ...facts } = report.environment;
+  const versions = ["torch", "numpy", "tokenizers", "grpcio", "ray"].filter((name) => name in packages);
+  fillTable("environment", [["what"], ["version"]], [
+    ...Object.entries(facts), ...versions.map((name) => [name, packages[name]]),
+  ].map((cells) => ({ cells })));
+}
+
+showHead();
+showCurves();
+showSamples();
+showTables();
+document.body.dataset.ready = "yes";

@@ -1,0 +1,211 @@
+"""One HTML page about a run, complete in itself: curves, machines, what happened, samples, data, configuration.
+
+`read_report` reads the run directory into plain data; `render` puts that, the scripts and the charts' library into one
+page. The page loads nothing (its policy forbids it), so it can be mailed, archived and opened without a network. All
+that comes from the run enters it as JSON and is shown as text, never as HTML: a sample may hold any characters.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from cuadrilla.errors import ConfigError
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+
+MAX_POINTS = 2000
+"""Of a curve: a page has no more columns of pixels. Longer ones are averaged; evaluated steps keep their place."""
+MAX_EVENTS = 1000
+MAX_SAMPLES = 200
+MAX_SOURCES = 200
+QUIET_EVENTS = ("checkpoint",)
+MEANS = ("loss", "grad_norm", "tokens_per_second", "lr_factor", "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A worker as the run saw it."""
+
+    name: str
+    joined: int = 0
+    lost: int = 0
+    last_reason: str = ""
+    share: float | None = None
+    """Its mean part of a step; None for a run of one worker, or of a version that did not record it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the page shows; plain data."""
+
+    name: str
+    state: str
+    made: float
+    version: int
+    tokens: int
+    rows: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    machines: list[Machine]
+    samples: list[dict[str, Any]]
+    values: dict[str, Any]
+    changed: list[str]
+    """Keys of `values` that were set by the run file or on the command line."""
+    environment: dict[str, Any]
+    data: dict[str, Any]
+
+
+def read_report(run: RunDir) -> Report:
+    """Raises ConfigError when the folder holds no training yet."""
+    rows = last_rows(run.metrics)
+    rows = sorted((row for row in rows if isinstance(row.get("version"), int)), key=lambda row: int(row["version"]))
+    if not rows:
+        raise ConfigError(f"{run.path} has no training to report", hint="cuadrilla train it first")
+    happened = list(read_jsonl(run.events))
+    config = _read_object(run.config)
+    values = _flat(config.get("values", {}))
+    status = _read_object(run.status)
+    return Report(
+        name=run.path.resolve().name,
+        state=str(status.get("state", "unknown")),
+        made=time.time(),
+        version=rows[-1]["version"],
+        tokens=int(rows[-1].get("tokens", 0)),
+        rows=thinned([_plottable(row) for row in rows], most=MAX_POINTS),
+        events=_timeline(happened),
+        machines=machines(happened, rows),
+        samples=[{"version": row["version"], "text": row["sample"]} for row in rows if "sample" in row][-MAX_SAMPLES:],
+        values=values,
+        changed=sorted(key for key, origin in config.get("origins", {}).items() if origin != "default"),
+        environment=_read_object(run.env),
+        data=_data(run, values),
+    )
+
+
+def thinned(rows: Sequence[dict[str, Any]], *, most: int) -> list[dict[str, Any]]:
+    """At most about `most` rows in the same order: neighbours become one row of means, at the place of the last."""
+    if len(rows) <= most:
+        return list(rows)
+    size = math.ceil(len(rows) / most)
+    return [_mean(rows[first : first + size]) for first in range(0, len(rows), size)]
+
+
+def _mean(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    merged = dict(rows[-1])
+    for row in rows:  # an evaluation within the piece keeps its value
+        merged |= {key: value for key, value in row.items() if key.startswith("val_")}
+    for key in MEANS:
+        known = [row[key] for row in rows if row.get(key) is not None]
+        if known:
+            merged[key] = sum(known) / len(known)
+    if any("shares" in row for row in rows):
+        merged["shares"] = mean_shares(rows)
+    return merged
+
+
+def mean_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Each worker's mean share over rows; a worker that is not in a row had none of it."""
+    names = {name for row in rows for name in row.get("shares", {})}
+    return {name: sum(row.get("shares", {}).get(name, 0.0) for row in rows) / len(rows) for name in sorted(names)}
+
+
+def _plottable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without texts and without NaN, for which JSON has no name."""
+    return {key: None if value != value else value for key, value in row.items() if not isinstance(value, str)}
+
+
+def machines(happened: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Machine]:
+    """Everybody who has ever joined, by name."""
+    joined: dict[str, int] = {}
+    lost: dict[str, int] = {}
+    reasons: dict[str, str] = {}
+    for event in happened:
+        name = str(event.get("worker", ""))
+        match event.get("event"):
+            case "joined":
+                joined[name] = joined.get(name, 0) + 1
+            case "left" | "evicted":
+                lost[name] = lost.get(name, 0) + 1
+                reasons[name] = str(event.get("reason", ""))
+    shares = mean_shares(rows)
+    return [
+        Machine(
+            name=name,
+            joined=joined[name],
+            lost=lost.get(name, 0),
+            last_reason=reasons.get(name, ""),
+            share=shares.get(name, 0.0) if shares else None,
+        )
+        for name in sorted(joined)
+    ]
+
+
+def _timeline(happened: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The newest events, without the regular ones; each with the step during which it happened."""
+    version, shown = 0, []
+    for event in happened:
+        version = max(version, event["version"]) if isinstance(event.get("version"), int) else version
+        if event.get("event") not in QUIET_EVENTS:
+            details = {key: value for key, value in event.items() if key not in ("time", "event", "version", "units")}
+            shown.append(
+                {"time": event.get("time"), "event": event.get("event"), "version": version, "details": details}
+            )
+    return shown[-MAX_EVENTS:]
+
+
+def _data(run: RunDir, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the data folder's manifest says, if it is on this machine."""
+    folder = values.get("data.folder")
+    if not folder:
+        return {}
+    manifest = _read_object(run.path / str(folder) / "manifest.json")
+    sources = manifest.get("sources", [])
+    splits = manifest.get("splits", {})
+    return {
+        "folder": folder,
+        "sources": [{key: source.get(key) for key in ("name", "licence", "num_bytes")} for source in sources][
+            :MAX_SOURCES
+        ],
+        "splits": {
+            name: {key: split.get(key) for key in ("num_documents", "num_bytes", "num_tokens")}
+            for name, split in splits.items()
+        },
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; {} where there is none that can be read: a report shows what is left of a run."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def render(report: Report) -> str:
+    """The page."""
+    here = resources.files("cuadrilla.monitor")
+    page = (here / "report.html").read_text(encoding="utf-8")
+    # "<" never appears inside the script element that holds the data: nothing there can end it.
+    data = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    parts = {
+        "STYLE": (here / "vendor" / "uPlot.min.css").read_text() + (here / "report.css").read_text(encoding="utf-8"),
+        "CHARTS": (here / "vendor" / "uPlot.iife.min.js").read_text(encoding="utf-8"),
+        "SCRIPT": (here / "report.js").read_text(encoding="utf-8"),
+        "DATA": data,
+    }
+    before, *pieces = page.split("%%")
+    return before + "".join(parts.get(piece, piece) for piece in pieces)

@@ -1,0 +1,120 @@
+"""The report: what it reads from a run directory, however long, torn or hostile, and that it is one page."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuadrilla.errors import ConfigError
+from cuadrilla.monitor.report import Machine, read_report, render, thinned
+from cuadrilla.rundir import RunDir, append_event, write_json
+from cuadrilla.train.metrics import JsonlSink
+
+
+def row(version: int, **more: Any) -> dict[str, Any]:
+    return {"tokens": 10 * version, "loss": 1 / version, "tokens_per_second": 5.0, "lr_factor": 1.0, **more}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Six steps of two workers, one of which left and came back after the third."""
+    run = RunDir(tmp_path)
+    sink = JsonlSink(run.metrics)
+    for name in ("ana", "luis"):
+        append_event(run.events, "joined", worker=name)
+    for version in range(1, 7):
+        if version == 4:
+            append_event(run.events, "checkpoint", version=3)
+            append_event(run.events, "left", worker="luis", reason="the connection ended")
+        shares = {"ana": 0.75, "luis": 0.25} if version <= 3 else {}
+        sink.log(version, row(version, shares=shares) if shares else row(version))
+    sink.close()
+    append_event(run.events, "joined", worker="luis")
+    write_json(run.config, {"values": {"optim": {"lr": 0.02}, "run": {"seed": 0}}, "origins": {"optim.lr": "file"}})
+    return run
+
+
+def shown(page: str) -> dict[str, Any]:
+    """The data inside a page, as a browser would find it: up to the first end tag of a script."""
+    found = re.search(r'<script id="report" type="application/json">(.*?)</script', page, re.DOTALL)
+    assert found
+    value = json.loads(found[1])
+    assert isinstance(value, dict)
+    return value
+
+
+def test_machines_and_their_shares(run: RunDir) -> None:
+    assert read_report(run).machines == [
+        Machine(name="ana", joined=1, lost=0, share=0.375),
+        Machine(name="luis", joined=2, lost=1, last_reason="the connection ended", share=0.125),
+    ]
+
+
+def test_events_carry_the_step_during_which_they_happened(run: RunDir) -> None:
+    told = [(event["event"], event["version"]) for event in read_report(run).events]
+    assert told == [("joined", 0), ("joined", 0), ("left", 3), ("joined", 3)]
+
+
+def test_configuration_says_what_was_set(run: RunDir) -> None:
+    report = read_report(run)
+    assert report.values == {"optim.lr": 0.02, "run.seed": 0}
+    assert report.changed == ["optim.lr"]
+
+
+def test_a_resumed_run_shows_each_step_once_in_order(run: RunDir) -> None:
+    sink = JsonlSink(run.metrics)
+    sink.log(5, row(5, val_loss=0.5))
+    sink.close()
+    rows = read_report(run).rows
+    assert [line["version"] for line in rows] == [1, 2, 3, 4, 5, 6]
+    assert rows[4]["val_loss"] == 0.5
+
+
+def test_nothing_in_a_run_ends_the_script_or_becomes_html(run: RunDir) -> None:
+    hostile = "</script><script>alert(1)</script> %%SCRIPT%% <!-- \u2028 &amp;"
+    sink = JsonlSink(run.metrics)
+    sink.log(7, row(7, sample=hostile))
+    sink.close()
+    page = render(read_report(run))
+    assert shown(page)["samples"] == [{"version": 7, "text": hostile}]
+    assert "<script>alert" not in page
+
+
+def test_the_page_loads_nothing(run: RunDir) -> None:
+    page = render(read_report(run))
+    assert "default-src 'none'" in page
+    assert not re.search(r"<(?:link|img|iframe)|\ssrc=|@import|url\(", page)
+
+
+def test_a_torn_line_and_missing_files_leave_a_report(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.metrics.write_text(json.dumps({"version": 1, **row(1)}) + '\n{"version": 2, "lo')
+    report = read_report(run)
+    assert report.version == 1
+    assert report.machines == []
+    assert shown(render(report))["values"] == {}
+
+
+def test_a_loss_that_was_not_finite_is_a_gap(run: RunDir) -> None:
+    with open(run.metrics, "a") as file:
+        file.write('{"version": 7, "tokens": 70, "loss": NaN}\n')
+    assert shown(render(read_report(run)))["rows"][-1]["loss"] is None
+
+
+def test_no_training_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no training to report") as caught:
+        read_report(RunDir(tmp_path))
+    assert caught.value.hint
+
+
+def test_long_runs_are_averaged_and_keep_their_evaluations() -> None:
+    rows = [{"version": n, "loss": float(n), "shares": {"ana": 1.0}} for n in range(1, 10_001)]
+    rows[4321]["val_loss"] = 7.0
+    thin = thinned(rows, most=1000)
+    assert len(thin) == 1000
+    assert [line["version"] for line in thin] == list(range(10, 10_001, 10))
+    assert [line["loss"] for line in thin[:2]] == [5.5, 15.5]
+    assert [line["version"] for line in thin if "val_loss" in line] == [4330]
+    assert thin[0]["shares"] == {"ana": 1.0}
