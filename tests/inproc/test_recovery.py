@@ -70,7 +70,7 @@ def test_a_step_in_the_journal_gets_its_row_and_its_evaluation(tmp_path: Path, s
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
     """Rows without what depends on the machine's speed, and on who was there."""
-    clocks = ("seconds", "tokens_per_second", "workers")
+    clocks = ("seconds", "tokens_per_second", "workers", "shares")
     return [{key: value for key, value in row.items() if key not in clocks} for row in metrics(folder)]
 
 
