@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from cuadrilla.errors import GuardError, ResourceError
+from cuadrilla.errors import GuardError, ResourceError, TaskError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import Contribution, ExactMerge, ExactWorker, Sums
 from cuadrilla.sync.outer import Outer
+from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint
 from tests import runs
 from tests.doors import DOORS
 from tests.faults import PHASES, Phase, Script, play
@@ -54,6 +55,36 @@ def test_unequal_workers_equal_one_worker(
 def test_strict_has_the_same_bits_for_any_crew(execute: Execute, tmp_path: Path, undisturbed: Path, crew: str) -> None:
     execute(tmp_path, RaggedRegression(), STRICT, workers(UNEQUAL[crew]))
     assert final_sha256(tmp_path) == final_sha256(undisturbed)
+
+
+class FrozenBeginning(RaggedRegression):
+    """Fine-tuning: the first layer comes from elsewhere and stays."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        for parameter in model[0].parameters():  # type: ignore[index]
+            parameter.requires_grad_(False)
+        return model
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_parameters_stay_and_the_others_learn(execute: Execute, tmp_path: Path, optimizer: str) -> None:
+    sets = (STRICT, f'optim.kind="{optimizer}"', "optim.weight_decay=0.5", "train.steps=6", "checkpoint.keep=9")
+    execute(tmp_path / "one", FrozenBeginning(), *sets)
+    execute(tmp_path / "crew", FrozenBeginning(), *sets, workers(UNEQUAL["three unequal"]))
+    assert final_sha256(tmp_path / "crew") == final_sha256(tmp_path / "one")
+    first, *_, last = (load_checkpoint(path).model for path in list_checkpoints(RunDir(tmp_path / "one").checkpoints))
+    changed = {name for name, tensor in last.items() if not torch.equal(tensor, first[name])}
+    assert changed == {name for name in last if not name.startswith("0.")}
+
+
+def test_a_model_that_is_all_frozen_is_refused(tmp_path: Path) -> None:
+    class AllFrozen(RaggedRegression):
+        def model(self) -> nn.Module:
+            return super().model().requires_grad_(False)
+
+    with pytest.raises(TaskError, match="frozen"):
+        runs.execute(tmp_path, AllFrozen())
 
 
 def test_strict_has_the_same_bits_with_dropout(execute: Execute, tmp_path: Path) -> None:

@@ -77,15 +77,20 @@ class Reduced:
     bad: tuple[int, ...] = ()
 
 
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name. Frozen ones (`requires_grad` False) are never moved nor changed."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 def version_like(model: nn.Module) -> dict[str, Tensor]:
-    """What a version holds: parameters and running statistics by name."""
-    return {**dict(model.named_parameters()), **statistics_of(model)}
+    """What a version holds: trainable parameters and running statistics by name."""
+    return {**trainable(model), **statistics_of(model)}
 
 
 def contribution_like(model: nn.Module, *, strict: bool) -> dict[str, Tensor]:
     """Names, dtypes and shapes of a contribution's tensors; their values mean nothing."""
     dtype = torch.int64 if strict else None
-    gradients = {name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in model.named_parameters()}
+    gradients = {name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in trainable(model).items()}
     return {**gradients, **sums_like(model)}
 
 
@@ -93,7 +98,7 @@ class ExactWorker:
     """The worker half. Raises TaskError for a model whose running statistics cannot be merged."""
 
     def __init__(self, model: nn.Module, *, strict: bool) -> None:
-        self._params = dict(model.named_parameters())
+        self._params = trainable(model)
         self._statistics = UnitStatistics(model, strict=strict)
         self._strict = strict
         self._fixed: dict[str, Tensor] = {}
@@ -167,7 +172,7 @@ class ExactMerge:
         strict: bool,
         outer: Outer | None = None,
     ) -> None:
-        self._params = dict(model.named_parameters())
+        self._params = trainable(model)
         self._statistics = MergedStatistics(model)
         self._optimizer = make_optimizer(self._params)
         self._lr_factor = lr_factor
@@ -177,7 +182,7 @@ class ExactMerge:
 
     @property
     def params(self) -> Mapping[str, Tensor]:
-        """What a version holds: parameters, and running statistics."""
+        """What a version holds: trainable parameters, and running statistics."""
         return {**self._params, **self._statistics.record}
 
     def reduce(self, contributions: Sequence[Contribution], *, planned_tokens: int) -> Reduced:

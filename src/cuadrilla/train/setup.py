@@ -19,7 +19,7 @@ from cuadrilla.model.task import Task, load_task
 from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import differences, dump, read_run_config
 from cuadrilla.sync.coordinator import Coordinator, Rules
-from cuadrilla.sync.exact import ExactMerge
+from cuadrilla.sync.exact import ExactMerge, trainable
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.server import ServerCoordinator
 from cuadrilla.sync.statistics import batch_norms
@@ -180,7 +180,7 @@ def compile_blocks(model: nn.Module) -> None:
 
 def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length, precision: Precision) -> ExactMerge:
     """The merge half of the run's strategy, over the weights of record."""
-    params = dict(model.named_parameters())
+    params = trainable(model)
     outer = config.outer
 
     def is_matrix(name: str, parameter: nn.Parameter) -> bool:
@@ -205,6 +205,10 @@ def _check_supported(config: Config, model: nn.Module, precision: Precision) -> 
     """Refuse what this version would compute wrongly, before anything is trained."""
     if config.sync.strict and precision.loss_scale != 1:
         raise ConfigError("strict mode and fp16 exclude each other", hint='set train.precision = "fp32"')
+    if not trainable(model):
+        raise TaskError(
+            "every parameter of the model is frozen", hint="leave requires_grad on for what is to be trained"
+        )
     running = list(batch_norms(model))
     if running and has_several_workers(config) and config.sync.kind == "server":
         raise TaskError(
