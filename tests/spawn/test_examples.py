@@ -16,9 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from cuadrilla.data import cuentos
 from cuadrilla.errors import DataError
 from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.train.checkpoint import load_newest
 from tests.runs import final_sha256
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -55,7 +58,7 @@ def idx(array):
     )
 
 
-def write_made_up_mnist(folder):
+def write_made_up_mnist(folder, *, held_out=200):
     """The four files, small and not packed: a digit is the place of a grey square in noise."""
     folder.mkdir()
     random = np.random.default_rng(0)
@@ -63,7 +66,7 @@ def write_made_up_mnist(folder):
     for digit in range(10):
         top, left = digit // 5 * 14 + 4, digit % 5 * 5 + 1
         squares[digit, top : top + 6, left : left + 5] = 150
-    for split, count in (("train", 512), ("t10k", 200)):
+    for split, count in (("train", 512), ("t10k", held_out)):
         digits = random.integers(0, 10, count)
         images = squares[digits] + random.uniform(0, 100, (count, 28, 28))
         (folder / f"{split}-images-idx3-ubyte").write_bytes(idx(images))
@@ -131,6 +134,58 @@ def test_three_unequal_workers_end_with_the_cnn_of_one(tmp_path):
         assert first["loss"] == pytest.approx(np.log(10), abs=0.1)  # a sum, divided by what it counts
         hashes.append(final_sha256(folder))
     assert hashes[0] == hashes[1]
+
+
+def test_fine_tuning_changes_the_new_layer_alone(tmp_path):
+    digits, parity = (copy_examples(tmp_path / name) for name in ("digits", "parity"))
+    for folder in (digits, parity):
+        write_made_up_mnist(folder / "mnist", held_out=8200)
+    short = ("train.epochs=0.0", "evaluate.sequences=100")
+    trained(digits / "mnist.toml", 'task.path="mnist_cnn.py:mnist_10k"', "train.steps=10", *short)
+    missing = train(parity / "finetune.toml")
+    assert missing.returncode == 4, missing.stderr
+    assert "pretrained.safetensors does not exist" in missing.stderr
+    before = load_newest(RunDir(digits).checkpoints)
+    shutil.copy(before.path / "model.safetensors", parity / "pretrained.safetensors")
+    last = trained(parity / "finetune.toml", "train.steps=20", *short)
+    assert last["val_accuracy"] > 0.6  # 0.5 without learning
+    after = load_newest(RunDir(parity).checkpoints)
+    changed = {name for name, tensor in after.model.items() if not torch.equal(tensor, before.model[name])}
+    assert changed == {"9.weight", "9.bias"}
+
+
+def test_the_tagger_finds_people_it_has_never_met(tmp_path):
+    last = trained(copy_examples(tmp_path / "tags") / "tagging.toml")
+    assert last["val_accuracy"] > 0.98  # 0.91 when nobody is a person
+
+
+CONLLU = "# text = Del mar .\n1-2\tDel\t_\t_" + "\t_" * 6 + "\n"
+for number, (form, tag) in enumerate((("De", "ADP"), ("el", "DET"), ("mar", "NOUN"), (".", "PUNCT")), start=1):
+    CONLLU += f"{number}\t{form}\t_\t{tag}" + "\t_" * 6 + "\n"
+
+
+def test_a_treebank_is_read_and_a_broken_one_named(tmp_path):
+    folder = copy_examples(tmp_path / "treebank")
+    (folder / "train.conllu").write_text(f"{CONLLU}\n" * 40)
+    (folder / "val.conllu").write_text(f"{CONLLU}\n" * 8)
+    sets = ('task.path="tagging.py:conllu"', "train.epochs=0.0", "train.steps=10")
+    assert trained(folder / "tagging.toml", *sets)["val_accuracy"] > 0.9  # four words, four tags
+    (folder / "val.conllu").write_text(CONLLU + "5\tpart\n")
+    done = train(folder / "tagging.toml", *sets)
+    assert done.returncode == 4
+    assert "val.conllu:7 is not CoNLL-U" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_character_model_learns_ones_own_text(tmp_path):
+    folder = copy_examples(tmp_path / "text")
+    done = train(folder / "own_text.toml")
+    assert done.returncode == 4
+    assert "0 characters in 0 .txt files" in done.stderr
+    (folder / "texts").mkdir()
+    (folder / "texts" / "stories.txt").write_text("\n".join(cuentos.stories(100)), encoding="utf-8")
+    last = trained(folder / "own_text.toml", "train.epochs=0.0", "train.steps=12")
+    assert last["val_bits_per_character"] < 4.2  # 6.0 for all characters alike
 
 
 # -- downloaded ------------------------------------------------------------------------------------------------------
