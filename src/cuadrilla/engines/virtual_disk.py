@@ -123,6 +123,8 @@ class Weights:
         del contributions
         return ()
 
+    zeros = outliers
+
     def gradients(self) -> dict[str, int]:
         return {"total": self.total}
 

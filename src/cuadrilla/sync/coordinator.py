@@ -348,6 +348,8 @@ class Coordinator:
         assert merge is not None, "Merged without a Merge"
         if event.bad_leases:
             return self._recompute(event.bad_leases)
+        for unit in event.blameless:
+            self.failures.pop(unit, None)
         actions: list[Action] = list(self._strike(merge))
         self.version = merge.version
         self.tokens += sum(answer.tokens for answer in merge.answers)
