@@ -1,4 +1,4 @@
-"""What tests on networks of their own need of a machine, and shares of its processor for the machines in them."""
+"""What tests on networks of their own need of a machine, and shares of its processor and memory."""
 
 import os
 import shutil
@@ -69,6 +69,35 @@ def shares(number: int) -> Iterator[list[Share]]:
         for share in made:
             if share.folder.exists():
                 share.folder.rmdir()
+
+
+@contextmanager
+def memory_limit(num_bytes: int) -> Iterator[Path]:
+    """`cgroup.procs` of a control group: whose number is written there may take so much more memory, without swap.
+
+    Skips where there is none. Who was put there must have ended.
+    """
+    name = f"cua-{os.getpid()}-memory"
+    if (CGROUP / "memory" / "memory.limit_in_bytes").exists():
+        folder, limits = (
+            CGROUP / "memory" / name,
+            {"memory.limit_in_bytes": num_bytes, "memory.memsw.limit_in_bytes": num_bytes},
+        )
+    elif "memory" in _text(CGROUP / "cgroup.subtree_control").split():
+        folder, limits = CGROUP / name, {"memory.max": num_bytes, "memory.swap.max": 0}
+    else:
+        pytest.skip("needs the memory controller of control groups (version 1, or in cgroup.subtree_control)")
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs to make control groups: {error.strerror}")
+    try:
+        for file, limit in limits.items():
+            if (folder / file).exists():  # not all kernels count swap
+                (folder / file).write_text(str(limit))
+        yield folder / "cgroup.procs"
+    finally:
+        folder.rmdir()
 
 
 def _text(path: Path) -> str:

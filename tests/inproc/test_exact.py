@@ -202,6 +202,24 @@ def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(execute: Execute, 
         execute(tmp_path, LittleMemory(), STRICT)
 
 
+class Leaking(RaggedRegression):
+    """From its third loss on the allocator says no, however little is asked for."""
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        loss, count = super().loss(model, batch)
+        if self.num_losses > 2 and torch.is_grad_enabled():
+            torch.empty(2**60, dtype=torch.uint8)
+        return loss, count
+
+
+def test_memory_that_does_not_come_back_ends_in_exit_code_8_at_the_third_try(execute: Execute, tmp_path: Path) -> None:
+    task = Leaking()
+    with pytest.raises(ResourceError, match="a single sequence") as caught:
+        execute(tmp_path, task, "train.pass_sequences=4")
+    assert caught.value.exit_code == 8
+    assert task.num_losses == 2 + 3  # passes of 4, 2 and 1
+
+
 class Exploding(RaggedRegression):
     """From the fortieth loss on, every loss is a billion times too large."""
 
