@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.lan import Member, limit_rate
+
 CGROUP = Path("/sys/fs/cgroup")
 PERIOD_MICROSECONDS = 100_000
 
@@ -26,6 +28,30 @@ def need_namespaces() -> None:
     if tried.returncode:
         pytest.skip(f"needs network namespaces: {tried.stderr.strip()}")
     subprocess.run(["ip", "netns", "del", f"cua-{os.getpid()}-try"], check=True)
+
+
+def switch_port(index: int) -> tuple[str, str]:
+    """(namespace, device) of the switch's end of the cable of a `lan`'s member: what it sends, the member receives."""
+    return f"cua-{os.getpid()}-switch", f"port{index}"
+
+
+@contextmanager
+def silent(place: str, device: str, *, rate: str) -> Iterator[None]:
+    """Nothing that a card sends gets anywhere; what it receives still comes. Then it has its `rate` again."""
+    subprocess.run(["tc", "-n", place, "qdisc", "replace", "dev", device, "root", "blackhole"], check=True)
+    yield
+    limit_rate(place, device, rate)
+
+
+def lose(member: Member, *, share: float, source: str = "") -> None:
+    """A share of the packets that reach a member (from `source`) are lost, drawn at random, from now on."""
+    if shutil.which("iptables") is None:
+        pytest.skip("needs the command iptables")
+    chosen = ["-s", source] if source else []
+    rule = ["iptables", "-A", "INPUT", *chosen, "-m", "statistic", "--mode", "random", "--probability", str(share)]
+    done = subprocess.run([*member.prefix, *rule, "-j", "DROP"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs iptables with the match statistic: {done.stderr.strip()}")
 
 
 @dataclass(frozen=True)
