@@ -22,7 +22,7 @@ PORT = 47470
 ONE_WAY_SECONDS = 0.15
 RATE, LOSS = "1mbit", 0.2
 STEPS = 100_000  # nobody waits for the end: the coordinator is told to stop
-SMALL = ("--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=1")  # 12,000 parameters
+SMALL = ("--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=1")  # 12,500 parameters
 ROUNDS = 8
 
 
