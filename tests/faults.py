@@ -34,7 +34,7 @@ class Script:
     worker: str
     at: int | None
     phase: Phase
-    action: Callable[[], None] | Literal["die", "nan", "inf", "flip"] = "die"
+    action: Callable[[], None] | Literal["die", "nan", "inf", "flip", "zero"] = "die"
     repeat: bool = False
 
 
@@ -74,7 +74,9 @@ class FaultyLink:
 
     def upload(self, tensors: Tensors) -> TensorRef:
         action = self._reach("upload")
-        if action in ("nan", "inf", "flip"):
+        if action == "zero":
+            tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        elif action in ("nan", "inf", "flip"):
             tensors = dict(tensors)
             name = next(iter(tensors))
             tensors[name] = tensors[name].clone()

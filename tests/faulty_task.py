@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from cuadrilla.model.task import TaskDefaults
@@ -23,6 +24,7 @@ from cuadrilla.rundir import RunDir, last_rows
 NUM_EXAMPLES, NUM_HELD_OUT = 8192, 32
 SLOW_SECONDS, POLL_SECONDS = 0.3, 0.01
 NAN = float("nan")
+HOG_BYTES = 2**30
 
 
 class Player:
@@ -60,6 +62,10 @@ class Player:
                 time.sleep(SLOW_SECONDS)
             case "nan":
                 return NAN
+            case "hog":  # every page is written to: more than its control group may have
+                np.ones(HOG_BYTES, np.uint8)
+            case "leak":  # more than there is: the allocator says no
+                torch.empty(2**60, dtype=torch.uint8)
         return 1.0
 
 

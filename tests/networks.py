@@ -1,4 +1,4 @@
-"""What tests on networks of their own need of a machine, and shares of its processor for the machines in them."""
+"""What tests on networks of their own need of a machine, and shares of its processor and memory."""
 
 import os
 import shutil
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from bench.lan import Member, limit_rate
 
 CGROUP = Path("/sys/fs/cgroup")
 PERIOD_MICROSECONDS = 100_000
@@ -26,6 +28,30 @@ def need_namespaces() -> None:
     if tried.returncode:
         pytest.skip(f"needs network namespaces: {tried.stderr.strip()}")
     subprocess.run(["ip", "netns", "del", f"cua-{os.getpid()}-try"], check=True)
+
+
+def switch_port(index: int) -> tuple[str, str]:
+    """(namespace, device) of the switch's end of the cable of a `lan`'s member: what it sends, the member receives."""
+    return f"cua-{os.getpid()}-switch", f"port{index}"
+
+
+@contextmanager
+def silent(place: str, device: str, *, rate: str) -> Iterator[None]:
+    """Nothing that a card sends gets anywhere; what it receives still comes. Then it has its `rate` again."""
+    subprocess.run(["tc", "-n", place, "qdisc", "replace", "dev", device, "root", "blackhole"], check=True)
+    yield
+    limit_rate(place, device, rate)
+
+
+def lose(member: Member, *, share: float, source: str = "") -> None:
+    """A share of the packets that reach a member (from `source`) are lost, drawn at random, from now on."""
+    if shutil.which("iptables") is None:
+        pytest.skip("needs the command iptables")
+    chosen = ["-s", source] if source else []
+    rule = ["iptables", "-A", "INPUT", *chosen, "-m", "statistic", "--mode", "random", "--probability", str(share)]
+    done = subprocess.run([*member.prefix, *rule, "-j", "DROP"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs iptables with the match statistic: {done.stderr.strip()}")
 
 
 @dataclass(frozen=True)
@@ -69,6 +95,35 @@ def shares(number: int) -> Iterator[list[Share]]:
         for share in made:
             if share.folder.exists():
                 share.folder.rmdir()
+
+
+@contextmanager
+def memory_limit(num_bytes: int) -> Iterator[Path]:
+    """`cgroup.procs` of a control group: whose number is written there may take so much more memory, without swap.
+
+    Skips where there is none. Who was put there must have ended.
+    """
+    name = f"cua-{os.getpid()}-memory"
+    if (CGROUP / "memory" / "memory.limit_in_bytes").exists():
+        folder, limits = (
+            CGROUP / "memory" / name,
+            {"memory.limit_in_bytes": num_bytes, "memory.memsw.limit_in_bytes": num_bytes},
+        )
+    elif "memory" in _text(CGROUP / "cgroup.subtree_control").split():
+        folder, limits = CGROUP / name, {"memory.max": num_bytes, "memory.swap.max": 0}
+    else:
+        pytest.skip("needs the memory controller of control groups (version 1, or in cgroup.subtree_control)")
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs to make control groups: {error.strerror}")
+    try:
+        for file, limit in limits.items():
+            if (folder / file).exists():  # not all kernels count swap
+                (folder / file).write_text(str(limit))
+        yield folder / "cgroup.procs"
+    finally:
+        folder.rmdir()
 
 
 def _text(path: Path) -> str:

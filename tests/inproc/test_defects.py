@@ -30,6 +30,7 @@ from cuadrilla.runfile import load_dumped
 from cuadrilla.sync.exact import Contribution, ExactMerge
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision, choose_device
+from cuadrilla.train.program import program
 from tests.runs import execute, final_sha256, metrics, prepare, workers
 from tests.sessions import FP32, answer, worker_half
 from tests.tasks import NUM_EXAMPLES, Examples, RaggedRegression
@@ -52,7 +53,7 @@ def test_a_worker_has_the_device_of_its_own_machine_not_of_the_coordinators(tmp_
     parts.coordination.open(desk.send)
     links = {device: desk.connect(device) for device in ("cuda", "mps")}
     for device, link in links.items():
-        link.call(Hello(speed_hint=1.0, environment={"device": device}))
+        link.call(Hello(speed_hint=1.0, environment={**program(parts.task), "device": device}))
     leased: list[int] = []
     for link in links.values():
         assert isinstance(link.next_event(), Version)

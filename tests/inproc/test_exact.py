@@ -165,6 +165,19 @@ def test_a_flipped_bit_is_found_and_its_units_are_computed_elsewhere(
         assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= 1e-6
 
 
+@pytest.mark.parametrize("strict", [STRICT, ADAMW])
+def test_an_all_zero_gradient_is_computed_elsewhere_and_named(execute: Execute, tmp_path: Path, strict: str) -> None:
+    """A device that computes nothing, once: its loss is there, its gradient is not."""
+    wrap, played = play(Script(worker="worker-2", at=1, phase="upload", action="zero"))
+    execute(tmp_path / "one", RaggedRegression(), strict)
+    execute(tmp_path / "crew", RaggedRegression(), strict, workers([1.0, 1.0]), wrap_link=wrap)
+    assert played
+    [found] = [row for row in read_jsonl(RunDir(tmp_path / "crew").events) if row["event"] == "all-zero gradient"]
+    assert (found["worker"], found["version"]) == ("worker-2", 2)
+    assert set(found["units"]) < set(range(24, 48))
+    assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= (0 if strict == STRICT else 1e-6)
+
+
 def test_a_worker_that_keeps_sending_nonsense_is_quarantined(execute: Execute, tmp_path: Path) -> None:
     """Many small units in a round, so that even a worker that is slow to start gets some of each."""
     sets = (ADAMW, "train.steps=20", "train.batch_sequences=48", "train.unit_sequences=1")
@@ -218,6 +231,24 @@ def test_out_of_memory_halves_the_pass_and_keeps_the_global_batch(execute: Execu
 def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(execute: Execute, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="a unit, which strict mode"):
         execute(tmp_path, LittleMemory(), STRICT)
+
+
+class Leaking(RaggedRegression):
+    """From its third loss on the allocator says no, however little is asked for."""
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        loss, count = super().loss(model, batch)
+        if self.num_losses > 2 and torch.is_grad_enabled():
+            torch.empty(2**60, dtype=torch.uint8)
+        return loss, count
+
+
+def test_memory_that_does_not_come_back_ends_in_exit_code_8_at_the_third_try(execute: Execute, tmp_path: Path) -> None:
+    task = Leaking()
+    with pytest.raises(ResourceError, match="a single sequence") as caught:
+        execute(tmp_path, task, "train.pass_sequences=4")
+    assert caught.value.exit_code == 8
+    assert task.num_losses == 2 + 3  # passes of 4, 2 and 1
 
 
 class Exploding(RaggedRegression):

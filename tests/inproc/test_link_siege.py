@@ -23,6 +23,7 @@ from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import contribution_like
 from cuadrilla.train.coordinate import Coordination, Outcome
 from cuadrilla.train.loop import environment
+from cuadrilla.train.program import program
 from cuadrilla.train.setup import Parts
 from tests.crews import join
 from tests.doors import _Crew
@@ -38,6 +39,11 @@ from tests.runs import execute, final_sha256, prepare, workers
 from tests.tasks import RaggedRegression
 
 # A whole run with an enemy in the crew
+
+
+def said_of(parts: Parts) -> dict[str, str]:
+    """What an honest worker says about itself."""
+    return {**program(parts.task), **environment(parts.device)}
 
 
 class Besieged(_Crew):
@@ -124,7 +130,7 @@ def test_answers_to_the_leases_of_others_are_not_counted(tmp_path: Path, undistu
             for _attempt in range(30):
                 session = connection.session(parameters=wire.Layout.of(crew.params))
                 try:
-                    session.call(Hello(speed_hint=1.0, environment=environment(crew.parts.device)))
+                    session.call(Hello(speed_hint=1.0, environment=said_of(crew.parts)))
                     if isinstance(session.next_event(), Stop):
                         return
                     others = {key for key, grant in list(ledger.leases.items()) if grant.worker != name}
@@ -163,7 +169,7 @@ def test_a_node_that_says_anything_at_all_changes_nothing(tmp_path: Path, undist
     seeds = [message.SerializeToString() for message in SEEDS[pb.ToCoordinator]]
 
     def enemy(crew: Besieged, connection: Connection, name: str) -> None:
-        hello = wire.to_coordinator(Hello(speed_hint=1.0, environment=environment(crew.parts.device)))
+        hello = wire.to_coordinator(Hello(speed_hint=1.0, environment=said_of(crew.parts)))
         call = connection._channel.stream_stream(SERVICE + "Session")
         for _ in range(40):
             said = [hello.SerializeToString(), *(mutated(chance.choice(seeds), chance) for _ in range(5))]
@@ -194,7 +200,7 @@ def test_joining_while_the_run_finishes(tmp_path: Path, undisturbed: str) -> Non
             while True:
                 session = connection.session(parameters=layout)
                 try:
-                    session.call(Hello(speed_hint=1.0, environment=environment(crew.parts.device)))
+                    session.call(Hello(speed_hint=1.0, environment=said_of(crew.parts)))
                     event = session.next_event()
                     assert isinstance(event, Stop)
                     assert not event.refused

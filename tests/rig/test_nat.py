@@ -1,4 +1,4 @@
-"""Four unequal machines, two of them behind a router that hides them: cut off, flapping, forgotten; the bits stay."""
+"""Four unequal machines, two of them behind a router: mute, flapping, halved, forgotten; the bits stay."""
 
 import importlib.util
 import subprocess
@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 
 from bench import nat
-from bench.lan import Member, lan
+from bench.lan import CARD, Member, ip, lan
 from cuadrilla.data.prepare import Options, prepare
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import COMMAND, wait_for
+from tests.commands import COMMAND, reached, wait_for
 from tests.machines import LANGUAGE_RUN, Machine, invite, present, up
-from tests.networks import Share, need_namespaces, shares
+from tests.networks import Share, need_namespaces, shares, silent
 from tests.runs import final_sha256
 
 RATE = "400mbit"
 PORT = 47470
 CORES = {"ana": 0.8, "luis": 0.4, "eva": 0.2, "teo": 0.1}  # eva and teo are behind the router
+UNLIMITED = 64.0
 STEPS = 100_000  # nobody waits for the end: the coordinator is told to stop
 FLAP = "for i in 1 2 3; do ip link set {port} down; sleep 1; ip link set {port} up; sleep 1; done"
 
@@ -79,10 +80,10 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.mark.timeout(500)
-def test_machines_behind_nat_are_cut_off_and_forgotten(
+def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
     network: Network, limits: dict[str, Share], machine: Callable[..., Machine], run: RunDir, tmp_path: Path
 ) -> None:
-    """The limits come once all are there: loading at a tenth of a core takes long, and says nothing.
+    """The limits come once all are there, and go before they end: a tenth of a core is slow at both, and says nothing.
 
     The two in front of the router work through Ray where it is installed, the two behind it over the crew link.
     """
@@ -99,16 +100,23 @@ def test_machines_behind_nat_are_cut_off_and_forgotten(
         limits[name].limit(cores)
 
     flapping = subprocess.Popen([*network.router.prefix, "sh", "-c", FLAP.format(port="inside2")])
-    nat.plug(network.router, 1, "down")
-    wait_for(lambda: "eva" not in present(run), crew)
-    nat.plug(network.router, 1, "up")
+    with silent(network.workers["eva"].namespace, CARD, rate=RATE):  # she hears what she cannot answer
+        wait_for(lambda: "eva" not in present(run), crew)
     assert flapping.wait(timeout=60) == 0
+    wait_for(lambda: present(run) == set(CORES), crew)
+
+    ip("-n", network.router.namespace, "link", "set", CARD, "down")  # the crew in halves: only one of them commits
+    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
+    wait_for(reached(run, last_rows(run.metrics)[-1]["version"] + 2), crew)
+    ip("-n", network.router.namespace, "link", "set", CARD, "up")
     wait_for(lambda: present(run) == set(CORES), crew)
 
     nat.call(network.router, "forget")
     wait_for(lambda: present(run) == {"ana", "luis"}, crew)
     wait_for(lambda: present(run) == set(CORES), crew)
 
+    for name in CORES:
+        limits[name].limit(UNLIMITED)
     assert coordinator.run("down").returncode == 0
     said = crew.communicate(timeout=60)[1]
     assert crew.returncode == 130, said

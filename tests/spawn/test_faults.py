@@ -23,7 +23,8 @@ import pytest
 from cuadrilla.data.order import sequence_indices
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests import faulty_task
-from tests.commands import RUN, coordinator, start, train, wait_for
+from tests.commands import RUN, coordinator, events, reached, start, train, wait_for
+from tests.networks import memory_limit
 from tests.runs import final_sha256
 
 STEPS, BATCH, UNIT = 120, 64, 8
@@ -35,6 +36,7 @@ INSIDE, OBSERVED = ("evaluate", "val data"), ("metrics", "checkpoint", "journal"
 """Phases of the coordinator that its user's code reaches, and those that are seen from outside."""
 WORKERS_PHASES = ("data", "forward", "backward")
 CEILING_SECONDS = 500
+LITTLE_BYTES = 300 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,5 +242,35 @@ def test_scripted_faults_change_nothing(door: str, seed: int, counts: Counts, tm
     assert len(played) == counts.faults
     restarts = [row for row in read_jsonl(run.events) if row["event"] == "coordinator restarted"]
     assert len(restarts) == counts.coordinator_kills
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
+    assert final_sha256(run.path) == undisturbed
+
+
+def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path, undisturbed: str) -> None:
+    """One is killed by the kernel, another one's allocator says no: a strict unit cannot be divided, so it leaves."""
+    script = [
+        Fault(name="limited", phase="data", at=example(10, 0), action="hold", until="limit"),
+        Fault(name="hog", phase="forward", at=example(20, 0), action="hog"),
+        Fault(name="leak", phase="backward", at=example(40, 0), action="leak"),
+    ]
+    run = make_run(tmp_path / "run", script)
+    with memory_limit(LITTLE_BYTES) as group, open(tmp_path / "said.txt", "w") as talk:
+        crew = start(run, *STRICT, "--practice", "1.0,1.0,1.0", stderr=talk)
+        try:
+            wait_for(reached(run, 9), crew)
+            for child in coordinator(crew).children():
+                group.write_text(str(child.pid))
+            (run.path / "played" / "limit").touch()
+            wait_for(lambda: crew.poll() is not None, seconds=CEILING_SECONDS)
+        finally:
+            crew.kill()
+            crew.wait()
+    assert crew.returncode == 0, (tmp_path / "said.txt").read_text()
+    killed, left = events(run, "died")
+    assert "signal 9" in killed["reason"]
+    assert "the kernel has killed for want of memory" in killed["reason"]
+    assert "out of memory with a unit" in left["reason"]
+    assert "(exit code 8)" in left["reason"]
+    assert killed["worker"] != left["worker"]
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
     assert final_sha256(run.path) == undisturbed

@@ -1,5 +1,6 @@
 """Machines that join a coordinator: invites, what they fetch, who is refused, kicked, comes back. Each has a home."""
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+import cuadrilla
+from cuadrilla import __version__
 from cuadrilla.home import Home
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
@@ -147,6 +150,42 @@ def test_a_second_coordinator_of_the_same_crew_is_refused(
     [child] = psutil.Process(crew.pid).children()
     assert f"in use by process {child.pid}" in second.stderr
     assert coordinator.run("down").returncode == 0  # the first is still the one that is asked
+    assert crew.wait(timeout=60) == 130
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "shown"),
+    [
+        (
+            "__init__.py",
+            ('__version__ = "', '__version__ = "9.'),
+            f"cuadrilla {__version__}, this machine 9.{__version__}",
+        ),
+        ("model/gpt2.py", ("tanh", "none"), "another program than the coordinator's: model code ("),
+    ],
+)
+def test_another_program_is_refused(
+    machine: Callable[[str], Machine],
+    run: RunDir,
+    port: int,
+    tmp_path: Path,
+    file: str,
+    change: tuple[str, str],
+    shown: str,
+) -> None:
+    """A copy of the package in which one thing is different: its version, or the model."""
+    shutil.copytree(Path(cuadrilla.__file__).parent, tmp_path / "src" / "cuadrilla")
+    changed = tmp_path / "src" / "cuadrilla" / file
+    assert change[0] in changed.read_text()
+    changed.write_text(changed.read_text().replace(*change))
+    coordinator = machine("coordinator")
+    ana = Machine(tmp_path / "ana", prefix=("env", f"PYTHONPATH={tmp_path / 'src'}"))
+    crew = up(coordinator, run, port)
+    done = ana.run("join", "--name", "ana", says=invite(coordinator))
+    assert (done.returncode, shown in done.stderr) == (5, True), done.stderr
+    assert "same version" in done.stderr
+    assert present(run) == set()
+    assert coordinator.run("down").returncode == 0
     assert crew.wait(timeout=60) == 130
 
 

@@ -190,6 +190,18 @@ def test_strict_refuses_another_environment() -> None:
     assert set(crew.machine.members) == {"a"}
 
 
+def test_another_program_is_refused_and_not_waited_for() -> None:
+    crew = Crew(c.Coordinator(rules=rules(gather=2, program={"cuadrilla": "1.0", "model code": "a"})))
+    crew.join("a", cuadrilla="1.0", **{"model code": "a", "torch": "2.13.0"})
+    assert not crew.leases
+    crew.join("b", cuadrilla="1.1", **{"model code": "b", "torch": "2.13.0"})
+    assert crew.evicted[0].refused
+    assert "cuadrilla (1.1 instead of 1.0), model code (b instead of a)" in crew.evicted[0].reason
+    assert len(crew.of("a").units) == 8
+    crew.join("c", cuadrilla="1.0", **{"model code": "a", "torch": "2.12.0"})
+    assert set(crew.machine.members) == {"a", "c"}
+
+
 def test_stopping_leaves_the_committed_state() -> None:
     crew = Crew(c.Coordinator(rules=rules()))
     crew.join("a")

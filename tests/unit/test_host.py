@@ -29,6 +29,7 @@ from cuadrilla.host.facts import (
     read_facts,
     read_limits,
 )
+from cuadrilla.host.memory import num_killed_for_memory, parse_oom_kills
 from cuadrilla.host.probe import Answer, describe_exit, parse_rows
 from cuadrilla.host.usage import GpuUsage, Sampler, parse_ioreg, parse_nvidia_smi
 
@@ -387,3 +388,9 @@ class TestUsage:
     def test_a_missing_process_and_gpu_program_are_unknown(self):
         sample = Sampler(pid=2**22 + 1, gpu_argv=["/nonexistent/nvidia-smi"]).sample()
         assert (sample.process_memory_bytes, sample.gpus) == (None, ())
+
+
+def test_the_kernels_count_of_processes_killed_for_memory():
+    assert parse_oom_kills("nr_free_pages 5\noom_kill 3\nnuma_hit 7\n") == 3
+    assert parse_oom_kills("nr_free_pages 5\n") == 0  # an old kernel
+    assert num_killed_for_memory() >= 0

@@ -3,11 +3,13 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from cuadrilla.engines.simulate import (
     COORDINATOR_FAULTS,
+    FOREVER,
     RULES,
     WORKER_FAULTS,
     Fault,
@@ -16,12 +18,14 @@ from cuadrilla.engines.simulate import (
     simulate,
     undisturbed,
 )
+from cuadrilla.engines.virtual_crew import SLOWNESS
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.ledger import Ledger
 
 pytestmark = pytest.mark.unit
 
 CHUNK = 50
+LONG_ROUNDS = replace(RULES, units_per_round=64)
 HAPPENS = (  # among a hundred seeds, or the simulation has become too kind
     *WORKER_FAULTS,
     "answers sent again",
@@ -89,6 +93,24 @@ def test_the_coordinator_may_die_between_any_two_actions() -> None:
         report = simulate(0, faults=[Fault(at=5.0, kind="coordinator", seconds=2.0, steps=steps)])
         assert report.committed == list(range(1, RULES.num_versions + 1))
         assert report.theta == undisturbed()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_worker_that_becomes_ten_times_slower_costs_its_own_share(seed: int) -> None:
+    """In the middle of its lease, and for good. From the fifth round on the crew is as fast as its parts, to 15 %."""
+    world = World(seed, [Fault(at=30.0, kind="slow", worker="w0", seconds=FOREVER - 1)], rules=LONG_ROUNDS)
+    world.crew.bad_unit, world.crew.bad_rate = -1, 0.0
+    for worker in world.crew.workers.values():
+        worker.bad = False
+    report = world.run()
+    rates = {name: worker.rate for name, worker in world.crew.workers.items()}
+    slow = rates.pop("w0")
+    from_round = sum(at < 30.0 for at in report.committed_at) + 1 + 5
+    times = report.committed_at[from_round - 1 :]
+    units = (len(times) - 1) * LONG_ROUNDS.units_per_round
+    assert len(times) > 5
+    assert units / (times[-1] - times[0]) >= 0.85 * (sum(rates.values()) + slow / SLOWNESS)
+    assert not report.counts["lost"] + report.counts["hung"]
 
 
 def test_everything_happens() -> None:

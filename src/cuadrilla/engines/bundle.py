@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from cuadrilla import __version__
 from cuadrilla.config import Config, FileTask
 from cuadrilla.data.shards import data_files
 from cuadrilla.errors import LinkError
@@ -57,8 +58,14 @@ def fetch(
 ) -> tuple[Config, Path]:
     """Bring what the run needs into the cache; the configuration and the folder that its paths are relative to.
 
-    What is there already, by hash, is not fetched again. Raises LinkError, NotTrusted, ConfigError, ResourceError.
+    What is there already, by hash, is not fetched again. Raises LinkError, Refused (another version of cuadrilla),
+    NotTrusted, ConfigError, ResourceError.
     """
+    if description.cuadrilla not in ("", __version__):  # before its settings are read: they may not be understood
+        raise Refused(
+            f"the coordinator runs cuadrilla {description.cuadrilla}, this machine {__version__}",
+            hint="install the same version on both machines",
+        )
     config = load_dumped(description.config)
     _check_names(config, description)
     key = bundle_hash(description)

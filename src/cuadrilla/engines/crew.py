@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from cuadrilla.config import CrewEngine
 from cuadrilla.engines.doors import Doors, LinkDoor, RayDoor, open_doors
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
+from cuadrilla.host.memory import num_killed_for_memory
 from cuadrilla.link.tls import key_hash, node_request, save_node
 from cuadrilla.rundir import FolderLock, RunDir, is_abandoned, storage_errors
 from cuadrilla.train.coordinate import Outcome
@@ -91,7 +93,7 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
     assert isinstance(engine, CrewEngine)
     names = [f"{'here' if home else 'worker'}-{index + 1}" for index in range(len(engine.workers))]
     places = dict(zip(names, engine.workers, strict=True))
-    children = _Children(engine=engine, run=run)
+    children = _Children(engine=engine, run=run, event=parts.store.event)
     try:
         with open_doors(parts, run, home=home, private=private, standbys=opening.standbys) as doors:
             if doors.ray is not None:
@@ -156,9 +158,11 @@ def _coordinate(parts: Parts, doors: Doors, children: "_Children", *, home: Home
 class _Children:
     """The worker processes of this machine."""
 
-    def __init__(self, *, engine: CrewEngine, run: RunDir) -> None:
+    def __init__(self, *, engine: CrewEngine, run: RunDir, event: Callable[..., None]) -> None:
         self._engine = engine
         self._run = run
+        self._event = event
+        self._killed_for_memory = num_killed_for_memory()
         self.alive: dict[str, subprocess.Popen[str]] = {}
         self._last_words: dict[str, str] = {}
 
@@ -194,7 +198,16 @@ class _Children:
                 process.stdout.close()
                 self._last_words[name] = said
                 if process.returncode:
-                    log.warning("%s died: %s", name, _reason(said, process.returncode))
+                    reason = _reason(said, process.returncode) + self._memory_note(process.returncode)
+                    log.warning("%s died: %s", name, reason)
+                    self._event("died", worker=name, reason=reason)
+
+    def _memory_note(self, returncode: int) -> str:
+        """A process that the kernel kills for memory ends like any other that is killed; only a counter tells."""
+        before, self._killed_for_memory = self._killed_for_memory, num_killed_for_memory()
+        if returncode != -signal.SIGKILL or self._killed_for_memory == before:
+            return ""
+        return ", and the kernel has killed for want of memory: a smaller model, smaller units, or more memory for it"
 
     def failure(self) -> CuadrillaError:
         """Why there is no worker left: the error of the last one that could still say it."""
@@ -240,5 +253,5 @@ def _parse(said: str) -> Mapping[str, str] | None:
 def _reason(said: str, returncode: int) -> str:
     words = _parse(said)
     if words:
-        return words["error"]
-    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+        return f"{words['error']} (exit code {returncode})"
+    return f"signal {-returncode} ({signal.strsignal(-returncode)})" if returncode < 0 else f"exit code {returncode}"

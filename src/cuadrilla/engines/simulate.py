@@ -30,14 +30,13 @@ from cuadrilla.engines.virtual_disk import (
 from cuadrilla.engines.virtual_disk import Violation as Violation
 from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
-from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.coordinator import Coordinator, Rules
 from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.sync.server import ServerCoordinator
 from cuadrilla.train.coordinate import Coordination, Length
 from cuadrilla.train.guard import Guard
 from cuadrilla.train.store import Store
 
-LENGTH = Length(num_versions=RULES.num_versions, units_per_round=RULES.units_per_round, unit_tokens=UNIT_TOKENS)
 TICK_SECONDS = 0.5
 FAULTS_UNTIL_SECONDS = 40.0
 GRACE_SECONDS = 60.0
@@ -75,14 +74,23 @@ class World:
     """One run: the coordinator's process with its door, its disk and its parent, a crew, and what befalls them."""
 
     def __init__(
-        self, seed: int, faults: Sequence[Fault] | None, *, reuse_lease_ids: bool, staleness: int | None = None
+        self,
+        seed: int,
+        faults: Sequence[Fault] | None,
+        *,
+        reuse_lease_ids: bool = False,
+        staleness: int | None = None,
+        rules: Rules = RULES,
     ) -> None:
         self.random = random.Random(seed)
         self.report = Report(seed=seed, faults=())
         self.clock = Clock()
         self.disk = Disk()
         self.staleness = staleness
-        self.audit = Audit(report=self.report, disk=self.disk, clock=lambda: self.clock.now, staleness=staleness)
+        self.rules = replace(rules, staleness=staleness or 0)
+        self.audit = Audit(
+            report=self.report, disk=self.disk, clock=lambda: self.clock.now, rules=self.rules, staleness=staleness
+        )
         self.crew = Crew(self.random, clock=self.clock, audit=self.audit, door=self)
         drawn = draw_faults(self.random, list(self.crew.workers))
         self.report.faults = tuple(drawn if faults is None else faults)
@@ -107,9 +115,9 @@ class World:
                 self.audit.demand(invariant(self) if self.up else "")
         self.report.theta, self.report.seconds = self.weights.theta, self.clock.now
         self.report.skipped = {unit for units in self.audit.skips.values() for unit in units}
-        if self.audit.counted != set(range(RULES.units_per_round * RULES.num_versions)):
+        if self.audit.counted != set(range(self.rules.units_per_round * self.rules.num_versions)):
             self.audit.demand(f"I1: at the end only the units {sorted(self.audit.counted)} are counted")
-        if self.staleness is None and not self.report.skipped and self.weights.theta != undisturbed():
+        if self.staleness is None and not self.report.skipped and self.weights.theta != undisturbed(self.rules):
             self.audit.demand("I3: nothing was skipped, and the last weights are not those of the undisturbed run")
         return self.report
 
@@ -144,7 +152,7 @@ class World:
         self.audit.restarted()
         state, guard_state, theta = recover(self.disk)
         kind = Coordinator if self.staleness is None else ServerCoordinator
-        self.coordinator = kind.restore(state, rules=replace(RULES, staleness=self.staleness or 0))
+        self.coordinator = kind.restore(state, rules=self.rules)
         if not self.reuse_lease_ids:
             self.coordinator.ledger.next_lease_id = 1 + (self.life << 32)
         guard = Guard(section=GuardSection(rollbacks=100))
@@ -157,7 +165,11 @@ class World:
             merge=cast(ExactMerge, self.weights),
             guard=guard,
             store=cast(Store, VirtualStore(self.point, self.disk, self.weights, self.audit, saved)),
-            length=LENGTH,
+            length=Length(
+                num_versions=self.rules.num_versions,
+                units_per_round=self.rules.units_per_round,
+                unit_tokens=UNIT_TOKENS,
+            ),
             sinks=(),
             observe=lambda _version: {},
             clock=lambda: self.clock.now,
@@ -299,8 +311,8 @@ def units_are_in_one_place(world: World) -> str:
 def rounds_are_opened_in_time(world: World) -> str:
     """One at a time, or with the strategy server as they are leased; never more than the run has."""
     coordinator = world.coordinator
-    size, version = RULES.units_per_round, coordinator.version
-    most = version + 1 if world.staleness is None else RULES.num_versions
+    size, version = world.rules.units_per_round, coordinator.version
+    most = version + 1 if world.staleness is None else world.rules.num_versions
     if coordinator.finished or version * size < coordinator.ledger.opened <= most * size:
         return ""
     return f"I6: at version {version} units up to {coordinator.ledger.opened} are open"
@@ -314,7 +326,7 @@ def leases_stay_within_the_bound(world: World) -> str:
     oldest = max((coordinator.version - lease.version for lease in leases), default=0)
     if leases and oldest + len(leases) - 1 > world.staleness:
         return f"I3: {len(leases)} leases are out, one of them {oldest} versions old"
-    unopened = coordinator.ledger.opened < RULES.units_per_round * RULES.num_versions
+    unopened = coordinator.ledger.opened < world.rules.units_per_round * world.rules.num_versions
     if unopened and len(leases) < len(coordinator.members) and oldest + len(leases) <= world.staleness:
         return f"I5: {len(leases)} leases are out, and somebody waits who need not"
     return ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, cast
 
-from cuadrilla.engines.virtual_disk import RULES, UNIT_TOKENS, Audit, gradient
+from cuadrilla.engines.virtual_disk import UNIT_TOKENS, Audit, gradient
 from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 
 HEARTBEAT_SECONDS = 1.0
@@ -116,7 +116,9 @@ class Crew:
         self.audit = audit
         self.door = door
         self.workers = draw_crew(rng)
-        self.bad_unit = rng.choice((-1, -1, -1, -1, rng.randrange(RULES.units_per_round * RULES.num_versions)))
+        self.bad_unit = rng.choice(
+            (-1, -1, -1, -1, rng.randrange(audit.rules.units_per_round * audit.rules.num_versions))
+        )
         self.bad_rate = rng.choice((0.0, 0.0, 0.02))
 
     def start(self) -> None:
@@ -266,7 +268,7 @@ class Crew:
         bad = worker.bad or self.bad_unit in lease.units or self.random.random() < self.bad_rate
         if bad:
             self.audit.bad_answers.update(lease.units)
-            worker.bad_rounds.add(lease.units[0] // RULES.units_per_round)
+            worker.bad_rounds.add(lease.units[0] // self.audit.rules.units_per_round)
         honest = not bad or self.random.random() < 0.5
         total = -1 if bad else gradient(lease.units, base)
         worker.answer = Contribute(

@@ -63,6 +63,7 @@ class Report:
     seed: int
     faults: tuple[Fault, ...]
     committed: list[int] = field(default_factory=list)
+    committed_at: list[float] = field(default_factory=list)
     skipped: set[int] = field(default_factory=set)
     theta: int = 0
     seconds: float = 0.0
@@ -86,16 +87,16 @@ def gradient(units: Sequence[int], theta: int) -> int:
     return sum(mix(unit, theta) for unit in units)
 
 
-def round_units(version: int) -> tuple[int, ...]:
+def round_units(version: int, *, rules: Rules) -> tuple[int, ...]:
     """The units that make this version."""
-    return tuple(range((version - 1) * RULES.units_per_round, version * RULES.units_per_round))
+    return tuple(range((version - 1) * rules.units_per_round, version * rules.units_per_round))
 
 
-def undisturbed() -> int:
+def undisturbed(rules: Rules = RULES) -> int:
     """The last θ of a run without faults."""
     theta = 0
-    for version in range(1, RULES.num_versions + 1):
-        theta = mix(theta, gradient(round_units(version), theta))
+    for version in range(1, rules.num_versions + 1):
+        theta = mix(theta, gradient(round_units(version, rules=rules), theta))
     return theta
 
 
@@ -122,6 +123,8 @@ class Weights:
     def outliers(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
         del contributions
         return ()
+
+    zeros = outliers
 
     def gradients(self) -> dict[str, int]:
         return {"total": self.total}
@@ -267,6 +270,7 @@ class Audit:
     report: Report
     disk: Disk
     clock: Callable[[], float]
+    rules: Rules = RULES
     staleness: int | None = None
     units: dict[int, tuple[int, ...]] = field(default_factory=dict)
     counted: set[int] = field(default_factory=set)
@@ -293,8 +297,8 @@ class Audit:
         version, units, skipped = header["version"], tuple(header["units"]), header["skipped"]
         empty = len(skipped) == len(units)
         counted = [] if empty else [unit for part in weights.merged for unit in part["units"]]
-        number = version if self.staleness is None else units[0] // RULES.units_per_round + 1
-        self.demand(units_wrong(header, counted, number=number))
+        number = version if self.staleness is None else units[0] // self.rules.units_per_round + 1
+        self.demand(units_wrong(header, counted, wanted=round_units(number, rules=self.rules)))
         if not self.counted.isdisjoint(units):
             self.demand(f"I1: version {version} is made of units {units} of an earlier version")
         self.demand(skipped_without_reason(skipped, self.bad_answers))
@@ -333,6 +337,7 @@ class Audit:
         self.version, self.last_commit = version, now
         self.counted.update(self.units[version])
         self.report.committed.append(version)
+        self.report.committed_at.append(now)
         for kind, since in self.faults:
             self.report.recovery.setdefault(kind, []).append(now - since)
         self.faults.clear()
@@ -364,9 +369,9 @@ class Audit:
         self.disk.behind = False
 
 
-def units_wrong(header: Mapping[str, Any], counted: Sequence[int], *, number: int) -> str:
-    """`number`: of the round that the units should be of."""
-    version, units = header["version"], round_units(number)
+def units_wrong(header: Mapping[str, Any], counted: Sequence[int], *, wanted: tuple[int, ...]) -> str:
+    """`wanted`: the units of the round that they should be of."""
+    version, units = header["version"], wanted
     if tuple(header["units"]) != units:
         return f"I6: version {version} is made of units {header['units']}"
     if sorted([*counted, *header["skipped"]]) != list(units):

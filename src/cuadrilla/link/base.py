@@ -18,7 +18,8 @@ TensorRef = object  # what `upload` returned: an address of tensors, meaningful 
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """First message of a worker. `environment` must match in strict mode: torch build, device kind, threads, ...
+    """First message of a worker. `environment`: its program, which must be the coordinator's, and what must match
+    only in strict mode: torch build, device kind, threads, ...
 
     `speed_hint`: how fast it thinks it is beside the others, in any unit; used until it is measured.
     """

@@ -27,12 +27,14 @@ class EnrolReply(_message.Message):
     def __init__(self, certificate: _Optional[bytes] = ..., ca: _Optional[bytes] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("config", "files")
+    __slots__ = ("config", "files", "cuadrilla")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    CUADRILLA_FIELD_NUMBER: _ClassVar[int]
     config: str
     files: _containers.RepeatedCompositeFieldContainer[File]
-    def __init__(self, config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ...) -> None: ...
+    cuadrilla: str
+    def __init__(self, config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., cuadrilla: _Optional[str] = ...) -> None: ...
 
 class File(_message.Message):
     __slots__ = ("path", "sha256", "num_bytes")

@@ -79,7 +79,7 @@ class Connection:
         """Raises LinkError."""
         run = self._unary("Describe", pb.Nothing(), pb.Run)
         files = tuple(OfferedFile(path=f.path, sha256=f.sha256, num_bytes=f.num_bytes) for f in run.files)
-        return RunDescription(config=run.config, files=files)
+        return RunDescription(config=run.config, files=files, cuadrilla=run.cuadrilla)
 
     def fetch(self, file: OfferedFile, *, to: Path) -> None:
         """Download a file and check its hash; a broken download goes on where it stopped. Raises LinkError."""

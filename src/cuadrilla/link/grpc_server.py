@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from cuadrilla import __version__
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
@@ -253,7 +254,7 @@ class CrewDesk:
             pb.File(path=path, sha256=sha256, num_bytes=here.stat().st_size)
             for path, (here, sha256) in self._offer.files.items()
         ]
-        return pb.Run(config=self._offer.config, files=files)
+        return pb.Run(config=self._offer.config, files=files, cuadrilla=__version__)
 
     def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
         session = _Session(self._caller(context), context)

@@ -34,6 +34,8 @@ class RunDescription:
 
     config: str
     files: tuple[OfferedFile, ...]
+    cuadrilla: str = ""
+    """The coordinator's version, if it says so."""
 
 
 class Session(Link, Protocol):

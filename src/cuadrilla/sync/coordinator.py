@@ -57,6 +57,8 @@ class Rules:
     """So many members are waited for before the first lease, but no longer than `gather_seconds` after the first: the
     first one would get the whole round, however slow it is."""
     gather_seconds: float = 15.0
+    program: Mapping[str, str] = field(default_factory=dict)
+    """What the environment of every member must say: the version of cuadrilla, the model's code."""
     same_environment: bool = False
     staleness: int = 0
     """See `sync/server.py`."""
@@ -105,7 +107,7 @@ class Coordinator:
     now: float = 0.0
     gathering_since: float | None = None
     gathered: bool = False
-    departed: int = 0
+    departed: set[str] = field(default_factory=set)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The one entry. `now` is monotonic seconds of the receiver's own clock."""
@@ -157,24 +159,38 @@ class Coordinator:
 
     def _join(self, event: Joined, now: float) -> list[Action]:
         actions = self._remove(event.worker) if event.worker in self.members else []
+        if reason := self._unsuitable(event):
+            self._depart(event.worker)
+            return [*actions, Evict(worker=event.worker, reason=reason, refused=True), *self._deal()]
+        self.departed.discard(event.worker)
+        self.members[event.worker] = Member(hint=event.speed_hint, heard_at=now, progress_at=now)
+        return [*actions, *self._welcome(event.worker), *self._deal()]
+
+    def _unsuitable(self, event: Joined) -> str:
+        """Why this worker cannot be a member; in strict mode the first one says what the others must be like."""
+        if different := _differing(self.rules.program, event.environment):
+            return f"another program than the coordinator's: {', '.join(different)}; all need the same version"
         if self.rules.same_environment:
             if self.environment is None:
                 self.environment = dict(event.environment)
-            if different := sorted(_differing(self.environment, event.environment)):
-                reason = f"strict mode needs equal machines; different here: {', '.join(different[:3])}"
-                return [*actions, Evict(worker=event.worker, reason=reason, refused=True)]
-        self.members[event.worker] = Member(hint=event.speed_hint, heard_at=now, progress_at=now)
-        return [*actions, *self._welcome(event.worker), *self._deal()]
+            if different := _differing(self.environment, event.environment, also_new=True):
+                return f"strict mode needs equal machines; different here: {', '.join(different[:3])}"
+        return ""
 
     def _welcome(self, worker: str) -> list[Action]:
         return [SendVersion(worker=worker, version=self.version)]
 
     def _remove(self, worker: str) -> list[Action]:
-        self.departed += not self.gathered
+        self._depart(worker)
         if self.members.pop(worker, None) is None:
             return [] if self.gathered else self._deal()
         self.ledger.release(worker)
         return self._deal()
+
+    def _depart(self, worker: str) -> None:
+        """It is not waited for any more."""
+        if not self.gathered:
+            self.departed.add(worker)
 
     def _hear(self, event: Heard, now: float) -> list[Action]:
         member = self.members.get(event.worker)
@@ -240,7 +256,7 @@ class Coordinator:
     def _has_gathered(self) -> bool:
         if not self.gathered and self.members:
             since = self.gathering_since = self.now if self.gathering_since is None else self.gathering_since
-            expected = self.rules.gather - self.departed
+            expected = self.rules.gather - len(self.departed)
             self.gathered = len(self.members) >= expected or self.now - since >= self.rules.gather_seconds
         return self.gathered
 
@@ -332,6 +348,8 @@ class Coordinator:
         assert merge is not None, "Merged without a Merge"
         if event.bad_leases:
             return self._recompute(event.bad_leases)
+        for unit in event.blameless:
+            self.failures.pop(unit, None)
         actions: list[Action] = list(self._strike(merge))
         self.version = merge.version
         self.tokens += sum(answer.tokens for answer in merge.answers)
@@ -372,9 +390,10 @@ class Coordinator:
         return actions
 
 
-def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[str]:
+    """What is other there than here; `also_new`: what is only known there, too."""
     return [
         f"{key} ({theirs.get(key, 'none')} instead of {ours.get(key, 'none')})"
-        for key in ours.keys() | theirs.keys()
+        for key in sorted(ours.keys() | (theirs.keys() if also_new else set()))
         if ours.get(key) != theirs.get(key)
     ]

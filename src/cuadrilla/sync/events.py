@@ -44,11 +44,13 @@ class Answered:
 class Merged:
     """What became of a `Merge`: committed, or refused because of these leases' contributions.
 
-    `rolled_back`: it was committed with the weights of the last checkpoint.
+    `rolled_back`: it was committed with the weights of the last checkpoint. `blameless`: units whose first contribution
+    looked wrong and was confirmed by the second.
     """
 
     bad_leases: tuple[int, ...] = ()
     rolled_back: bool = False
+    blameless: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

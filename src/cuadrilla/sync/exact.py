@@ -173,6 +173,7 @@ class ExactMerge:
         outer: Outer | None = None,
     ) -> None:
         self._params = trainable(model)
+        self._smallest_first = sorted(self._params, key=lambda name: self._params[name].numel())
         self._statistics = MergedStatistics(model)
         self._optimizer = make_optimizer(self._params)
         self._lr_factor = lr_factor
@@ -220,6 +221,15 @@ class ExactMerge:
             if others and size > OUTLIER_RATIO * statistics.median(others):
                 found.append(index)
         return tuple(found)
+
+    def zeros(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
+        """Contributions with a loss and an exactly zero gradient, beside others that have one: a device that computes
+        nothing, or data from which there is nothing to learn.
+        """
+        learned = [any(bool(item.tensors[name].any()) for name in self._smallest_first) for item in contributions]
+        if not any(learned):
+            return ()
+        return tuple(i for i, item in enumerate(contributions) if item.tokens and item.loss and not learned[i])
 
     def step(self, *, norm: float, tokens: int, version: int) -> float:
         """Clip, update parameters and statistics and return the learning-rate factor.

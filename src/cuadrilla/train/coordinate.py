@@ -88,6 +88,7 @@ class Coordination:
         self._meter = Meter(clock)
         self._heard: dict[str, tuple[int, float]] = {}
         self._contributions: dict[int, Contribution] = {}
+        self._zero_units: set[int] = set()
         self._send: Send = _nobody
         self._stop_reason = f"step {stop_at} reached" if 0 < stop_at <= coordinator.version else ""
         self._row: dict[str, Any] = {}
@@ -233,6 +234,7 @@ class Coordination:
 
     def _merge_round(self, action: events.Merge) -> None:
         """Reduce, judge, journal, step; tell the state machine. Bad contributions are named and nothing changes."""
+        confirmed: set[int] = set()
         contributions = [self._contributions[answer.lease_id] for answer in action.answers]
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
         loss = sum(item.loss for item in contributions) / max(tokens - action.tokens_before, 1)
@@ -250,20 +252,46 @@ class Coordination:
             reduced = self._merge.reduce(contributions, planned_tokens=self._length.round_tokens)
             if self._compute_again(action, reduced.bad, "non-finite"):
                 return
+            doubtful, confirmed = self._zeros(action, contributions)
+            if self._compute_again(action, doubtful, "all-zero gradient"):
+                return
             if self._guard.doubts(loss=loss, norm=reduced.norm) and self._compute_again(
                 action, self._merge.outliers(contributions), "outlier"
             ):
                 return
+            if reduced.norm == 0 and loss:
+                self._announce("the gradient is exactly zero", action, level=logging.WARNING)
             self._row["grad_norm"] = reduced.norm
             verdict = self._guard.judge(loss=loss, norm=reduced.norm)
         self._apply(action, verdict=verdict, tokens=tokens)
-        self._handle(events.Merged(rolled_back=verdict is Verdict.ROLL_BACK))
+        self._zero_units.clear()
+        self._handle(events.Merged(rolled_back=verdict is Verdict.ROLL_BACK, blameless=tuple(sorted(confirmed))))
+
+    def _zeros(self, action: events.Merge, contributions: Sequence[Contribution]) -> tuple[list[int], set[int]]:
+        """All-zero contributions that are to be computed again, and the units of those that were: they are right."""
+        doubtful: list[int] = []
+        confirmed: set[int] = set()
+        for index in self._merge.zeros(contributions):
+            units = self._units(action.answers[index])
+            if self._zero_units.issuperset(units):
+                confirmed.update(units)
+            else:
+                doubtful.append(index)
+        for index in doubtful:
+            self._zero_units.update(self._units(action.answers[index]))
+        if confirmed and not doubtful:
+            self._store.event("all-zero gradient confirmed", version=action.version, units=sorted(confirmed))
+        return doubtful, confirmed
+
+    def _units(self, answer: events.Answered) -> tuple[int, ...]:
+        return self._coordinator.answers[answer.lease_id][1].units
 
     def _compute_again(self, action: events.Merge, bad: Sequence[int], what: str) -> bool:
         """Send the units of contributions that cannot be right to others; False if there are none."""
         for answer in (action.answers[index] for index in bad):
-            log.warning("a contribution of %s is not used and computed again: %s", answer.worker, what)
-            self._store.event(what, worker=answer.worker, lease=answer.lease_id, version=action.version)
+            worker, units = answer.worker, self._units(answer)
+            log.warning("a contribution of %s is computed again: %s (units %s)", worker, what, units[:8])
+            self._store.event(what, worker=worker, lease=answer.lease_id, version=action.version, units=units)
         if bad:
             self._handle(events.Merged(bad_leases=tuple(action.answers[index].lease_id for index in bad)))
         return bool(bad)
@@ -297,9 +325,14 @@ class Coordination:
                 )
 
     def _announce(self, what: str, action: events.Merge, *, level: int) -> None:
+        """Name the step, its units and its workers, and whose loss per token is the highest."""
         workers = sorted({answer.worker for answer in action.answers})
-        self._store.event(what, version=action.version, units=action.units, workers=workers, loss=self._row["loss"])
-        log.log(level, "step %d: %s (loss %.4g, units %s)", action.version, what, self._row["loss"], action.units[:8])
+        highest = max(action.answers, key=lambda answer: answer.loss_sum / max(answer.tokens, 1), default=None)
+        suspect = {"highest": highest.worker, "highest_units": self._units(highest)} if highest else {}
+        fields = {"version": action.version, "units": action.units, "workers": workers, "loss": self._row["loss"]}
+        self._store.event(what, **fields, **suspect)
+        text = f"loss {self._row['loss']:.4g}, units {action.units[:8]}, highest at {suspect.get('highest', 'none')}"
+        log.log(level, "step %d: %s (%s)", action.version, what, text)
 
     def _commit(self, action: events.Commit) -> None:
         for answer in action.merge.answers:

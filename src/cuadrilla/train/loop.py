@@ -19,6 +19,7 @@ from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Link, Progres
 from cuadrilla.model.task import Task, loss_of
 from cuadrilla.sync.exact import ExactWorker, Sums
 from cuadrilla.train.precision import Precision
+from cuadrilla.train.program import program
 
 LOSS_RESOLUTION = 2.0**24  # loss sums are multiples of 2^-24: their float64 sum does not depend on the order
 MIN_LOSS_SCALE = 2.0**-10
@@ -51,7 +52,7 @@ def train(
     transfer_seconds = upload_seconds = 0.0
 
     # -- join ----------------------------------------------------------------------------------------------------------
-    link.call(Hello(speed_hint=worker.speed_hint, environment=environment(device)))
+    link.call(Hello(speed_hint=worker.speed_hint, environment={**program(task), **environment(device)}))
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     while True:

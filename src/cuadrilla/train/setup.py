@@ -30,6 +30,7 @@ from cuadrilla.train.guard import Guard
 from cuadrilla.train.metrics import Sink
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
+from cuadrilla.train.program import program
 from cuadrilla.train.schedule import make_schedule
 from cuadrilla.train.store import Store
 
@@ -110,7 +111,7 @@ def assemble(
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
     state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
-    coordinator = make_coordinator(config, state, length=length)
+    coordinator = make_coordinator(config, state, length=length, program=program(task))
     observer = Observer(
         task=task,
         model=model,
@@ -145,11 +146,14 @@ def assemble(
     )
 
 
-def make_coordinator(config: Config, state: Mapping[str, Any] | None, *, length: Length) -> Coordinator:
+def make_coordinator(
+    config: Config, state: Mapping[str, Any] | None, *, length: Length, program: Mapping[str, str]
+) -> Coordinator:
     """The state machine of the run's strategy, as it was in `state` if there is one."""
     rules = Rules(
         units_per_round=length.units_per_round,
         num_versions=length.num_versions,
+        program={} if config.engine.kind == "local" else program,  # one process has one
         same_environment=config.sync.strict,
         lost_after_seconds=LOST_AFTER_SECONDS if config.engine.kind != "local" else None,
         hung_after_seconds=HUNG_AFTER_SECONDS if config.engine.kind != "local" else None,

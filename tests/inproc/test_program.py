@@ -1,0 +1,98 @@
+"""Who computes with another program is no member of a crew: the version of cuadrilla, and the code of the model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.link.base import Hello, Link, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.model.task import load_task
+from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.train.program import program
+from tests import runs
+from tests.commands import TASK
+from tests.runs import final_sha256, workers
+from tests.tasks import RaggedRegression
+
+STRICT = "sync.strict=true"
+execute = partial(runs.execute, door="grpc")
+CREW = (workers([1.0, 1.0]), 'engine.kind="crew"')
+VERSION = program(RaggedRegression())["cuadrilla"]
+
+
+@dataclass(frozen=True)
+class OtherLink:
+    """A worker's link on which it says other things about itself; None: nothing."""
+
+    link: Link
+    facts: Mapping[str, str | None]
+
+    def call(self, message: ToCoordinator) -> None:
+        if isinstance(message, Hello):
+            told = {**message.environment, **self.facts}
+            message = replace(message, environment={key: value for key, value in told.items() if value is not None})
+        self.link.call(message)
+
+    def next_event(self) -> ToWorker:
+        return self.link.next_event()
+
+    def stopped(self) -> bool:
+        return self.link.stopped()
+
+    def upload(self, tensors: Tensors) -> TensorRef:
+        return self.link.upload(tensors)
+
+    def download(self, ref: TensorRef) -> Tensors:
+        return self.link.download(ref)
+
+    def close(self) -> None:
+        self.link.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ({"cuadrilla": "9.9"}, f"cuadrilla (9.9 instead of {VERSION})"),
+        ({"model code": "another"}, "model code (another instead of "),
+        ({"cuadrilla": None}, f"cuadrilla (none instead of {VERSION})"),
+    ],
+)
+def test_another_program_is_refused_with_both_versions(tmp_path: Path, told: dict[str, str | None], shown: str) -> None:
+    def wrap(name: str, link: Link) -> Link:
+        return OtherLink(link, told) if name == "worker-1" else link
+
+    outcome = execute(tmp_path, RaggedRegression(), STRICT, *CREW, wrap_link=wrap)
+    assert outcome.complete
+    [evicted] = [row for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "evicted"]
+    assert evicted["worker"] == "worker-1"
+    assert shown in evicted["reason"]
+    assert {row["workers"] for row in runs.metrics(tmp_path)} == {1}
+    execute(tmp_path / "one", RaggedRegression(), STRICT)
+    assert final_sha256(tmp_path) == final_sha256(tmp_path / "one")
+
+
+def test_another_torch_is_refused_in_strict_mode_only(tmp_path: Path) -> None:
+    """In strict mode the first to come decides what is another one: one of the two is sent away."""
+
+    def wrap(name: str, link: Link) -> Link:
+        return OtherLink(link, {"torch": "1.0"}) if name == "worker-2" else link
+
+    for mode, number in (((), 0), ((STRICT,), 1)):
+        folder = tmp_path / str(number)
+        assert execute(folder, RaggedRegression(), *mode, *CREW, wrap_link=wrap).complete
+        evicted = [row["reason"] for row in read_jsonl(RunDir(folder).events) if row["event"] == "evicted"]
+        assert len(evicted) == number
+        assert all("torch (" in reason and "1.0" in reason for reason in evicted)
+
+
+def test_the_hash_is_one_of_the_tasks_code(tmp_path: Path) -> None:
+    codes = [TASK, TASK.replace("\n", "\r\n"), TASK.replace("GELU", "ReLU")]
+    hashes = []
+    for index, code in enumerate(codes):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "task.py").write_bytes(code.encode())
+        hashes.append(program(load_task("task.py:task", folder=tmp_path / str(index)))["model code"])
+    assert hashes[0] == hashes[1]
+    assert hashes[0] != hashes[2]
