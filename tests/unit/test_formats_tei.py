@@ -55,6 +55,12 @@ def test_the_text_of_a_novel_is_its_body(step):
     assert read(NOVEL, step) == [EXPECTED]
 
 
+def test_a_licence_may_be_a_reference():
+    where = '<publicationStmt><ref target="x:no"/><availability><p>See <ref target="x:yes">it</ref></p></availability>'
+    document = f"<TEI><teiHeader>{where}</publicationStmt></teiHeader>{body('')}</TEI>"
+    assert tei.survey([document.encode()], where="a.xml").licence == "x:yes"
+
+
 def test_the_source_says_what_the_header_does(tmp_path):
     path = tmp_path / "novela.xml"
     path.write_text(NOVEL, encoding="utf-8")

@@ -33,7 +33,7 @@ _ENCRYPTED = 0x1
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what zipfile unpacks in bounded steps
 _ZIP_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError),
-    *(ValueError, NotImplementedError, RuntimeError, OverflowError),
+    *(ValueError, NotImplementedError, RuntimeError, OverflowError, IndexError),
 )
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 

@@ -2,7 +2,7 @@
 
 pyarrow takes as much memory as a page says it needs. So the headers of the column's pages are read first, and a page
 of more than `MAX_PAGE_BYTES` is refused; the number of rows in a batch follows from the largest page. (Apache Parquet
-Format 2.11: parquet.thrift, PageHeader; Thrift compact protocol.)
+format, parquet.thrift.)
 """
 
 from collections import Counter
@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from cuadrilla.data.formats.packing import CHUNK_BYTES, INSTALL, Budget
 from cuadrilla.data.formats.record import BadRecord, Reading
+from cuadrilla.data.formats.thrift import BINARY, I32, I64, LIST, STRUCT, Compact
 from cuadrilla.errors import DataError, EnvironmentProblem
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow import parquet as pq
 
 MAX_PAGE_BYTES = 2**26
 """Writers aim at 1 MiB; a page is larger if one of its cells is."""
 
 _BATCH_BYTES = 2**26
 _MAX_BATCH_ROWS = 1_024
-_MAX_METADATA_BYTES = 2**26
+_MAX_FOOTER_BYTES = 2**26
+_HEADER_BYTES = 2**12
+_COLUMN_SIZES = (7, 9, 11)
+"""ColumnMetaData.total_compressed_size, .data_page_offset, .dictionary_page_offset"""
 _DAMAGED = "fetch it again, or leave it out"
 
 
@@ -40,10 +43,9 @@ def records(path: Path, *, reading: Reading, counts: Counter[str]) -> Iterator[s
     number = 0
     try:
         budget = Budget(where=str(path), packed_bytes=path.stat().st_size)
-        _check_metadata_size(path)
+        rows = _batch_rows(path, reading.field)
         with pq.ParquetFile(path, buffer_size=CHUNK_BYTES, pre_buffer=False) as file:
             column = _column(path, file.schema_arrow, reading.field)
-            rows = _batch_rows(path, file.metadata, reading.field)
             for batch in file.iter_batches(batch_size=rows, columns=[column], use_threads=False):
                 cells = batch.column(0)
                 if pa.types.is_dictionary(cells.type):
@@ -57,7 +59,7 @@ def records(path: Path, *, reading: Reading, counts: Counter[str]) -> Iterator[s
                         if not reading.skip_bad:
                             raise DataError(f"{path}: row {number}: {bad}", hint=bad.hint) from bad
                         counts[bad.reason] += 1
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise DataError(f"{path} is damaged or not parquet: {_first_line(error)}", hint=_DAMAGED) from error
 
 
@@ -74,13 +76,17 @@ def _text(cell: bytes | None) -> str:
         raise BadRecord("records_broken", "not UTF-8") from error
 
 
-def _check_metadata_size(path: Path) -> None:
-    """The footer is held whole, and much larger when parsed; its length is in the last eight bytes."""
+def _footer(path: Path) -> bytes:
+    """The metadata of all row groups. Its length stands in front of the mark at the end of the file."""
     with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - 8))
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 8))
         tail = file.read()
-    if not tail.endswith(b"PAR1") or int.from_bytes(tail[:4], "little") > _MAX_METADATA_BYTES:
-        raise DataError(f"{path} is damaged or not parquet: it has no usable footer", hint=_DAMAGED)
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] != b"PAR1" or length > min(_MAX_FOOTER_BYTES, size - 8):
+            raise OSError("it has no usable footer")
+        file.seek(size - 8 - length)
+        return file.read(length)
 
 
 def _column(path: Path, schema: "pa.Schema", field: str) -> str:
@@ -98,19 +104,16 @@ def _column(path: Path, schema: "pa.Schema", field: str) -> str:
     return field
 
 
-def _batch_rows(path: Path, metadata: "pq.FileMetaData", field: str) -> int:
+def _batch_rows(path: Path, field: str) -> int:
     """How many rows may be held at once, so that they stay below _BATCH_BYTES however long they are."""
     largest = 1
     with open(path, "rb") as file:
-        for group in range(metadata.num_row_groups):
-            row_group = metadata.row_group(group)
-            for number in range(row_group.num_columns):
-                column = row_group.column(number)
-                if column.path_in_schema == field:
-                    start = column.data_page_offset
-                    if column.has_dictionary_page:
-                        start = min(start, column.dictionary_page_offset)
-                    largest = max(largest, _largest_page(file, start=start, num_bytes=column.total_compressed_size))
+        for start, num_bytes in _column_chunks(Compact(_footer(path)), field.encode()):
+            position = start
+            while position < start + num_bytes:
+                unpacked, next_position = _page(file, position)
+                largest = max(largest, unpacked)
+                position = next_position
     if largest > MAX_PAGE_BYTES:
         raise DataError(
             f"{path}: a page of the column {field!r} needs {largest:,} bytes; the limit is {MAX_PAGE_BYTES:,}",
@@ -119,87 +122,63 @@ def _batch_rows(path: Path, metadata: "pq.FileMetaData", field: str) -> int:
     return max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // largest))
 
 
-def _largest_page(file: BinaryIO, *, start: int, num_bytes: int) -> int:
-    """Bytes of the largest unpacked page of a column chunk, from the headers of its pages."""
-    position, largest = start, 0
-    while position < start + num_bytes:
-        file.seek(position)
-        sizes = _Thrift(file).struct()
-        unpacked, packed = sizes.get(2, -1), sizes.get(3, -1)
-        if unpacked < 0 or packed < 0:
-            raise OSError("a page without size")
-        largest = max(largest, unpacked)
-        position = file.tell() + packed
-    return largest
+def _column_chunks(footer: Compact, field: bytes) -> Iterator[tuple[int, int]]:
+    """(offset, bytes) of the column in each row group. The numbers are those of fields in parquet.thrift."""
+    for number, kind in footer.fields():
+        if (number, kind) != (4, LIST):  # FileMetaData.row_groups
+            footer.skip(kind)
+            continue
+        for _ in footer.elements():
+            for number, kind in footer.fields():
+                if (number, kind) != (1, LIST):  # RowGroup.columns
+                    footer.skip(kind)
+                    continue
+                for _ in footer.elements():
+                    yield from _column_chunk(footer, field)
 
 
-class _Thrift:
-    """As much of the compact protocol as it takes to step over a page header."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def struct(self, *, depth: int = 0) -> dict[int, int]:
-        """The integers among the fields, by number."""
-        found: dict[int, int] = {}
-        number = 0
-        while head := self._byte():
-            kind = head & 15
-            number = number + (head >> 4) if head >> 4 else _signed(self._varint())
-            value = self._value(kind, depth=depth)
-            if value is not None:
-                found[number] = value
-        return found
-
-    def _value(self, kind: int, *, depth: int) -> int | None:
-        match kind:
-            case 1 | 2:  # a boolean is its own type
-                return None
-            case 3:
-                self._byte()
-            case 4 | 5 | 6:
-                return _signed(self._varint())
-            case 7:
-                self._skip(8)
-            case 8:
-                self._skip(self._varint())
-            case 9 | 10:
-                self._elements(depth=depth)
-            case 12 if depth < 8:
-                self.struct(depth=depth + 1)
-            case _:
-                raise OSError("a page header that cannot be read")
-        return None
-
-    def _elements(self, *, depth: int) -> None:
-        head = self._byte()
-        count = head >> 4 if head >> 4 < 15 else self._varint()
-        for _ in range(count):
-            if head & 15 in (1, 2):
-                self._byte()
+def _column_chunk(footer: Compact, field: bytes) -> Iterator[tuple[int, int]]:
+    path: list[bytes] = []
+    sizes: dict[int, int] = {}
+    for number, kind in footer.fields():
+        if (number, kind) != (3, STRUCT):  # ColumnChunk.meta_data
+            footer.skip(kind)
+            continue
+        for number, kind in footer.fields():
+            if (number, kind) == (3, LIST):  # ColumnMetaData.path_in_schema
+                for inner in footer.elements():
+                    if inner != BINARY:
+                        raise OSError("a column without name")
+                    path.append(footer.binary())
+            elif number in _COLUMN_SIZES and kind == I64:
+                sizes[number] = footer.integer()
             else:
-                self._value(head & 15, depth=depth + 1)
-
-    def _byte(self) -> int:
-        byte = self._file.read(1)
-        if not byte:
-            raise OSError("a page header that ends in the middle")
-        return byte[0]
-
-    def _varint(self) -> int:
-        value = 0
-        for shift in range(0, 70, 7):
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-        raise OSError("a page header that cannot be read")
-
-    def _skip(self, num_bytes: int) -> None:
-        if num_bytes > _MAX_METADATA_BYTES:
-            raise OSError("a page header that cannot be read")
-        self._file.seek(num_bytes, 1)
+                footer.skip(kind)
+    if path == [field]:
+        start = min(sizes.get(9, -1), sizes.get(11) or sizes.get(9, -1))
+        if start < 0 or sizes.get(7, -1) < 0:
+            raise OSError("a column without place")
+        yield start, sizes[7]
 
 
-def _signed(zigzag: int) -> int:
-    return (zigzag >> 1) ^ -(zigzag & 1)
+def _page(file: BinaryIO, position: int) -> tuple[int, int]:
+    """(bytes of a page when unpacked, where the next one begins), from its header."""
+    file.seek(position)
+    data = file.read(_HEADER_BYTES)
+    try:
+        return _page_header(data, position)
+    except EOFError:  # old writers put whole cells into a header, as minimum and maximum
+        return _page_header(data + file.read(MAX_PAGE_BYTES), position)
+
+
+def _page_header(data: bytes, position: int) -> tuple[int, int]:
+    header = Compact(data)
+    sizes: dict[int, int] = {}
+    for number, kind in header.fields():
+        if number in (2, 3) and kind == I32:  # PageHeader.uncompressed_page_size, .compressed_page_size
+            sizes[number] = header.integer()
+        else:
+            header.skip(kind)
+    if sizes.get(2, -1) < 0 or sizes.get(3, -1) < 0:
+        raise OSError("a page without size")
+    return sizes[2], position + header.position + sizes[3]

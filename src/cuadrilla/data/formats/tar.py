@@ -30,16 +30,19 @@ class _Cursor:
 
     def __init__(self, chunks: Iterator[bytes], where: str) -> None:
         self._chunks = chunks
-        self._rest = b""
+        self._chunk = b""
+        self._position = 0
         self._where = where
 
     def pieces(self, num_bytes: int) -> Iterator[bytes]:
         """The next `num_bytes`, as they come. Raises DataError if there are fewer."""
         while num_bytes:
-            self._rest = self._rest or next(self._chunks, b"")
-            if not self._rest:
+            if self._position == len(self._chunk):
+                self._chunk, self._position = next(self._chunks, b""), 0
+            piece = self._chunk[self._position : self._position + num_bytes]
+            if not piece:
                 raise damaged(self._where, "it ends in the middle")
-            piece, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
+            self._position += len(piece)
             num_bytes -= len(piece)
             yield piece
 
@@ -48,7 +51,7 @@ class _Cursor:
 
     def finish(self) -> None:
         """To the end: a packed file has its checksum there, and another archive would be lost in silence."""
-        for piece in itertools.chain((self._rest,), self._chunks):
+        for piece in itertools.chain((self._chunk[self._position :],), self._chunks):
             if piece.count(0) != len(piece):
                 raise damaged(self._where, "something follows its end")
 

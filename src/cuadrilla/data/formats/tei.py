@@ -45,6 +45,7 @@ class Header:
     """The outermost element; TEI if it is one of `ROOTS`."""
     encoding: str = "utf-8"
     licence: str = "unknown"
+    """The first address in its `<availability>`: that of a `<licence>`, or in older files of a `<ref>`."""
     num_bytes: int = 0
     """Of text."""
 
@@ -148,7 +149,7 @@ class _Reader:
             raise self._refusal(f"elements nested more than {MAX_DEPTH:,} deep")
         if depth == 1:
             self.header.root = name
-        if name == "licence" and self.header.licence == "unknown":
+        if name in ("licence", "ref") and "availability" in place.stack and self.header.licence == "unknown":
             self.header.licence = " ".join(attributes.get("target", "unknown").split())[:200]
         if not place.left_out_depth and (name in _LEFT_OUT or (parent == "choice" and name in _OTHER_READING)):
             place.left_out_depth = depth
