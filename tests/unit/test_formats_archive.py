@@ -114,15 +114,15 @@ def test_an_error_in_a_member_names_it(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-@pytest.mark.parametrize("name", ["/etc/passwd.txt", "../x.txt", "a/../../x.txt", "..\\x.txt", "C:\\x.txt", "C:/x.txt"])
+@pytest.mark.parametrize("name", ["/etc/passwd.txt", "../x.txt", "a/../../x.txt", "..\\x.txt", "C:\\x.txt", "C:x.txt"])
 def test_a_name_outside_of_the_archive_is_refused(tmp_path, kind, name):
     with pytest.raises(DataError, match="outside of any folder"):
         find(pack(tmp_path / f"a.{kind}", {"a.txt": b"hola", name: b"hola"}))
 
 
 def test_names_cannot_write_on_the_terminal(tmp_path):
-    path = pack(tmp_path / "a.tar", {"\x1b[2Ja\x07.txt": b"hola"})
-    assert list(texts(path)) == ["a.tar!\ufffd[2Ja\ufffd.txt"]
+    path = pack(tmp_path / "a.tar", {"Libro I:/\x1b[2Ja\x07.txt": b"hola"})
+    assert list(texts(path)) == ["a.tar!Libro I:/\ufffd[2Ja\ufffd.txt"]
     with pytest.raises(DataError, match="a name of 1,504 characters"):
         find(pack(path, {"a" * 1500 + ".txt": b"hola"}))
 

@@ -60,7 +60,7 @@ def _tar_bytes(path: Path, kind: str, digest: Digest | None) -> Iterator[bytes]:
 def _checked_name(name: str, path: Path) -> str:
     clean = _CONTROLS.sub("\ufffd", name)
     parts = re.split(r"[/\\]", clean)
-    if parts[0] == "" or parts[0].endswith(":") or ".." in parts:
+    if parts[0] == "" or re.match("[A-Za-z]:", parts[0]) or ".." in parts:
         raise DataError(
             f"{path} holds a member named {clean[:200]!r}, which would be outside of any folder",
             hint="an archive made for texts has no such names: leave it out, or make it again",
