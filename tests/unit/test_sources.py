@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.data.cuentos import stories
-from cuadrilla.data.sources import open_sources, survey
+from cuadrilla.data.sources import open_sources
 from cuadrilla.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.unit
@@ -18,6 +18,11 @@ TEXT = "El niño comió más piñas en la montaña, según contó María.\n\n¿Q
 
 def find(*specs, exclude=Path("nowhere")):
     return open_sources([str(spec) for spec in specs], exclude=exclude, progress=lambda *_: None)
+
+
+def survey(path):
+    (source,) = find(path).sources
+    return source
 
 
 def read(source):
@@ -45,7 +50,7 @@ def read(source):
 def test_encoding_is_detected_and_the_text_comes_back(tmp_path, raw, encoding):
     path = tmp_path / "a.txt"
     path.write_bytes(raw)
-    source = survey(path, name="a.txt")
+    source = survey(path)
     assert source.encoding == encoding
     assert source.num_bytes == len(raw)
     assert read(source) == [raw.decode(encoding, errors="replace")]
@@ -54,7 +59,7 @@ def test_encoding_is_detected_and_the_text_comes_back(tmp_path, raw, encoding):
 def test_damage_beyond_the_first_megabyte_is_seen(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"ascii only\n" * 200_000 + "así, mañana\n".encode("latin-1") * 20)
-    source = survey(path, name="a.txt")
+    source = survey(path)
     assert source.encoding == "iso-8859-1"
     assert "mañana" in read(source)[0]
 
@@ -63,7 +68,7 @@ def test_another_script_is_not_taken_for_spanish(tmp_path):
     russian = "Съешь ещё этих мягких французских булок, да выпей же чаю. " * 40
     path = tmp_path / "a.txt"
     path.write_bytes(russian.encode("cp1251"))
-    assert read(survey(path, name="a.txt")) == [russian]
+    assert read(survey(path)) == [russian]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,7 @@ def test_stories_are_documents_of_their_own():
 def test_a_file_that_changes_between_the_readings_is_an_error(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("uno")
-    source = survey(path, name="a.txt")
+    source = survey(path)
     path.write_text("dos")
     with pytest.raises(DataError, match="changed while"):
         read(source)
@@ -163,4 +168,4 @@ def test_a_file_that_changes_between_the_readings_is_an_error(tmp_path):
 def test_the_gutenberg_licence_is_recorded(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("*** START OF THE PROJECT GUTENBERG EBOOK X ***\nhola\n")
-    assert survey(path, name="a.txt").licence == "Project Gutenberg License"
+    assert survey(path).licence == "Project Gutenberg License"

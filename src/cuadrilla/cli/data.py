@@ -11,6 +11,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say, stderr
 from cuadrilla.data import sources as text_sources
+from cuadrilla.data.formats.form import ACCEPTED
+from cuadrilla.data.formats.record import DEFAULT_FIELD, Reading
 from cuadrilla.data.prepare import (
     DEFAULT_MIN_CHARACTERS,
     DEFAULT_VAL_FRACTION,
@@ -31,7 +33,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
 @app.command("prepare")
 def prepare_command(
     sources: Annotated[
-        list[str], typer.Argument(help="Files and folders of text (.txt, .md), or cuentos:N for N built-in stories.")
+        list[str], typer.Argument(help=f"Files and folders ({ACCEPTED}), or cuentos:N for N built-in stories.")
     ],
     out: Annotated[Path, typer.Option("--out", help="The data folder to write.")],
     vocab: Annotated[
@@ -46,13 +48,24 @@ def prepare_command(
     min_characters: Annotated[
         int, typer.Option("--min-characters", help="Drop documents that are shorter.")
     ] = DEFAULT_MIN_CHARACTERS,
+    field: Annotated[
+        str, typer.Option("--field", help="The field of .jsonl and column of .parquet that holds the text.")
+    ] = DEFAULT_FIELD,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out and count records without a usable text, instead of stopping.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a folder prepared from other text.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write token shards."""
     options.json |= json
     wanted = Options(
-        vocab=vocab, tokenizer=tokenizer, val_fraction=val_fraction, min_characters=min_characters, force=force
+        vocab=vocab,
+        tokenizer=tokenizer,
+        val_fraction=val_fraction,
+        min_characters=min_characters,
+        reading=Reading(field=field, skip_bad=skip_bad),
+        force=force,
     )
     try:
         with shown_progress() as progress:
@@ -109,7 +122,7 @@ def _report(prepared: Prepared, *, out: Path) -> None:
     if prepared.skipped:
         shown = ", ".join(prepared.skipped[:5])
         more = len(prepared.skipped) - 5
-        say(f"skipped, not .txt or .md: {shown}" + (f" and {more:,} more" if more > 0 else ""))
+        say(f"skipped, not text that is read: {shown}" + (f" and {more:,} more" if more > 0 else ""))
     vocab = manifest.options.get("vocab", manifest.vocab_size)
     if manifest.vocab_size != vocab:
         say(f"the text has merges for a vocabulary of {manifest.vocab_size:,} only, {vocab:,} were asked for")

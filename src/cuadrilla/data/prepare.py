@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuadrilla.data import clean
+from cuadrilla.data.formats.record import Reading
 from cuadrilla.data.shards import (
     MANIFEST,
     SPLITS,
@@ -39,7 +40,7 @@ from cuadrilla.data.shards import (
     read_manifest,
     verify_folder,
 )
-from cuadrilla.data.sources import Found, Progress, open_sources
+from cuadrilla.data.sources import AS_USUAL, Found, Progress, open_sources
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB, Tokenizer
 from cuadrilla.errors import ConfigError, DataError, ResourceError
 from cuadrilla.rundir import FolderLock, storage_errors
@@ -68,6 +69,8 @@ class Options:
     val_fraction: float = DEFAULT_VAL_FRACTION
     min_characters: int = DEFAULT_MIN_CHARACTERS
     """Drop documents that are shorter."""
+    reading: Reading = AS_USUAL
+    """How records are read."""
     force: bool = False
     """Replace a folder that was prepared from other inputs."""
 
@@ -107,7 +110,7 @@ def prepare(specs: Sequence[str], *, out: Path, options: Options, progress: Prog
 
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
-    found = open_sources(specs, exclude=out, progress=progress)
+    found = open_sources(specs, exclude=out, progress=progress, reading=options.reading)
     tokenizer = Tokenizer.load(options.tokenizer) if options.tokenizer else None
     wanted = _record(options, tokenizer)
     is_new = not out.exists()
@@ -148,8 +151,10 @@ def _record(options: Options, tokenizer: Tokenizer | None) -> dict[str, Option]:
     chosen: dict[str, Option] = (
         {"tokenizer": tokenizer.sha256()} if tokenizer else {"vocab": options.vocab or DEFAULT_VOCAB}
     )
+    reading: dict[str, Option] = {"field": options.reading.field, "skip_bad": int(options.reading.skip_bad)}
     return {
         **chosen,
+        **(reading if options.reading != AS_USUAL else {}),
         "recipe": RECIPE,
         "val_fraction": options.val_fraction,
         "min_characters": options.min_characters,
@@ -343,7 +348,7 @@ def _clean_corpus(work: Path, *, found: Found, options: Options, progress: Progr
             f"the minimum is {MIN_CORPUS_CHARACTERS:,} characters in 2 documents",
             hint=f"{dropped} documents were shorter than --min-characters {options.min_characters}"
             if dropped
-            else "add more .txt or .md files, or the built-in source cuentos:40000",
+            else "add more text, or the built-in source cuentos:40000",
         )
     hashes = np.frombuffer(spool.hashes, dtype=np.uint64)
     is_val = clean.split_documents(hashes, val_fraction=options.val_fraction)

@@ -1,82 +1,43 @@
-"""Where text comes from: local files and folders, and the built-in generator of stories.
+"""Where text comes from: local files, folders and archives, and the built-in generator of stories.
 
 Invariants
 * Nothing depends on the order in which a file system lists names or a user types arguments: sources are sorted by
   name and content. Names are relative to the folder that was given, so no path of this machine enters a manifest.
-* A file is read twice, in pieces: once to hash it and decide its encoding from all of its bytes, once for its text. If
-  the two readings differ, the file changed meanwhile and the preparation stops.
-* Only text is opened as text. Pickles, archives, images and anything with more than one control character in a
-  hundred bytes are refused; nothing is unpickled, ever.
+* A file is read twice, in pieces: once to hash it, to decide its encoding from all of its bytes and to find whatever
+  is wrong with it, once for its text. If the two readings differ, the file changed meanwhile and the preparation stops.
+* Only text is opened as text. Pickles, images and anything with more than one control character in a hundred bytes are
+  refused; nothing is unpickled and nothing is extracted, ever.
 
-Encoding, first rule that applies: a byte order mark; strictly valid UTF-8; UTF-16 without a mark (zeros on one side);
-UTF-8 with damage (at least ten good multi-byte characters for each bad sequence: bad ones become U+FFFD); the
-single-byte encoding (Windows-1252 or its subset ISO-8859-1, Mac Roman, code page 850) whose reading has most letters
-of Spanish; and for text that none of these fits, what charset-normalizer finds.
+Names: `folder/book.txt`, `corpus.zip!book.txt` for the only text of an archive, `corpus.zip!*.txt` for all its texts of
+that suffix. These are one source because a tar can only be read from its front, and a zip's directory only as a whole.
 
 A new kind of source is a frozen dataclass with the fields of `TextFile`, a member of the union `TextSource`, and a
-branch in `open_sources`.
+branch in `open_sources`; a new kind of file is a reader in `formats/` and a branch in `formats/form.py`.
 """
 
-import codecs
-import difflib
 import hashlib
-import os
 import re
-import stat
-import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from charset_normalizer import from_bytes
-from numpy.typing import NDArray
-
 from cuadrilla.data.cuentos import stories
+from cuadrilla.data.formats import parquet
+from cuadrilla.data.formats.archive import members
+from cuadrilla.data.formats.encoding import Finding
+from cuadrilla.data.formats.form import ACCEPTED, PARQUET, Form, form_of, read_texts, survey_stream
+from cuadrilla.data.formats.packing import Digest, chunks, unpacked
+from cuadrilla.data.formats.record import Reading
+from cuadrilla.data.formats.tar import Entry
+from cuadrilla.data.listing import Listed, Listing, list_path
 from cuadrilla.errors import ConfigError, DataError
 
-TEXT_SUFFIXES = (".txt", ".md")
-CHUNK_BYTES = 2**20
 MAX_STORIES = 10**8
-MAX_CONTROL_SHARE = 0.01
-MAX_ACCENT_SHARE = 0.3
-"""Spanish has some 3 % of accented letters; text of which more is above 127 is in another script."""
+AS_USUAL = Reading()
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total); units are the stage's own."""
-
-_PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".npy", ".npz")
-_SIGNATURES = {
-    b"PK\x03\x04": "a zip archive or a torch file",
-    b"\x80\x02": "a Python pickle",
-    b"\x80\x03": "a Python pickle",
-    b"\x80\x04": "a Python pickle",
-    b"\x80\x05": "a Python pickle",
-    b"\x1f\x8b": "gzip",
-    b"\xfd7zXZ": "xz",
-    b"BZh": "bzip2",
-    b"\x28\xb5\x2f\xfd": "zstandard",
-    b"%PDF": "a PDF",
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"\x7fELF": "a program",
-    b"PAR1": "parquet",
-    b"SQLite": "a database",
-}
-# Longest first: the mark of UTF-32-LE begins with that of UTF-16-LE.
-_MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-_SPANISH = "áéíóúüñÁÉÍÓÚÜÑ¿¡ªº"
-_ALSO = "«»“”‘’—–…·€" + "àâäãåæçèêëìîïòôöõøœùûß" + "ÀÂÄÃÅÆÇÈÊËÌÎÏÒÔÖÕØŒÙÛ"
-_SINGLE_BYTE = ("cp1252", "mac_roman", "cp850")
-_CONTROLS = [byte for byte in range(32) if byte not in b"\t\n\v\f\r\x1a\x1b"] + [127]
-_GUTENBERG = re.compile(rb"START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,28 +47,73 @@ class TextFile:
     path: Path
     name: str
     sha256: str
+    """Of the file as it lies on disk."""
     num_bytes: int
+    """Of text, unpacked and without markup."""
     encoding: str
     licence: str
+    form: Form
+    reading: Reading = AS_USUAL
 
     @property
     def keeps_indentation(self) -> bool:
         """Markdown gives indentation a meaning (lists, code); in plain text it is layout."""
-        return self.path.suffix.lower() == ".md"
+        return self.form.content == ".md"
 
     def texts(self) -> Iterator[Iterator[str]]:
-        """One text, as decoded pieces cut anywhere. Raises DataError if the file is not what was surveyed."""
-        yield self._pieces()
-
-    def _pieces(self) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder(self.encoding)(errors="replace")
+        """Each text (of a plain file, one) as decoded pieces. Raises DataError if the file is not what was surveyed."""
         digest = hashlib.sha256()
-        for chunk in _chunks(self.path):
-            digest.update(chunk)
-            yield decoder.decode(chunk)
-        yield decoder.decode(b"", final=True)
-        if digest.hexdigest() != self.sha256:
-            raise DataError(f"{self.path} changed while it was read", hint="wait for its writer, then run again")
+        if self.form.content == PARQUET:
+            for text in parquet.records(self.path, reading=self.reading, counts=Counter()):
+                yield iter((text,))
+            _exhaust(chunks(self.path, digest))
+        else:
+            raw = unpacked(self.path, self.form.packing, digest=digest)
+            yield from read_texts(
+                self.form.content, raw, where=str(self.path), encoding=self.encoding, reading=self.reading
+            )
+            _exhaust(raw)
+        _check_unchanged(self.path, digest, self.sha256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextArchive:
+    """The texts of one suffix in a zip or tar, surveyed."""
+
+    path: Path
+    name: str
+    sha256: str
+    """Of the archive as it lies on disk."""
+    num_bytes: int
+    """Of text, unpacked and without markup."""
+    encoding: str
+    """All that occur."""
+    licence: str
+    form: Form
+    """Its `content` is that of the members."""
+    encodings: tuple[tuple[int, str], ...]
+    """(place in the archive, encoding) of each member that belongs here."""
+    reading: Reading = AS_USUAL
+
+    @property
+    def keeps_indentation(self) -> bool:
+        """As for a file."""
+        return self.form.content == ".md"
+
+    def texts(self) -> Iterator[Iterator[str]]:
+        """The texts of the members, in the archive's order. Raises DataError if it is not what was surveyed."""
+        digest = hashlib.sha256()
+        wanted = dict(self.encodings)
+        for place, entry in enumerate(members(self.path, self.form.archive, digest=digest)):
+            if place in wanted:
+                yield from read_texts(
+                    self.form.content,
+                    entry.chunks,
+                    where=f"{self.path}!{entry.name}",
+                    encoding=wanted[place],
+                    reading=self.reading,
+                )
+        _check_unchanged(self.path, digest, self.sha256)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +133,7 @@ class Stories:
         return (iter((story,)) for story in stories(self.count, seed=0))
 
 
-TextSource = TextFile | Stories
+TextSource = TextFile | TextArchive | Stories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,37 +148,29 @@ class Found:
     """Files skipped, by reason. Hidden files are not counted: a `.DS_Store` must not change a manifest."""
 
 
-@dataclass(kw_only=True)
-class _Listing:
-    files: dict[tuple[int, int], tuple[str, Path]] = field(default_factory=dict)
-    """By device and inode, so that a file given twice is read once."""
-    skipped: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-
-def open_sources(specs: Sequence[str], *, exclude: Path, progress: Progress) -> Found:
-    """List, hash and detect everything that `specs` name: files, folders, `cuentos:N`.
+def open_sources(specs: Sequence[str], *, exclude: Path, progress: Progress, reading: Reading = AS_USUAL) -> Found:
+    """List, hash and survey everything that `specs` name: files, folders, archives, `cuentos:N`.
 
     `exclude` is a folder not to enter (the output). Raises DataError for what is missing, unreadable or not text,
-    ConfigError for a malformed `cuentos:`.
+    ConfigError for a malformed `cuentos:`, EnvironmentProblem for a format whose library is not installed.
     """
-    listing = _Listing()
+    listing = Listing()
     counts_of_stories = set()
     for spec in specs:
         if spec.startswith("cuentos:"):
             counts_of_stories.add(_parse_stories(spec))
         elif not spec:
-            raise ConfigError("a source is empty text", hint="give files or folders of .txt or .md, or cuentos:N")
+            raise ConfigError("a source is empty text", hint=f"give files or folders ({ACCEPTED}), or cuentos:N")
         else:
-            _list_path(Path(spec), listing, exclude=exclude.resolve())
+            list_path(Path(spec), listing, exclude=exclude.resolve())
     files = sorted(listing.files.values())
-    total = sum(path.stat().st_size for _, path in files)
+    sizes = [file.path.stat().st_size for file in files]
+    done, total = 0, sum(sizes)
     found: list[TextSource] = []
-    done = 0
-    for name, path in files:
+    for file, size in zip(files, sizes, strict=True):
         progress("looking at the files", done, total)
-        found.append(survey(path, name=name))
-        done += found[-1].num_bytes
+        found += _survey_path(file, reading=reading, listing=listing)
+        done += size
     if files:
         progress("looking at the files", total, total)
     found += [_survey_stories(count) for count in sorted(counts_of_stories)]
@@ -189,93 +187,113 @@ def _parse_stories(spec: str) -> int:
     return int(digits)
 
 
-def _list_path(path: Path, listing: _Listing, *, exclude: Path) -> None:
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error}", hint=_nearby(path)
-        ) from error
-    if stat.S_ISDIR(mode):
-        _list_folder(path, listing, exclude=exclude)
-    elif not stat.S_ISREG(mode):
-        raise DataError(f"{path} is not a regular file", hint="give a file or a folder of .txt or .md")
+def _exhaust(pieces: Iterable[bytes]) -> None:
+    for _ in pieces:
+        pass
+
+
+def _check_unchanged(path: Path, digest: Digest, sha256: str) -> None:
+    if digest.hexdigest() != sha256:
+        raise DataError(f"{path} changed while it was read", hint="wait for its writer, then run again")
+
+
+def _survey_path(listed: Listed, *, reading: Reading, listing: Listing) -> list[TextSource]:
+    """The sources in one file. One from a folder that holds no text is skipped, a given one is an error."""
+    name, path, is_given = listed
+    kind = form_of(path.name)
+    assert kind is not None, path
+    if kind.archive:
+        found: list[TextSource] = list(_survey_archive(path, kind, name=name, reading=reading, listing=listing))
+        why = "holds no text of a kind that is read"
     else:
-        _check_suffix(path)
-        _add(path, _portable(path.name), listing)
+        file = _survey_file(path, kind, name=name, reading=reading, counts=listing.counts)
+        found = [file] if file else []
+        why = "is XML, but not TEI"
+    if not found and is_given:
+        raise DataError(f"{path} {why}", hint=f"what is read is {ACCEPTED}")
+    if not found and not kind.archive:
+        listing.skip(name, "files_xml_not_tei")
+    return found
 
 
-def _nearby(path: Path) -> str:
-    """A hint that names a file spelled almost like `path`."""
-    try:
-        names = sorted(entry.name for entry in os.scandir(path.parent))
-    except (OSError, ValueError):
-        names = []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean {path.parent / close[0]}?" if close else "give files or folders of .txt or .md, or cuentos:N"
+def _survey_file(path: Path, kind: Form, *, name: str, reading: Reading, counts: Counter[str]) -> TextFile | None:
+    """Read a file once; None if it is XML, but not TEI. `counts` grows by the bad records in it.
+
+    Raises DataError if it is binary, damaged or in no encoding we can tell.
+    """
+    digest = hashlib.sha256()
+    finding: Finding | None
+    if kind.content == PARQUET:
+        _exhaust(chunks(path, digest))
+        texts = parquet.records(path, reading=reading, counts=counts)
+        finding = Finding(encoding="utf-8", num_bytes=sum(len(text.encode()) for text in texts))
+    else:
+        raw = unpacked(path, kind.packing, digest=digest)
+        finding = survey_stream(kind.content, raw, where=str(path), reading=reading, counts=counts)
+    if finding is None:
+        return None
+    return TextFile(
+        path=path,
+        name=name,
+        sha256=digest.hexdigest(),
+        num_bytes=finding.num_bytes,
+        encoding=finding.encoding,
+        licence=finding.licence,
+        form=kind,
+        reading=reading,
+    )
 
 
-def _check_suffix(path: Path) -> None:
-    suffix = path.suffix.lower()
-    if suffix in _PICKLE_SUFFIXES:
-        raise DataError(
-            f"{path} is not text: a {suffix} file can be a pickle, which runs code when opened",
-            hint="give the text it was made from, as .txt or .md",
+@dataclass(kw_only=True)
+class _Member:
+    place: int
+    name: str
+    finding: Finding
+
+
+def _survey_archive(path: Path, kind: Form, *, name: str, reading: Reading, listing: Listing) -> Iterator[TextArchive]:
+    """One source for each suffix that occurs."""
+    digest = hashlib.sha256()
+    groups: dict[str, list[_Member]] = {}
+    for place, entry in enumerate(members(path, kind.archive, digest=digest)):
+        content = _content_of(entry, listing, label=f"{name}!{entry.name}")
+        if not content:
+            continue
+        where = f"{path}!{entry.name}"
+        finding = survey_stream(content, entry.chunks, where=where, reading=reading, counts=listing.counts)
+        if finding is None:
+            listing.skip(f"{name}!{entry.name}", "files_xml_not_tei")
+        else:
+            groups.setdefault(content, []).append(_Member(place=place, name=entry.name, finding=finding))
+    for content, group in groups.items():
+        findings = [member.finding for member in group]
+        yield TextArchive(
+            path=path,
+            name=f"{name}!{group[0].name if len(group) == 1 else '*' + content}",
+            sha256=digest.hexdigest(),
+            num_bytes=sum(finding.num_bytes for finding in findings),
+            encoding=", ".join(sorted({finding.encoding for finding in findings})),
+            licence=", ".join(sorted({finding.licence for finding in findings})),
+            form=Form(content, archive=kind.archive),
+            encodings=tuple((member.place, member.finding.encoding) for member in group),
+            reading=reading,
         )
-    if suffix not in TEXT_SUFFIXES:
-        raise DataError(
-            f"{path}: {suffix or 'a file without suffix'} is not read as text",
-            hint="if it is plain text, rename it to .txt",
-        )
 
 
-def _list_folder(folder: Path, listing: _Listing, *, exclude: Path) -> None:
-    """Walk without entering hidden folders, links to folders (they can loop) or the output."""
-
-    def fail(error: OSError) -> None:
-        raise DataError(
-            f"cannot list {error.filename}: {error.strerror}", hint="give yourself permission to read it"
-        ) from error
-
-    top = _portable(folder.resolve().name)
-    for parent, folders, names in os.walk(folder, onerror=fail):
-        here = Path(parent)
-        folders[:] = [name for name in folders if not name.startswith(".") and (here / name).resolve() != exclude]
-        for name in names:
-            if name.startswith("."):
-                continue
-            path = here / name
-            label = "/".join((top, *(_portable(part) for part in path.relative_to(folder).parts)))
-            if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
-                _add(path, label, listing)
-            else:
-                listing.counts["files_not_text"] += 1
-                listing.skipped.append(label)
-
-
-def _portable(name: str) -> str:
-    """The same name on every machine: macOS decomposes letters, and Linux allows bytes that are not UTF-8."""
-    return unicodedata.normalize("NFC", os.fsencode(name).decode("utf-8", errors="replace"))
-
-
-def _add(path: Path, name: str, listing: _Listing) -> None:
-    status = path.stat()
-    key = (status.st_dev, status.st_ino)
-    if key in listing.files:
-        listing.counts["files_given_twice"] += 1
-        name = min(name, listing.files[key][0], key=lambda label: (-label.count("/"), label))
-    listing.files[key] = (name, path)
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
-    except OSError as error:
-        raise DataError(
-            f"cannot read {path}: {error.strerror or error}", hint="check that the file exists and is yours to read"
-        ) from error
+def _content_of(entry: Entry, listing: Listing, *, label: str) -> str:
+    """The content of a member that is to be read; one that is not is skipped: "". Hidden ones are passed over."""
+    if any(part.startswith(".") for part in entry.name.split("/")):
+        return ""
+    inner = form_of(entry.name)
+    if not entry.is_regular:
+        listing.skip(label, "links_in_archives")
+    elif inner is None:
+        listing.skip(label, "files_not_text")
+    elif inner.archive or inner.packing or inner.content == PARQUET:
+        listing.skip(label, "packed_in_archives")
+    else:
+        return inner.content
+    return ""
 
 
 def _survey_stories(count: int) -> Stories:
@@ -286,84 +304,3 @@ def _survey_stories(count: int) -> Stories:
         digest.update(raw)
         num_bytes += len(raw) - 1
     return Stories(count=count, name=f"cuentos:{count}", sha256=digest.hexdigest(), num_bytes=num_bytes)
-
-
-def survey(path: Path, *, name: str) -> TextFile:
-    """Read a file once: hash, size, encoding. Raises DataError if it is binary or in no encoding we can tell."""
-    digest = hashlib.sha256()
-    histogram = np.zeros(256, dtype=np.int64)
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    head = foreign = b""
-    num_bytes = num_characters = num_damaged = 0
-    for chunk in _chunks(path):
-        head = head or chunk
-        foreign = foreign or (b"" if chunk.isascii() else chunk)
-        num_bytes += len(chunk)
-        digest.update(chunk)
-        histogram += np.bincount(np.frombuffer(chunk, dtype=np.uint8), minlength=256)
-        text = decoder.decode(chunk)
-        num_characters += len(text)
-        num_damaged += text.count("\ufffd") - chunk.count(b"\xef\xbf\xbd")
-    tail = decoder.decode(b"", final=True)
-    num_damaged += len(tail)
-    num_good = num_characters + len(tail) - int(histogram[:128].sum()) - num_damaged
-    encoding = _wide_encoding(head)
-    if encoding is None:
-        _refuse_binary(path, head=head, histogram=histogram)
-        damaged = num_damaged > 0 and num_good < 10 * num_damaged
-        encoding = _narrow_encoding(path, sample=foreign, histogram=histogram) if damaged else "utf-8"
-    licence = "Project Gutenberg License" if _GUTENBERG.search(head) else "unknown"
-    return TextFile(
-        path=path, name=name, sha256=digest.hexdigest(), num_bytes=num_bytes, encoding=encoding, licence=licence
-    )
-
-
-def _wide_encoding(head: bytes) -> str | None:
-    """The encoding that a byte order mark or the place of the zeros betrays."""
-    for mark, encoding in _MARKS:
-        if head.startswith(mark):
-            return encoding
-    zeros = np.frombuffer(head, dtype=np.uint8)[: len(head) // 2 * 2].reshape(-1, 2) == 0
-    even, odd = (zeros.mean(axis=0) if len(zeros) else np.zeros(2)).tolist()
-    if odd > 0.7 and even < 0.01:
-        return "utf-16-le"
-    if even > 0.7 and odd < 0.01:
-        return "utf-16-be"
-    return None
-
-
-def _refuse_binary(path: Path, *, head: bytes, histogram: NDArray[np.int64]) -> None:
-    hint = "give plain text (.txt, .md); unpack archives and convert documents first"
-    for signature, kind in _SIGNATURES.items():
-        if head.startswith(signature):
-            raise DataError(f"{path} is not text but {kind}", hint=hint)
-    share = histogram[_CONTROLS].sum() / max(1, histogram.sum())
-    if share > MAX_CONTROL_SHARE:
-        raise DataError(f"{path} is not text: {share:.0%} of its bytes are control characters", hint=hint)
-
-
-def _narrow_encoding(path: Path, *, sample: bytes, histogram: NDArray[np.int64]) -> str:
-    """The single-byte encoding in which the bytes above 127 are Spanish, else charset-normalizer's choice."""
-    high = {byte: int(histogram[byte]) for byte in range(128, 256) if histogram[byte]}
-    scores = {encoding: _spanishness(high, encoding) for encoding in _SINGLE_BYTE}
-    best = max(_SINGLE_BYTE, key=lambda encoding: scores[encoding])
-    is_western = sum(high.values()) <= MAX_ACCENT_SHARE * int(histogram.sum())
-    if is_western and scores[best] >= 0.5 * sum(high.values()):
-        only_latin1 = best == "cp1252" and not any(byte < 0xA0 for byte in high)
-        return "iso-8859-1" if only_latin1 else best
-    guess = from_bytes(sample).best()
-    if guess is None:
-        raise DataError(f"{path}: cannot tell its encoding", hint="convert it to UTF-8, for example with iconv")
-    return str(guess.encoding)
-
-
-def _spanishness(high: dict[int, int], encoding: str) -> float:
-    """How many of these bytes read as letters of Spanish; other letters and punctuation count for less."""
-    score = 0.0
-    for byte, count in high.items():
-        character = bytes([byte]).decode(encoding, errors="replace")
-        if character in _SPANISH:
-            score += count
-        elif character in _ALSO:
-            score += 0.5 * count
-    return score

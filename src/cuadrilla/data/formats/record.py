@@ -1,0 +1,36 @@
+"""What the readers of records (JSON Lines, Parquet) share: which field is the text, and what a bad record is."""
+
+from dataclasses import dataclass
+
+DEFAULT_FIELD = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How records are read."""
+
+    field: str = DEFAULT_FIELD
+    """The name of the field or column that holds the text."""
+    skip_bad: bool = False
+    """Count a bad record and go on, instead of raising."""
+
+
+class BadRecord(Exception):
+    """A record without a usable text; never leaves the readers."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """Under which name it is counted."""
+
+    @property
+    def is_broken(self) -> bool:
+        """It could not even be read as a record."""
+        return self.reason == "records_broken"
+
+    @property
+    def hint(self) -> str:
+        """What to type."""
+        if self.reason == "records_without_field":
+            return "--field NAME reads another field, --skip-bad leaves such records out and counts them"
+        return "repair it, or leave such records out with --skip-bad, which counts them"

@@ -1,0 +1,120 @@
+"""Which files the arguments of a preparation name: files as given, folders walked.
+
+Hidden files and folders, links to folders (they can loop) and the output are passed over; files that are not text by
+their suffix are skipped in a folder and refused when given by name.
+"""
+
+import difflib
+import os
+import stat
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from cuadrilla.data.formats.form import ACCEPTED, form_of
+from cuadrilla.errors import DataError
+
+_PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".npy", ".npz")
+
+
+class Listed(NamedTuple):
+    """A file to read."""
+
+    name: str
+    path: Path
+    is_given: bool
+    """Named itself, and not only by its folder: that it holds no text is an error then."""
+
+
+@dataclass(kw_only=True)
+class Listing:
+    """What was found, and what was passed over and why."""
+
+    files: dict[tuple[int, int], Listed] = field(default_factory=dict)
+    """By device and inode, so that a file given twice is read once."""
+    skipped: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def skip(self, name: str, reason: str) -> None:
+        """Note that `name` is not read."""
+        self.counts[reason] += 1
+        self.skipped.append(name)
+
+
+def list_path(path: Path, listing: Listing, *, exclude: Path) -> None:
+    """Add what `path` names to `listing`, without entering the folder `exclude`. Raises DataError."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}", hint=_nearby(path)
+        ) from error
+    if stat.S_ISDIR(mode):
+        _list_folder(path, listing, exclude=exclude)
+    elif not stat.S_ISREG(mode):
+        raise DataError(f"{path} is not a regular file", hint=f"give a file or a folder: {ACCEPTED}")
+    else:
+        _check_suffix(path)
+        _add(Listed(_portable(path.name), path, is_given=True), listing)
+
+
+def _nearby(path: Path) -> str:
+    """A hint that names a file spelled almost like `path`."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(path.parent))
+    except (OSError, ValueError):
+        names = []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean {path.parent / close[0]}?" if close else f"give files or folders ({ACCEPTED}), or cuentos:N"
+
+
+def _check_suffix(path: Path) -> None:
+    suffix = path.suffix.lower()
+    if suffix in _PICKLE_SUFFIXES:
+        raise DataError(
+            f"{path} is not text: a {suffix} file can be a pickle, which runs code when opened",
+            hint="give the text it was made from, as .txt or .md",
+        )
+    if form_of(path.name) is None:
+        raise DataError(
+            f"{path}: {suffix or 'a file without suffix'} is not read as text",
+            hint=f"if it is plain text, rename it to .txt; what is read is {ACCEPTED}",
+        )
+
+
+def _list_folder(folder: Path, listing: Listing, *, exclude: Path) -> None:
+    def fail(error: OSError) -> None:
+        raise DataError(
+            f"cannot list {error.filename}: {error.strerror}", hint="give yourself permission to read it"
+        ) from error
+
+    top = _portable(folder.resolve().name)
+    for parent, folders, names in os.walk(folder, onerror=fail):
+        here = Path(parent)
+        folders[:] = [name for name in folders if not name.startswith(".") and (here / name).resolve() != exclude]
+        for name in names:
+            if name.startswith("."):
+                continue
+            path = here / name
+            label = "/".join((top, *(_portable(part) for part in path.relative_to(folder).parts)))
+            if form_of(name) is not None and path.is_file():
+                _add(Listed(label, path, is_given=False), listing)
+            else:
+                listing.skip(label, "files_not_text")
+
+
+def _portable(name: str) -> str:
+    """The same name on every machine: macOS decomposes letters, and Linux allows bytes that are not UTF-8."""
+    return unicodedata.normalize("NFC", os.fsencode(name).decode("utf-8", errors="replace"))
+
+
+def _add(file: Listed, listing: Listing) -> None:
+    status = file.path.stat()
+    key = (status.st_dev, status.st_ino)
+    if other := listing.files.get(key):
+        listing.counts["files_given_twice"] += 1
+        name = min(file.name, other.name, key=lambda label: (-label.count("/"), label))
+        file = Listed(name, file.path, is_given=file.is_given or other.is_given)
+    listing.files[key] = file

@@ -1,0 +1,341 @@
+"""Records, TEI and packed files: real files, made here, offered to `open_sources`."""
+
+import bz2
+import gzip
+import json
+import lzma
+import pickle
+import subprocess
+import sys
+import tarfile
+import tracemalloc
+import zlib
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet as pq
+
+from cuadrilla.data.formats.packing import PACKINGS
+from cuadrilla.data.formats.record import Reading
+from cuadrilla.data.sources import open_sources
+from cuadrilla.errors import DataError
+
+pytestmark = pytest.mark.unit
+
+TEXT = "El niño comió más piñas en la montaña, según contó María.\n\n¿Qué haría él? «Nada», dijo.\n" * 30
+PACK = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+
+
+def find(path, **reading):
+    return open_sources([str(path)], exclude=path.parent / "out", progress=lambda *_: None, reading=Reading(**reading))
+
+
+def texts(path, **reading):
+    """All texts of all sources, read from a pickled copy: that is how another process gets them."""
+    sources = pickle.loads(pickle.dumps(find(path, **reading).sources))  # noqa: S301
+    return ["".join(pieces) for source in sources for pieces in source.texts()]
+
+
+def put(path, data):
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+# -- packed files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16"])
+def test_a_packed_text_is_detected_like_a_plain_one(tmp_path, packing, encoding):
+    raw = TEXT.encode(encoding)
+    plain = find(put(tmp_path / "a.txt", raw)).sources[0]
+    path = put(tmp_path / f"a.txt{packing}", PACK[packing](raw))
+    packed = find(path).sources[0]
+    assert (packed.encoding, packed.num_bytes, packed.name) == (plain.encoding, len(raw), path.name)
+    assert texts(path) == [raw.decode(encoding)]
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_streams_one_after_another_and_padding_are_read_and_damage_is_not_an_end(tmp_path, packing):
+    one, two = PACK[packing](b"uno\n" * 999), PACK[packing](b"dos\n" * 999)
+    path = tmp_path / f"a.md{packing}"
+    put(path, one + bytes(64) + two + bytes(512))
+    assert texts(path) == ["uno\n" * 999 + "dos\n" * 999]
+    assert find(path).sources[0].keeps_indentation
+    flipped = bytearray(one)
+    flipped[len(one) // 2] ^= 0xFF
+    for damaged in (b"", one[:-1], one + two[:-1], one + two[: len(two) // 2], one + b"rest", bytes(flipped), b"no"):
+        put(path, damaged)
+        with pytest.raises(DataError, match=r"a\.md\.\w+ is damaged or not "):
+            texts(path)
+
+
+def zeros_in_gzip():
+    packer = zlib.compressobj(9, wbits=31)
+    return b"".join(packer.compress(bytes(2**20)) for _ in range(256)) + packer.flush()
+
+
+def one_huge_member():
+    info = tarfile.TarInfo("a.txt")
+    info.size = 2**28
+    return info.tobuf() + b"a" * 2**28
+
+
+def traced_peak(work):
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "bomb"),
+    [
+        ("a.txt.gz", zeros_in_gzip),
+        ("a.txt.zst", lambda: PACK[".zst"](bytes(2**30))),
+        ("a.jsonl.zst", lambda: PACK[".zst"](b" " * 2**28)),
+        ("a.xml.xz", lambda: lzma.compress(b"<TEI>" + b" " * 2**27, preset=0)),
+        ("a.tar.bz2", lambda: bz2.compress(one_huge_member(), 9)),
+    ],
+)
+def test_a_bomb_is_refused_while_it_is_small(tmp_path, name, bomb):
+    path = put(tmp_path / name, bomb())
+
+    def refused():
+        with pytest.raises(DataError, match="a bomb"):
+            find(path)
+
+    assert traced_peak(refused) < 150 * 2**20
+
+
+def test_text_that_packs_well_is_no_bomb(tmp_path):
+    raw = b"hola mundo\n" * 3_000_000
+    assert find(put(tmp_path / "a.txt.gz", gzip.compress(raw))).sources[0].num_bytes == len(raw)
+
+
+# -- JSON Lines --------------------------------------------------------------------------------------------------------
+
+
+def line(**fields):
+    return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def test_each_line_is_a_text(tmp_path):
+    path = put(
+        tmp_path / "a.jsonl",
+        b"\xef\xbb\xbf" + b"\r\n".join([line(text="año\nnuevo", id=1), b"", b"  ", line(text=""), line(text="dos")]),
+    )
+    assert texts(path) == ["año\nnuevo", "", "dos"]
+    (source,) = find(path).sources
+    assert (source.name, source.num_bytes) == ("a.jsonl", len("año\nnuevodos".encode()))
+    assert texts(put(tmp_path / "b.NDJSON", line(cuerpo="hola")), field="cuerpo") == ["hola"]
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path):
+    path = put(tmp_path / "a.jsonl", rb'{"text": "a\ud83d\ude42b\ud83dc"}')
+    assert texts(path) == ["a🙂b\ufffdc"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason", "said"),
+    [
+        (b'{"id": 7, "body": "x"}', "records_without_field", "no field 'text' (there: 'id', 'body')"),
+        (b'{"text": 5}', "records_wrong_type", "not text but a number"),
+        (b'{"text": null}', "records_wrong_type", "not text but null"),
+        (b'{"text": ["a"]}', "records_wrong_type", "not text but a list"),
+        (b'["text"]', "records_wrong_type", "not an object but a list"),
+        (b'"text"', "records_wrong_type", "not an object but text"),
+        (b"NaN", "records_wrong_type", "not an object but a number"),
+        (b'{"text": "a"', "records_broken", "not JSON"),
+        (b'{"text": "a"} {}', "records_broken", "not JSON"),
+        (b'{"text": "\xf1"}', "records_broken", "not UTF-8"),
+        (b"[" * 200_000, "records_broken", "too deeply nested"),
+        (b'{"text": "a", "n": ' + b"9" * 10_000 + b"}", "records_broken", "not JSON"),
+        (b'{"text": "' + b"a" * 2**24 + b'"}', "records_too_long", "more than 16,777,216 bytes"),
+    ],
+)
+def test_a_bad_line_is_named_or_counted(tmp_path, bad, reason, said):
+    path = put(tmp_path / "a.jsonl", line(text="uno") + b"\n" + bad + b"\n" + line(text="tres") + b"\n")
+    with pytest.raises(DataError) as caught:
+        find(path)
+    assert caught.value.message.startswith(f"{path}:2: ")
+    assert said in caught.value.message
+    assert "--skip-bad" in caught.value.hint
+    found = find(path, skip_bad=True)
+    assert found.counts == {reason: 1}
+    assert texts(path, skip_bad=True) == ["uno", "tres"]
+
+
+def test_a_last_line_that_is_cut_off_is_said_to_be(tmp_path):
+    path = put(tmp_path / "a.jsonl.gz", gzip.compress(line(text="uno") + b'\n{"text": "do'))
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz:2: the last line is cut off or broken"):
+        find(path)
+    assert texts(path, skip_bad=True) == ["uno"]
+
+
+def test_one_huge_line_takes_no_more_memory_than_the_limit(tmp_path):
+    path = tmp_path / "a.jsonl"
+    with open(path, "wb") as file:
+        file.write(b'{"text": "')
+        for _ in range(100):
+            file.write(b"palabra " * 2**17)
+        file.write(b'"}\n' + line(text="fin"))
+    assert traced_peak(lambda: find(path, skip_bad=True)) < 64 * 2**20
+    assert texts(path, skip_bad=True) == ["fin"]
+
+
+# -- Parquet -----------------------------------------------------------------------------------------------------------
+
+
+def table(path, values, *, name="text", type=None, **options):
+    pq.write_table(pa.table({"id": list(range(len(values))), name: pa.array(values, type=type)}), path, **options)
+    return path
+
+
+@pytest.mark.parametrize("type", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize("options", [{}, {"row_group_size": 7, "compression": "zstd"}, {"data_page_version": "2.0"}])
+def test_each_cell_of_the_column_is_a_text(tmp_path, type, options):
+    values = [f"texto número {number % 9}" for number in range(600)]
+    path = table(tmp_path / "a.parquet", values, type=type, **options)
+    assert texts(path) == values
+    assert find(path).sources[0].num_bytes == sum(len(value.encode()) for value in values)
+
+
+def test_another_column_and_what_is_no_column_of_text(tmp_path):
+    path = table(tmp_path / "a.parquet", ["uno", "dos"], name="cuerpo")
+    assert texts(path, field="cuerpo") == ["uno", "dos"]
+    with pytest.raises(DataError, match=r"no column 'text' \(there: 'id', 'cuerpo'\)") as caught:
+        find(path)
+    assert "--field" in caught.value.hint
+    with pytest.raises(DataError, match="'id' is not text but int64"):
+        find(path, field="id")
+
+
+def test_a_cell_without_text_is_named_or_counted(tmp_path):
+    broken = pa.Array.from_buffers(
+        pa.string(),
+        1,
+        [None, pa.py_buffer((0).to_bytes(4, "little") + (1).to_bytes(4, "little")), pa.py_buffer(b"\xf1")],
+    )
+    values = pa.concat_arrays([pa.array(["uno", None]), broken, pa.array(["fin"])])
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": values}), path)
+    with pytest.raises(DataError, match=r"a\.parquet: row 2: the text is null"):
+        find(path)
+    assert find(path, skip_bad=True).counts == {"records_wrong_type": 1, "records_broken": 1}
+    assert texts(path, skip_bad=True) == ["uno", "fin"]
+
+
+def test_a_huge_cell_is_refused_before_it_is_unpacked(tmp_path):
+    path = table(tmp_path / "a.parquet", ["uno", "x" * (2**26 + 1)])
+    with pytest.raises(DataError, match="a page of the column 'text' needs 67,"):
+        find(path)
+
+
+def test_a_dictionary_that_stands_for_much_more_text_is_a_bomb(tmp_path):
+    path = table(tmp_path / "a.parquet", ["x" * 2**20] * 80)
+    assert path.stat().st_size < 2**20
+    with pytest.raises(DataError, match="a bomb"):
+        find(path)
+
+
+def test_damaged_parquet_is_an_error(tmp_path):
+    path = tmp_path / "b.parquet"
+    pq.write_table(pa.table({"text": ["uno"] * 100}), path)
+    raw = path.read_bytes()
+    for data in (b"", b"PAR1", raw[:-1], raw[:40] + raw[80:], raw[:4] + bytes(60) + raw[64:], b"x" * 99 + b"PAR1"):
+        put(path, data)
+        with pytest.raises(DataError, match=r"b\.parquet is damaged or not parquet"):
+            find(path)
+
+
+def test_no_flipped_bit_in_parquet_ends_the_process(tmp_path):
+    """Some do (pyarrow 26.0.1) as soon as pyarrow is asked for the metadata of a column."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["uno"] * 20}), path)
+    raw = path.read_bytes()
+    outcomes = Counter()
+    for place in range(1, len(raw), 2):
+        flipped = bytearray(raw)
+        flipped[place] ^= 1 << place % 8
+        try:
+            outcomes[tuple(texts(put(path, bytes(flipped)))) == ("uno",) * 20] += 1
+        except DataError:
+            outcomes["error"] += 1
+    assert outcomes["error"] > len(raw) // 8
+    assert outcomes.total() == len(raw) // 2
+
+
+def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path):
+    table(tmp_path / "a.parquet", ["uno"])
+    put(tmp_path / "a.txt.zst", PACK[".zst"](b"uno"))
+    code = """if True:
+        import sys
+        from pathlib import Path
+        sys.modules["pyarrow"] = sys.modules["zstandard"] = None  # what an import that fails looks like
+        from cuadrilla.data.sources import open_sources
+        from cuadrilla.errors import EnvironmentProblem
+        for name in sys.argv[1:]:
+            try:
+                open_sources([name], exclude=Path("out"), progress=lambda *_: None)
+            except EnvironmentProblem as error:
+                print(error.message, error.hint, sep="|")
+    """
+    arguments = [str(tmp_path / name) for name in ("a.parquet", "a.txt.zst")]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        'reading .parquet needs pyarrow, which is not installed|pip install "cuadrilla[data]"',
+        'reading .zst needs zstandard, which is not installed|pip install "cuadrilla[data]"',
+    ]
+
+
+# -- anything at all ---------------------------------------------------------------------------------------------------
+
+SUFFIXES = (
+    *(".txt", ".md", ".jsonl", ".xml", ".parquet", ".zip"),
+    *(f".{kind}{packing}" for kind in ("txt", "jsonl", "xml", "tar") for packing in ("", *PACKINGS)),
+)
+SEEDS = (
+    b'{"text": "uno"}\n{"text": "dos"}\n',
+    b"<TEI><teiHeader/><text><body><p>uno</p></body></text></TEI>",
+    b"<?xml version='1.0' encoding='idna'?><!DOCTYPE TEI SYSTEM 'a'><TEI>&nbsp;<body>",
+    b"PK\x03\x04" + bytes(30) + b"PK\x05\x06" + bytes(18),
+    b"PAR1" + bytes(20) + b"\x08\x00\x00\x00PAR1",
+    *(pack(b"hola\n" * 50) for pack in PACK.values()),
+)
+
+
+@st.composite
+def damaged_files(draw):
+    """Something real with a few bytes changed, cut or added; or bytes at random."""
+    raw = bytearray(draw(st.sampled_from(SEEDS) | st.binary(max_size=600)))
+    for _ in range(draw(st.integers(0, 4))):
+        place = draw(st.integers(0, max(0, len(raw) - 1)))
+        raw[place : place + draw(st.integers(0, 3))] = draw(st.binary(max_size=4))
+    return bytes(raw)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(suffix=st.sampled_from(SUFFIXES), raw=damaged_files(), skip_bad=st.booleans(), repack=st.booleans())
+def test_any_bytes_under_any_suffix_are_text_or_a_data_error(tmp_path, suffix, raw, skip_bad, repack):
+    packing = next((packing for packing in PACKINGS if suffix.endswith(packing)), "")
+    path = put(tmp_path / f"a{suffix}", PACK[packing](raw) if packing and repack else raw)
+    try:
+        found = texts(path, skip_bad=skip_bad)
+    except DataError as error:
+        assert str(path) in error.message
+        assert error.hint
+    else:
+        for text in found:
+            text.encode()

@@ -1,0 +1,161 @@
+"""TEI-XML: what is text, and what is refused."""
+
+import tracemalloc
+
+import pytest
+
+from cuadrilla.data.formats import tei
+from cuadrilla.data.sources import open_sources
+from cuadrilla.errors import DataError
+
+pytestmark = pytest.mark.unit
+
+NOVEL = """<?xml version="1.0" encoding="UTF-8"?>
+<?xml-model href="https://example.org/eltec.rng" type="application/xml"?>
+<TEI xmlns="http://www.tei-c.org/ns/1.0" xml:lang="es">
+  <teiHeader><fileDesc>
+    <titleStmt><title>Una novela</title></titleStmt>
+    <publicationStmt><availability><licence target="https://creativecommons.org/publicdomain/mark/1.0/">libre</licence>
+    </availability></publicationStmt>
+  </fileDesc></teiHeader>
+  <text>
+    <front><div type="titlepage"><p>PORTADA</p></div></front>
+    <body>
+      <div type="chapter">
+        <head>Capítulo <hi rend="it">I</hi></head>
+        <p>Érase una ma<hi>ñ</hi>ana&#x20;de <emph>abril</emph><note n="1">una nota <p>larga</p></note>,
+           y   llovía &amp; tronaba.<!-- nada --> Llegó el <choice><sic>cavallo</sic><corr>caballo</corr></choice>.</p>
+        <pb n="12"/><p>El doc<lb break="no"/>tor <sic>dijo</sic>:<lb/>—Nada.</p>
+        <lg><l>Verde que te</l><l>quiero verde</l></lg>
+        <floatingText><front><p>fuera</p></front><body><p>Una carta.</p></body></floatingText>
+      </div>
+    </body>
+    <back><p>ÍNDICE</p></back>
+  </text>
+</TEI>
+"""
+EXPECTED = (
+    "Capítulo I\n\nÉrase una mañana de abril, y llovía & tronaba. Llegó el caballo.\n\n"
+    "El doctor dijo:\n—Nada.\n\nVerde que te\nquiero verde\n\nUna carta."
+)
+
+
+def read(document, step=2**20):
+    data = document.encode() if isinstance(document, str) else document
+    chunks = [data[start : start + step] for start in range(0, len(data), step)]
+    return ["".join(pieces) for pieces in tei.texts(chunks, where="a.xml")]
+
+
+def body(content):
+    return f"<TEI><text><body>{content}</body></text></TEI>"
+
+
+@pytest.mark.parametrize("step", [1, 7, 2**20])
+def test_the_text_of_a_novel_is_its_body(step):
+    assert read(NOVEL, step) == [EXPECTED]
+
+
+def test_a_licence_may_be_a_reference():
+    where = '<publicationStmt><ref target="x:no"/><availability><p>See <ref target="x:yes">it</ref></p></availability>'
+    document = f"<TEI><teiHeader>{where}</publicationStmt></teiHeader>{body('')}</TEI>"
+    assert tei.survey([document.encode()], where="a.xml").licence == "x:yes"
+
+
+def test_the_source_says_what_the_header_does(tmp_path):
+    path = tmp_path / "novela.xml"
+    path.write_text(NOVEL, encoding="utf-8")
+    (source,) = open_sources([str(path)], exclude=tmp_path / "out", progress=lambda *_: None).sources
+    assert source.licence == "https://creativecommons.org/publicdomain/mark/1.0/"
+    assert (source.encoding, source.num_bytes) == ("utf-8", len(EXPECTED.encode()))
+    assert ["".join(pieces) for pieces in source.texts()] == [EXPECTED]
+
+
+def test_each_body_of_a_corpus_is_a_text():
+    one, two = body("<p>uno</p>"), body("<p>dos</p><p>tres</p>")
+    assert read(f"<teiCorpus><teiHeader/>{one}{body('')}{two}</teiCorpus>") == ["uno", "dos\n\ntres"]
+    group = "<group><text><body><p>a</p></body></text><text><body><p>b</p></body></text></group>"
+    assert read(f"<tei:TEI xmlns:tei='http://www.tei-c.org/ns/1.0'><text>{group}</text></tei:TEI>") == ["a", "b"]
+
+
+def test_plays_lists_and_tables_are_set_apart():
+    sp = "<sp><speaker>DON JUAN</speaker><l>¿No es verdad</l><l>ángel de amor?</l></sp>"
+    rows = "<table><row><cell>a</cell><cell>b</cell></row><row><cell>c</cell></row></table>"
+    assert read(body(f"{sp}<list><item>x</item><item>y</item></list>{rows}")) == [
+        "DON JUAN\n¿No es verdad\nángel de amor?\n\nx\ny\n\na b\nc"
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["iso-8859-1", "windows-1252", "utf-16", "cp850"])
+def test_the_declared_encoding_is_used(encoding):
+    document = f"<?xml version='1.0' encoding='{encoding}'?>{body('<p>año</p>')}"
+    assert read(document.encode(encoding)) == ["año"]
+
+
+def test_named_characters_of_an_external_dtd_are_known_and_it_is_not_opened(tmp_path):
+    dtd = tmp_path / "a.dtd"
+    dtd.write_text("<!ENTITY ntilde 'FALSE'><!ENTITY mia 'FALSE'>")
+    doctype = f"<!DOCTYPE TEI.2 SYSTEM '{dtd.as_uri()}'>"
+    assert read(doctype + "<TEI.2><text><body><p>a&ntilde;o</p></body></text></TEI.2>") == ["año"]
+    with pytest.raises(DataError, match="&mia; is defined in another file"):
+        read(doctype + body("&mia;"))
+    with pytest.raises(DataError, match="undefined entity"):
+        read(body("&ntilde;"))
+
+
+LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (f'<!DOCTYPE TEI [<!ENTITY l0 "ja">{LAUGHS}]>' + body("&l9;"), "defines its own entities"),
+        ('<!DOCTYPE TEI [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + body("&x;"), "defines its own entities"),
+        ('<!DOCTYPE TEI [<!ATTLIST p a CDATA "x">]>' + body("<p/>"), "defines its own entities"),
+        ("<TEI>" + "<p>" * 1_001, "nested more than 1,000 deep"),
+        ("<TEI>" + "".join(f"<a{n}/>" for n in range(10_001)) + "</TEI>", "10,000 different names"),
+        (body("<p a='" + "x" * 2**23 + "'/>"), "one tag or comment of more than 4,194,304 bytes"),
+        (body("<!--" + "x" * 2**23 + "-->"), "one tag or comment of more than 4,194,304 bytes"),
+        (body("<p>"), "not well-formed XML: mismatched tag"),
+        ("<TEI>", "not well-formed XML: no element found"),
+        ("", "not well-formed XML: no element found"),
+        ("<?xml version='1.0' encoding='nada'?>" + body("x"), "its encoding cannot be read"),
+        (b"<TEI>\xf1</TEI>", "not well-formed XML: not well-formed"),
+        ("hola", "a.xml:1: not well-formed XML"),
+    ],
+)
+def test_what_is_not_well_formed_or_would_grow_is_refused(document, said):
+    with pytest.raises(DataError) as caught:
+        read(document)
+    assert said in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("content", ["palabra " * 2**17, "x" * 2**20, "\n" * 2**20, "<![CDATA[" + "y" * 2**20 + "]]>"])
+def test_a_huge_text_is_read_in_bounded_memory(content):
+    def chunks():
+        yield b"<TEI><text><body><p>"
+        for _ in range(24):
+            yield content.encode()
+        yield b"</p></body></text></TEI>"
+
+    tracemalloc.start()
+    try:
+        size = sum(len(piece) for pieces in tei.texts(chunks(), where="a.xml") for piece in pieces)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size >= (0 if content.isspace() else 24 * (2**20 - 1))
+    assert peak < 12 * 2**20
+
+
+def test_xml_that_is_not_tei_is_refused_by_name_and_skipped_in_a_folder(tmp_path):
+    folder = tmp_path / "libros"
+    folder.mkdir()
+    (folder / "a.xml").write_text(body("<p>hola</p>"))
+    (folder / "pom.xml").write_text("<project><body>no</body></project>")
+    with pytest.raises(DataError, match=r"pom\.xml is XML, but not TEI"):
+        open_sources([str(folder / "pom.xml")], exclude=tmp_path / "out", progress=lambda *_: None)
+    found = open_sources([str(folder)], exclude=tmp_path / "out", progress=lambda *_: None)
+    assert [source.name for source in found.sources] == ["libros/a.xml"]
+    assert found.skipped == ("libros/pom.xml",)
+    assert found.counts == {"files_xml_not_tei": 1}
