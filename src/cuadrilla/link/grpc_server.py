@@ -16,7 +16,6 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -29,8 +28,7 @@ from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
-from cuadrilla.link.ciphers import is_only_new_tls
-from cuadrilla.link.grpc_calls import MAX_CALLS, Admission, cut_off, only, reads, refuse, serialize
+from cuadrilla.link.grpc_calls import MAX_WORKERS, Admission, cut_off, listen, only, reads, refuse, serialize
 from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
 from cuadrilla.link.grpc_standby import StandbyDesk
@@ -41,17 +39,14 @@ from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
 from cuadrilla.log import TALK
 
 SERVICE = "cuadrilla.crew.v1.Crew"
-MAX_WORKERS = 64
-MAX_MESSAGE_BYTES = 16 * wire.CHUNK_BYTES
-MAX_CONNECTIONS = 4 * MAX_WORKERS
-HANDSHAKE_SECONDS = ENROL_SECONDS = 5.0
+ENROL_SECONDS = 5.0
 END_SECONDS = 1.0
 """A session that is over may say so for this long, then its call is cut off, whether or not the peer reads."""
 KEPT_VERSIONS = 2
 """A worker may still be reading the version before the newest one, or the last one that it was told of."""
 KEPT_UPLOADS = 4
 """Memory of so many contributions is kept for the next round; more workers than that pay for fresh memory."""
-STOP_SECONDS = PING_SECONDS = 5.0  # workers ask every 10 s whether the connection lives; more often is abuse
+STOP_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -123,29 +118,8 @@ class CrewDesk:
 
         Raises LinkError when it is taken, or when HOST means every network of this machine.
         """
-        assert is_only_new_tls()
         canonical_host(address.rpartition(":")[0])
-        pool = ThreadPoolExecutor(MAX_CALLS * MAX_WORKERS, thread_name_prefix="crew-link")
-        options = [
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_concurrent_streams", 2 * MAX_CALLS),
-            ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
-            ("grpc.http2.min_ping_interval_without_data_ms", int(1000 * PING_SECONDS)),
-        ]
-        server = grpc.server(pool, handlers=[self._handlers()], options=options)
-        credentials = grpc.dynamic_ssl_server_credentials(
-            self._certificates(), self._certificates, require_client_authentication=True
-        )
-        try:
-            port: int = server.add_secure_port(address, credentials)
-        except RuntimeError:
-            raise LinkError(
-                f"cannot listen on {address}", hint="another program has that port; choose one with --listen"
-            ) from None
-        server.start()
-        self._server = server
+        self._server, port = listen(address, handlers=self._handlers(), certificates=self._certificates)
         return port
 
     def send(self, worker: str, message: ToWorker) -> None:
