@@ -1,19 +1,17 @@
 """The shared battery for the exact strategy: unequal workers = one worker, whatever dies, resumes or overflows."""
 
 import math
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from cuadrilla.errors import GuardError, ResourceError
+from cuadrilla.errors import CuadrillaError, GuardError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import Contribution, ExactMerge, ExactWorker, Sums
 from cuadrilla.sync.outer import Outer
 from tests import runs
-from tests.doors import DOORS
 from tests.faults import PHASES, Phase, Script, play
 from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, prepare, relative_difference, workers
 from tests.tasks import RaggedRegression
@@ -28,11 +26,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     runs.execute(folder, RaggedRegression(), STRICT)
     return folder
-
-
-@pytest.fixture(params=DOORS)
-def execute(request: pytest.FixtureRequest) -> Execute:
-    return partial(runs.execute, door=request.param)
 
 
 @pytest.mark.parametrize("crew", UNEQUAL)
@@ -62,8 +55,8 @@ def test_strict_has_the_same_bits_with_dropout(execute: Execute, tmp_path: Path)
     assert len({final_sha256(tmp_path / crew) for crew in UNEQUAL}) == 1
 
 
-def test_many_more_workers_than_cores(execute: Execute, tmp_path: Path, undisturbed: Path) -> None:
-    execute(tmp_path, RaggedRegression(), STRICT, workers([1.0] * 17))
+def test_many_more_workers_than_cores(execute_in_threads: Execute, tmp_path: Path, undisturbed: Path) -> None:
+    execute_in_threads(tmp_path, RaggedRegression(), STRICT, workers([1.0] * 17))
     assert final_sha256(tmp_path) == final_sha256(undisturbed)
 
 
@@ -185,8 +178,9 @@ def test_out_of_memory_halves_the_pass_and_keeps_the_global_batch(execute: Execu
 
 
 def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(execute: Execute, tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="a unit, which strict mode"):
+    with pytest.raises(CuadrillaError, match="a unit, which strict mode") as caught:
         execute(tmp_path, LittleMemory(), STRICT)
+    assert caught.value.exit_code == 8
 
 
 class Exploding(RaggedRegression):
