@@ -50,6 +50,7 @@ from cuadrilla.train.setup import assemble, make_model, make_task
 LIMIT_SECONDS = 540.0  # a process that is still there then says where it hangs, and ends
 CPU = torch.device("cpu")
 Answer = dict[str, Any]
+Say = Callable[[Answer], None]
 
 
 class Pace:
@@ -144,7 +145,8 @@ class CommitTimes:
 class CrewCoordinator:
     """Opens the run's doors itself: the crew link, or Ray (`bench/throughput_ray.py`)."""
 
-    def __init__(self, *, folder: str, config: str, warm_up: int, rounds: int, **_: Any) -> None:
+    def __init__(self, *, folder: str, config: str, warm_up: int, rounds: int, say: Say, **_: Any) -> None:
+        self._say = say
         self._folder = Path(folder)
         self._config = configure(config)
         self._warm_up, self._rounds = warm_up, rounds
@@ -153,8 +155,11 @@ class CrewCoordinator:
         """Says {"open": true} when workers may come; seconds of the rounds after the warm-up."""
         run, commits = RunDir(self._folder / "run"), CommitTimes()
         parts = assemble(self._config, run, task=make_task(self._config, run.path), sinks=[commits])
-        run_crew(parts, run, opening=Opening(home=Home(self._folder / "home"), opened=_say_open))
+        run_crew(parts, run, opening=Opening(home=Home(self._folder / "home"), opened=self._say_open))
         return {"seconds": counted_seconds(commits, warm_up=self._warm_up, rounds=self._rounds)}
+
+    def _say_open(self, _door: Door) -> None:
+        self._say({"open": True})
 
     def close(self) -> None:
         """Nothing is open."""
@@ -168,7 +173,8 @@ def counted_seconds(commits: CommitTimes, *, warm_up: int, rounds: int) -> float
 class RayCoordinator:
     """The head of a cluster; a worker for each machine, the first of them on its own."""
 
-    def __init__(self, *, folder: str, config: str, address: str, **specification: Any) -> None:
+    def __init__(self, *, folder: str, config: str, address: str, say: Say, **specification: Any) -> None:
+        del say  # not for the workers
         self._folder = Path(folder)
         self._config = configure(config)
         self._specification = {"folder": folder, "config": config, **specification}
@@ -189,10 +195,6 @@ class RayCoordinator:
 
     def close(self) -> None:
         self._open.close()
-
-
-def _say_open(_door: Door) -> None:
-    print(json.dumps({"open": True}), flush=True)
 
 
 def work(link: PacedLink, config: Config, *, task: Task, model: torch.nn.Module) -> Answer:
@@ -318,11 +320,15 @@ def main() -> None:
     specification = json.loads(sys.argv[1])
     answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives
     os.dup2(2, 1)  # Ray talks on stdout
-    node = NODES[specification.pop("kind")](**specification)
-    print(json.dumps({"ready": True}), file=answers, flush=True)
+
+    def say(answer: Answer) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    node = NODES[specification.pop("kind")](say=say, **specification)
+    say({"ready": True})
     try:
         for line in sys.stdin:  # until the benchmark closes it
-            print(json.dumps(getattr(node, line.strip())()), file=answers, flush=True)
+            say(getattr(node, line.strip())())
     finally:
         node.close()
 
