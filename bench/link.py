@@ -1,14 +1,15 @@
 """The tensor path of the crew link on a network of limited cards: bytes per second, and what they cost.
 
-    python -m bench.link [--parameters 100000000] [--workers 2] [--rate 1gbit] [--rounds 3] [--peer gloo]
+    python -m bench.link [--workers 2] [--rate 1gbit] [--rounds 3] [--turns 1] [--peer ray] [--peer gloo]
 
 One process per machine, each in a network namespace (`bench/lan.py`); `--rate 0`, or a user that is not root, means
 plain loopback. A round: the coordinator announces a version, all workers download it at once, all upload a
 contribution of the same size at once. Then `both_ways`: one worker uploads while another downloads. Each process's
 CPU seconds, children included, are those of that phase. `MB_per_second` is payload through the coordinator's card
 per direction, `cpu` is CPU seconds per second; `ceiling` is what TCP could carry at that rate. Peers move the same
-bytes between the same places, without encryption or checksums. The cost of the kernel's network code falls on
-whichever process it interrupts.
+bytes between the same places, without encryption or checksums: `ray` is the product's Ray door, `gloo` are messages of
+torch.distributed. The contenders take turns, each time with new processes. The cost of the kernel's network code falls
+on whichever process it interrupts.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,21 @@ def crew_round(crew: Crew, *, both_ways: bool) -> dict[str, Phase]:
     return phases
 
 
+def ray_round(crew: Crew, *, both_ways: bool) -> dict[str, Phase]:
+    """The same through Ray; the coordinator tells the workers."""
+    coordinator, num_workers = crew.coordinator, len(crew.workers)
+    phases = {"announce": crew.phase((coordinator, "announce"), num_sets=0)}
+    for name in ("download", "upload"):
+        phases[name] = crew.phase((coordinator, name), num_sets=num_workers)
+    for _ in crew.workers:
+        coordinator.ask("collect")
+    if both_ways:
+        coordinator.ask("announce")
+        phases["both_ways"] = crew.phase((coordinator, "both_ways"), num_sets=1)
+        coordinator.ask("collect")
+    return phases
+
+
 def peer_round(crew: Crew, *, names: Sequence[str]) -> dict[str, Phase]:
     """The same bytes as messages of the peer."""
     everyone = (crew.coordinator, *crew.workers)
@@ -121,7 +138,7 @@ def peer_round(crew: Crew, *, names: Sequence[str]) -> dict[str, Phase]:
 
 
 def start(kind: str, members: Sequence[Member], folder: Path, arguments: argparse.Namespace) -> list[Node]:
-    """The processes of one contender, ready. `kind`: crew or gloo."""
+    """The processes of one contender, ready. `kind`: crew, ray or gloo."""
     common = {
         "address": members[0].address,
         "port": PORT,
@@ -131,9 +148,9 @@ def start(kind: str, members: Sequence[Member], folder: Path, arguments: argpars
     }
     nodes = []
     for rank, member in enumerate(members):
-        role = f"crew-{'worker' if rank else 'coordinator'}" if kind == "crew" else kind
+        role = kind if kind == "gloo" else f"{kind}-{'worker' if rank else 'coordinator'}"
         program = [sys.executable, "-m", "bench.link_nodes"]
-        own = {"kind": role, "rank": rank, "name": f"worker-{rank}"}
+        own = {"kind": role, "rank": rank, "name": f"worker-{rank}", "own_address": member.address}
         nodes.append(Node(member, program=program, specification={**common, **own}))
         if not rank and kind != "gloo":  # a gloo group begins when all are there
             nodes[-1].answer()
@@ -151,21 +168,21 @@ def enrol(folder: Path, *, num_workers: int) -> None:
 
 
 def summarize(rounds: Sequence[dict[str, Phase]]) -> dict[str, Any]:
-    """Medians over the rounds; the first one warms up."""
-    counted = rounds[1:] or rounds
+    """Medians over the rounds."""
     return {
         name: {
-            "MB_per_second": summary([phases[name]["MB_per_second"] for phases in counted]),
-            "seconds": summary([phases[name]["seconds"] for phases in counted]),
-            "cpu_coordinator": summary([phases[name]["cpu"][0] for phases in counted]),
-            "cpu_seconds_coordinator": summary([phases[name]["cpu_seconds"][0] for phases in counted]),
-            "cpu_workers": summary([cpu for phases in counted for cpu in phases[name]["cpu"][1:]]),
+            "MB_per_second": summary([phases[name]["MB_per_second"] for phases in rounds]),
+            "seconds": summary([phases[name]["seconds"] for phases in rounds]),
+            "cpu_coordinator": summary([phases[name]["cpu"][0] for phases in rounds]),
+            "cpu_seconds_coordinator": summary([phases[name]["cpu_seconds"][0] for phases in rounds]),
+            "cpu_workers": summary([cpu for phases in rounds for cpu in phases[name]["cpu"][1:]]),
         }
-        for name in counted[0]
+        for name in rounds[0]
     }
 
 
-def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(kind: str, arguments: argparse.Namespace) -> list[dict[str, Phase]]:
+    """The rounds of one turn but for the first, which warms up."""
     both_ways = arguments.workers > 1
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -175,16 +192,22 @@ def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
         for node in nodes:
             stack.callback(node.close)
         crew = Crew(nodes, num_bytes=4 * arguments.parameters)
-        if kind == "crew":
-            for worker in crew.workers:
-                worker.ask("hello")
-                crew.coordinator.ask("hello")
-            rounds = [crew_round(crew, both_ways=both_ways) for _ in range(arguments.rounds + 1)]
-        else:
-            names = ["download", "upload", *(["both_ways"] if both_ways else [])]
-            names.append("all_reduce")
-            rounds = [peer_round(crew, names=names) for _ in range(arguments.rounds + 1)]
-        return summarize(rounds)
+        match kind:
+            case "crew":
+                for worker in crew.workers:
+                    worker.ask("hello")
+                    crew.coordinator.ask("hello")
+                one = partial(crew_round, crew, both_ways=both_ways)
+            case "ray":
+                crew.coordinator.ask("join")
+                one = partial(ray_round, crew, both_ways=both_ways)
+            case _:
+                names = ["download", "upload", *(["both_ways"] if both_ways else []), "all_reduce"]
+                one = partial(peer_round, crew, names=names)
+        rounds = [one() for _ in range(arguments.rounds + 1)][1:]
+        if kind == "ray":
+            crew.coordinator.ask("part")
+        return rounds
 
 
 def main() -> None:
@@ -192,13 +215,18 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=100_000_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rate", default="1gbit", help="of every card, as tc writes it; 0: loopback")
-    parser.add_argument("--rounds", type=int, default=3, help="after one that warms up")
-    parser.add_argument("--peer", action="append", default=[], choices=["gloo"])
+    parser.add_argument("--rounds", type=int, default=3, help="of a turn, after one that warms up")
+    parser.add_argument("--turns", type=int, default=1, help="of each contender")
+    parser.add_argument("--peer", action="append", default=[], choices=["ray", "gloo"])
     parser.add_argument("--only-peer", action="store_true", help="leave the crew out")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
     kinds = ([] if arguments.only_peer else ["crew"]) + arguments.peer
     load = psutil.getloadavg()
+    rounds: dict[str, list[dict[str, Phase]]] = {kind: [] for kind in kinds}
+    for kind in kinds * arguments.turns:
+        rounds[kind] += measure(kind, arguments)
+        print(f"{kind}: {len(rounds[kind])} rounds", file=sys.stderr)
     shaped = can_shape(arguments.rate)
     ceiling = ceiling_bytes_per_second(arguments.rate) if shaped else None
     report(
@@ -207,9 +235,10 @@ def main() -> None:
         parameters=arguments.parameters,
         workers=arguments.workers,
         rounds=arguments.rounds,
+        turns=arguments.turns,
         ceiling_MB_per_second=ceiling / 1e6 if ceiling else None,
         load_before=load,
-        results={kind: measure(kind, arguments) for kind in kinds},
+        results={kind: summarize(rounds[kind]) for kind in kinds},
     )
 
 

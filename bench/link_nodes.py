@@ -4,6 +4,8 @@
 every namespace) at which the transfer began and ended.
 
 * `crew`: the product's `CrewDesk` with a receiver that keeps contributions, and a `GrpcLink` per worker.
+* `ray`: the product's `RayDesk`, on the head of a cluster; each worker's machine is a node of it, and its `RayLink` is
+  in an actor there (`bench/link_ray.py`). The coordinator hands on what the workers are told.
 * `gloo`: torch.distributed, rank 0 in the coordinator's place; the same bytes as point-to-point messages, and an
   all-reduce among the workers. Neither encrypted nor checked.
 """
@@ -15,14 +17,16 @@ import queue
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from bench.lan import CARD, LAN
+from bench.ray_cluster import RayMachine, head, nodes_named
 from cuadrilla.link.base import Contribute, Hello, ToCoordinator, Version
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_server import CrewDesk
@@ -31,6 +35,9 @@ from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import load_node, open_coordinator
 from cuadrilla.link.wire import Layout
 from tests.crews import NOW
+
+if TYPE_CHECKING:
+    from cuadrilla.engines.ray.desk import RayDesk
 
 TENSOR_ELEMENTS = 2**22
 WAIT_SECONDS = 60.0
@@ -44,23 +51,20 @@ def model(num_parameters: int) -> dict[str, Tensor]:
     return {f"layer.{i:03d}": torch.arange(size, dtype=torch.float32) + i for i, size in enumerate(sizes) if size}
 
 
-class CrewCoordinator:
-    """Sends versions, takes contributions."""
+class Coordinator:
+    """Sends versions, takes contributions, by some door."""
 
-    def __init__(self, *, folder: str, address: str, port: int, parameters: int, **_: Any) -> None:
+    def __init__(self, *, parameters: int, workers: int) -> None:
         self._params = model(parameters)
         self._inbox: queue.SimpleQueue[tuple[str, ToCoordinator]] = queue.SimpleQueue()
         self._version = 0
+        self._names = [f"worker-{rank}" for rank in range(1, workers + 1)]
+        self._desk: CrewDesk | RayDesk | None = None
+
+    def _desk_arguments(self) -> dict[str, Any]:
         layout = Layout.of(self._params)
-        self._desk = CrewDesk(
-            keys=open_coordinator(Path(folder) / "crew", now=NOW),
-            nodes=AllowList(Path(folder) / "nodes.json"),
-            receiver=self,
-            offer=Offer(config="{}", files={}),
-            parameters=layout,
-            contribution=layout,
-        )
-        self._desk.serve(f"{address}:{port}")
+        offer = Offer(config="{}", files={})
+        return {"receiver": self, "offer": offer, "parameters": layout, "contribution": layout}
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         self._inbox.put((worker, message))
@@ -76,7 +80,8 @@ class CrewCoordinator:
     def announce(self) -> Times:
         began = time.monotonic()
         self._version += 1
-        for worker in self._desk.workers():
+        assert self._desk is not None
+        for worker in self._names:
             self._desk.send(worker, Version(version=self._version, parameters=self._params))
         return {"began": began, "ended": time.monotonic()}
 
@@ -86,10 +91,74 @@ class CrewCoordinator:
         assert isinstance(message, Contribute)
         assert message.valid
         if self._version == 1:
-            _check(message.tensors, self._params)
+            check(message.tensors, self._params)
 
     def close(self) -> None:
+        if self._desk is not None:
+            self._desk.close()
+
+
+class CrewCoordinator(Coordinator):
+    def __init__(self, *, folder: str, address: str, port: int, parameters: int, workers: int, **_: Any) -> None:
+        super().__init__(parameters=parameters, workers=workers)
+        keys, nodes = open_coordinator(Path(folder) / "crew", now=NOW), AllowList(Path(folder) / "nodes.json")
+        self._desk = CrewDesk(keys=keys, nodes=nodes, **self._desk_arguments())
+        self._desk.serve(f"{address}:{port}")
+
+
+class RayCoordinator(Coordinator):
+    """The head of a cluster. What a worker is to do goes to its actor, several at once."""
+
+    def __init__(self, *, folder: str, address: str, parameters: int, workers: int, **_: Any) -> None:
+        super().__init__(parameters=parameters, workers=workers)
+        self._num_parameters = parameters
+        self._open = ExitStack()
+        self._cluster = self._open.enter_context(head(Path(folder), address=address))
+        self._actors: dict[str, Any] = {}
+
+    def join(self) -> None:
+        """Wait for the machines of all workers, and for their actors."""
+        from bench.link_ray import start_worker
+        from cuadrilla.engines.ray.desk import RayDesk
+        from cuadrilla.engines.ray.worker import Place
+
+        self._desk = RayDesk(**self._desk_arguments())
+        for name, node in nodes_named(self._names).items():
+            self._actors[name] = start_worker(name, node=node, num_parameters=self._num_parameters)
+            self._desk.attend(Place(name=name, node=node), self._actors[name])
+        self._all("hello")
+        for _ in self._names:
+            self.hello()
+
+    def download(self) -> Times:
+        return self._all("download")
+
+    def upload(self) -> Times:
+        return self._all("upload")
+
+    def both_ways(self) -> Times:
+        first, second = self._names[:2]
+        return self._ask({first: "upload", second: "download"})
+
+    def part(self) -> None:
+        """The actors end, before their machines do."""
+        self._all("end")
+        assert self._desk is not None
         self._desk.close()
+        self._desk = None
+
+    def close(self) -> None:
+        super().close()
+        self._open.close()
+
+    def _all(self, command: str) -> Times:
+        return self._ask(dict.fromkeys(self._names, command))
+
+    def _ask(self, commands: Mapping[str, str]) -> Times:
+        import ray
+
+        times = ray.get([self._actors[name].ask.remote(command) for name, command in commands.items()])
+        return {"began": min(time["began"] for time in times), "ended": max(time["ended"] for time in times)}
 
 
 class CrewWorker:
@@ -111,7 +180,7 @@ class CrewWorker:
         tensors = self._link.download(event.parameters)
         ended = time.monotonic()
         if not self._checked:
-            _check(tensors, self._params)
+            check(tensors, self._params)
             self._checked = True
         return {"began": began, "ended": ended}
 
@@ -171,7 +240,7 @@ class GlooNode:
         return {"began": began, "ended": time.monotonic()}
 
 
-def _check(received: Any, expected: Mapping[str, Tensor]) -> None:
+def check(received: Any, expected: Mapping[str, Tensor]) -> None:
     assert received.keys() == expected.keys()
     assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
 
@@ -180,6 +249,8 @@ NODES: dict[str, Callable[..., Any]] = {
     "crew-coordinator": CrewCoordinator,
     "crew-worker": CrewWorker,
     "gloo": GlooNode,
+    "ray-coordinator": RayCoordinator,
+    "ray-worker": RayMachine,
 }
 
 
@@ -187,12 +258,14 @@ def main() -> None:
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     torch.set_num_threads(1)
     specification = json.loads(sys.argv[1])
+    answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives
+    os.dup2(2, 1)  # Ray talks on stdout
     node = NODES[specification.pop("kind")](**specification)
-    print(json.dumps({"ready": True}), flush=True)
+    print(json.dumps({"ready": True}), file=answers, flush=True)
     try:
         for line in sys.stdin:  # until the benchmark closes it
             times = getattr(node, line.strip())()
-            print(json.dumps(times or {}), flush=True)
+            print(json.dumps(times or {}), file=answers, flush=True)
     finally:
         node.close()
 

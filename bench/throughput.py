@@ -1,10 +1,10 @@
 """Unequal machines on a fast network: our shares against the equal batches of torch's DDP.
 
-    python -m bench.throughput [--door crew] [--repeats 3] [--unit-ms 120 240 480 480]
+    python -m bench.throughput [--door crew|ray|both] [--repeats 3] [--unit-ms 120 240 480 480]
 
 Machines are network namespaces (`bench/lan.py`; plain loopback for a user that is not root) with one worker each. Two
 cores cannot be four machines, so a machine's slowness is made: it needs at least `--unit-ms` for a unit, and sleeps
-for what the arithmetic leaves of that. Both contenders run on the same machines with the same model, data, precision
+for what the arithmetic leaves of that. All contenders run on the same machines with the same model, data, precision
 (fp32), one thread and one unit per pass. The coordinator shares the first machine. The optimizer is not slowed down,
 which favours DDP: there every machine has one.
 
@@ -101,7 +101,8 @@ class Rig:
         return {
             "kind": kind, "rank": rank, "name": f"worker-{rank}", "workers": len(self.members), "config": config,
             "folder": str(self.folder), "address": self.members[0].address, "port": self.port,
-            "unit_seconds": self.unit_seconds[rank], "warm_up": WARM_UP, "rounds": self.rounds, "steps": self.steps,
+            "unit_seconds": self.unit_seconds[rank], "paces": list(self.unit_seconds),
+            "own_address": self.members[rank].address, "warm_up": WARM_UP, "rounds": self.rounds, "steps": self.steps,
         }  # fmt: skip
 
     def start(self, stack: ExitStack, kind: str, rank: int) -> Node:
@@ -149,7 +150,23 @@ def ddp_turn(rig: Rig) -> Turn:
     return Turn(units_per_second=rig.steps * rig.num_units / seconds, machines=machines, busy_percent=busy)
 
 
-DOORS: dict[str, Callable[[Rig], Turn]] = {"crew": crew_turn}
+def ray_turn(rig: Rig) -> Turn:
+    """The same strategy, journal and shares through the product's Ray door: the machines are nodes of a cluster."""
+    (rig.folder / "run").mkdir(parents=True)
+    with ExitStack() as stack:
+        coordinator = rig.start(stack, "ray-coordinator", 0)
+        coordinator.answer()
+        for rank in range(1, len(rig.members)):
+            rig.start(stack, "ray-worker", rank).answer()
+        psutil.cpu_percent()
+        answer: dict[str, Any] = coordinator.ask("train")
+        busy = psutil.cpu_percent()
+    return Turn(
+        units_per_second=rig.rounds * rig.num_units / answer["seconds"], machines=answer["machines"], busy_percent=busy
+    )
+
+
+DOORS: dict[str, Callable[[Rig], Turn]] = {"crew": crew_turn, "ray": ray_turn}
 
 
 def compare(ours: Turn, ddp: Turn) -> dict[str, Any]:
@@ -177,9 +194,16 @@ def compare(ours: Turn, ddp: Turn) -> dict[str, Any]:
     }
 
 
+def summarize(ours: Sequence[Turn], ddp: Sequence[Turn]) -> dict[str, Any]:
+    """A door's turns beside those of DDP that followed them."""
+    pairs = [compare(mine, theirs) for mine, theirs in zip(ours, ddp, strict=True)]
+    keys = ("ratio", "ideal", "fraction", "step_over_transfer")
+    return {**{key: summary([pair[key] for pair in pairs]) for key in keys}, "pairs": pairs}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--door", choices=DOORS, default="crew", help="how our workers reach the coordinator")
+    parser.add_argument("--door", choices=[*DOORS, "both"], default="crew", help="how our workers come")
     parser.add_argument("--unit-ms", type=float, nargs="+", default=[120, 240, 480, 480], help="one for each machine")
     parser.add_argument("--units", type=int, default=64, help="in a step; a multiple of the number of machines")
     parser.add_argument("--rate", default="1gbit", help="of every card, as tc writes it; 0: loopback")
@@ -190,12 +214,15 @@ def main() -> None:
     if arguments.units % len(arguments.unit_ms):
         parser.error("--units must be a multiple of the number of machines: DDP's batches are equal")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
-    load, turns = psutil.getloadavg(), []
+    doors = list(DOORS) if arguments.door == "both" else [arguments.door]
+    contenders = {**{door: DOORS[door] for door in doors}, "ddp": ddp_turn}
+    load = psutil.getloadavg()
+    turns: dict[str, list[Turn]] = {name: [] for name in contenders}
     with tempfile.TemporaryDirectory() as name, lan(len(arguments.unit_ms), rate=arguments.rate) as members:
         random_data(
             Path(name) / "data", vocab_size=VOCABULARY, num_tokens=CONTEXT * UNIT_SEQUENCES * arguments.units * 8
         )
-        for index in range(2 * arguments.repeats):
+        for index, contender in enumerate(list(contenders) * arguments.repeats):
             folder = Path(name) / f"turn-{index}"
             folder.mkdir()
             rig = Rig(
@@ -207,18 +234,16 @@ def main() -> None:
                 rounds=arguments.rounds,
                 steps=arguments.steps,
             )
-            turns.append(ddp_turn(rig) if index % 2 else DOORS[arguments.door](rig))
-            print(f"turn {index + 1}: {turns[-1].units_per_second:.3g} units/s", file=sys.stderr)
-    pairs = [compare(ours, ddp) for ours, ddp in zip(turns[::2], turns[1::2], strict=True)]
+            turns[contender].append(contenders[contender](rig))
+            speed = turns[contender][-1].units_per_second
+            print(f"turn {index + 1}, {contender}: {speed:.3g} units/s", file=sys.stderr)
     report(
         "throughput",
-        door=arguments.door,
         network=f"namespaces, {arguments.rate} per card" if can_shape(arguments.rate) else "plain loopback, no limit",
         unit_ms=arguments.unit_ms,
         units=arguments.units,
         load_before=load,
-        **{key: summary([pair[key] for pair in pairs]) for key in ("ratio", "ideal", "fraction", "step_over_transfer")},
-        pairs=pairs,
+        doors={door: summarize(turns[door], turns["ddp"]) for door in doors},
     )
 
 

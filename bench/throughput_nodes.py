@@ -4,6 +4,8 @@
 
 * `crew-coordinator`, `crew-worker`: the product's crew engine; its loop on a `GrpcLink`. Nothing is known of the
   workers' speeds beforehand: shares are those the coordinator measures.
+* `ray-coordinator`, `ray-worker`: the product's `RayDesk` on the head of a cluster, and machines that are its nodes;
+  the workers are actors there with the product's loop on a `RayLink` (`bench/throughput_ray.py`).
 * `ddp`: torch's DistributedDataParallel over gloo, equal batches, gradients accumulated locally (`no_sync`) but for the
   last unit of a step.
 
@@ -17,7 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.common import configure
 from bench.lan import CARD, LAN
+from bench.ray_cluster import RayMachine, head, nodes_named
+from cuadrilla.config import Config
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.engines.crew import Door, Opening, run_crew
 from cuadrilla.home import Home
@@ -35,7 +39,7 @@ from cuadrilla.link.base import Lease, Link, Progress, TensorRef, Tensors, ToCoo
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.tls import load_node
 from cuadrilla.link.wire import Layout
-from cuadrilla.model.task import loss_of
+from cuadrilla.model.task import Task, loss_of
 from cuadrilla.rundir import RunDir
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.train.loop import WorkerSettings, train
@@ -46,6 +50,7 @@ from cuadrilla.train.setup import assemble, make_model, make_task
 LIMIT_SECONDS = 540.0  # a process that is still there then says where it hangs, and ends
 CPU = torch.device("cpu")
 Answer = dict[str, Any]
+Say = Callable[[Answer], None]
 
 
 class Pace:
@@ -118,6 +123,9 @@ class PacedLink:
             self.transfer_seconds.append(time.monotonic() - began)
         return tensors
 
+    def answer(self) -> Answer:
+        return {**self._pace.answer(), "transfer_seconds": self.transfer_seconds}
+
     def close(self) -> None:
         self._link.close()
 
@@ -135,7 +143,10 @@ class CommitTimes:
 
 
 class CrewCoordinator:
-    def __init__(self, *, folder: str, config: str, warm_up: int, rounds: int, **_: Any) -> None:
+    """Opens the run's doors itself: the crew link, or Ray (`bench/throughput_ray.py`)."""
+
+    def __init__(self, *, folder: str, config: str, warm_up: int, rounds: int, say: Say, **_: Any) -> None:
+        self._say = say
         self._folder = Path(folder)
         self._config = configure(config)
         self._warm_up, self._rounds = warm_up, rounds
@@ -144,15 +155,58 @@ class CrewCoordinator:
         """Says {"open": true} when workers may come; seconds of the rounds after the warm-up."""
         run, commits = RunDir(self._folder / "run"), CommitTimes()
         parts = assemble(self._config, run, task=make_task(self._config, run.path), sinks=[commits])
-        run_crew(parts, run, opening=Opening(home=Home(self._folder / "home"), opened=_say_open))
-        return {"seconds": commits.times[self._warm_up + self._rounds - 1] - commits.times[self._warm_up - 1]}
+        run_crew(parts, run, opening=Opening(home=Home(self._folder / "home"), opened=self._say_open))
+        return {"seconds": counted_seconds(commits, warm_up=self._warm_up, rounds=self._rounds)}
+
+    def _say_open(self, _door: Door) -> None:
+        self._say({"open": True})
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-def _say_open(_door: Door) -> None:
-    print(json.dumps({"open": True}), flush=True)
+def counted_seconds(commits: CommitTimes, *, warm_up: int, rounds: int) -> float:
+    """Of the rounds after the warm-up."""
+    return commits.times[warm_up + rounds - 1] - commits.times[warm_up - 1]
+
+
+class RayCoordinator:
+    """The head of a cluster; a worker for each machine, the first of them on its own."""
+
+    def __init__(self, *, folder: str, config: str, address: str, say: Say, **specification: Any) -> None:
+        del say  # not for the workers
+        self._folder = Path(folder)
+        self._config = configure(config)
+        self._specification = {"folder": folder, "config": config, **specification}
+        self._open = ExitStack()
+        self._cluster = self._open.enter_context(head(Path(folder), address=address))
+
+    def train(self) -> Answer:
+        """Waits for the machines; then seconds of the rounds after the warm-up, and the answers of the workers."""
+        from bench.throughput_ray import coordinate
+
+        run, commits = RunDir(self._folder / "run"), CommitTimes()
+        nodes = [f"worker-{rank}" for rank in range(1, self._specification["workers"])]
+        placed = {"worker-0": self._cluster.node, **nodes_named(nodes)}
+        parts = assemble(self._config, run, task=make_task(self._config, run.path), sinks=[commits])
+        machines = coordinate(parts, placed, specification=self._specification)
+        warm_up, rounds = self._specification["warm_up"], self._specification["rounds"]
+        return {"seconds": counted_seconds(commits, warm_up=warm_up, rounds=rounds), "machines": machines}
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def work(link: PacedLink, config: Config, *, task: Task, model: torch.nn.Module) -> Answer:
+    """The product's loop on a paced link, and what that measured."""
+    settings = WorkerSettings(
+        run=config.run, train=config.train, device=CPU, precision=choose_precision("fp32", device=CPU)
+    )
+    try:
+        train(link, task=task, model=model, sync=ExactWorker(model, strict=False), worker=settings)
+    finally:
+        link.close()
+    return link.answer()
 
 
 class CrewWorker:
@@ -176,18 +230,9 @@ class CrewWorker:
         self._warm_up = warm_up
 
     def train(self) -> Answer:
-        params = dict(self._model.named_parameters())
-        session = self._connection.session(parameters=Layout.of(params))
+        session = self._connection.session(parameters=Layout.of(dict(self._model.named_parameters())))
         link = PacedLink(session, pace=self._pace, first=self._warm_up)
-        settings = WorkerSettings(
-            run=self._config.run, train=self._config.train, device=CPU, precision=choose_precision("fp32", device=CPU)
-        )
-        sync = ExactWorker(self._model, strict=False)
-        try:
-            train(link, task=self._task, model=self._model, sync=sync, worker=settings)
-        finally:
-            link.close()
-        return {**self._pace.answer(), "transfer_seconds": link.transfer_seconds}
+        return work(link, self._config, task=self._task, model=self._model)
 
     def close(self) -> None:
         self._connection.close()
@@ -263,6 +308,8 @@ NODES: dict[str, Callable[..., Any]] = {
     "crew-coordinator": CrewCoordinator,
     "crew-worker": CrewWorker,
     "ddp": DdpWorker,
+    "ray-coordinator": RayCoordinator,
+    "ray-worker": RayMachine,
 }
 
 
@@ -271,11 +318,17 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     specification = json.loads(sys.argv[1])
-    node = NODES[specification.pop("kind")](**specification)
-    print(json.dumps({"ready": True}), flush=True)
+    answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives
+    os.dup2(2, 1)  # Ray talks on stdout
+
+    def say(answer: Answer) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    node = NODES[specification.pop("kind")](say=say, **specification)
+    say({"ready": True})
     try:
         for line in sys.stdin:  # until the benchmark closes it
-            print(json.dumps(getattr(node, line.strip())()), flush=True)
+            say(getattr(node, line.strip())())
     finally:
         node.close()
 

@@ -26,7 +26,8 @@ from cuadrilla.train.setup import Parts
 from tests.crews import join
 from tests.faults import Died
 
-DOORS = ("inproc", "grpc")
+IN_THREADS = ("inproc", "grpc")
+"""Workers are threads of this process; `ray_door.RayDoor` has processes."""
 TICK_SECONDS = 0.02
 
 
@@ -34,7 +35,7 @@ Run = Callable[..., Outcome]
 
 
 def run_through(door: str | Run, parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
-    """`door`: one of DOORS, or a function with the arguments of `run_local`."""
+    """`door`: one of IN_THREADS, or a function with the arguments of `run_local`."""
     if callable(door):
         return door(parts, wrap_link=wrap_link)
     return run_local(parts, wrap_link=wrap_link) if door == "inproc" else run_over_grpc(parts, wrap_link=wrap_link)

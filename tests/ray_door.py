@@ -4,7 +4,6 @@ Ray reads its environment when it is imported: this module comes after `cluster.
 """
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -23,7 +22,7 @@ from cuadrilla.sync.exact import ExactWorker, contribution_like, version_like
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_precision
-from cuadrilla.train.setup import Parts
+from cuadrilla.train.setup import Parts, make_model
 from tests.doors import TICK_SECONDS
 from tests.faults import Play, Script
 
@@ -43,10 +42,9 @@ class BatteryWorker(RayWorker):
         self._mail = Mailbox()
         self.name, self.speed, self.task, self.config, self.wrap = name, speed, task, config, wrap
 
-    @ray.method(concurrency_group="work")
-    def run(self) -> Mapping[str, str | int]:
+    def _work(self) -> str:
         torch.set_num_threads(1)
-        model = self.task.model()
+        model = make_model(self.task, seed=self.config.run.seed)
         parameters = Layout.of(version_like(model))
         link: Link = ShapedLink(RayLink(self._mail, parameters=parameters), shape=Shape(speed=self.speed))
         if self.wrap is not None:
@@ -59,7 +57,7 @@ class BatteryWorker(RayWorker):
             speed_hint=self.speed,
         )
         sync = ExactWorker(model, strict=self.config.sync.strict)
-        return {"reason": train(link, task=self.task, model=model, sync=sync, worker=settings).reason}
+        return train(link, task=self.task, model=model, sync=sync, worker=settings).reason
 
     @ray.method(concurrency_group="in")
     def played(self) -> list[Script]:
@@ -84,10 +82,11 @@ class RayDoor:
             parameters=Layout.of(version_like(parts.model)),
             contribution=Layout.of(contribution_like(parts.model, strict=parts.config.sync.strict)),
         )
+        speeds = parts.config.engine.workers
+        actors = self.actors[: len(speeds)]
         try:
             parts.coordination.open(desk.send)
-            speeds = parts.config.engine.workers
-            for index, (actor, speed) in enumerate(zip(self.actors, speeds, strict=False), start=1):
+            for index, (actor, speed) in enumerate(zip(actors, speeds, strict=True), start=1):
                 name = f"worker-{index}"
                 ray.get(actor.prepare.remote(name, speed, parts.task, parts.config, wrap_link))
                 desk.attend(Place(name=name), actor)
@@ -97,7 +96,7 @@ class RayDoor:
             parts.store.close()
             torch.set_num_threads(threads)
             if isinstance(wrap_link, Play):
-                for played in ray.get([actor.played.remote() for actor in self.actors]):
+                for played in ray.get([actor.played.remote() for actor in actors]):
                     wrap_link.played.extend(script for script in played if script not in wrap_link.played)
 
 

@@ -70,3 +70,13 @@ class Normalised(RaggedRegression):
     def model(self) -> nn.Module:
         hidden = [nn.Linear(12, self.width, bias=False), nn.BatchNorm1d(self.width, momentum=None), nn.GELU()]
         return nn.Sequential(nn.BatchNorm1d(12, affine=False), *hidden, nn.Linear(self.width, 1))
+
+
+class FrozenBeginning(RaggedRegression):
+    """Fine-tuning: the first layer comes from elsewhere and stays."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        for parameter in model[0].parameters():  # type: ignore[index]
+            parameter.requires_grad_(False)
+        return model

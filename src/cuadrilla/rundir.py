@@ -10,10 +10,12 @@ Invariants
 import json
 import os
 import shlex
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import psutil
 from cuadrilla.errors import ConfigError, ResourceError
 
 SCHEMA = 1
+PRIVATE_PREFIX = "cuadrilla-private-"
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,20 @@ class FolderLock:
 
     def __exit__(self, *_: object) -> None:
         self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder for keys that only this user can read, for as long as the block lasts.
+
+    Those of processes that were killed are removed: nobody can use what is in them, nobody should.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{PRIVATE_PREFIX}*"):
+        with suppress(OSError):  # another user's
+            if is_abandoned(folder / "lock"):
+                shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix=PRIVATE_PREFIX) as name, FolderLock(Path(name, "lock"), purpose=""):
+        yield Path(name)
 
 
 def is_abandoned(lock: Path) -> bool:

@@ -1,11 +1,51 @@
-"""Doors for the tests of the crew link."""
+"""Doors for the shared batteries, and crews for the tests of the crew link."""
 
+import gc
+import warnings
 from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests import runs
+from tests.doors import IN_THREADS, Run
 from tests.hostile import BIG, Crew
+from tests.runs import Execute
+
+NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"')
+NUM_ACTORS = 3
+
+
+@pytest.fixture(scope="package", params=[pytest.param("ray", marks=NEEDS_RAY), *IN_THREADS])
+def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | Run]:
+    """pytest takes the tests door by door. Ray comes first: it is started once, and ends when the next one begins."""
+    if request.param != "ray":
+        yield request.param
+        return
+    from cuadrilla.engines.ray import cluster
+
+    folder = tmp_path_factory.mktemp("ray")
+    with cluster.started(private=folder, host=cluster.LOOPBACK, num_workers=NUM_ACTORS, practice=True):
+        from tests.ray_door import RayDoor
+
+        yield RayDoor(num_workers=NUM_ACTORS)
+    with warnings.catch_warnings():  # Ray does not wait for the processes that it has ended
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.fixture
+def execute(door: str | Run) -> Execute:
+    """Through each door in turn, with at most NUM_ACTORS workers."""
+    return partial(runs.execute, door=door)
+
+
+@pytest.fixture(params=IN_THREADS)
+def execute_in_threads(request: pytest.FixtureRequest) -> Execute:
+    """For what needs more workers, or the memory of this process."""
+    return partial(runs.execute, door=request.param)
 
 
 @pytest.fixture

@@ -1,23 +1,21 @@
 """The shared battery for the exact strategy: unequal workers = one worker, whatever dies, resumes or overflows."""
 
 import math
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from cuadrilla.errors import GuardError, ResourceError, TaskError
+from cuadrilla.errors import CuadrillaError, GuardError, TaskError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import Contribution, ExactMerge, ExactWorker, Sums
 from cuadrilla.sync.outer import Outer
 from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint
 from tests import runs
-from tests.doors import DOORS
 from tests.faults import PHASES, Phase, Script, play
 from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, prepare, relative_difference, workers
-from tests.tasks import RaggedRegression
+from tests.tasks import FrozenBeginning, RaggedRegression
 
 STRICT = "sync.strict=true"
 ADAMW = 'optim.kind="adamw"'
@@ -29,11 +27,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     runs.execute(folder, RaggedRegression(), STRICT)
     return folder
-
-
-@pytest.fixture(params=DOORS)
-def execute(request: pytest.FixtureRequest) -> Execute:
-    return partial(runs.execute, door=request.param)
 
 
 @pytest.mark.parametrize("crew", UNEQUAL)
@@ -55,16 +48,6 @@ def test_unequal_workers_equal_one_worker(
 def test_strict_has_the_same_bits_for_any_crew(execute: Execute, tmp_path: Path, undisturbed: Path, crew: str) -> None:
     execute(tmp_path, RaggedRegression(), STRICT, workers(UNEQUAL[crew]))
     assert final_sha256(tmp_path) == final_sha256(undisturbed)
-
-
-class FrozenBeginning(RaggedRegression):
-    """Fine-tuning: the first layer comes from elsewhere and stays."""
-
-    def model(self) -> nn.Module:
-        model = super().model()
-        for parameter in model[0].parameters():  # type: ignore[index]
-            parameter.requires_grad_(False)
-        return model
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -93,8 +76,8 @@ def test_strict_has_the_same_bits_with_dropout(execute: Execute, tmp_path: Path)
     assert len({final_sha256(tmp_path / crew) for crew in UNEQUAL}) == 1
 
 
-def test_many_more_workers_than_cores(execute: Execute, tmp_path: Path, undisturbed: Path) -> None:
-    execute(tmp_path, RaggedRegression(), STRICT, workers([1.0] * 17))
+def test_many_more_workers_than_cores(execute_in_threads: Execute, tmp_path: Path, undisturbed: Path) -> None:
+    execute_in_threads(tmp_path, RaggedRegression(), STRICT, workers([1.0] * 17))
     assert final_sha256(tmp_path) == final_sha256(undisturbed)
 
 
@@ -229,8 +212,9 @@ def test_out_of_memory_halves_the_pass_and_keeps_the_global_batch(execute: Execu
 
 
 def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(execute: Execute, tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="a unit, which strict mode"):
+    with pytest.raises(CuadrillaError, match="a unit, which strict mode") as caught:
         execute(tmp_path, LittleMemory(), STRICT)
+    assert caught.value.exit_code == 8
 
 
 class Leaking(RaggedRegression):
@@ -243,10 +227,12 @@ class Leaking(RaggedRegression):
         return loss, count
 
 
-def test_memory_that_does_not_come_back_ends_in_exit_code_8_at_the_third_try(execute: Execute, tmp_path: Path) -> None:
+def test_memory_that_does_not_come_back_ends_in_exit_code_8_at_the_third_try(
+    execute_in_threads: Execute, tmp_path: Path
+) -> None:
     task = Leaking()
-    with pytest.raises(ResourceError, match="a single sequence") as caught:
-        execute(tmp_path, task, "train.pass_sequences=4")
+    with pytest.raises(CuadrillaError, match="a single sequence") as caught:
+        execute_in_threads(tmp_path, task, "train.pass_sequences=4")
     assert caught.value.exit_code == 8
     assert task.num_losses == 2 + 3  # passes of 4, 2 and 1
 

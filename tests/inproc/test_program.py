@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import cuadrilla
 from cuadrilla.link.base import Hello, Link, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.model.task import load_task
 from cuadrilla.rundir import RunDir, read_jsonl
@@ -14,12 +15,12 @@ from cuadrilla.train.program import program
 from tests import runs
 from tests.commands import TASK
 from tests.runs import final_sha256, workers
-from tests.tasks import RaggedRegression
+from tests.tasks import FrozenBeginning, RaggedRegression
 
 STRICT = "sync.strict=true"
 execute = partial(runs.execute, door="grpc")
 CREW = (workers([1.0, 1.0]), 'engine.kind="crew"')
-VERSION = program(RaggedRegression())["cuadrilla"]
+VERSION = cuadrilla.__version__
 
 
 @dataclass(frozen=True)
@@ -57,19 +58,20 @@ class OtherLink:
         ({"cuadrilla": "9.9"}, f"cuadrilla (9.9 instead of {VERSION})"),
         ({"model code": "another"}, "model code (another instead of "),
         ({"cuadrilla": None}, f"cuadrilla (none instead of {VERSION})"),
+        ({"frozen parameters": "another"}, "frozen parameters (another instead of "),
     ],
 )
 def test_another_program_is_refused_with_both_versions(tmp_path: Path, told: dict[str, str | None], shown: str) -> None:
     def wrap(name: str, link: Link) -> Link:
         return OtherLink(link, told) if name == "worker-1" else link
 
-    outcome = execute(tmp_path, RaggedRegression(), STRICT, *CREW, wrap_link=wrap)
+    outcome = execute(tmp_path, FrozenBeginning(), STRICT, *CREW, wrap_link=wrap)
     assert outcome.complete
     [evicted] = [row for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "evicted"]
     assert evicted["worker"] == "worker-1"
     assert shown in evicted["reason"]
     assert {row["workers"] for row in runs.metrics(tmp_path)} == {1}
-    execute(tmp_path / "one", RaggedRegression(), STRICT)
+    execute(tmp_path / "one", FrozenBeginning(), STRICT)
     assert final_sha256(tmp_path) == final_sha256(tmp_path / "one")
 
 
@@ -93,6 +95,7 @@ def test_the_hash_is_one_of_the_tasks_code(tmp_path: Path) -> None:
     for index, code in enumerate(codes):
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / "task.py").write_bytes(code.encode())
-        hashes.append(program(load_task("task.py:task", folder=tmp_path / str(index)))["model code"])
+        task = load_task("task.py:task", folder=tmp_path / str(index))
+        hashes.append(program(task, task.model())["model code"])
     assert hashes[0] == hashes[1]
     assert hashes[0] != hashes[2]

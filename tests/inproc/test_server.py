@@ -1,13 +1,14 @@
 """The shared battery for the asynchronous strategy, at its exact setting (one worker) and with several."""
 
 import math
-import threading
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cuadrilla.engines.local import run_local
@@ -19,7 +20,7 @@ from cuadrilla.runfile import resolve
 from cuadrilla.train.journal import read_segment
 from cuadrilla.train.setup import assemble, make_model
 from tests import runs
-from tests.doors import DOORS
+from tests.commands import wait_for
 from tests.faults import PHASES, Died, FaultyLink, Phase, Script, play
 from tests.runs import RUN_FILE, Execute, final, final_sha256, metrics, prepare, workers
 from tests.tasks import RaggedRegression
@@ -30,11 +31,6 @@ KEEP = ("evaluate.every_tokens=1_000_000", "checkpoint.keep=100")  # the journal
 THREE = workers([1.0, 0.5, 0.25])
 BATCH = 24  # units
 PATIENCE_SECONDS = 60
-
-
-@pytest.fixture(params=DOORS)
-def execute(request: pytest.FixtureRequest) -> Execute:
-    return partial(runs.execute, door=request.param)
 
 
 def batches(folder: Path) -> list[int]:
@@ -52,22 +48,33 @@ def events(folder: Path, kind: str) -> list[dict[str, object]]:
     return [row for row in read_jsonl(RunDir(folder).events) if row["event"] == kind]
 
 
+@dataclass(frozen=True)
+class Signal:
+    """What workers wait for, in whatever process: given as often as the file has bytes."""
+
+    path: Path
+
+    def give(self) -> None:
+        with open(self.path, "ab") as file:
+            file.write(b".")
+
+    def wait(self, *, times: int = 1) -> None:
+        wait_for(lambda: self.path.exists() and self.path.stat().st_size >= times, seconds=PATIENCE_SECONDS)
+
+
 class Meeting:
     """The other workers join when `worker-2` has its first lease, or has died before."""
 
-    def __init__(self, *others: str) -> None:
-        self.there = threading.Event()
-        self.scripts = [Script(worker=name, at=0, phase="hello", action=self.wait) for name in others]
-
-    def wait(self) -> None:
-        assert self.there.wait(PATIENCE_SECONDS)
+    def __init__(self, folder: Path, *others: str) -> None:
+        self.there = Signal(folder / "there")
+        self.scripts = [Script(worker=name, at=0, phase="hello", action=self.there.wait) for name in others]
 
     def die(self) -> None:
-        self.there.set()
+        self.there.give()
         raise Died("scripted")
 
     def with_(self, phase: Phase, action: object) -> list[Script]:
-        begun = Script(worker="worker-2", at=None, phase="version", action=self.there.set)
+        begun = Script(worker="worker-2", at=None, phase="version", action=self.there.give)
         return [*self.scripts, Script(worker="worker-2", at=None, phase=phase, action=action), begun]  # type: ignore[arg-type]
 
 
@@ -161,44 +168,45 @@ def test_a_history_computed_by_hand(tmp_path: Path) -> None:
 
 
 class SlowReader(FaultyLink):
-    """Waits, as its scripts say, before it reads a version; keeps a copy of the first one."""
+    """Waits, as its scripts say, before it reads a version; keeps the first one in a file."""
 
-    first: dict[str, Tensor] | None = None
+    def __init__(self, worker: str, link: Link, scripts: list[Script], *, first: Path) -> None:
+        super().__init__(worker, link, scripts, [])
+        self._first = first
 
     def download(self, ref: TensorRef) -> Tensors:
         self._reach("pass")
         tensors = super().download(ref)
-        self.first = self.first or {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        if not self._first.exists():
+            save_file({name: tensor.detach().clone() for name, tensor in tensors.items()}, self._first)
         return tensors
 
 
 def test_a_version_stays_as_it_is_while_the_next_ones_are_made(execute: Execute, tmp_path: Path) -> None:
     """worker-2 reads the initial weights when worker-1 has been sent three later versions."""
-    meeting, sent, readers = Meeting("worker-1"), threading.Semaphore(0), []
-    scripts = meeting.with_("pass", lambda: [sent.acquire(timeout=PATIENCE_SECONDS) for _ in range(4)])
-    counting = Script(worker="worker-1", at=None, phase="version", action=sent.release, repeat=True)
+    meeting, sent, first = Meeting(tmp_path, "worker-1"), Signal(tmp_path / "sent"), tmp_path / "first"
+    scripts = meeting.with_("pass", partial(sent.wait, times=4))
+    counting = Script(worker="worker-1", at=None, phase="version", action=sent.give, repeat=True)
 
     def wrap(worker: str, link: Link) -> Link:
         if worker != "worker-2":
             return FaultyLink(worker, link, [*scripts, counting], [])
-        readers.append(SlowReader(worker, link, scripts, []))
-        return readers[0]
+        return SlowReader(worker, link, scripts, first=first)
 
     assert execute(tmp_path, RaggedRegression(), SERVER, workers([1.0, 1.0]), wrap_link=wrap).complete
-    initial = dict(make_model(RaggedRegression(), seed=0).named_parameters())
-    assert readers[0].first is not None
-    assert all(torch.equal(readers[0].first[name], parameter) for name, parameter in initial.items())
+    initial, read = dict(make_model(RaggedRegression(), seed=0).named_parameters()), load_file(first)
+    assert all(torch.equal(read[name], parameter) for name, parameter in initial.items())
     assert max(row["staleness"] for row in metrics(tmp_path)) >= 3
     assert not events(tmp_path, "left")
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_worker_lost_at_any_phase_loses_nothing(execute: Execute, tmp_path: Path, phase: Phase) -> None:
-    meeting = Meeting("worker-1", "worker-3")
+    meeting = Meeting(tmp_path, "worker-1", "worker-3")
     wrap, played = play(*meeting.with_(phase, meeting.die))
     outcome = execute(tmp_path, RaggedRegression(), SERVER, *KEEP, workers([1.0, 1.0, 1.0]), wrap_link=wrap)
     assert outcome.complete
-    assert any(script.action == meeting.die for script in played)
+    assert any((script.worker, script.phase) == ("worker-2", phase) for script in played)
     assert [row["worker"] for row in events(tmp_path, "left")] == ["worker-2"]
     assert sorted(batches(tmp_path)) == list(range(8))
 
@@ -220,19 +228,19 @@ def test_run_10_equals_run_5_and_resume_5(execute: Execute, tmp_path: Path, crew
 
 def test_the_journal_knows_which_batches_are_missing(execute: Execute, tmp_path: Path) -> None:
     """worker-2 has the first batch and no answer yet when worker-1, five steps later, dies, and then it dies too."""
-    gone, meeting = threading.Event(), Meeting("worker-1")
+    gone, meeting = Signal(tmp_path / "gone"), Meeting(tmp_path, "worker-1")
 
     def die() -> None:
-        gone.set()
+        gone.give()
         raise Died("scripted")
 
     def follow() -> None:
-        assert gone.wait(PATIENCE_SECONDS)
+        gone.wait()
         raise Died("scripted")
 
     wrap, _ = play(*meeting.with_("contribute", follow), Script(worker="worker-1", at=5, phase="pass", action=die))
     sets = (SERVER, *KEEP, "sync.staleness=9", workers([1.0, 1.0]))
-    with pytest.raises(Died):
+    with pytest.raises(Exception, match="scripted"):
         execute(tmp_path, RaggedRegression(), *sets, wrap_link=wrap)
     assert batches(tmp_path) == [1, 2, 3, 4, 5]
     assert execute(tmp_path, RaggedRegression(), *sets).complete
@@ -243,7 +251,7 @@ def test_the_journal_knows_which_batches_are_missing(execute: Execute, tmp_path:
 def test_a_broken_contribution_is_computed_by_another(
     execute: Execute, tmp_path: Path, value: Literal["nan", "inf"]
 ) -> None:
-    meeting = Meeting("worker-1")
+    meeting = Meeting(tmp_path, "worker-1")
     wrap, _ = play(*meeting.with_("upload", value))
     assert execute(tmp_path, RaggedRegression(), SERVER, *KEEP, workers([1.0, 1.0]), wrap_link=wrap).complete
     assert [row["worker"] for row in events(tmp_path, "non-finite")] == ["worker-2"]

@@ -1,6 +1,5 @@
 """Running statistics in whole runs: any crew, resumed, crashed, skipped and rolled back, has those of one worker."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from cuadrilla.data.loader import UnitLoader
-from cuadrilla.errors import ResourceError, TaskError
+from cuadrilla.errors import CuadrillaError, TaskError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.statistics import statistics_of
 from cuadrilla.train.checkpoint import load_checkpoint
 from tests import runs
-from tests.doors import DOORS
 from tests.faults import play
 from tests.inproc.test_recovery import CRASHED, CREW, NO_BEST
 from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, relative_difference, workers
@@ -23,11 +21,6 @@ from tests.tasks import Normalised, RaggedRegression
 STRICT = "sync.strict=true"
 STATISTICS = statistics_of(Normalised().model()).keys()
 COUNTS = ("0.num_batches_tracked", "2.num_batches_tracked")
-
-
-@pytest.fixture(params=DOORS)
-def execute(request: pytest.FixtureRequest) -> Execute:
-    return partial(runs.execute, door=request.param)
 
 
 def values(folder: Path) -> dict[str, Tensor]:
@@ -134,7 +127,7 @@ class LittleMemory(Normalised):
 
 
 def test_a_unit_that_does_not_fit_is_not_divided(execute: Execute, tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="BatchNorm need whole") as caught:
+    with pytest.raises(CuadrillaError, match="BatchNorm need whole") as caught:
         execute(tmp_path, LittleMemory())
     assert caught.value.exit_code == 8
 

@@ -84,7 +84,7 @@ def test_a_killed_actor_is_started_again_and_changes_nothing(
     wait_for(reached(run, 5), crew)
     actors(crew)[0].kill()
     wait_for(joined(run, 3), crew)
-    ended_well(crew, run)
+    assert "its dashboard at http://127.0.0.1:" in ended_well(crew, run)
     assert final_sha256(run.path) == undisturbed
     [left] = events(run, "left")
     assert [row["worker"] for row in events(run, "joined")].count(left["worker"]) == 2

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -159,11 +160,14 @@ def train_run(
     more_sinks: "Sequence[Sink]" = (),
 ) -> "Outcome":
     """Train one run directory under its lock, with progress on stderr. `opening`: of a crew that is not practice."""
-    from cuadrilla.engines.local import run_local, stop_on_signals
-    from cuadrilla.train.metrics import JsonlSink
-    from cuadrilla.train.setup import assemble, make_task
+    from cuadrilla.engines.ray.cluster import cluster_of
 
-    with FolderLock(folder.lock, purpose="training"):
+    practice, engine = opening is None or opening.home is None, resolved.config.engine
+    with FolderLock(folder.lock, purpose="training"), cluster_of(engine, folder, practice=practice) as cluster:
+        from cuadrilla.engines.local import run_local, stop_on_signals  # torch is loaded while Ray is being started
+        from cuadrilla.train.metrics import JsonlSink
+        from cuadrilla.train.setup import assemble, make_task
+
         with storage_errors(folder.logs):
             folder.logs.mkdir(exist_ok=True)
         handler = set_up_logging(folder.logs, worker="coordinator", verbose=options.debug)
@@ -185,7 +189,7 @@ def train_run(
                     case CrewEngine():
                         from cuadrilla.engines.crew import Opening, run_crew
 
-                        return run_crew(parts, folder, opening=opening or Opening())
+                        return run_crew(parts, folder, opening=replace(opening or Opening(), cluster=cluster))
         finally:
             for sink in sinks:
                 sink.close()

@@ -8,31 +8,29 @@ the others go on. Without any worker the coordinator waits, unless all the worke
 import itertools
 import json
 import logging
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from cuadrilla.config import CrewEngine
 from cuadrilla.engines.doors import Doors, LinkDoor, RayDoor, open_doors
+from cuadrilla.engines.ray.cluster import Starting, cluster_of
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.host.memory import num_killed_for_memory
 from cuadrilla.link.tls import key_hash, node_request, save_node
-from cuadrilla.rundir import FolderLock, RunDir, is_abandoned, storage_errors
+from cuadrilla.rundir import RunDir, private_folder, storage_errors
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import Parts
 
-PRIVATE_PREFIX = "cuadrilla-crew-"
 TICK_SECONDS = 0.1
 FINISH_SECONDS, END_SECONDS = 10.0, 5.0
 """A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
@@ -56,11 +54,13 @@ class Door:
 class Opening:
     """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
     long as the run. `opened` is called once workers can dial in. `standbys`: nodes that may copy keys and run.
+    `cluster`: Ray, if its start has begun already; whoever began it ends it.
     """
 
     home: Home | None = None
     opened: Callable[[Door], None] | None = None
     standbys: frozenset[str] = frozenset()
+    cluster: Starting | None = None
 
 
 def run_crew(parts: Parts, run: RunDir, *, opening: Opening) -> Outcome:
@@ -69,33 +69,29 @@ def run_crew(parts: Parts, run: RunDir, *, opening: Opening) -> Outcome:
     if parts.config.sync.strict:
         torch.set_num_threads(parts.config.train.threads or 1)
     try:
-        _remove_abandoned()
-        with (
-            tempfile.TemporaryDirectory(prefix=PRIVATE_PREFIX) as private,
-            FolderLock(Path(private, "lock"), purpose=""),
-        ):
-            return _run(parts, run, opening=opening, private=Path(private))
+        with private_folder() as private, ExitStack() as stack:
+            if opening.cluster is None:
+                opening = replace(opening, cluster=stack.enter_context(_cluster(parts, run, opening=opening)))
+            return _run(parts, run, opening=opening, private=private)
     finally:
         parts.store.close()
         torch.set_num_threads(before)
 
 
-def _remove_abandoned() -> None:
-    """Folders with the keys of worker processes whose coordinator was killed: nobody can use them, nobody should."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PRIVATE_PREFIX}*"):
-        with suppress(OSError):  # another user's
-            if is_abandoned(folder / "lock"):
-                shutil.rmtree(folder)
+def _cluster(parts: Parts, run: RunDir, *, opening: Opening) -> AbstractContextManager[Starting]:
+    return cluster_of(parts.config.engine, run, practice=opening.home is None)
 
 
 def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outcome:
     engine, home = parts.config.engine, opening.home
     assert isinstance(engine, CrewEngine)
+    assert opening.cluster is not None
     names = [f"{'here' if home else 'worker'}-{index + 1}" for index in range(len(engine.workers))]
     places = dict(zip(names, engine.workers, strict=True))
     children = _Children(engine=engine, run=run, event=parts.store.event)
     try:
-        with open_doors(parts, run, home=home, private=private, standbys=opening.standbys) as doors:
+        cluster, standbys = opening.cluster(), opening.standbys
+        with open_doors(parts, run, home=home, private=private, cluster=cluster, standbys=standbys) as doors:
             if doors.ray is not None:
                 _place_in_ray(places, doors.ray, engine=engine, run=run)
             elif doors.link is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cuadrilla.config import CrewEngine
 from cuadrilla.engines.bundle import offer
-from cuadrilla.errors import EnvironmentProblem
+from cuadrilla.engines.ray.cluster import Cluster, why_not
 from cuadrilla.home import Home
 from cuadrilla.link.base import ToWorker
 from cuadrilla.link.grpc_ray import RayOffer
@@ -28,7 +28,6 @@ from cuadrilla.sync.exact import contribution_like, version_like
 from cuadrilla.train.setup import Parts
 
 if TYPE_CHECKING:
-    from cuadrilla.engines.ray.cluster import Cluster
     from cuadrilla.engines.ray.desk import RayDesk
 
 LOOK_SECONDS = 1.0
@@ -49,7 +48,7 @@ class LinkDoor:
 @dataclass(frozen=True, kw_only=True)
 class RayDoor:
     desk: "RayDesk"
-    cluster: "Cluster"
+    cluster: Cluster
 
 
 class Doors:
@@ -81,12 +80,18 @@ class Doors:
 
 @contextmanager
 def open_doors(
-    parts: Parts, run: RunDir, *, home: Home | None, private: Path, standbys: frozenset[str] = frozenset()
+    parts: Parts,
+    run: RunDir,
+    *,
+    home: Home | None,
+    private: Path,
+    cluster: Cluster | None,
+    standbys: frozenset[str] = frozenset(),
 ) -> Iterator[Doors]:
-    """The doors that this run's engine asks for; closed behind the block. Raises LinkError, EnvironmentProblem.
+    """The doors that this run's engine asks for; closed behind the block. Raises LinkError.
 
-    `home` holds the keys of this machine's crew; without one the keys last as long as the run. `standbys`: nodes that
-    may copy keys and run.
+    `home` holds the keys of this machine's crew; without one the keys last as long as the run. `cluster`: Ray's, if
+    it is used. `standbys`: nodes that may copy keys and run.
     """
     engine = parts.config.engine
     assert isinstance(engine, CrewEngine)
@@ -97,7 +102,6 @@ def open_doors(
     }
     doors = Doors()
     with ExitStack() as stack:
-        cluster = stack.enter_context(_cluster(engine, practice=home is None, private=private))
         parts.coordination.open(doors.send)  # before anybody can come in
         if cluster is not None:
             from cuadrilla.engines.ray.desk import RayDesk
@@ -105,6 +109,10 @@ def open_doors(
             ray_desk = RayDesk(receiver=parts.coordination, offer=offered, **layouts)
             stack.callback(ray_desk.close)
             doors.ray = RayDoor(desk=ray_desk, cluster=cluster)
+            dashboard = f"its dashboard at http://{cluster.dashboard}" if cluster.dashboard else "without a dashboard"
+            log.info("Ray runs at %s, %s", cluster.address, dashboard, extra=TALK)
+        elif engine.kind == "auto":
+            log.info("crew link for all machines: %s", why_not(), extra=TALK)
         if engine.uses_link:
             folder = home.crew if home else private / "crew"
             keys, nodes = open_coordinator(folder, now=datetime.now(UTC)), AllowList(folder / "nodes.json")
@@ -119,30 +127,6 @@ def open_doors(
         yield doors
 
 
-@contextmanager
-def _cluster(engine: CrewEngine, *, practice: bool, private: Path) -> "Iterator[Cluster | None]":
-    """The Ray cluster of this run. None where the engine does not want one, or `auto` finds that Ray cannot be used."""
-    if not engine.uses_ray:
-        yield None
-        return
-    from cuadrilla.engines.ray import cluster
-
-    reason = cluster.why_not()
-    if reason and engine.kind == "auto":
-        log.info("crew link for all machines: %s", reason, extra=TALK)
-        yield None
-    elif reason:
-        raise EnvironmentProblem(reason, hint='or use the crew link: engine.kind = "crew"')
-    elif engine.ray_address:
-        with cluster.joined(engine.ray_address) as found:
-            yield found
-    else:
-        host = cluster.LOOPBACK if practice else engine.listen.rpartition(":")[0]
-        with cluster.started(private=private, host=host, num_workers=len(engine.workers), practice=practice) as own:
-            log.info("Ray runs at %s, its dashboard at http://%s", own.address, own.dashboard, extra=TALK)
-            yield own
-
-
-def _ray_offer(cluster: "Cluster") -> RayOffer:
+def _ray_offer(cluster: Cluster) -> RayOffer:
     ray, python = metadata.version("ray"), platform.python_version()
     return RayOffer(address=cluster.address, token=cluster.token, ray=ray, python=python)

@@ -25,9 +25,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 from cuadrilla.errors import EnvironmentProblem, LinkError, ResourceError
-from cuadrilla.rundir import RunDir, append_event
+from cuadrilla.rundir import RunDir, append_event, read_jsonl
 
 MAX_FRUITLESS = 3
+RESTARTED = "coordinator restarted"
 LOOK_SECONDS = 1.0
 WISHES = ("SIGINT", "SIGTERM", "SIGHUP")
 """Deaths by these are no accidents."""
@@ -59,12 +60,18 @@ def supervise(arguments: Sequence[str], run: RunDir, *, report: Callable[[str], 
                     )
                 report(f"the coordinator was killed ({killed_by}); it is started again and resumes")
                 try:
-                    append_event(run.events, "coordinator restarted", reason=killed_by)
+                    append_event(run.events, RESTARTED, reason=killed_by)
                 except ResourceError as error:
                     report(error.message)
     finally:
         os.close(ours)
         os.close(lifeline)
+
+
+def was_restarted(run: RunDir) -> bool:
+    """Whether the run's coordinator is being started again: nothing has happened since its parent said so."""
+    rows = deque(read_jsonl(run.events), maxlen=1)
+    return bool(rows) and rows[0].get("event") == RESTARTED
 
 
 def end_with(lifeline: int) -> None:

@@ -52,7 +52,7 @@ def train(
     transfer_seconds = upload_seconds = 0.0
 
     # -- join ----------------------------------------------------------------------------------------------------------
-    link.call(Hello(speed_hint=worker.speed_hint, environment={**program(task), **environment(device)}))
+    link.call(Hello(speed_hint=worker.speed_hint, environment={**program(task, model), **environment(device)}))
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     while True:

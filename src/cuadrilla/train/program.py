@@ -7,16 +7,20 @@ import hashlib
 import sys
 from pathlib import Path
 
+from torch import nn
+
 import cuadrilla
 from cuadrilla.model.task import Task
+from cuadrilla.train.checkpoint import tensors_sha256
 
 DECIDING = ("data/loader.py", "data/order.py", "model/*.py", "sync/*.py", "train/loop.py", "train/precision.py")
 """What a unit holds and how it becomes a contribution, relative to this package."""
 SHOWN_DIGITS = 12
 
 
-def program(task: Task) -> dict[str, str]:
-    """The version of cuadrilla, and a hash of the code that turns a unit of `task` into a contribution.
+def program(task: Task, model: nn.Module) -> dict[str, str]:
+    """The version of cuadrilla, a hash of the code that turns a unit of `task` into a contribution, and one of the
+    model's frozen parameters, if it has any: those are never sent, so each machine makes its own.
 
     What a user's file imports is not in it: other machines get those files from the coordinator, by hash.
     """
@@ -26,4 +30,7 @@ def program(task: Task) -> dict[str, str]:
     digest = hashlib.sha256()
     for path in [*files, *([Path(own)] if own else [])]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
-    return {"cuadrilla": cuadrilla.__version__, "model code": digest.hexdigest()[:SHOWN_DIGITS]}
+    found = {"cuadrilla": cuadrilla.__version__, "model code": digest.hexdigest()[:SHOWN_DIGITS]}
+    if frozen := {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}:
+        found["frozen parameters"] = tensors_sha256(frozen)[:SHOWN_DIGITS]
+    return found

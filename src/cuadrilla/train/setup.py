@@ -111,7 +111,7 @@ def assemble(
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
     state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
-    coordinator = make_coordinator(config, state, length=length, program=program(task))
+    coordinator = make_coordinator(config, state, length=length, program=program(task, model))
     observer = Observer(
         task=task,
         model=model,

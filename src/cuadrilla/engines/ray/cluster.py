@@ -4,24 +4,29 @@ A cluster without a token runs code for whoever reaches it. So a cluster of ours
 this user can read; and a cluster of others must ask for one. In practice every port of Ray, its dashboard too, is on
 the loopback. Ray is stopped as it was started: by its own handle, never by name.
 
+Ray takes as long to start as a coordinator takes to load torch and its run, so it is started beside that. A coordinator
+that was killed and is started again does without the dashboard, a third of what Ray's own processes compute.
+
 Source of the variables and of the version check: docs.ray.io, "Token authentication"; ray/_private/services.py.
 """
 
 import logging
 import os
 import secrets
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from cuadrilla.config import CrewEngine, LocalEngine
+from cuadrilla.engines.supervise import was_restarted
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.link.grpc_ray import admits
-from cuadrilla.rundir import storage_errors
+from cuadrilla.rundir import RunDir, private_folder, storage_errors
 
 MIN_VERSION = (2, 56)
 """Older ones have known holes (CVE-2026-57516) or no token authentication."""
@@ -60,8 +65,47 @@ def why_not() -> str:
     return ""
 
 
+Starting = Callable[[], Cluster | None]
+"""Waits until the cluster of a run is there. None: the run has none. Raises EnvironmentProblem, LinkError."""
+
+
 @contextmanager
-def started(*, private: Path, host: str, num_workers: int, practice: bool) -> Iterator[Cluster]:
+def cluster_of(engine: LocalEngine | CrewEngine, run: RunDir, *, practice: bool) -> Iterator[Starting]:
+    """Begin to start or to join what this engine asks for; it ends behind the block.
+
+    One thread does it all and stays: Linux ends Ray's processes with the thread that started them.
+    """
+    if engine.kind == "local" or not engine.uses_ray or (engine.kind == "auto" and why_not()):
+        yield lambda: None
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="ray") as thread:
+        stack = ExitStack()
+        cluster = thread.submit(stack.enter_context, _wanted(engine, run, practice=practice))
+        try:
+            yield cluster.result
+        finally:
+            thread.submit(stack.close).result()
+
+
+@contextmanager
+def _wanted(engine: CrewEngine, run: RunDir, *, practice: bool) -> Iterator[Cluster]:
+    if engine.ray_address:
+        with joined(engine.ray_address) as cluster:
+            yield cluster
+        return
+    host = LOOPBACK if practice else engine.listen.rpartition(":")[0]
+    dashboard = not was_restarted(run)
+    with (
+        private_folder() as private,
+        started(
+            private=private, host=host, num_workers=len(engine.workers), practice=practice, dashboard=dashboard
+        ) as cluster,
+    ):
+        yield cluster
+
+
+@contextmanager
+def started(*, private: Path, host: str, num_workers: int, practice: bool, dashboard: bool = True) -> Iterator[Cluster]:
     """Ray on this machine for as long as the block lasts; its ports on `host`. Raises EnvironmentProblem."""
     _require_ray()
     token = private / "ray.token"
@@ -74,7 +118,7 @@ def started(*, private: Path, host: str, num_workers: int, practice: bool) -> It
         settings = {
             "_node_ip_address": host,
             "dashboard_host": LOOPBACK,
-            "include_dashboard": _has_dashboard(),
+            "include_dashboard": dashboard and _has_dashboard(),
             "num_cpus": os.cpu_count(),
             "resources": {RESOURCE: num_workers},
         }
@@ -122,7 +166,6 @@ def read_token() -> str:
 def _connected(address: str, *, settings: dict[str, Any]) -> Iterator[Any]:
     import ray
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         context = ray.init(
             address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **settings
@@ -134,8 +177,6 @@ def _connected(address: str, *, settings: dict[str, Any]) -> Iterator[Any]:
             raise
         text = " ".join(str(error).split())
         raise EnvironmentProblem(text, hint="install the same Ray and the same Python on all its machines") from None
-    for number, handler in handlers.items():  # Ray has put its own there, which end the process
-        signal.signal(number, handler)
     try:
         yield context
     finally:

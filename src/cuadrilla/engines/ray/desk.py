@@ -173,15 +173,10 @@ class RayDesk:
         """Hear a worker until its run ends, over restarts of its process."""
         done = worker.actor.run.remote()
         while True:
-            said = worker.actor.outgoing.remote()
-            ray.wait([said, done], num_returns=1)
             try:
-                self._hear(worker, *ray.get(said))
-                if not ray.wait([done], timeout=0)[0]:
-                    continue
-                self._hear(worker, *ray.get(worker.actor.outgoing.remote()))  # its last words
-                self._ended(worker, ray.get(done))
-                return
+                if self._hear(worker, *ray.get(worker.actor.outgoing.remote())):
+                    self._ended(worker, ray.get(done))
+                    return
             except RayTaskError as error:
                 self._ended(worker, {"error": f"{type(error.cause).__name__}: {error.cause}", "exit_code": 1})
                 return
@@ -191,7 +186,8 @@ class RayDesk:
                     self._ended(worker, {"error": _first_line(error), "exit_code": EnvironmentProblem.exit_code})
                     return
 
-    def _hear(self, worker: _Attended, passes: int, parcels: list[Parcel]) -> None:
+    def _hear(self, worker: _Attended, passes: int, parcels: list[Parcel]) -> bool:
+        """Whether these were its last words."""
         if worker.joined:
             self._receiver.heard(worker.place.name, passes)
         for parcel in parcels:
@@ -202,6 +198,7 @@ class RayDesk:
                     self._take_upload(worker, parcel)
                 case "fetch":
                     worker.actor.answer.remote(self._block(parcel.name, parcel.offset))
+        return any(parcel.kind == "ended" for parcel in parcels)
 
     def _take_message(self, worker: _Attended, encoded: bytes) -> None:
         try:

@@ -60,7 +60,9 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """What a worker sends: a message of the crew link, or "upload", or "fetch" with a file's hash and an offset."""
+    """What a worker sends: a message of the crew link, "upload", "fetch" with a file's hash and an offset, or "ended":
+    the last one of a run.
+    """
 
     kind: str
     message: bytes = b""
@@ -126,6 +128,14 @@ class RayWorker:
     @ray.method(concurrency_group="work", max_task_retries=-1)
     def run(self) -> Mapping[str, str | int]:
         """Work until the run ends. How it ended, or the error that a person should read."""
+        try:
+            return {"reason": self._work()}
+        except CuadrillaError as error:
+            return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        finally:
+            self._mail.outbox.put(Parcel(kind="ended"))
+
+    def _work(self) -> str:
         place = self._place
         set_up_logging(RunDir(Path(place.folder)).logs if place.folder else None, worker=place.name)
 
@@ -134,19 +144,15 @@ class RayWorker:
                 return read_run_config(RunDir(Path(place.folder))), Path(place.folder)
             return fetch(connection, description, home=Home.of_user(), report=_report)
 
-        try:
-            reason = run_worker(
-                WorkerOptions(
-                    address="",
-                    connect=lambda _address: RayConnection(self._mail, self._description),
-                    prepare=prepare,
-                    shape=parse_shape(place.link, speed=place.speed),
-                    threads=place.threads,
-                )
+        return run_worker(
+            WorkerOptions(
+                address="",
+                connect=lambda _address: RayConnection(self._mail, self._description),
+                prepare=prepare,
+                shape=parse_shape(place.link, speed=place.speed),
+                threads=place.threads,
             )
-        except CuadrillaError as error:
-            return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        return {"reason": reason}
+        )
 
 
 class RayConnection:

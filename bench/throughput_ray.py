@@ -1,0 +1,69 @@
+"""The Ray door of `bench.throughput`: the product's desk, and its actor with a paced link."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from bench.common import configure
+from bench.ray_cluster import start_actor
+from bench.throughput_nodes import Answer, Pace, PacedLink, work
+from cuadrilla.engines.ray.desk import RayDesk
+from cuadrilla.engines.ray.worker import Place, RayLink, RayWorker
+from cuadrilla.host.memory import keep_freed_memory
+from cuadrilla.link.offer import Offer, RunDescription
+from cuadrilla.link.wire import Layout
+from cuadrilla.sync.exact import contribution_like, version_like
+from cuadrilla.train.setup import Parts, make_model, make_task
+
+TICK_SECONDS = 0.1
+
+
+class PacedWorker(RayWorker):
+    def __init__(self, name: str, specification: Mapping[str, Any], unit_seconds: float) -> None:
+        super().__init__(Place(name=name), RunDescription(config="", files=()))
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        self._config = configure(specification["config"])
+        self._task = make_task(self._config, Path(specification["folder"]))
+        self._model = make_model(self._task, seed=self._config.run.seed)
+        session = RayLink(self._mail, parameters=Layout.of(version_like(self._model)))
+        self._link = PacedLink(session, pace=Pace(unit_seconds), first=specification["warm_up"])
+
+    def _work(self) -> str:
+        work(self._link, self._config, task=self._task, model=self._model)
+        return "the run has ended"
+
+    @ray.method(concurrency_group="ask")
+    def measured(self) -> Answer:
+        return self._link.answer()
+
+
+def coordinate(parts: Parts, placed: Mapping[str, str], *, specification: Mapping[str, Any]) -> list[Answer]:
+    """Train with an actor on each of these nodes, by name and id; what they measured."""
+    desk = RayDesk(
+        receiver=parts.coordination,
+        offer=Offer(config="{}", files={}),
+        parameters=Layout.of(version_like(parts.model)),
+        contribution=Layout.of(contribution_like(parts.model, strict=False)),
+    )
+    coordination, pause = parts.coordination, threading.Event()
+    paces = dict(zip(placed, specification["paces"], strict=True))
+    actors = {name: start_actor(PacedWorker, name, specification, paces[name], node=placed[name]) for name in placed}
+    ray.get([actor.pid.remote() for actor in actors.values()])  # all have loaded
+    try:
+        coordination.open(desk.send)
+        for name, actor in actors.items():
+            desk.attend(Place(name=name, node=placed[name]), actor)
+        while coordination.outcome is None and coordination.failure is None:
+            coordination.tick()
+            pause.wait(TICK_SECONDS)
+        if coordination.failure is not None:
+            raise coordination.failure
+        return ray.get([actor.measured.remote() for actor in actors.values()])
+    finally:
+        desk.close()
+        parts.store.close()
