@@ -1,9 +1,11 @@
 """Downloads over real sockets from servers that cut, lie, stall, redirect and change their mind."""
 
 import hashlib
+import io
 import json
 import random
 import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from cuadrilla.data.get.web import Web
 from cuadrilla.errors import ConfigError, DataError, LinkError, ResourceError
 from cuadrilla.rundir import FolderLock
 from tests.conftest import SMALL_DISK_BYTES
-from tests.web import chunked, cut, fixed, moved, refusing_port, serving, silent, whole, zipped
+from tests.web import chunked, cut, dripped, fixed, moved, refusing_port, serving, silent, whole, zipped
 
 TEXT = random.Random(0).randbytes(300_000).hex().encode()
 OTHER = random.Random(1).randbytes(250_000).hex().encode()
@@ -165,6 +167,7 @@ def test_more_than_announced(server, pull):
         ("a.parquet", fixed(200, b"error: gone", kind="application/octet-stream")),
         ("a.txt.gz", fixed(200, b"not gzip at all")),
         ("a.txt", fixed(200, b"", ETag='"one"')),
+        ("a.txt", dripped(b"<html>Error</html>")),
     ],
 )
 def test_something_else_with_status_200(server, pull, name, answer):
@@ -331,6 +334,37 @@ def test_names_from_the_server(server, pull):
         )
     ):
         assert pull(server.on(f"/{number}/x", whole(TEXT, Content_Disposition=header))).record.name == name
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as opened:
+        for name, content in files.items():
+            opened.writestr(name, content)
+    return data.getvalue()
+
+
+def test_the_texts_of_an_archive(server, pull):
+    url = server.on(
+        "/main.zip", whole(archive({"repo/txt/a.txt": b"uno", "repo/txt/b.txt": b"dos", "repo/x.txt": b"x"}))
+    )
+    pull(url, inside="txt")
+    assert pull.names() == {"a.txt", "b.txt", RECORD}
+    assert pull(url, inside="txt").already
+    (pull.folder / "b.txt").unlink()  # as if it had ended between the record and the last rename
+    assert not pull(url, inside="txt").already
+    assert (pull.folder / "b.txt").read_bytes() == b"dos"
+    other = server.on("/other.zip", whole(archive({"repo/txt/b.txt": b"tres"})))
+    with pytest.raises(DataError, match="came from another address"):
+        pull(other, inside="txt")
+    broken = server.on(
+        "/broken.zip", fixed(200, b"PK\x03\x04 nothing", ETag='"one"'), whole(archive({"r/txt/c.txt": b"c"}))
+    )
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        pull(broken, inside="txt")
+    pull(broken, inside="txt")  # the broken archive was not kept
+    assert pull.names() == {"a.txt", "b.txt", "c.txt", RECORD}
+    assert (pull.folder / "b.txt").read_bytes() == b"dos"
 
 
 def test_large_ones_need_consent(server, pull):

@@ -96,6 +96,7 @@ def fetch(wanted: Wanted, *, to: Path, habits: Habits) -> Fetched:
         folder.mkdir(parents=True, exist_ok=True)
     with FolderLock(folder / ".lock", purpose="`cuadrilla data get`"):
         records = Records(folder)
+        habits.progress(f"looking for {wanted.name or name_in(wanted.url)}", 0, 0)
         here = records.present(wanted.url)
         if here is not None and wanted.sha256 in ("", here.sha256):
             return Fetched(record=here, folder=folder, already=True)
@@ -103,6 +104,7 @@ def fetch(wanted: Wanted, *, to: Path, habits: Habits) -> Fetched:
         try:
             name = _receive(wanted, part, records, habits=habits)
             part.save()
+            _check_start(part.head(), "", url=wanted.url, name=name)  # the first chunk may have been a single byte
             _check_whole(wanted, part, records.of(wanted.url), name=name)
         except BaseException as failure:
             keep = bool(part.validator) and not isinstance(failure, DataError)
@@ -126,7 +128,7 @@ def _receive(wanted: Wanted, part: Part, records: Records, *, habits: Habits) ->
             try:
                 name = _name(wanted, stream, part)
                 records.claim(name, url=wanted.url)
-                _admit(wanted, stream, part.path.parent, habits=habits)
+                _admit(wanted, stream, part, habits=habits)
                 part.begin(stream, name=name)
                 _pour(wanted, stream, part, habits=habits)
             finally:
@@ -150,7 +152,7 @@ def _name(wanted: Wanted, stream: Stream, part: Part) -> str:
     return wanted.name or resumed or safe_name(stream.name or name_in(wanted.url))
 
 
-def _admit(wanted: Wanted, stream: Stream, folder: Path, *, habits: Habits) -> None:
+def _admit(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> None:
     """Refuse by what is announced, before a byte is written."""
     total = stream.total_bytes
     if total is None:
@@ -161,10 +163,12 @@ def _admit(wanted: Wanted, stream: Stream, folder: Path, *, habits: Habits) -> N
             hint="the file was replaced by its owner, or this is another one; check the address",
         )
     _check_limit(wanted.url, total, habits)
-    free_bytes = shutil.disk_usage(folder).free
-    if total - stream.start > free_bytes:
+    folder = part.path.parent
+    with storage_errors(folder):
+        free_bytes = shutil.disk_usage(folder).free
+    if total - part.num_bytes > free_bytes:
         raise ResourceError(
-            f"{wanted.url} needs {total - stream.start:,} more bytes, {folder} has {free_bytes:,} left",
+            f"{wanted.url} needs {total - part.num_bytes:,} more bytes, {folder} has {free_bytes:,} left",
             hint="free some space or choose another folder with --to",
         )
 
@@ -238,14 +242,30 @@ def _settle(wanted: Wanted, part: Part, records: Records, *, folder: Path, name:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         revision=wanted.revision,
     )
-    if wanted.inside:
-        names = unpack(part.path, folder, inside=wanted.inside, claim=lambda n: records.claim(n, url=wanted.url))
-        record = replace(record, unpacked={each: hash_file(folder / each) for each in names})
+    if not wanted.inside:
         records.put(record)
+        _rename(part.path, folder / name)
     else:
-        records.put(record)
-        with storage_errors(folder / name):
-            os.replace(part.path, folder / name)
-            fsync_folder(folder)
+        unpacked = part.path.with_suffix(".unpacked")
+        try:
+            names = unpack(part.path, unpacked, inside=wanted.inside)
+            for each in names:
+                records.claim(each, url=wanted.url)
+            record = replace(record, unpacked={each: hash_file(unpacked / each) for each in names})
+            records.put(record)
+            for each in names:
+                _rename(unpacked / each, folder / each)
+        except DataError:
+            part.discard()
+            raise
+        finally:
+            shutil.rmtree(unpacked, ignore_errors=True)
+    with storage_errors(folder):
+        fsync_folder(folder)
     part.discard()
     return record
+
+
+def _rename(temporary: Path, final: Path) -> None:
+    with storage_errors(final):
+        os.replace(temporary, final)

@@ -61,6 +61,14 @@ class Part:
         if self.num_bytes - self._saved_bytes >= SAVE_EVERY_BYTES:
             self.save()
 
+    def head(self) -> bytes:
+        """The first bytes, for a look at their kind."""
+        with storage_errors(self.path):
+            self._file.seek(0)
+            found = self._file.read(1024)
+            self._file.seek(self.num_bytes)
+        return found
+
     def save(self) -> None:
         """Make what is here count."""
         with storage_errors(self.path):

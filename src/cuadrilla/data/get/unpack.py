@@ -5,27 +5,30 @@ neither the number of files nor their size is unbounded: what a member unpacks t
 """
 
 import os
+import shutil
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from cuadrilla.data.get.origin import safe_name
 from cuadrilla.errors import DataError
-from cuadrilla.rundir import fsync_folder, storage_errors
+from cuadrilla.rundir import storage_errors
 
 MAX_FILES = 100_000
 MAX_UNPACKED_BYTES = 20 * 10**9
 _READ_BYTES = 2**20
 
 
-def unpack(archive: Path, folder: Path, *, inside: str, claim: Callable[[str], None]) -> list[str]:
-    """Names of the files written to `folder`.
+def unpack(archive: Path, folder: Path, *, inside: str) -> list[str]:
+    """Names of the files written to `folder`, which is made, or emptied.
 
-    `inside` is a folder of the archive, below the one that the archives of repositories begin with. `claim` refuses
-    names that must not be overwritten. Raises DataError, ResourceError.
+    `inside` is a folder of the archive, below the one that the archives of repositories begin with. Raises DataError,
+    ResourceError.
     """
     hint = "what came is not the archive that was expected; try again"
+    with storage_errors(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
     names: list[str] = []
     left_bytes = MAX_UNPACKED_BYTES
     try:
@@ -37,13 +40,10 @@ def unpack(archive: Path, folder: Path, *, inside: str, claim: Callable[[str], N
                 name = safe_name(member.filename)
                 if name.lower() in {each.lower() for each in names}:
                     raise DataError(f"the archive has two files {name} in {inside}/", hint=hint)
-                claim(name)
                 left_bytes -= _write(opened, member, folder / name, most=left_bytes)
                 names.append(name)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise DataError(f"the archive cannot be unpacked: {error}", hint=hint) from error
-    with storage_errors(folder):
-        fsync_folder(folder)
     return names
 
 
@@ -56,21 +56,15 @@ def _is_inside(member: zipfile.ZipInfo, inside: str) -> bool:
 def _write(opened: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path, *, most: int) -> int:
     """Bytes written."""
     num_bytes = 0
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with opened.open(member) as source, storage_errors(path), open(temporary, "wb") as file:
-            while chunk := source.read(_READ_BYTES):
-                num_bytes += len(chunk)
-                if num_bytes > most:
-                    raise DataError(
-                        f"the archive unpacks to more than {MAX_UNPACKED_BYTES:,} bytes",
-                        hint="unpack it yourself and prepare the folder",
-                    )
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        with storage_errors(path):
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with opened.open(member) as source, storage_errors(path), open(path, "xb") as file:
+        while chunk := source.read(_READ_BYTES):
+            num_bytes += len(chunk)
+            if num_bytes > most:
+                raise DataError(
+                    f"the archive unpacks to more than {MAX_UNPACKED_BYTES:,} bytes",
+                    hint="unpack it yourself and prepare the folder",
+                )
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
     return num_bytes
