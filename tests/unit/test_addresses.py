@@ -103,6 +103,8 @@ def test_addresses():
     for bad in ("https://", "https:///x", "https://a.es:99999/", "http://a b/", "https://[::1", "http://a\\b/"):
         with pytest.raises(ConfigError):
             check_address(bad)
+    with pytest.raises(ConfigError, match="names no bucket"):
+        resolve("s3://", options=Options())
     with pytest.raises(ConfigError, match="no kind of address"):
         resolve("gopher://a/b", options=Options())
     with pytest.raises(ConfigError, match="no kind of address"):

@@ -17,6 +17,7 @@ from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 
 SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "sftp", "ssh", "smb", "hdfs", "memory", "file")
 """Not all that fsspec knows: chains of file systems and those that run code are not addresses of data."""
+_WITHOUT_PLACE = ("memory", "file", "hdfs")
 MAX_FILES = 10_000
 READ_BYTES = 2**20
 _TAGS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
@@ -54,7 +55,10 @@ def list_mount(address: str) -> list[tuple[str, int, Mount]]:
 
     Raises EnvironmentProblem if the library for this store is not installed, ConfigError, LinkError.
     """
-    scheme = urlsplit(check_address(address)).scheme
+    parts = urlsplit(check_address(address))
+    scheme = parts.scheme
+    if not parts.netloc and scheme in SCHEMES and scheme not in _WITHOUT_PLACE:
+        raise ConfigError(f"{address!r} names no bucket or host", hint=f"write it as {scheme}://BUCKET/PATH")
     if scheme not in SCHEMES or re.search(":{2}", address):
         raise ConfigError(f"{address!r} is no kind of address that is known", hint=f"known: {', '.join(SCHEMES)}")
     try:
@@ -106,16 +110,16 @@ def _translated(what: str) -> Iterator[None]:
         raise LinkError(
             f"{what}: permission denied", hint="set up the store's own credentials (for S3: `aws configure`)"
         ) from error
-    except (OSError, TimeoutError) as error:
+    except (OSError, *_loaded("aiohttp", "ClientError"), *_loaded("botocore.exceptions", "HTTPClientError")) as error:
         raise PassingError(f"{what}: {error}") from error
-    except _client_errors() as error:
+    except (*_loaded("botocore.exceptions", "BotoCoreError", "ClientError"),) as error:
         raise LinkError(
             f"{what}: {type(error).__name__}: {error}",
             hint="set up the store's own credentials (for S3: `aws configure`), and check the address",
         ) from error
 
 
-def _client_errors() -> tuple[type[Exception], ...]:
-    """Errors of Amazon's client, which are no OSErrors; only if it was loaded."""
-    module = sys.modules.get("botocore.exceptions")
-    return (module.BotoCoreError, module.ClientError) if module else ()
+def _loaded(module: str, *names: str) -> tuple[type[Exception], ...]:
+    """Errors of a client below fsspec that are no OSErrors; none if it was not loaded."""
+    found = sys.modules.get(module)
+    return tuple(getattr(found, name) for name in names) if found else ()

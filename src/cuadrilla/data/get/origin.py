@@ -55,7 +55,7 @@ class PassingError(LinkError):
     """A failure that may be gone at the next try."""
 
     def __init__(self, message: str, *, wait_seconds: float = 0.0) -> None:
-        super().__init__(message)
+        super().__init__(message, hint="check this machine's network, then run the same command again")
         self.wait_seconds = wait_seconds
 
 
