@@ -62,8 +62,9 @@ def test_interrupted_or_killed_and_run_again(server, tmp_path, end):
     child = start(url, cwd=tmp_path)
     wait_for(lambda: any(part.stat().st_size == 100_000 for part in parts(tmp_path / "corpus"))
              if end == signal.SIGINT else server.reached.is_set(), child)  # fmt: skip
-    second = get(url, cwd=tmp_path)
-    assert second.returncode == 2, second.stderr  # the folder is in use
+    if end == signal.SIGINT:
+        second = get(url, cwd=tmp_path)
+        assert second.returncode == 2, second.stderr  # the folder is in use
     child.send_signal(end)
     assert child.wait(timeout=CEILING_SECONDS) == (130 if end == signal.SIGINT else -signal.SIGKILL)
     said = child.communicate()[1]
@@ -88,6 +89,7 @@ def test_results(server, tmp_path):
         "file": "textos/quijote.txt", "bytes": len(TEXT), "sha256": sha256, "vouched_by": "option",
         "licence": "unknown", "state": "fetched", "folder": "textos", "url": url,
     }  # fmt: skip
+    assert "--revision" in get("--help", cwd=tmp_path).stdout
     again = get(url, "--to", "textos", cwd=tmp_path)
     assert "already there" in again.stdout
     assert "cuadrilla data prepare textos --out data" in again.stderr
@@ -190,8 +192,6 @@ def test_the_catalogue_over_tls_through_a_proxy(tmp_path):
         assert {path.name for path in folder.iterdir()} == {"nh0001.txt", "SOURCE.json"}
         assert (folder / "nh0001.txt").read_bytes() == TEXT
         assert "nobody vouched for conha19.zip" in done.stderr
-        again = get("conha19", "--yes", cwd=tmp_path)
-        assert "already there" in again.stdout
         assert [path for path, _ in server.seen if path.startswith("CONNECT")] == [
             "CONNECT github.com:443", "CONNECT github.com:443", "CONNECT codeload.github.com:443",
         ]  # fmt: skip
@@ -204,6 +204,3 @@ def test_the_hub_at_its_own_variables(tmp_path):
         done = get("hf:ana/corpus/es", "--revision", "v2", cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "corpus" / "corpus-es-train" / "train-0.parquet").read_bytes() == PARQUET
-        lost = get("hf:ana/nada", cwd=tmp_path, env=environment)
-        assert lost.returncode == 5
-        assert "hint:" in lost.stderr

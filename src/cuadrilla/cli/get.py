@@ -23,8 +23,8 @@ def get_command(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME|ADDRESS]...",
-            help="Names of the catalogue (--list), https:// addresses, s3:// and other stores, hf:OWNER/NAME[/CONFIG].",
+            metavar="NAME|ADDRESS",
+            help="Names of the catalogue (--list), https:// addresses, s3:// and other stores, hf:OWNER/NAME/CONFIG.",
         ),
     ] = None,
     to: Annotated[Path, typer.Option("--to", help="The folder to put files in.")] = Path("corpus"),

@@ -110,13 +110,17 @@ def _translated(what: str) -> Iterator[None]:
         raise LinkError(
             f"{what}: permission denied", hint="set up the store's own credentials (for S3: `aws configure`)"
         ) from error
-    except (OSError, *_loaded("aiohttp", "ClientError"), *_loaded("botocore.exceptions", "HTTPClientError")) as error:
+    except _network_errors() as error:
         raise PassingError(f"{what}: {error}") from error
-    except (*_loaded("botocore.exceptions", "BotoCoreError", "ClientError"),) as error:
+    except _loaded("botocore.exceptions", "BotoCoreError", "ClientError") as error:
         raise LinkError(
             f"{what}: {type(error).__name__}: {error}",
             hint="set up the store's own credentials (for S3: `aws configure`), and check the address",
         ) from error
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    return OSError, *_loaded("aiohttp", "ClientError"), *_loaded("botocore.exceptions", "HTTPClientError")
 
 
 def _loaded(module: str, *names: str) -> tuple[type[Exception], ...]:
