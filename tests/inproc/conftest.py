@@ -1,4 +1,4 @@
-"""Doors for the shared batteries, and crews for the tests of the crew link."""
+"""Doors for the shared batteries, crews for the tests of the crew link, a web server for those of downloads."""
 
 import gc
 import warnings
@@ -12,7 +12,9 @@ import pytest
 from tests import runs
 from tests.doors import IN_THREADS, Run
 from tests.hostile import BIG, Crew
+from tests.puller import Puller
 from tests.runs import Execute
+from tests.web import Server, serving
 
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"')
 NUM_ACTORS = 3
@@ -60,3 +62,14 @@ def big_crew(tmp_path: Path) -> Iterator[Crew]:
     made = Crew(tmp_path, contribution=BIG)
     yield made
     made.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as started:
+        yield started
+
+
+@pytest.fixture
+def pull(tmp_path: Path) -> Puller:
+    return Puller(tmp_path / "corpus")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.data import cuentos
+from tests.authority import Authority
+from tests.web import serving, whole
 
 ROOT = Path(__file__).parents[2]
 SMALLER = {"tokens": "4096", "batch_sequences": "2", "unit_sequences": "1"}  # for runs that would take hours here
@@ -24,15 +26,25 @@ def commands(readme: str) -> list[list[str]]:
 
 
 def cuadrilla(
-    arguments: list[str], folder: Path, *, timeout: int, says: str = "", home: str = "this"
+    arguments: list[str], folder: Path, *, timeout: int, says: str = "", home: str = "this", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NO_COLOR": "1", "CUADRILLA_HOME": str(folder / "homes" / home)}
+    environment = {**os.environ, "NO_COLOR": "1", "CUADRILLA_HOME": str(folder / "homes" / home), **variables}
     done = subprocess.run(
         [sys.executable, "-m", "cuadrilla", *arguments],
         cwd=folder, capture_output=True, text=True, timeout=timeout, check=False, env=environment, input=says,
     )  # fmt: skip
     assert done.returncode == 0, f"cuadrilla {arguments}: {done.stderr}"
     return done
+
+
+def get(arguments: list[str], folder: Path, *, text: bytes) -> None:
+    """From a stand-in of Project Gutenberg, behind a proxy and with the real host's name in its certificate."""
+    authority = Authority("www.gutenberg.org")
+    certificate = authority.write(folder / "authority.pem")
+    with serving(authority.server()) as server:
+        server.on("/cache/epub/2000/pg2000.txt", whole(text))
+        proxy = {"https_proxy": server.url(""), "SSL_CERT_FILE": str(certificate)}
+        cuadrilla(["data", "get", *arguments], folder, timeout=60, **proxy)
 
 
 def up(run: str, folder: Path) -> "subprocess.Popen[str]":
@@ -51,7 +63,7 @@ def test_both_readmes_show_the_same_commands() -> None:
 
 @pytest.mark.timeout(1800)
 def test_the_commands_of_the_readme(tmp_path: Path) -> None:
-    (tmp_path / "quijote.txt").write_bytes("\r\n".join(cuentos.stories(300)).encode("iso-8859-1", "replace"))
+    quijote = "\r\n".join(cuentos.stories(300)).encode("iso-8859-1", "replace")
     (tmp_path / "novelas").mkdir()
     for number in range(3):
         text = "\n\n".join(cuentos.stories(200, start=1000 * (number + 1)))
@@ -66,6 +78,8 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
                 assert result["pairs_right"] >= 0.95
             case ["make", "check" | "test"] | [".", ".venv/bin/activate"]:
                 continue
+            case ["cuadrilla", "data", "get", *arguments]:
+                get(arguments, tmp_path, text=quijote)
             case ["cuadrilla", "up", run]:
                 coordinator = up(run, tmp_path)
             case ["cuadrilla", "join"]:

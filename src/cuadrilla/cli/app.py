@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from cuadrilla import __version__
-from cuadrilla.cli import check, config, crew, data, env, model, standby, train
+from cuadrilla.cli import check, config, crew, data, env, get, model, standby, train
 from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.output import options, report_error, say
@@ -58,7 +58,8 @@ def root(
 
 app.command()(demo)
 app.command()(devices)
-app.add_typer(data.app, name="data", help="Prepare text for training.")
+data.app.command("get")(get.get_command)
+app.add_typer(data.app, name="data", help="Fetch text and prepare it for training.")
 app.add_typer(config.app, name="config", help="See what a run file really says.")
 app.command()(train.new)
 app.command()(train.train)

@@ -1,0 +1,136 @@
+"""`cuadrilla data get`: corpora from the catalogue, the web, object stores and the Hugging Face hub."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cuadrilla.cli.data import shown_progress
+from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.data.get.catalogue import CATALOGUE, Options, resolve
+from cuadrilla.data.get.download import LARGE_BYTES, Fetched, Habits, Wanted, fetch
+from cuadrilla.data.get.origin import RECORD, TooLargeError
+from cuadrilla.errors import ConfigError
+from cuadrilla.rundir import typed
+
+MAX_ROWS = 20
+
+
+def get_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME|ADDRESS",
+            help="Names of the catalogue (--list), https:// addresses, s3:// and other stores, hf:OWNER/NAME/CONFIG.",
+        ),
+    ] = None,
+    to: Annotated[Path, typer.Option("--to", help="The folder to put files in.")] = Path("corpus"),
+    sha256: Annotated[str, typer.Option("--sha256", help="What the file's SHA-256 must be.")] = "",
+    split: Annotated[str, typer.Option("--split", help="hf: which split (default: train).")] = "",
+    revision: Annotated[str, typer.Option("--revision", help="hf: branch, tag or commit (default: main).")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Fetch more than 100 MB without being asked.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show the catalogue.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Fetch corpora: resumed where they were cut, checked, and recorded in SOURCE.json beside the data."""
+    options.json |= json
+    if show:
+        _show_catalogue()
+        return
+    if not names:
+        raise ConfigError("say what to get", hint="`cuadrilla data get --list` shows the known corpora")
+    sha256 = sha256.strip().lower()
+    if sha256 and (len(names) > 1 or len(sha256) != 64 or set(sha256) - set("0123456789abcdef")):
+        raise ConfigError("--sha256 is 64 hexadecimal digits, for one file", hint="get the file's from its owner")
+    wanted = [
+        each
+        for name in names
+        for each in _gather(name, Options(sha256=sha256, split=split, revision=revision), agreed=yes)
+    ]
+    try:
+        done = [_fetch(each, to=to, agreed=agreed) for each, agreed in wanted]
+    except KeyboardInterrupt:
+        say(f"interrupted; what came is kept in {typed(to)} where the server allows to go on; run the same command")
+        raise
+    _report(done)
+
+
+def _gather(name: str, wishes: Options, *, agreed: bool) -> list[tuple[Wanted, bool]]:
+    """The files that a name stands for, and whether they may be as large as they like."""
+    corpus = next((each for each in CATALOGUE if each.name == name), None)
+    if corpus is not None and corpus.asks and not corpus.address.startswith("hf:"):  # the hub knows exact sizes
+        agreed = agreed or _agree(_large(name, corpus.size))
+    wanted = resolve(name, options=wishes)
+    total = sum(each.num_bytes or 0 for each in wanted)
+    if total > LARGE_BYTES:
+        agreed = agreed or _agree(_large(name, f"{total:,} bytes in {len(wanted):,} files"))
+    return [(each, agreed) for each in wanted]
+
+
+def _fetch(wanted: Wanted, *, to: Path, agreed: bool) -> Fetched:
+    habits = Habits(report=say)
+    while True:
+        try:
+            with shown_progress() as progress:
+                limit = None if agreed else LARGE_BYTES
+                return fetch(wanted, to=to, habits=replace(habits, progress=progress, limit_bytes=limit))
+        except TooLargeError as problem:
+            agreed = _agree(problem)
+
+
+def _large(name: str, size: str) -> TooLargeError:
+    return TooLargeError(f"{name} is large: {size}", hint="add --yes to fetch it without being asked")
+
+
+def _agree(problem: TooLargeError) -> bool:
+    """Ask at the terminal. Raises the problem when there is none, or the answer is no."""
+    if not sys.stdin.isatty() or options.json:
+        raise problem
+    try:
+        if not typer.confirm(f"{problem.message}. Fetch it?", err=True):
+            raise problem
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return True
+
+
+def _show_catalogue() -> None:
+    if options.json:
+        keys = ("name", "what", "address", "licence", "about_bytes", "size", "asks", "split", "inside")
+        emit_json([{key: getattr(corpus, key) for key in keys} for corpus in CATALOGUE])
+        return
+    for corpus in CATALOGUE:
+        emit(f"{corpus.name:15}{corpus.what}")
+        emit(f"{'':15}{corpus.size}{', asks first' if corpus.asks else ''}; {corpus.licence}")
+        emit(f"{'':15}{corpus.address}{f' --split {corpus.split}' if corpus.split else ''}")
+
+
+def _report(done: Sequence[Fetched]) -> None:
+    rows = [_row(each) for each in done]
+    emit_table(rows if options.json else rows[:MAX_ROWS])
+    if len(rows) > MAX_ROWS and not options.json:
+        emit(f"... and {len(rows) - MAX_ROWS:,} more (--json shows all)")
+    for each in done:
+        if each.record.vouched_by == "first use" and not each.already:
+            say(
+                f"nobody vouched for {each.record.name}; {each.folder / RECORD} now holds its SHA-256 for the next time"
+            )
+    folders = sorted({each.folder for each in done})
+    say(f"now: cuadrilla data prepare {' '.join(typed(folder) for folder in folders)} --out data")
+
+
+def _row(fetched: Fetched) -> dict[str, Any]:
+    record = fetched.record
+    files = f"{len(record.unpacked):,} files" if record.unpacked else str(fetched.folder / record.name)
+    shown: dict[str, Any] = {
+        "file": files,
+        "bytes": record.num_bytes if options.json else f"{record.num_bytes:,}",
+        "sha256": record.sha256 if options.json else record.sha256[:12],
+        "vouched_by": record.vouched_by,
+        "licence": record.licence,
+        "state": "already there" if fetched.already else "fetched",
+    }
+    return {**shown, "folder": str(fetched.folder), "url": record.url} if options.json else shown

@@ -1,0 +1,1 @@
+"""Corpora from elsewhere: the web, object stores, the Hugging Face hub."""

@@ -1,0 +1,163 @@
+"""Spanish corpora by name, and what else may be asked for: addresses, datasets of the hub.
+
+Sizes are approximate, for the question before a large download; what is fetched is measured. The catalogue knows no
+hashes: the archives of repositories are made on request, and the texts are corrected by their editors. So the first
+bytes that come are trusted, recorded, and from then on compared; the hub vouches for its own files.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cuadrilla.data.get import hub
+from cuadrilla.data.get.download import LARGE_BYTES, Wanted
+from cuadrilla.data.get.mount import list_mount
+from cuadrilla.data.get.origin import WEB_SCHEMES, check_address, distinct_names, safe_name
+from cuadrilla.data.get.web import Web
+from cuadrilla.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    name: str
+    what: str
+    address: str
+    licence: str
+    about_bytes: int | None
+    """Of the download; None: not known beforehand."""
+    size_note: str = ""
+    split: str = ""
+    file: str = ""
+    inside: str = ""
+
+    @property
+    def size(self) -> str:
+        return self.size_note if self.about_bytes is None else f"{self.about_bytes / 1e6:.1f} MB"
+
+    @property
+    def asks(self) -> bool:
+        return self.about_bytes is None or self.about_bytes > LARGE_BYTES
+
+
+CATALOGUE = (
+    Corpus(
+        name="quijote",
+        what="Don Quijote de la Mancha, Project Gutenberg's edition 2000",
+        address="https://www.gutenberg.org/cache/epub/2000/pg2000.txt",
+        licence="Project Gutenberg License",
+        about_bytes=2_200_000,
+        file="quijote.txt",
+    ),
+    Corpus(
+        name="conha19",
+        what="234 Spanish-American novels, 1830 to 1910, plain text",
+        address="https://github.com/cligs/conha19/archive/refs/heads/main.zip",
+        licence="Public Domain Mark 1.0",
+        about_bytes=None,
+        size_note="not announced (its repository: 809 MB)",
+        file="conha19.zip",
+        inside="txt",
+    ),
+    Corpus(
+        name="eltec-spa",
+        what="some 100 novels of Spain, 1840 to 1920, TEI-XML (level 1)",
+        address="https://github.com/COST-ELTeC/ELTeC-spa/archive/HEAD.zip",
+        licence="texts public domain, markup CC BY 4.0",
+        about_bytes=None,
+        size_note="not announced (its repository: 180 MB)",
+        file="eltec-spa.zip",
+        inside="level1",
+    ),
+    Corpus(
+        name="fineweb2-test",
+        what="web pages, test split of FineWeb-2 spa_Latn (23.7 M words): a first real corpus",
+        address="hf:HuggingFaceFW/fineweb-2/spa_Latn",
+        licence="ODC-By 1.0",
+        about_bytes=59_700_000,
+        split="test",
+    ),
+    Corpus(
+        name="wikipedia-es",
+        what="Spanish Wikipedia of November 2023, some 1.9 M articles",
+        address="hf:wikimedia/wikipedia/20231101.es",
+        licence="CC BY-SA, GFDL",
+        about_bytes=None,
+        size_note="some GB, the hub tells exactly",
+        split="train",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the arguments of one fetch say beside its names."""
+
+    sha256: str = ""
+    split: str = ""
+    revision: str = ""
+
+
+def resolve(argument: str, *, options: Options) -> list[Wanted]:
+    """The files that a name of the catalogue or an address stands for.
+
+    Raises ConfigError for what is neither, LinkError if it has to be listed and cannot be.
+    """
+    corpus = next((each for each in CATALOGUE if each.name == argument), None)
+    address = corpus.address if corpus else argument
+    scheme = urlsplit(address).scheme if "://" in address else ""
+    if address.startswith(hub.PREFIX):
+        split = options.split or (corpus.split if corpus else "")
+        dataset = hub.Dataset.parse(address, split=split, revision=options.revision)
+        found = hub.list_parquet(dataset, licence=corpus.licence if corpus else "")
+        if corpus:
+            found = [replace(each, subfolder=corpus.name) for each in found]
+    elif options.split or options.revision:
+        raise ConfigError(f"{argument} has no splits or revisions", hint="--split and --revision are for hf:OWNER/NAME")
+    elif scheme in WEB_SCHEMES:
+        found = [_from_web(check_address(address), corpus)]
+    elif scheme:
+        found = _from_mount(argument)
+    else:
+        raise _unknown(argument)
+    return _with_hash(argument, found, options.sha256) if options.sha256 else found
+
+
+def _from_web(url: str, corpus: Corpus | None) -> Wanted:
+    if corpus is None:
+        return Wanted(origin=Web(url), url=url)
+    return Wanted(
+        origin=Web(url),
+        url=url,
+        name=corpus.file,
+        subfolder=corpus.name,
+        licence=corpus.licence,
+        inside=corpus.inside,
+    )
+
+
+def _from_mount(address: str) -> list[Wanted]:
+    files = list_mount(address)
+    names = distinct_names([url for url, _, _ in files])
+    subfolder = safe_name(address.rstrip("/")) if len(files) > 1 else ""
+    return [
+        Wanted(origin=origin, url=url, name=names[url], subfolder=subfolder, num_bytes=num_bytes or None)
+        for url, num_bytes, origin in files
+    ]
+
+
+def _with_hash(argument: str, found: Sequence[Wanted], sha256: str) -> list[Wanted]:
+    if len(found) != 1:
+        raise ConfigError(f"{argument} is {len(found)} files, --sha256 is for one", hint="leave --sha256 out")
+    return [replace(found[0], sha256=sha256, vouched_by="option")]
+
+
+def _unknown(argument: str) -> ConfigError:
+    if Path(argument).exists():
+        return ConfigError(
+            f"{argument} is on this machine already", hint=f"cuadrilla data prepare {argument} --out data"
+        )
+    close = difflib.get_close_matches(argument, [each.name for each in CATALOGUE], n=1)
+    remedy = f"did you mean {close[0]}?" if close else "`cuadrilla data get --list` shows the known corpora"
+    return ConfigError(f"{argument!r} is neither a known corpus nor an address", hint=remedy)

@@ -1,0 +1,129 @@
+"""Object stores and other mounts through fsspec: `s3://BUCKET/FILE`, and the like.
+
+fsspec finds its own credentials (profiles, environment, instance roles); an address never holds any. A folder stands
+for the files below it. The size with the store's own tag or date is the validator.
+"""
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from cuadrilla.data.get.origin import PassingError, Stream, check_address
+from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
+
+SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "sftp", "ssh", "smb", "hdfs", "memory", "file")
+"""Not all that fsspec knows: chains of file systems and those that run code are not addresses of data."""
+_WITHOUT_PLACE = ("memory", "file", "hdfs")
+MAX_FILES = 10_000
+READ_BYTES = 2**20
+_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
+
+
+class Mount:
+    """A file in an opened fsspec file system."""
+
+    def __init__(self, file_system: Any, path: str) -> None:
+        self._file_system = file_system
+        self._path = path
+
+    def open(self, offset: int, validator: str) -> Stream:
+        """See `Origin.open`."""
+        with _translated(self._path):
+            self._file_system.invalidate_cache()
+            facts = self._file_system.info(self._path)
+            found = _validator(facts)
+            start = offset if offset and found and found == validator else 0
+            file = self._file_system.open(self._path, "rb")
+            file.seek(start)
+        return Stream(
+            start=start,
+            total_bytes=facts.get("size"),
+            validator=found,
+            name=PurePosixPath(self._path).name,
+            media_type="",
+            chunks=_chunks(file, self._path),
+            close=file.close,
+        )
+
+
+def list_mount(address: str) -> list[tuple[str, int, Mount]]:
+    """(address, bytes, origin) of the file, or of each file below the folder, in order of names.
+
+    Raises EnvironmentProblem if the library for this store is not installed, ConfigError, LinkError.
+    """
+    parts = urlsplit(check_address(address))
+    scheme = parts.scheme
+    if not parts.netloc and scheme in SCHEMES and scheme not in _WITHOUT_PLACE:
+        raise ConfigError(f"{address!r} names no bucket or host", hint=f"write it as {scheme}://BUCKET/PATH")
+    if scheme not in SCHEMES or re.search(":{2}", address):
+        raise ConfigError(f"{address!r} is no kind of address that is known", hint=f"known: {', '.join(SCHEMES)}")
+    try:
+        from fsspec.core import url_to_fs
+
+        with _translated(address):
+            file_system, path = url_to_fs(address)
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"{scheme}:// needs a library that is not installed: {error}", hint='pip install "cuadrilla[remote]"'
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{address!r} cannot be used: {error}", hint="write it as SCHEME://BUCKET/PATH") from error
+    with _translated(address):
+        facts = file_system.info(path)
+        is_folder = facts["type"] == "directory"
+        found = file_system.find(path, detail=True) if is_folder else {path: facts}
+    files = [(name, each) for name, each in sorted(found.items()) if not PurePosixPath(name).name.startswith(".")]
+    if not files or len(files) > MAX_FILES:
+        raise LinkError(
+            f"{address} holds {len(files):,} files", hint=f"name a file, or a folder of 1 to {MAX_FILES:,} files"
+        )
+    return [(_full(scheme, name), int(each.get("size") or 0), Mount(file_system, name)) for name, each in files]
+
+
+def _full(scheme: str, path: str) -> str:
+    return f"{scheme}://{path}"
+
+
+def _validator(facts: dict[str, Any]) -> str:
+    tag = next((facts[key] for key in _TAGS if facts.get(key)), None)
+    return f"{facts.get('size')} {tag}" if tag is not None else ""
+
+
+def _chunks(file: Any, path: str) -> Iterator[bytes]:
+    with _translated(path):
+        while chunk := file.read(READ_BYTES):
+            yield chunk
+
+
+@contextlib.contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """The libraries' errors in our tree; those of the network as PassingError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise LinkError(f"{what}: there is no such file", hint="check the spelling, of the bucket too") from error
+    except PermissionError as error:
+        raise LinkError(
+            f"{what}: permission denied", hint="set up the store's own credentials (for S3: `aws configure`)"
+        ) from error
+    except _network_errors() as error:
+        raise PassingError(f"{what}: {error}") from error
+    except _loaded("botocore.exceptions", "BotoCoreError", "ClientError") as error:
+        raise LinkError(
+            f"{what}: {type(error).__name__}: {error}",
+            hint="set up the store's own credentials (for S3: `aws configure`), and check the address",
+        ) from error
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    return OSError, *_loaded("aiohttp", "ClientError"), *_loaded("botocore.exceptions", "HTTPClientError")
+
+
+def _loaded(module: str, *names: str) -> tuple[type[Exception], ...]:
+    """Errors of a client below fsspec that are no OSErrors; none if it was not loaded."""
+    found = sys.modules.get(module)
+    return tuple(getattr(found, name) for name in names) if found else ()

@@ -1,0 +1,104 @@
+"""`SOURCE.json` beside the data: for each file where it came from, under which licence, its bytes, hash and date.
+
+The hash of a file whose content nobody vouched for is trusted on first use: it is recorded as such, and a later fetch
+from the same address must give the same bytes.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from cuadrilla.data.get.origin import RECORD
+from cuadrilla.errors import DataError
+from cuadrilla.rundir import SCHEMA, write_json
+
+_READ_BYTES = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One address that was fetched."""
+
+    url: str
+    name: str
+    licence: str
+    num_bytes: int
+    sha256: str
+    vouched_by: str
+    """`option`, `catalogue`, `hub`: who knew the hash beforehand; `first use`: nobody did."""
+    date: str
+    """UTC, ISO 8601."""
+    revision: str = ""
+    unpacked: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the files that were taken out of an archive, by name; the archive itself is not kept."""
+
+
+class Records:
+    """The records of one folder, as on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises DataError if there is a record that cannot be read: it must not be overwritten."""
+        self._folder = folder
+        self._path = folder / RECORD
+        self._records: dict[str, Record] = {}
+        hint = f"move {self._path} away to fetch everything again, or choose another folder with --to"
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            if content["schema"] != SCHEMA:
+                raise DataError(f"{self._path} is of another version of cuadrilla", hint=hint)
+            found = [Record(**row) for row in content["files"]]
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self._path} cannot be read: {error}", hint=hint) from error
+        self._records = {record.url: record for record in found}
+
+    def of(self, url: str) -> Record | None:
+        return self._records.get(url)
+
+    def put(self, record: Record) -> None:
+        """Add or replace, durably. Raises ResourceError."""
+        self._records[record.url] = record
+        write_json(self._path, {"files": [asdict(each) for each in self._records.values()]})
+
+    def present(self, url: str) -> Record | None:
+        """The record of an address whose files are all here. Raises DataError if one has changed since."""
+        record = self.of(url)
+        if record is None:
+            return None
+        for name, sha256 in (record.unpacked or {record.name: record.sha256}).items():
+            path = self._folder / name
+            if not path.is_file():
+                return None
+            if hash_file(path) != sha256:
+                raise DataError(
+                    f"{path} is not what was fetched: it was changed or damaged",
+                    hint=f"delete it and run the same command to fetch it again, or remove its entry in {self._path}",
+                )
+        return record
+
+    def claim(self, name: str, *, url: str) -> None:
+        """Raises DataError if writing `name` would overwrite something that did not come from `url`."""
+        owner = next((each for each in self._records.values() if name in (each.unpacked or (each.name,))), None)
+        if owner is not None and owner.url != url:
+            raise DataError(
+                f"{self._folder / name} came from another address, {owner.url}", hint="choose another folder with --to"
+            )
+        if owner is None and (self._folder / name).exists():
+            raise DataError(
+                f"{self._folder / name} is already there, and was not fetched by cuadrilla",
+                hint="move it away, or choose another folder with --to",
+            )
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 in hexadecimal. Raises DataError."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", hint="check that it is yours to read") from error
+    return digest.hexdigest()

@@ -1,0 +1,242 @@
+"""Downloads over real sockets from servers that cut, lie, stall, redirect and change their mind."""
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from cuadrilla.data.get import web
+from cuadrilla.data.get.origin import RECORD, TooLargeError
+from cuadrilla.data.get.web import Web
+from cuadrilla.errors import DataError, LinkError
+from tests.puller import OTHER, TEXT, THIRD
+from tests.web import chunked, cut, dripped, fixed, moved, refusing_port, serving, silent, whole, zipped
+
+
+def test_a_file_and_its_record(server, pull):
+    url = server.on("/libros/a%C3%B1o%201.txt", whole(TEXT))
+    done = pull(url)
+    assert (pull.folder / "año 1.txt").read_bytes() == TEXT
+    assert pull.names() == {"año 1.txt", RECORD}
+    (row,) = json.loads((pull.folder / RECORD).read_text(encoding="utf-8"))["files"]
+    sha256 = hashlib.sha256(TEXT).hexdigest()
+    assert row == {
+        "url": url, "name": "año 1.txt", "licence": "unknown", "num_bytes": len(TEXT), "sha256": sha256,
+        "vouched_by": "first use", "date": row["date"], "revision": "", "unpacked": {},
+    }  # fmt: skip
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", row["date"])
+    assert not done.already
+    again = pull(url)
+    assert again.already
+    assert len(server.seen) == 1  # nothing is asked for what is here
+    assert server.seen[0][1]["Accept-Encoding"] == "identity"
+
+
+def test_cut_twice_and_resumed(server, pull):
+    url = server.on("/a.txt", cut(TEXT, after=THIRD), cut(TEXT, after=2 * THIRD), whole(TEXT))
+    pull(url)
+    assert (pull.folder / "a.txt").read_bytes() == TEXT
+    assert server.ranges() == [None, f"bytes={THIRD}-", f"bytes={2 * THIRD}-"]
+    assert [headers.get("If-Range") for _, headers in server.seen] == [None, '"one"', '"one"']
+    assert len(pull.waits) == 2
+
+
+@pytest.mark.parametrize("etag", ["", 'W/"weak"'])
+def test_without_a_strong_validator_it_starts_over(server, pull, etag):
+    url = server.on("/a.txt", cut(TEXT, after=THIRD, etag=etag), whole(TEXT, etag=etag))
+    pull(url)
+    assert (pull.folder / "a.txt").read_bytes() == TEXT
+    assert server.ranges() == [None, None]
+
+
+def test_the_date_of_the_last_change_is_a_validator(server, pull):
+    date = "Wed, 21 Oct 2015 07:28:00 GMT"
+    first = fixed(200, TEXT[:THIRD], length=len(TEXT), Last_Modified=date)
+    rest = fixed(206, TEXT[THIRD:], Content_Range=f"bytes {THIRD}-{len(TEXT) - 1}/{len(TEXT)}", Last_Modified=date)
+    pull(server.on("/a.txt", first, rest))
+    assert (pull.folder / "a.txt").read_bytes() == TEXT
+    assert server.seen[1][1]["If-Range"] == date
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        whole(OTHER, etag='"two"'),
+        fixed(206, OTHER[THIRD:], ETag='"two"', Content_Range=f"bytes {THIRD}-{len(OTHER) - 1}/{len(OTHER)}"),
+        fixed(416, b"", ETag='"two"', Content_Range=f"bytes */{len(OTHER)}"),
+        fixed(416, b""),
+        fixed(206, OTHER[5:], ETag='"one"', Content_Range=f"bytes 5-{len(OTHER) - 1}/{len(OTHER)}"),
+        fixed(206, OTHER, ETag='"one"', Content_Range="bytes ?/*"),
+        fixed(200, OTHER, ETag='"one"'),
+    ],
+)  # fmt: skip
+def test_a_file_that_changed_or_a_server_that_forgets_starts_over(server, pull, second):
+    url = server.on("/a.txt", cut(TEXT, after=THIRD), second, whole(OTHER, etag='"two"'))
+    pull(url)
+    assert (pull.folder / "a.txt").read_bytes() == OTHER
+
+
+def test_a_server_that_only_knows_parts_is_refused(server, pull):
+    url = server.on("/a.txt", fixed(206, TEXT[9:], Content_Range=f"bytes 9-{len(TEXT) - 1}/{len(TEXT)}"))
+    with pytest.raises(LinkError, match="206 when asked for the whole"):
+        pull(url)
+
+
+def test_all_came_but_the_end_was_not_seen(server, pull):
+    pull.habits = replace(pull.habits, max_tries=1)
+    url = server.on("/a.txt", cut(TEXT, after=len(TEXT) - 1), whole(TEXT))
+    with pytest.raises(LinkError):
+        pull(url)
+    (state,) = pull.folder.glob(".*.json")
+    saved = json.loads(state.read_text())
+    part = state.with_suffix(".part")
+    part.write_bytes(TEXT)
+    state.write_text(json.dumps({**saved, "bytes": len(TEXT), "sha256": hashlib.sha256(TEXT).hexdigest()}))
+    pull(url)  # the server says 416: nothing is left to send
+    assert (pull.folder / "a.txt").read_bytes() == TEXT
+    assert server.ranges()[-1] == f"bytes={len(TEXT)}-"
+
+
+def test_a_length_that_is_a_lie(server, pull):
+    url = server.on("/a.txt", fixed(200, TEXT, length=len(TEXT) + 100, ETag='"one"'))
+    with pytest.raises(LinkError, match=r"ended after 600,000 of 600,100 bytes \(6 tries") as caught:
+        pull(url)
+    assert caught.value.exit_code == 5
+    assert len(pull.waits) == 5
+    assert "a.txt" not in pull.names()
+
+
+def test_more_than_announced(server, pull):
+    rest = fixed(206, TEXT[THIRD:], ETag='"one"', Content_Range=f"bytes {THIRD}-{len(TEXT) - 2}/{len(TEXT) - 1}")
+    with pytest.raises(DataError, match="sends more than the 599,999 bytes"):
+        pull(server.on("/a.txt", cut(TEXT, after=THIRD), rest))
+    with pytest.raises(DataError, match="sends more than the 5,000 bytes"):
+        pull(server.on("/b.txt", chunked(TEXT)), num_bytes=5000)
+    with pytest.raises(DataError, match="has 600,000 bytes, 5 were expected"):
+        pull(server.on("/c.txt", whole(TEXT)), num_bytes=5)
+    assert pull.names() == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("a.txt", fixed(200, b"Sign in", kind="text/html; charset=utf-8")),
+        ("a.txt", fixed(200, b"\n <!DOCTYPE html><title>404</title>", kind="text/plain")),
+        ("a.parquet", fixed(200, b"<html><body>Error</body></html>", kind="application/octet-stream")),
+        ("a.parquet", fixed(200, b"error: gone", kind="application/octet-stream")),
+        ("a.txt.gz", fixed(200, b"not gzip at all")),
+        ("a.txt", fixed(200, b"", ETag='"one"')),
+        ("a.txt", dripped(b"<html>Error</html>")),
+    ],
+)
+def test_something_else_with_status_200(server, pull, name, answer):
+    with pytest.raises(DataError) as caught:
+        pull(server.on(f"/{name}", answer))
+    assert caught.value.hint
+    assert pull.names() == set()
+
+
+def test_a_page_that_is_wanted(server, pull):
+    pull(server.on("/a.html", fixed(200, b"<html>", kind="text/html")))
+    assert (pull.folder / "a.html").read_bytes() == b"<html>"
+
+
+def test_a_server_that_falls_silent(server, pull):
+    url = server.on("/a.txt", silent(TEXT, after=THIRD), whole(TEXT))
+    pull(url, silence_seconds=1.0)
+    assert (pull.folder / "a.txt").read_bytes() == TEXT
+    assert server.ranges()[0] is None
+    assert server.ranges()[-1] == f"bytes={THIRD}-"
+    assert pull.said[0].startswith("the server fell silent")
+
+
+def test_statuses(server, pull):
+    assert pull.folder.exists() is False
+    with pytest.raises(LinkError, match="404"):
+        pull(server.url("/nothing.txt"))
+    with pytest.raises(LinkError, match="403"):
+        pull(server.on("/mine.txt", fixed(403)))
+    assert pull.waits == []  # no use to ask again
+    pull(server.on("/busy.txt", fixed(503, Retry_After="77"), fixed(429), fixed(500), whole(TEXT)))
+    assert pull.waits[0] == 77
+    assert len(pull.waits) == 3
+    date = {"Date": "Wed, 21 Oct 2015 07:28:00 GMT", "Retry_After": "Wed, 21 Oct 2015 07:29:40 GMT"}
+
+    def dated(handler):
+        handler.send_response_only(503)
+        for name, value in date.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    pull(server.on("/dated.txt", dated, whole(TEXT)))
+    assert pull.waits[3] == 100
+    with pytest.raises(LinkError, match="503") as caught:
+        pull(server.on("/later.txt", fixed(503, Retry_After="9999")))
+    assert "9,999 s" in caught.value.hint
+    with pytest.raises(LinkError, match="6 tries"):
+        pull(server.on("/never.txt", fixed(502)))
+
+
+def test_nobody_listens(pull):
+    with pytest.raises(LinkError, match="6 tries in a row"):
+        pull(f"http://127.0.0.1:{refusing_port()}/a.txt")
+    waits = [wait for wait in pull.waits if wait]
+    assert all(2**n * 0.5 <= wait <= 2**n * 1.5 for n, wait in enumerate(waits))
+
+
+def test_redirects(server, pull):
+    server.on("/f.txt", whole(TEXT))
+    for step in range(5):
+        server.on(f"/{step}", moved(f"/{step + 1}" if step < 4 else "f.txt", 301 + step % 3))
+    pull(server.url("/0"), name="ok.txt")
+    assert (pull.folder / "ok.txt").read_bytes() == TEXT
+    with pytest.raises(LinkError, match="more than 5 redirects"):
+        pull(server.on("/loop", moved("/loop")))
+    assert [path for path, _ in server.seen].count("/loop") == 6
+    for target in (
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/x",
+        "data:text/plain,x",
+        "http://ana:x@127.0.0.1/",
+        "http://",
+        "",
+    ):
+        with pytest.raises(LinkError, match="redirects"):
+            pull(server.on("/away", moved(target)))
+    assert pull.names() == {"ok.txt", RECORD}
+
+
+def test_never_from_https_to_http():
+    assert web._redirected("http://a.es/x", "https://b.es/y?sig=1") == "https://b.es/y?sig=1"
+    assert web._redirected("https://a.es/x/y", "../z") == "https://a.es/z"
+    with pytest.raises(LinkError, match="from https to http"):
+        web._redirected("https://a.es/x", "http://a.es/x")
+
+
+def test_the_token_stays_with_its_host(server, tmp_path):
+    with serving() as elsewhere:
+        elsewhere.on("/f.txt", whole(TEXT))
+        server.on("/there", moved(elsewhere.url("/f.txt")))
+        server.on("/here", moved("/there"))
+        stream = Web(server.url("/here"), token="s3cret").open(0, "")
+        assert b"".join(stream.chunks) == TEXT
+        stream.close()
+        assert [headers.get("Authorization") for _, headers in server.seen] == ["Bearer s3cret"] * 2
+        assert "Authorization" not in elsewhere.seen[0][1]
+
+
+def test_encodings(server, pull):
+    pull(server.on("/a.txt", fixed(200, zipped(TEXT), Content_Encoding="gzip", ETag='"one"')))
+    assert (pull.folder / "a.txt").read_bytes() == TEXT
+    pull(server.on("/b.txt.gz", fixed(200, zipped(TEXT), Content_Encoding="x-gzip")))
+    assert (pull.folder / "b.txt.gz").read_bytes() == zipped(TEXT)  # the file itself is a .gz
+    with pytest.raises(LinkError, match="'br'"):
+        pull(server.on("/c.txt", fixed(200, TEXT, Content_Encoding="br")))
+    with pytest.raises(TooLargeError):  # 20 kB that become 20 MB
+        pull(server.on("/bomb.txt", fixed(200, zipped(b" " * 2 * 10**7), Content_Encoding="gzip")), limit=10**6)
+    half = zipped(TEXT)[: len(zipped(TEXT)) // 2]
+    pull(server.on("/d.txt", fixed(200, half, Content_Encoding="gzip"), whole(TEXT)))
+    assert (pull.folder / "d.txt").read_bytes() == TEXT

@@ -1,0 +1,162 @@
+"""What a download leaves in its folder: hashes and records, nothing of others, and what a crash or a full disk left."""
+
+import hashlib
+import io
+import zipfile
+from dataclasses import replace
+
+import pytest
+
+from cuadrilla.data.get.origin import RECORD, TooLargeError
+from cuadrilla.errors import ConfigError, DataError, LinkError, ResourceError
+from cuadrilla.rundir import FolderLock
+from tests.conftest import SMALL_DISK_BYTES
+from tests.puller import OTHER, TEXT, THIRD, Puller
+from tests.web import chunked, cut, fixed, whole
+
+
+def test_hashes(server, pull):
+    sha256 = hashlib.sha256(TEXT).hexdigest()
+    url = server.on("/a.txt", whole(TEXT))
+    with pytest.raises(DataError, match=f"has SHA-256 {sha256}"):
+        pull(url, sha256="0" * 64)
+    assert pull.names() == set()
+    assert pull(url, sha256=sha256, vouched_by="option").record.vouched_by == "option"
+
+
+def test_trust_on_first_use(server, pull):
+    url = server.on("/a.txt", whole(TEXT))
+    pull(url)
+    path = pull.folder / "a.txt"
+    path.unlink()
+    pull(url)  # the same bytes: fine
+    path.unlink()
+    server.on("/a.txt", whole(OTHER, etag='"two"'))
+    with pytest.raises(DataError, match="gives other bytes than on") as caught:
+        pull(url)
+    sha256 = hashlib.sha256(OTHER).hexdigest()
+    assert f"--sha256 {sha256}" in caught.value.hint
+    pull(url, sha256=sha256)
+    assert path.read_bytes() == OTHER
+    path.write_bytes(OTHER[:-1] + b"x")
+    with pytest.raises(DataError, match="changed or damaged"):
+        pull(url, sha256="")
+
+
+def test_nothing_of_others_is_overwritten(server, pull):
+    pull.folder.mkdir()
+    (pull.folder / "a.txt").write_text("mine")
+    with pytest.raises(DataError, match="not fetched by cuadrilla"):
+        pull(server.on("/a.txt", whole(TEXT)))
+    pull(server.on("/one/b.txt", whole(TEXT)))
+    with pytest.raises(DataError, match="came from another address"):
+        pull(server.on("/two/b.txt", whole(OTHER)))
+    assert (pull.folder / "a.txt").read_text() == "mine"
+    assert (pull.folder / "b.txt").read_bytes() == TEXT
+    (pull.folder / RECORD).write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        pull(server.url("/two/b.txt"))
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as opened:
+        for name, content in files.items():
+            opened.writestr(name, content)
+    return data.getvalue()
+
+
+def test_the_texts_of_an_archive(server, pull):
+    url = server.on(
+        "/main.zip", whole(archive({"repo/txt/a.txt": b"uno", "repo/txt/b.txt": b"dos", "repo/x.txt": b"x"}))
+    )
+    pull(url, inside="txt")
+    assert pull.names() == {"a.txt", "b.txt", RECORD}
+    assert pull(url, inside="txt").already
+    (pull.folder / "b.txt").unlink()  # as if it had ended between the record and the last rename
+    assert not pull(url, inside="txt").already
+    assert (pull.folder / "b.txt").read_bytes() == b"dos"
+    other = server.on("/other.zip", whole(archive({"repo/txt/b.txt": b"tres"})))
+    with pytest.raises(DataError, match="came from another address"):
+        pull(other, inside="txt")
+    broken = server.on(
+        "/broken.zip", fixed(200, b"PK\x03\x04 nothing", ETag='"one"'), whole(archive({"r/txt/c.txt": b"c"}))
+    )
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        pull(broken, inside="txt")
+    pull(broken, inside="txt")  # the broken archive was not kept
+    assert pull.names() == {"a.txt", "b.txt", "c.txt", RECORD}
+    assert (pull.folder / "b.txt").read_bytes() == b"dos"
+
+
+def test_large_ones_need_consent(server, pull):
+    url = server.on("/a.txt", whole(TEXT))
+    with pytest.raises(TooLargeError, match="600,000"):
+        pull(url, limit=599_999)
+    assert pull.names() == set()
+    unannounced = server.on("/b.txt", chunked(TEXT))
+    with pytest.raises(TooLargeError):
+        pull(unannounced, limit=10_000)
+    assert pull.names() == set()
+    pull(unannounced, limit=None)
+    assert (pull.folder / "b.txt").read_bytes() == TEXT
+
+
+def test_one_process_at_a_time(server, pull):
+    url = server.on("/a.txt", whole(TEXT))
+    pull.folder.mkdir()
+    with FolderLock(pull.folder / ".lock", purpose="a test"), pytest.raises(ConfigError, match="in use"):
+        pull(url)
+    assert server.seen == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "ranges"), [("tail", [THIRD]), ("head", [None]), ("short", [None]), ("state", [None])]
+)
+def test_what_a_crash_leaves(server, pull, damage, ranges):
+    """Bytes behind the saved state do not count; a part that is not what the state says is thrown away."""
+    url = server.on("/a.txt", cut(TEXT, after=THIRD))
+    pull.habits = replace(pull.habits, max_tries=1)
+    with pytest.raises(LinkError):
+        pull(url)
+    (part,) = pull.folder.glob(".*.part")
+    (state,) = pull.folder.glob(".*.json")
+    content = part.read_bytes()
+    if damage == "tail":
+        part.write_bytes(content + b"\0" * 4096)
+    elif damage == "head":
+        part.write_bytes(b"x" + content[1:])
+    elif damage == "short":
+        part.write_bytes(content[:-1])
+    else:
+        state.write_text(state.read_text()[:50])
+    server.seen.clear()
+    server.on("/a.txt", whole(TEXT))
+    pull(url)
+    assert (pull.folder / "a.txt").read_bytes() == TEXT
+    assert server.ranges() == [None if start is None else f"bytes={start}-" for start in ranges]
+    assert pull.names() == {"a.txt", RECORD}
+
+
+def test_a_full_disk(server, small_disk):
+    pull = Puller(small_disk / "corpus")
+    big = bytes(range(1, 256)) * (SMALL_DISK_BYTES // 255 + 1)
+    with pytest.raises(ResourceError, match="needs"):
+        pull(server.on("/known.txt", whole(big)))
+    with pytest.raises(ResourceError, match="No space left"):
+        pull(server.on("/unknown.txt", chunked(big)))
+    assert not (pull.folder / "unknown.txt").exists()
+    assert pull(server.on("/small.txt", whole(TEXT))).record.num_bytes == len(TEXT)
+
+
+def test_names_from_the_server(server, pull):
+    for number, (header, name) in enumerate(
+        (
+            ('attachment; filename="../../.ssh/config"', "config"),
+            ("attachment; filename*=UTF-8''..%2F..%2F%C3%B1and%C3%BA.txt", "ñandú.txt"),
+            ("attachment; filename=source.JSON", "_source.JSON"),
+            ('attachment; filename="C:\\\\Windows\\\\nul.txt"', "_nul.txt"),
+            ("attachment", "x"),
+        )
+    ):
+        assert pull(server.on(f"/{number}/x", whole(TEXT, Content_Disposition=header))).record.name == name

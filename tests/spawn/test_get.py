@@ -1,0 +1,206 @@
+"""`cuadrilla data get` as a user runs it: interrupted, killed, asked, behind a proxy, over TLS, from a played hub."""
+
+import hashlib
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.cli import output
+from cuadrilla.cli.get import get_command
+from cuadrilla.errors import CuadrillaError
+from tests.authority import Authority
+from tests.commands import COMMAND, wait_for
+from tests.inproc.test_get_remote import PARQUET, play
+from tests.web import CEILING_SECONDS, fixed, moved, serving, silent, whole
+
+TEXT = ("En un lugar de la Mancha, de cuyo nombre no quiero acordarme. " * 3000).encode()
+CLEAN = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+
+
+@pytest.fixture
+def server():
+    with serving() as started:
+        yield started
+
+
+def get(*arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    settings = {
+        "env": CLEAN,
+        "stdin": subprocess.DEVNULL,
+        "capture_output": True,
+        "text": True,
+        "timeout": 100,
+        **options,
+    }
+    return subprocess.run([*COMMAND, "data", "get", *arguments], cwd=cwd, check=False, **settings)
+
+
+def start(*arguments: str, cwd: Path, **options: object) -> "subprocess.Popen[str]":
+    settings = {"env": CLEAN, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen(
+        [*COMMAND, "data", "get", *arguments],
+        cwd=cwd,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
+        **settings,
+    )
+
+
+def parts(folder: Path) -> list[Path]:
+    return list(folder.glob(".*.part"))
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_or_killed_and_run_again(server, tmp_path, end):
+    url = server.on("/quijote.txt", silent(TEXT, after=100_000), whole(TEXT))
+    child = start(url, cwd=tmp_path)
+    wait_for(lambda: any(part.stat().st_size == 100_000 for part in parts(tmp_path / "corpus"))
+             if end == signal.SIGINT else server.reached.is_set(), child)  # fmt: skip
+    if end == signal.SIGINT:
+        second = get(url, cwd=tmp_path)
+        assert second.returncode == 2, second.stderr  # the folder is in use
+    child.send_signal(end)
+    assert child.wait(timeout=CEILING_SECONDS) == (130 if end == signal.SIGINT else -signal.SIGKILL)
+    said = child.communicate()[1]
+    assert "Traceback" not in said
+    if end == signal.SIGINT:
+        assert "interrupted; what came is kept in corpus" in said
+    done = get(url, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "corpus" / "quijote.txt").read_bytes() == TEXT
+    assert {path.name for path in (tmp_path / "corpus").iterdir()} == {"quijote.txt", "SOURCE.json"}
+    assert server.ranges()[1] == (
+        "bytes=100000-" if end == signal.SIGINT else None
+    )  # 64 MB are the least that is saved
+
+
+def test_results(server, tmp_path):
+    sha256 = hashlib.sha256(TEXT).hexdigest()
+    url = server.on("/quijote.txt", whole(TEXT))
+    done = get(url, "--sha256", sha256.upper(), "--json", "--to", "textos", cwd=tmp_path)
+    (row,) = json.loads(done.stdout)
+    assert row == {
+        "file": "textos/quijote.txt", "bytes": len(TEXT), "sha256": sha256, "vouched_by": "option",
+        "licence": "unknown", "state": "fetched", "folder": "textos", "url": url,
+    }  # fmt: skip
+    assert "--revision" in get("--help", cwd=tmp_path).stdout
+    again = get(url, "--to", "textos", cwd=tmp_path)
+    assert "already there" in again.stdout
+    assert "cuadrilla data prepare textos --out data" in again.stderr
+
+
+def test_errors(server, tmp_path, monkeypatch):
+    """The command as a function: a process for each would take a second each."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "textos").mkdir()
+    url = server.on("/quijote.txt", whole(TEXT))
+    server.on("/page.txt", fixed(200, b"<html>", kind="text/html"))
+    for names, options, code in (
+        (["quijot"], {}, 2),
+        ([], {}, 2),
+        ([url], {"sha256": "abc"}, 2),
+        ([url, url], {"sha256": "0" * 64}, 2),
+        (["https://ana:secreto@datos.es/a.txt"], {}, 2),
+        ([server.url("/page.txt")], {}, 4),
+        ([server.url("/nada.txt")], {}, 5),
+        ([url], {"split": "test"}, 2),
+        (["hf:nada"], {}, 2),
+        (["textos"], {}, 2),
+        (["conha19"], {}, 2),  # large, and nobody to ask
+    ):
+        with pytest.raises(CuadrillaError) as caught:
+            get_command(names, **options)
+        assert caught.value.exit_code == code, names
+        assert caught.value.hint
+        assert "secreto" not in caught.value.message
+
+
+@pytest.mark.parametrize(("says", "code"), [("y", 0), ("n", 2)])
+def test_a_large_download_asks_at_the_terminal(server, tmp_path, says, code):
+    large = 120 * 10**6
+    url = server.on("/big.txt", fixed(200, b"a" * large))
+    ours, theirs = pty.openpty()
+    try:
+        child = start(url, cwd=tmp_path, stdin=theirs)
+        os.write(ours, f"{says}\n".encode())
+        said = child.communicate(timeout=CEILING_SECONDS)[1]
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert child.returncode == code, said
+    assert "big.txt is large: 120,000,000 bytes or more. Fetch it?" in said
+    assert (tmp_path / "corpus" / "big.txt").exists() is (code == 0)
+
+
+def test_the_catalogue(capsys, monkeypatch):
+    monkeypatch.setattr(output.options, "json", False)
+    get_command(show=True)
+    shown = capsys.readouterr().out
+    get_command(show=True, json=True)
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == ["quijote", "conha19", "eltec-spa", "fineweb2-test", "wikipedia-es"]
+    for row in rows:
+        assert row["address"] in shown
+        assert row["licence"] in shown
+    assert shown.count("asks first") == sum(row["asks"] for row in rows) == 3
+
+
+def test_a_plain_proxy_and_its_exceptions(server, tmp_path):
+    server.on("http://corpus.invalid/a.txt", whole(TEXT))
+    proxied = {**CLEAN, "http_proxy": server.url("")}
+    assert get("http://corpus.invalid/a.txt", cwd=tmp_path, env=proxied).returncode == 0
+    server.on("/b.txt", whole(TEXT))
+    assert get(server.url("/b.txt"), cwd=tmp_path, env={**proxied, "no_proxy": "127.0.0.1"}).returncode == 0
+    assert [path for path, _ in server.seen] == ["http://corpus.invalid/a.txt", "/b.txt"]
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as opened:
+        for name, content in files.items():
+            opened.writestr(name, content)
+    return data.getvalue()
+
+
+def test_the_catalogue_over_tls_through_a_proxy(tmp_path):
+    """Addresses of the catalogue, played: their hosts' names in certificates that are trusted, or not."""
+    authority = Authority("github.com", "codeload.github.com")
+    certificate = authority.write(tmp_path / "authority.pem")
+    with serving(authority.server()) as server:
+        server.on(
+            "/cligs/conha19/archive/refs/heads/main.zip", moved("https://codeload.github.com/cligs/conha19/zip/main")
+        )
+        files = {
+            "conha19-main/README.md": b"x",
+            "conha19-main/txt/nh0001.txt": TEXT,
+            "conha19-main/txt_nouns/nh0001.txt": b"y",
+        }
+        server.on("/cligs/conha19/zip/main", fixed(200, archive(files), kind="application/zip"))
+        proxied = {**CLEAN, "https_proxy": server.url("")}
+        refused = get("conha19", "--yes", cwd=tmp_path, env=proxied)
+        assert refused.returncode == 5
+        assert "cannot prove who it is" in refused.stderr
+        done = get("conha19", "--yes", cwd=tmp_path, env={**proxied, "SSL_CERT_FILE": str(certificate)})
+        assert done.returncode == 0, done.stderr
+        folder = tmp_path / "corpus" / "conha19"
+        assert {path.name for path in folder.iterdir()} == {"nh0001.txt", "SOURCE.json"}
+        assert (folder / "nh0001.txt").read_bytes() == TEXT
+        assert "nobody vouched for conha19.zip" in done.stderr
+        assert [path for path, _ in server.seen if path.startswith("CONNECT")] == [
+            "CONNECT github.com:443", "CONNECT github.com:443", "CONNECT codeload.github.com:443",
+        ]  # fmt: skip
+
+
+def test_the_hub_at_its_own_variables(tmp_path):
+    with serving() as server, serving() as store:
+        play(server, store, card={"license": "cc0-1.0"}, files={"es/train-0.parquet": PARQUET}, folder="")
+        environment = {**CLEAN, "HF_ENDPOINT": server.url(""), "HF_HOME": str(tmp_path / "hub")}
+        done = get("hf:ana/corpus/es", "--revision", "v2", cwd=tmp_path, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "corpus" / "corpus-es-train" / "train-0.parquet").read_bytes() == PARQUET

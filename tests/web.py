@@ -1,0 +1,201 @@
+"""A web server on the loopback that misbehaves as it is told: each request takes the next answer of its path."""
+
+import gzip
+import socket
+import ssl
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+CEILING_SECONDS = 60.0
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "Server"
+
+    def do_GET(self) -> None:
+        self.close_connection = True
+        path = self.path if self.path.startswith("http") else urlsplit(self.path).path
+        self.server.seen.append((path, {name.title(): value for name, value in self.headers.items()}))
+        answers = self.server.answers[path]
+        if not answers:
+            self.reply(404, b"no such page", kind="text/plain")
+            return
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        answer(self)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_CONNECT(self) -> None:
+        """As a proxy: a tunnel to this very server's TLS side, whatever host is meant."""
+        self.server.seen.append((f"CONNECT {self.path}", dict(self.headers)))
+        self.send_response(200)
+        self.end_headers()
+        assert self.server.tls is not None
+        with self.server.tls.wrap_socket(self.connection, server_side=True) as wrapped:
+            Handler(wrapped, self.client_address, self.server)
+        self.close_connection = True
+
+    def reply(self, status: int, body: bytes, *, kind: str = "", length: int | None = None, **headers: str) -> None:
+        """`length`: what is announced, if not the truth; -1: nothing."""
+        self.send_response(status)
+        if kind:
+            self.send_header("Content-Type", kind)
+        if length != -1:
+            self.send_header("Content-Length", str(len(body) if length is None else length))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+Answer = Callable[[Handler], None]
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = False
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: defaultdict[str, list[Answer]] = defaultdict(list)
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        self.tls = tls
+        self.closing = threading.Event()
+        self.reached = threading.Event()
+        """An answer that waits has sent its part."""
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}{path}"
+
+    def on(self, path: str, *answers: Answer) -> str:
+        """The address at which these answers are given in turn, the last one for ever."""
+        self.answers[path] = list(answers)
+        return self.url(path)
+
+    def ranges(self) -> list[str | None]:
+        return [headers.get("Range") for _, headers in self.seen]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no error of the server."""
+
+
+@contextmanager
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[Server]:
+    server = Server(tls)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def whole(body: bytes, *, etag: str = '"one"', kind: str = "", **headers: str) -> Answer:
+    """A well-behaved server: ranges, If-Range, 416."""
+
+    def answer(handler: Handler) -> None:
+        given = handler.headers.get("Range", "")
+        tags = {**headers, **({"ETag": etag} if etag else {})}
+        if not given or handler.headers.get("If-Range", etag) != etag:
+            handler.reply(200, body, kind=kind, **tags)
+            return
+        start = int(given.removeprefix("bytes=").rstrip("-"))
+        if start >= len(body):
+            handler.reply(416, b"", **tags, Content_Range=f"bytes */{len(body)}")
+        else:
+            handler.reply(206, body[start:], **tags, Content_Range=f"bytes {start}-{len(body) - 1}/{len(body)}")
+
+    return answer
+
+
+def cut(body: bytes, *, after: int, etag: str = '"one"') -> Answer:
+    """Sends up to byte `after` of the file, then closes."""
+
+    def answer(handler: Handler) -> None:
+        given = handler.headers.get("Range", "")
+        start = int(given.removeprefix("bytes=").rstrip("-")) if given else 0
+        span = {"Content_Range": f"bytes {start}-{len(body) - 1}/{len(body)}"} if given else {}
+        tags = {"ETag": etag} if etag else {}
+        handler.reply(206 if given else 200, body[start:after], length=len(body) - start, **tags, **span)
+
+    return answer
+
+
+def fixed(status: int, body: bytes = b"", **options: Any) -> Answer:
+    """The same whatever is asked."""
+    return lambda handler: handler.reply(status, body, **options)
+
+
+def chunked(body: bytes, **headers: str) -> Answer:
+    """Without announcing a length."""
+
+    def answer(handler: Handler) -> None:
+        handler.reply(200, b"", length=-1, Transfer_Encoding="chunked", **headers)
+        for start in range(0, len(body), 1000):
+            piece = body[start : start + 1000]
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        handler.wfile.write(b"0\r\n\r\n")
+
+    return answer
+
+
+def dripped(body: bytes) -> Answer:
+    """A byte at a time."""
+
+    def answer(handler: Handler) -> None:
+        handler.reply(200, b"", length=-1, Transfer_Encoding="chunked")
+        for byte in body:
+            handler.wfile.write(b"1\r\n%c\r\n" % byte)
+        handler.wfile.write(b"0\r\n\r\n")
+
+    return answer
+
+
+def silent(body: bytes, *, after: int) -> Answer:
+    """Sends up to byte `after`, says so, and nothing more until the client hangs up or the test ends."""
+
+    def answer(handler: Handler) -> None:
+        handler.reply(200, body[:after], length=len(body), ETag='"one"')
+        handler.wfile.flush()
+        handler.server.reached.set()
+        handler.connection.settimeout(0.05)
+        while not handler.server.closing.is_set():
+            try:
+                if not handler.connection.recv(1):
+                    return
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+
+    return answer
+
+
+def moved(location: str, status: int = 302) -> Answer:
+    return fixed(status, b"", Location=location)
+
+
+def zipped(body: bytes) -> bytes:
+    return gzip.compress(body, mtime=0)
+
+
+def refusing_port() -> int:
+    """A port at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+        return number
