@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from cuadrilla import __version__
-from cuadrilla.cli import check, config, crew, data, env, model, standby, train
+from cuadrilla.cli import check, config, crew, data, env, export, model, standby, train
 from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.output import options, report_error, say
@@ -69,6 +69,7 @@ app.command(hidden=True)(crew.work)
 app.add_typer(check.app, name="check", help="Try out what training will need.")
 app.command("eval")(model.evaluate)
 app.command()(model.generate)
+app.add_typer(export.app, name="export", help="Write a run's language model in the forms that other programs open.")
 app.add_typer(env.app, name="env", help="The installed versions, now and when a run was made.")
 
 

@@ -135,7 +135,7 @@ def _evaluate(run: RunDir) -> dict[str, Any]:
     from cuadrilla.model.gpt2 import GPT2
     from cuadrilla.model.language import LanguageTask
     from cuadrilla.train.evaluate import evaluate, judge_stories
-    from cuadrilla.train.setup import load_trained
+    from cuadrilla.train.trained import load_trained
 
     trained = load_trained(run)
     assert isinstance(trained.task, LanguageTask)

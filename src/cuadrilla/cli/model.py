@@ -12,7 +12,7 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir
 
 if TYPE_CHECKING:
-    from cuadrilla.train.setup import Trained
+    from cuadrilla.train.trained import Trained
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder.")]
 
@@ -32,7 +32,7 @@ def evaluate(
     from cuadrilla.model.gpt2 import GPT2
     from cuadrilla.model.language import LanguageTask
     from cuadrilla.train import evaluate as measures
-    from cuadrilla.train.setup import load_trained
+    from cuadrilla.train.trained import load_trained
 
     options.json |= json
     trained = load_trained(RunDir(run.parent if run.is_file() else run), device=device)
@@ -75,7 +75,7 @@ def generate(
     from cuadrilla.model.generate import Sampling, generate_text
     from cuadrilla.model.gpt2 import GPT2
     from cuadrilla.model.language import LanguageTask
-    from cuadrilla.train.setup import load_trained
+    from cuadrilla.train.trained import load_trained
 
     options.json |= json
     text = sys.stdin.read() if prompt == "-" else prompt

@@ -28,6 +28,7 @@ from cuadrilla.model.gpt2 import GPT2, LAYER_NORM_EPSILON, GPT2Config
 from cuadrilla.rundir import fsync_folder, storage_errors, write_atomic
 
 WEIGHTS = "model.safetensors"
+FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 PREFIX = "transformer."
 HEAD = "lm_head.weight"
 EMBEDDING = "transformer.wte.weight"

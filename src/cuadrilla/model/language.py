@@ -60,18 +60,7 @@ class LanguageTask:
         return Tokenizer.load(self.folder / TOKENIZER, sha256=self.manifest.tokenizer_sha256)
 
     def model(self) -> GPT2:
-        layers, heads, width, context = self._section.shape
-        return GPT2(
-            GPT2Config(
-                vocab_size=self.manifest.vocab_size,
-                context=context,
-                layers=layers,
-                heads=heads,
-                width=width,
-                dropout=self._section.dropout,
-                gradient_checkpointing=self._section.gradient_checkpointing,
-            )
-        )
+        return GPT2(shape_of(self._section, vocab_size=self.manifest.vocab_size))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Sum of the cross-entropies in nats, and how many tokens were predicted. Every target counts."""
@@ -108,6 +97,20 @@ class LanguageTask:
         """The prompt and its continuation."""
         assert isinstance(model, GPT2)
         return prompt + "".join(generate_text(model, self.tokenizer, prompt, sampling=sampling))
+
+
+def shape_of(section: ModelSection, *, vocab_size: int) -> GPT2Config:
+    """The model of a run file's section `model`."""
+    layers, heads, width, context = section.shape
+    return GPT2Config(
+        vocab_size=vocab_size,
+        context=context,
+        layers=layers,
+        heads=heads,
+        width=width,
+        dropout=section.dropout,
+        gradient_checkpointing=section.gradient_checkpointing,
+    )
 
 
 def bits_per_byte(nats_per_token: float, split: Split) -> float:

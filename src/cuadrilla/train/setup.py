@@ -16,14 +16,13 @@ from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceEr
 from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.task import Task, load_task
-from cuadrilla.rundir import RunDir, typed
-from cuadrilla.runfile import differences, dump, read_run_config
+from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.coordinator import Coordinator, Rules
 from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.server import ServerCoordinator
 from cuadrilla.sync.statistics import batch_norms
-from cuadrilla.train.checkpoint import check_shapes, load_newest
 from cuadrilla.train.coordinate import Coordination, Length, model_tensors
 from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.guard import Guard
@@ -224,47 +223,6 @@ def make_store(config: Config, run: RunDir, *, merge: ExactMerge, model: nn.Modu
         tensors=model_tensors(model),
         with_journal=with_journal,
         identity=identity,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """The newest verified checkpoint of a run, ready to use."""
-
-    config: Config
-    task: Task
-    model: nn.Module
-    device: torch.device
-    precision: Precision
-    version: int
-
-
-def load_trained(run: RunDir, *, device: str = "auto") -> Trained:
-    """A model from its run directory, in the precision it asks for. Raises ConfigError, DataError, CheckpointError."""
-    config = read_run_config(run)
-    task = make_task(config, run.path)
-    found = load_newest(run.checkpoints)
-    if found is None:
-        raise CheckpointError(
-            f"{run.path} has no checkpoint yet", hint=f"train it: cuadrilla train {typed(run.run_file)}"
-        )
-    model = make_model(task, seed=config.run.seed)
-    tensors = model_tensors(model)
-    check_shapes(tensors, found.model, path=found.path)
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(found.model[name])
-    chosen = choose_device(device)
-    asked = config.train.precision if config.train.precision in ("fp32", "bf16") else "auto"  # fp16: not everywhere
-    arithmetic = choose_precision(asked, device=chosen)
-    arithmetic.apply(model)
-    return Trained(
-        config=config,
-        task=task,
-        model=model.to(chosen).eval(),
-        device=chosen,
-        precision=arithmetic,
-        version=found.version,
     )
 
 

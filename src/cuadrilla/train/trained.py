@@ -1,0 +1,123 @@
+"""What a run has trained, ready to use: with its task, or as a language model without its data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.config import Config, LanguageTask, TrainSection
+from cuadrilla.data.shards import TOKENIZER, read_manifest
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.errors import CheckpointError, ConfigError
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.language import shape_of
+from cuadrilla.model.task import Task
+from cuadrilla.rundir import RunDir, typed
+from cuadrilla.runfile import read_run_config
+from cuadrilla.train.checkpoint import check_shapes, find_newest, load_newest, version_of
+from cuadrilla.train.coordinate import model_tensors
+from cuadrilla.train.precision import Precision, choose_device, choose_precision
+from cuadrilla.train.setup import make_model, make_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The newest verified checkpoint of a run, ready to use."""
+
+    config: Config
+    task: Task
+    model: nn.Module
+    device: torch.device
+    precision: Precision
+    version: int
+
+
+def load_trained(run: RunDir, *, device: str = "auto") -> Trained:
+    """A model from its run directory, in the precision it asks for. Raises ConfigError, DataError, CheckpointError."""
+    config = read_run_config(run)
+    task = make_task(config, run.path)
+    found = load_newest(run.checkpoints)
+    if found is None:
+        raise _untrained(run)
+    model = make_model(task, seed=config.run.seed)
+    tensors = model_tensors(model)
+    check_shapes(tensors, found.model, path=found.path)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(found.model[name])
+    chosen = choose_device(device)
+    arithmetic = _precision(config.train, device=chosen)
+    arithmetic.apply(model)
+    return Trained(
+        config=config,
+        task=task,
+        model=model.to(chosen).eval(),
+        device=chosen,
+        precision=arithmetic,
+        version=found.version,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A run's language model where it lies on disk, verified; its tensors can be read one by one."""
+
+    run: RunDir
+    run_config: Config
+    config: GPT2Config
+    tokenizer_path: Path
+    version: int
+    file: Path
+
+    def read(self, name: str) -> Tensor:
+        """One parameter, in fp32 on the CPU. Raises CheckpointError."""
+        try:
+            with safetensors.safe_open(self.file, framework="pt") as file:
+                tensor: Tensor = file.get_tensor(name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{self.file}: {error}", hint="it may have been removed by a running training"
+            ) from error
+        return tensor.float()
+
+    def load(self) -> GPT2:
+        """The whole model. Raises CheckpointError."""
+        with torch.device("meta"):
+            model = GPT2(self.config)
+        state = {name: self.read(name) for name in model.state_dict()}
+        check_shapes(model.state_dict(), state, path=self.file)
+        model.load_state_dict(state, assign=True)
+        return model
+
+
+def find_stored(run: RunDir) -> Stored:
+    """Of a language model, without loading it. Raises ConfigError, DataError, CheckpointError."""
+    config = read_run_config(run)
+    if not isinstance(config.task, LanguageTask):
+        raise ConfigError(f"{run.path} is not a language model", hint="name a run with task.kind = language")
+    data = run.path / config.data.folder
+    manifest = read_manifest(data)
+    tokenizer_path = data / TOKENIZER
+    Tokenizer.load(tokenizer_path, sha256=manifest.tokenizer_sha256)
+    checkpoint = find_newest(run.checkpoints)
+    if checkpoint is None:
+        raise _untrained(run)
+    return Stored(
+        run=run,
+        run_config=config,
+        config=shape_of(config.model, vocab_size=manifest.vocab_size),
+        tokenizer_path=tokenizer_path,
+        version=version_of(checkpoint),
+        file=checkpoint / "model.safetensors",
+    )
+
+
+def _untrained(run: RunDir) -> CheckpointError:
+    return CheckpointError(f"{run.path} has no checkpoint yet", hint=f"train it: cuadrilla train {typed(run.run_file)}")
+
+
+def _precision(section: TrainSection, *, device: torch.device) -> Precision:
+    asked = section.precision if section.precision in ("fp32", "bf16") else "auto"  # fp16: not everywhere
+    return choose_precision(asked, device=device)

@@ -1,0 +1,78 @@
+"""Export of a run that was really trained, and what other programs make of it."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cuadrilla.cli.export import export_gguf, export_hf
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.errors import ConfigError
+from cuadrilla.model.generate import Sampling, generate
+from cuadrilla.rundir import RunDir
+from cuadrilla.train.trained import find_stored
+from tests.models import language_run
+
+PROMPT = "Había una vez"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return language_run(tmp_path_factory.mktemp("language"))
+
+
+def greedy(run: RunDir, *, tokens: int) -> str:
+    stored = find_stored(run)
+    tokenizer = Tokenizer.load(stored.tokenizer_path)
+    sampling = Sampling(temperature=0, max_tokens=tokens, stop_ids=(tokenizer.end_of_text,))
+    ids = list(generate(stored.load().eval(), tokenizer.encode(PROMPT), sampling=sampling))
+    return PROMPT + tokenizer.decode(ids)
+
+
+def test_transformers_writes_our_text_without_a_network(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers: Any = pytest.importorskip("transformers", reason="needs the extra hf")
+    export_hf(run.path, to=tmp_path / "hf")
+
+    def refuse(*_: object) -> None:
+        raise OSError("no network here")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    write = transformers.pipeline("text-generation", model=str(tmp_path / "hf"), device="cpu")
+    (found,) = write(PROMPT, max_new_tokens=15, do_sample=False)
+    assert found["generated_text"] == greedy(run, tokens=15)
+
+
+def test_the_model_card_says_what_the_run_knows(run: RunDir, tmp_path: Path) -> None:
+    export_hf(run.path, to=tmp_path / "hf")
+    card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
+    row = json.loads(run.metrics.read_text().splitlines()[-1])
+    size = sum(tensor.numel() for tensor in find_stored(run).load().parameters())
+    for fact in (f"| parameters | {size:,} |", f"| {row['tokens']:,} |", f"{row['val_bits_per_byte']:.4f}"):
+        assert fact in card
+    for fact in ("cuentos:80", "CC0-1.0 (generated)", "| steps | 3 |", "pipeline(", "Modelo de lenguaje"):
+        assert fact in card
+
+
+def test_gguf_holds_the_weights_of_the_newest_checkpoint(run: RunDir, tmp_path: Path) -> None:
+    gguf: Any = pytest.importorskip("gguf", reason="needs the extra export")
+    export_gguf(run.run_file, to=tmp_path / "m.gguf")
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    state = find_stored(run).load().state_dict()
+    assert len(tensors) == len(state)
+    assert torch.equal(
+        torch.tensor(tensors["blk.1.ffn_down.weight"]), state["transformer.h.1.mlp.c_proj.weight"].float()
+    )
+
+
+def test_a_folder_with_other_things_is_left_alone(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(ConfigError, match=r"mine\.txt"):
+        export_hf(run.path, to=tmp_path)
+    with pytest.raises(ConfigError, match="not the name of a GGUF file"):
+        export_gguf(run.path, to=tmp_path / "model.bin")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
