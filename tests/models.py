@@ -15,11 +15,11 @@ folder = "../data"
 layers = 2
 heads = 2
 width = 16
-context = 32
+context = 256
 [train]
 steps = 3
-batch_sequences = 4
-unit_sequences = 4
+batch_sequences = 2
+unit_sequences = 2
 precision = "fp32"
 device = "cpu"
 threads = 1

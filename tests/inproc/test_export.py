@@ -14,18 +14,12 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.model.generate import Sampling, generate
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.trained import find_stored
-from tests.models import language_run
 
 PROMPT = "Había una vez"
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return language_run(tmp_path_factory.mktemp("language"))
-
-
-def greedy(run: RunDir, *, tokens: int) -> str:
-    stored = find_stored(run)
+def greedy(language: RunDir, *, tokens: int) -> str:
+    stored = find_stored(language)
     tokenizer = Tokenizer.load(stored.tokenizer_path)
     sampling = Sampling(temperature=0, max_tokens=tokens, stop_ids=(tokenizer.end_of_text,))
     ids = list(generate(stored.load().eval(), tokenizer.encode(PROMPT), sampling=sampling))
@@ -33,10 +27,10 @@ def greedy(run: RunDir, *, tokens: int) -> str:
 
 
 def test_transformers_writes_our_text_without_a_network(
-    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    language: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transformers: Any = pytest.importorskip("transformers", reason="needs the extra hf")
-    export_hf(run.path, to=tmp_path / "hf")
+    export_hf(language.path, to=tmp_path / "hf")
 
     def refuse(*_: object) -> None:
         raise OSError("no network here")
@@ -44,35 +38,35 @@ def test_transformers_writes_our_text_without_a_network(
     monkeypatch.setattr(socket.socket, "connect", refuse)
     write = transformers.pipeline("text-generation", model=str(tmp_path / "hf"), device="cpu")
     (found,) = write(PROMPT, max_new_tokens=15, do_sample=False)
-    assert found["generated_text"] == greedy(run, tokens=15)
+    assert found["generated_text"] == greedy(language, tokens=15)
 
 
-def test_the_model_card_says_what_the_run_knows(run: RunDir, tmp_path: Path) -> None:
-    export_hf(run.path, to=tmp_path / "hf")
+def test_the_model_card_says_what_the_run_knows(language: RunDir, tmp_path: Path) -> None:
+    export_hf(language.path, to=tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
-    row = json.loads(run.metrics.read_text().splitlines()[-1])
-    size = sum(tensor.numel() for tensor in find_stored(run).load().parameters())
+    row = json.loads(language.metrics.read_text().splitlines()[-1])
+    size = sum(tensor.numel() for tensor in find_stored(language).load().parameters())
     for fact in (f"| parameters | {size:,} |", f"| {row['tokens']:,} |", f"{row['val_bits_per_byte']:.4f}"):
         assert fact in card
     for fact in ("cuentos:80", "CC0-1.0 (generated)", "| steps | 3 |", "pipeline(", "Modelo de lenguaje"):
         assert fact in card
 
 
-def test_gguf_holds_the_weights_of_the_newest_checkpoint(run: RunDir, tmp_path: Path) -> None:
+def test_gguf_holds_the_weights_of_the_newest_checkpoint(language: RunDir, tmp_path: Path) -> None:
     gguf: Any = pytest.importorskip("gguf", reason="needs the extra export")
-    export_gguf(run.run_file, to=tmp_path / "m.gguf")
+    export_gguf(language.run_file, to=tmp_path / "m.gguf")
     tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
-    state = find_stored(run).load().state_dict()
+    state = find_stored(language).load().state_dict()
     assert len(tensors) == len(state)
     assert torch.equal(
         torch.tensor(tensors["blk.1.ffn_down.weight"]), state["transformer.h.1.mlp.c_proj.weight"].float()
     )
 
 
-def test_a_folder_with_other_things_is_left_alone(run: RunDir, tmp_path: Path) -> None:
+def test_a_folder_with_other_things_is_left_alone(language: RunDir, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(ConfigError, match=r"mine\.txt"):
-        export_hf(run.path, to=tmp_path)
+        export_hf(language.path, to=tmp_path)
     with pytest.raises(ConfigError, match="not the name of a GGUF file"):
-        export_gguf(run.path, to=tmp_path / "model.bin")
+        export_gguf(language.path, to=tmp_path / "model.bin")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

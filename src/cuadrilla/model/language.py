@@ -159,7 +159,13 @@ class Encoder(Protocol):
 
 
 def prefers_good(model: GPT2, tokenizer: Encoder, pairs: Sequence[Pair]) -> float:
-    """Part of the pairs whose `good` text the model finds likelier than `bad`; a tie counts half.
+    """Part of the pairs whose `good` text the model finds likelier than `bad`; a tie counts half."""
+    found = wins(model, tokenizer, pairs)
+    return sum(found) / len(found)
+
+
+def wins(model: GPT2, tokenizer: Encoder, pairs: Sequence[Pair]) -> list[float]:
+    """For each pair 1 if the model finds `good` likelier, 0 if `bad`, 0.5 for a tie.
 
     Whole texts are compared, after an end-of-text token, as at the beginning of a document. (As both begin with the
     same context, this compares the endings, but for tokens that lie across the boundary.)
@@ -178,5 +184,4 @@ def prefers_good(model: GPT2, tokenizer: Encoder, pairs: Sequence[Pair]) -> floa
                 found[number] = value
     finally:
         model.train(was_training)
-    wins = [(good > bad) + 0.5 * (good == bad) for good, bad in zip(found[::2], found[1::2], strict=True)]
-    return sum(wins) / len(wins)
+    return [(good > bad) + 0.5 * (good == bad) for good, bad in zip(found[::2], found[1::2], strict=True)]

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from cuadrilla.config import Config, LanguageTask, TrainSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.errors import CheckpointError, ConfigError
+from cuadrilla.errors import CheckpointError, ConfigError, DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.hf import load_hf
 from cuadrilla.model.language import shape_of
+from cuadrilla.model.pretrained import tokenizer_json
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_config
@@ -90,6 +92,52 @@ class Stored:
         check_shapes(model.state_dict(), state, path=self.file)
         model.load_state_dict(state, assign=True)
         return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModel:
+    """A GPT-2 with its tokenizer on its device; `version` is None for one that is not a run's."""
+
+    model: GPT2
+    tokenizer: Tokenizer
+    device: torch.device
+    precision: Precision
+    version: int | None
+
+
+def open_model(path: Path, *, device: str = "auto") -> LanguageModel:
+    """Of a run (its folder or run file), or of a folder in Hugging Face's layout.
+
+    Raises ConfigError, DataError, CheckpointError.
+    """
+    chosen = choose_device(device)
+    if (run := run_of(path)) is not None:
+        stored = find_stored(run)
+        model, tokenizer = stored.load(), Tokenizer.load(stored.tokenizer_path)
+        precision, version = _precision(stored.run_config.train, device=chosen), stored.version
+    else:
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{path} is neither a run nor a model in Hugging Face's layout",
+                hint="name a folder that holds run.toml, or config.json and model.safetensors",
+            )
+        model, tokenizer = load_hf(path), Tokenizer(tokenizer_json(path), name=f"the tokenizer of {path}")
+        precision, version = choose_precision("auto", device=chosen), None
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise DataError(
+                f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {model.config.vocab_size:,}",
+                hint="the tokenizer and the weights must belong together",
+            )
+    precision.apply(model)
+    return LanguageModel(
+        model=model.to(chosen).eval(), tokenizer=tokenizer, device=chosen, precision=precision, version=version
+    )
+
+
+def run_of(path: Path) -> RunDir | None:
+    """The run that a path names, by its folder or its run file; None if it is something else."""
+    folder = RunDir(path.parent if path.is_file() else path)
+    return folder if folder.run_file.is_file() or folder.checkpoints.is_dir() else None
 
 
 def find_stored(run: RunDir) -> Stored:
