@@ -82,7 +82,7 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
                     shrink(tmp_path / arguments[0] / "run.toml")
             case _:
                 pytest.fail(f"the README shows a command that no test runs: {line}")
-    assert verbs == {"generate", "eval", "devices", "data", "new", "train", "up", "join"}
+    assert verbs == {"generate", "eval", "devices", "data", "new", "train", "up", "join", "export", "import"}
 
 
 def shrink(run_file: Path) -> None:

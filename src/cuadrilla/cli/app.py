@@ -16,6 +16,7 @@ from cuadrilla.cli import check, config, crew, data, env, export, model, standby
 from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
 from cuadrilla.cli.evaluate import evaluate
+from cuadrilla.cli.imported import import_model
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.prove import prove
 from cuadrilla.engines.supervise import end_with, leave_terminal
@@ -70,6 +71,7 @@ app.command(hidden=True)(crew.work)
 app.add_typer(check.app, name="check", help="Try out what training will need.")
 app.command("eval")(evaluate)
 app.command()(model.generate)
+app.command("import")(import_model)
 app.add_typer(export.app, name="export", help="Write a run's language model in the forms that other programs open.")
 app.add_typer(env.app, name="env", help="The installed versions, now and when a run was made.")
 

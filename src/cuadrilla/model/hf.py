@@ -42,10 +42,10 @@ _LARGEST = {"vocab_size": 10**7, "n_positions": 10**6, "n_layer": 1000, "n_head"
 _PICKLE_HINT = "convert it where you trust it: load it with transformers and call save_pretrained()"
 
 
-def load_hf(folder: Path) -> GPT2:
-    """The model of a folder, on the CPU in fp32. Raises CheckpointError."""
+def load_hf(folder: Path, *, weights: Path | None = None) -> GPT2:
+    """The model of a folder, on the CPU in fp32; `weights` may lie elsewhere. Raises CheckpointError."""
     config = config_from_hf(_read_json(folder / "config.json"), name=str(folder / "config.json"))
-    path = folder / WEIGHTS
+    path = weights or folder / WEIGHTS
     state = state_from_hf(_read_tensors(path), name=str(path))
     with torch.device("meta"):
         model = GPT2(config)

@@ -52,6 +52,11 @@ class LanguageTask:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
         self._section = model
+        if model.vocab and self.manifest.vocab_size > model.vocab:
+            raise DataError(
+                f"{folder} has {self.manifest.vocab_size:,} tokens, the model {model.vocab:,}",
+                hint="prepare the text with the model's own tokenizer.json: cuadrilla data prepare --tokenizer",
+            )
         *_, context = model.shape
         self.defaults = TaskDefaults(length=context, not_matrices=("transformer.wte.", "transformer.wpe."))
 
@@ -60,7 +65,7 @@ class LanguageTask:
         return Tokenizer.load(self.folder / TOKENIZER, sha256=self.manifest.tokenizer_sha256)
 
     def model(self) -> GPT2:
-        return GPT2(shape_of(self._section, vocab_size=self.manifest.vocab_size))
+        return GPT2(shape_of(self._section, tokens=self.manifest.vocab_size))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Sum of the cross-entropies in nats, and how many tokens were predicted. Every target counts."""
@@ -99,11 +104,11 @@ class LanguageTask:
         return prompt + "".join(generate_text(model, self.tokenizer, prompt, sampling=sampling))
 
 
-def shape_of(section: ModelSection, *, vocab_size: int) -> GPT2Config:
-    """The model of a run file's section `model`."""
+def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
+    """The model of a run file's section `model`, with a row for each of so many tokens unless the section says."""
     layers, heads, width, context = section.shape
     return GPT2Config(
-        vocab_size=vocab_size,
+        vocab_size=section.vocab or tokens,
         context=context,
         layers=layers,
         heads=heads,

@@ -7,12 +7,14 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cuadrilla import __version__
 from cuadrilla.data.shards import Manifest, Source, read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2Config
+from cuadrilla.model.pretrained import ORIGIN
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from cuadrilla.train.trained import Stored
 
@@ -55,7 +57,7 @@ def gather(stored: Stored) -> Facts:
         tokens=rows[-1].get("tokens") if rows else None,
         bits_per_byte=measured[-1] if measured else None,
         manifest=manifest,
-        begun_from="",
+        begun_from=_origin(run.path / config.model.init) if config.model.init else "",
         machine=_machine(run),
         workers=tuple(sorted(workers)),
         settings=f"{optim.kind}, learning rate {optim.lr:g}, {train.batch_sequences} sequences in a batch, "
@@ -158,6 +160,15 @@ def _spanish(facts: Facts) -> str:
 
 def _dotted(number: int) -> str:
     return f"{number:,}".replace(",", ".")
+
+
+def _origin(folder: Path) -> str:
+    """What `cuadrilla import` has noted about the weights in this folder."""
+    try:
+        values: Any = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+        return f"{values['name']} (licence {values['licence']}; SHA-256 of its weights {values['sha256']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"the weights in {folder.name}"
 
 
 def _machine(run: RunDir) -> str:

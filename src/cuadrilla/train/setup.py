@@ -12,17 +12,20 @@ import torch
 from torch import nn
 
 from cuadrilla.config import Config, ExactSync, FileTask, LanguageTask, ServerSync, TrainSection
+from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
+from cuadrilla.model.hf import load_hf
 from cuadrilla.model.task import Task, load_task
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.coordinator import Coordinator, Rules
 from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.server import ServerCoordinator
 from cuadrilla.sync.statistics import batch_norms
+from cuadrilla.train.checkpoint import check_shapes, file_sha256, list_checkpoints
 from cuadrilla.train.coordinate import Coordination, Length, model_tensors
 from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.guard import Guard
@@ -73,6 +76,24 @@ def make_model(task: Task, *, seed: int) -> nn.Module:
     return task.model()
 
 
+def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
+    """Give a language model the weights of a folder in Hugging Face's layout, if it is that model and its tokenizer.
+
+    Raises CheckpointError, DataError.
+    """
+    assert isinstance(model, GPT2)
+    assert isinstance(task, language.LanguageTask)
+    found = load_hf(folder).state_dict()
+    check_shapes(model.state_dict(), found, path=folder)
+    tokenizer = folder / TOKENIZER
+    if tokenizer.is_file() and file_sha256(tokenizer) != task.manifest.tokenizer_sha256:
+        raise DataError(
+            f"{task.folder} was not prepared with the tokenizer of {folder}",
+            hint=f"cuadrilla data prepare YOUR_TEXTS --out {typed(task.folder)} --tokenizer {typed(tokenizer)}",
+        )
+    model.load_state_dict(found)
+
+
 def measure_length(section: TrainSection, *, num_sequences: int, sequence_tokens: int) -> Length:
     """Steps and tokens of the whole run; planned tokens, where the real ones are known only when seen."""
     step_tokens = section.batch_sequences * sequence_tokens
@@ -102,7 +123,10 @@ def assemble(
     if num_sequences == 0:
         raise DataError("the training data holds no complete sequence", hint="more text, or a shorter context")
     length = measure_length(config.train, num_sequences=num_sequences, sequence_tokens=task.defaults.length)
-    model = make_model(task, seed=config.run.seed).to(device)
+    model = make_model(task, seed=config.run.seed)
+    if config.model.init and not list_checkpoints(run.checkpoints):
+        load_initial(model, run.path / config.model.init, task=task)
+    model.to(device)
     precision.apply(model)
     _check_supported(config, model, precision)
     merge = make_merge(config, model, task=task, length=length, precision=precision)

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from cuadrilla.config import Config, LanguageTask, TrainSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.errors import CheckpointError, ConfigError, DataError
+from cuadrilla.errors import CheckpointError, ConfigError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.model.hf import load_hf
+from cuadrilla.model.hf import WEIGHTS, load_hf, state_from_hf
 from cuadrilla.model.language import shape_of
-from cuadrilla.model.pretrained import tokenizer_json
+from cuadrilla.model.pretrained import read_pretrained
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.checkpoint import check_shapes, find_newest, load_newest, version_of
 from cuadrilla.train.coordinate import model_tensors
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
-from cuadrilla.train.setup import make_model, make_task
+from cuadrilla.train.setup import load_initial, make_model, make_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,17 @@ def load_trained(run: RunDir, *, device: str = "auto") -> Trained:
     config = read_run_config(run)
     task = make_task(config, run.path)
     found = load_newest(run.checkpoints)
-    if found is None:
-        raise _untrained(run)
     model = make_model(task, seed=config.run.seed)
-    tensors = model_tensors(model)
-    check_shapes(tensors, found.model, path=found.path)
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(found.model[name])
+    if found is not None:
+        tensors = model_tensors(model)
+        check_shapes(tensors, found.model, path=found.path)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(found.model[name])
+    elif config.model.init:
+        load_initial(model, run.path / config.model.init, task=task)
+    else:
+        raise _untrained(run)
     chosen = choose_device(device)
     arithmetic = _precision(config.train, device=chosen)
     arithmetic.apply(model)
@@ -58,13 +61,16 @@ def load_trained(run: RunDir, *, device: str = "auto") -> Trained:
         model=model.to(chosen).eval(),
         device=chosen,
         precision=arithmetic,
-        version=found.version,
+        version=found.version if found else 0,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A run's language model where it lies on disk, verified; its tensors can be read one by one."""
+    """A run's language model where it lies on disk; its tensors can be read one by one.
+
+    A checkpoint, verified; or what the run is to begin with (version 0), which is checked when it is loaded.
+    """
 
     run: RunDir
     run_config: Config
@@ -72,6 +78,8 @@ class Stored:
     tokenizer_path: Path
     version: int
     file: Path
+    imported: bool = False
+    """In Hugging Face's layout."""
 
     def read(self, name: str) -> Tensor:
         """One parameter, in fp32 on the CPU. Raises CheckpointError."""
@@ -82,10 +90,12 @@ class Stored:
             raise CheckpointError(
                 f"{self.file}: {error}", hint="it may have been removed by a running training"
             ) from error
-        return tensor.float()
+        return state_from_hf({name: tensor}, name=str(self.file))[name] if self.imported else tensor.float()
 
     def load(self) -> GPT2:
         """The whole model. Raises CheckpointError."""
+        if self.imported:
+            return load_hf(self.file.parent)
         with torch.device("meta"):
             model = GPT2(self.config)
         state = {name: self.read(name) for name in model.state_dict()}
@@ -121,13 +131,9 @@ def open_model(path: Path, *, device: str = "auto") -> LanguageModel:
                 f"{path} is neither a run nor a model in Hugging Face's layout",
                 hint="name a folder that holds run.toml, or config.json and model.safetensors",
             )
-        model, tokenizer = load_hf(path), Tokenizer(tokenizer_json(path), name=f"the tokenizer of {path}")
+        found = read_pretrained(path, trust=False)
+        model, tokenizer = found.model, Tokenizer(found.tokenizer)
         precision, version = choose_precision("auto", device=chosen), None
-        if tokenizer.vocab_size > model.config.vocab_size:
-            raise DataError(
-                f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {model.config.vocab_size:,}",
-                hint="the tokenizer and the weights must belong together",
-            )
     precision.apply(model)
     return LanguageModel(
         model=model.to(chosen).eval(), tokenizer=tokenizer, device=chosen, precision=precision, version=version
@@ -145,21 +151,30 @@ def find_stored(run: RunDir) -> Stored:
     config = read_run_config(run)
     if not isinstance(config.task, LanguageTask):
         raise ConfigError(f"{run.path} is not a language model", hint="name a run with task.kind = language")
-    data = run.path / config.data.folder
-    manifest = read_manifest(data)
-    tokenizer_path = data / TOKENIZER
-    Tokenizer.load(tokenizer_path, sha256=manifest.tokenizer_sha256)
+    tokenizer_path, tokens = _tokenizer_of(run, config)
     checkpoint = find_newest(run.checkpoints)
-    if checkpoint is None:
+    if checkpoint is None and not config.model.init:
         raise _untrained(run)
     return Stored(
         run=run,
         run_config=config,
-        config=shape_of(config.model, vocab_size=manifest.vocab_size),
+        config=shape_of(config.model, tokens=tokens),
         tokenizer_path=tokenizer_path,
-        version=version_of(checkpoint),
-        file=checkpoint / "model.safetensors",
+        version=version_of(checkpoint) if checkpoint else 0,
+        file=checkpoint / "model.safetensors" if checkpoint else run.path / config.model.init / WEIGHTS,
+        imported=checkpoint is None,
     )
+
+
+def _tokenizer_of(run: RunDir, config: Config) -> tuple[Path, int]:
+    """Where it is, and how many tokens it has. An imported model brings it along; training refuses any other."""
+    own = run.path / config.model.init / TOKENIZER
+    if config.model.init and own.is_file():
+        return own, Tokenizer.load(own).vocab_size
+    data = run.path / config.data.folder
+    manifest = read_manifest(data)
+    Tokenizer.load(data / TOKENIZER, sha256=manifest.tokenizer_sha256)
+    return data / TOKENIZER, manifest.vocab_size
 
 
 def _untrained(run: RunDir) -> CheckpointError:
