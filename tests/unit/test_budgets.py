@@ -117,7 +117,7 @@ def test_dangerous(text):
     ],
 )
 def test_the_restricted_reader_has_one_place(call, path, bad):
-    found = list(budgets.dangerous(source(f"import torch\n{call}", path)))
+    found = list(budgets.dangerous(source(f"import torch\n{call}", f"src/cuadrilla/{path}")))
     assert bool(found) == bad
 
 
