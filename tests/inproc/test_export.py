@@ -70,3 +70,17 @@ def test_a_folder_with_other_things_is_left_alone(language: RunDir, tmp_path: Pa
     with pytest.raises(ConfigError, match="not the name of a GGUF file"):
         export_gguf(language.path, to=tmp_path / "model.bin")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_llama_cpp_writes_our_text(half: bool, language: RunDir, tmp_path: Path) -> None:
+    llama_cpp: Any = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+    pytest.importorskip("gguf", reason="needs the extra export")
+    export_gguf(language.path, to=tmp_path / "m.gguf", f16=half)
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=256, n_threads=1, verbose=False)
+    tokenizer = Tokenizer.load(find_stored(language).tokenizer_path)
+    for text in (PROMPT, "Lucía  fue\n\na la plaza: «¿Qué tal?» ñandú 1605 🙂", "  El perro \n"):
+        assert theirs.tokenize(text.encode(), add_bos=False, special=False) == tokenizer.encode(text)
+    found = theirs.create_completion(tokenizer.encode(PROMPT), max_tokens=15, temperature=0)
+    theirs.close()
+    assert PROMPT + found["choices"][0]["text"] == greedy(language, tokens=15)
