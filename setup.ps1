@@ -38,7 +38,7 @@ if ($LASTEXITCODE -ne 0) { exit $LASTEXITCODE }
 Write-Host "installing $choice"
 Invoke-Checked $venvPython (@("-m", "pip", "install", "-q", "--disable-pip-version-check") + $choice.Split(" "))
 
-$extras = if ($Dev) { ".[dev,tensorboard,hf]" } else { ".[tensorboard,hf]" }
+$extras = if ($Dev) { ".[dev,tensorboard,hf,export]" } else { ".[tensorboard,hf,export]" }
 Write-Host "installing cuadrilla"
 Invoke-Checked $venvPython @("-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", "constraints.txt", "-e", $extras)
 

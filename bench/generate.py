@@ -26,7 +26,7 @@ from cuadrilla.model.generate import Sampling, for_inference, generate, generate
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_to_hf, load_hf, state_to_hf
 from cuadrilla.rundir import RunDir
-from cuadrilla.train.setup import load_trained
+from cuadrilla.train.trained import load_trained
 
 SHAPES = {  # layers, heads, width, context, vocabulary
     "124m": (12, 12, 768, 1024, 50257),
@@ -86,7 +86,7 @@ def parse_arguments() -> argparse.Namespace:
 def load(folder: Path) -> GPT2:
     """Trained weights, of a run directory or in Hugging Face's layout."""
     if RunDir(folder).run_file.exists():
-        model = load_trained(RunDir(folder), device="cpu", precision="fp32").model
+        model = load_trained(RunDir(folder), device="cpu").model
         assert isinstance(model, GPT2)
         return model
     return load_hf(folder)

@@ -41,12 +41,14 @@ DANGEROUS_CALLS = (
     "subprocess.getstatusoutput",
     "ssl._create_unverified_context",
 )
+RESTRICTED_READER = "model/unpickle.py"  # where torch.load may be called, with weights_only=True
 TORCH_FREE = ("cli/", "config.py", "doctor/", "errors.py", "host/", "log.py", "monitor/", "plan/", "rundir.py")
 HOMES = {  # a heavy library is imported in its own place only
     "ray": ("engines/ray/",),
     "dask": ("engines/dask.py",),
     "distributed": ("engines/dask.py",),
     "fastapi": ("serve/", "monitor/web/", "monitor/web.py"),
+    "gguf": ("model/gguf.py",),
     "grpc": tuple(f"link/grpc_{part}.py" for part in ("calls", "check", "client", "ray", "server", "standby")),
 }
 ALL_INTERFACES = re.compile(r"^\s*(?:\w+://)?(?:0\.0\.0\.0|\[::\]|::)(?::\d*)?(?:/.*)?\s*$")
@@ -202,6 +204,13 @@ def import_aliases(source: Source) -> dict[str, str]:
     return aliases
 
 
+def passes_true(call: ast.Call, argument: str) -> bool:
+    return any(
+        keyword.arg == argument and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+        for keyword in call.keywords
+    )
+
+
 def dangerous(source: Source) -> Iterator[str]:
     aliases = import_aliases(source)
     for node in ast.walk(source.tree):
@@ -212,12 +221,12 @@ def dangerous(source: Source) -> Iterator[str]:
         if not isinstance(node, ast.Call):
             continue
         name = dotted(node.func, aliases)
-        if name in DANGEROUS_NAMES or name in DANGEROUS_CALLS:
+        restricted = name == "torch.load" and source.inside == RESTRICTED_READER and passes_true(node, "weights_only")
+        if (name in DANGEROUS_NAMES or name in DANGEROUS_CALLS) and not restricted:
             yield f"{where} calls {name}"
-        for keyword in node.keywords:
-            is_true = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
-            if is_true and keyword.arg in ("shell", "allow_pickle", "trust_remote_code"):
-                yield f"{where} passes {keyword.arg}=True"
+        for argument in ("shell", "allow_pickle", "trust_remote_code"):
+            if passes_true(node, argument):
+                yield f"{where} passes {argument}=True"
 
 
 def misplaced(source: Source) -> Iterator[str]:

@@ -68,6 +68,11 @@ class ModelSection(Section):
     width: Annotated[int, Field(ge=0, le=100_000)] = 0
     context: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Tokens in a sequence."""
+    vocab: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Rows of the embedding (0: as many as the tokenizer has tokens); imported models may have more."""
+    init: str = ""
+    """A folder in Hugging Face's layout, relative to the run file, whose weights a new run begins with; empty draws
+    them from the seed. `cuadrilla import` writes one."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about 30 % more time."""
@@ -291,6 +296,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _task_has_data(self) -> Self:
+        if self.task.kind == "file" and self.model.init:
+            raise ValueError("model.init is for the language task; a task of your own loads its weights in model()")
         if self.task.kind == "language" and not self.data.folder:
             raise ValueError("data.folder is not set; prepare one with `cuadrilla data prepare` and name it here")
         if not (self.train.tokens or self.train.epochs or self.train.steps):

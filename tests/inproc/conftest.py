@@ -1,4 +1,4 @@
-"""Doors for the shared batteries, crews for the tests of the crew link, a web server for those of downloads."""
+"""Doors for the shared batteries, crews for the tests of the crew link, a web server for downloads, a trained model."""
 
 import gc
 import warnings
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cuadrilla.rundir import RunDir
 from tests import runs
 from tests.doors import IN_THREADS, Run
 from tests.hostile import BIG, Crew
+from tests.models import language_run
 from tests.puller import Puller
 from tests.runs import Execute
 from tests.web import Server, serving
@@ -73,3 +75,9 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def pull(tmp_path: Path) -> Puller:
     return Puller(tmp_path / "corpus")
+
+
+@pytest.fixture(scope="session")
+def language(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A trained run of a small language model. Read only."""
+    return language_run(tmp_path_factory.mktemp("language"))

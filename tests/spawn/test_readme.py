@@ -96,7 +96,8 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
                     shrink(tmp_path / arguments[0] / "run.toml")
             case _:
                 pytest.fail(f"the README shows a command that no test runs: {line}")
-    assert verbs == {"generate", "eval", "devices", "data", "new", "train", "report", "up", "join"}
+    expected = {"generate", "eval", "devices", "data", "new", "train", "report", "up", "join", "export", "import"}
+    assert verbs == expected
 
 
 def shrink(run_file: Path) -> None:

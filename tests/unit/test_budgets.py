@@ -106,6 +106,22 @@ def test_dangerous(text):
 
 
 @pytest.mark.parametrize(
+    ("call", "path", "bad"),
+    [
+        ("torch.load('x', weights_only=True)", budgets.RESTRICTED_READER, False),
+        ("torch.load('x', weights_only=False)", budgets.RESTRICTED_READER, True),
+        ("torch.load('x', weights_only=flag)", budgets.RESTRICTED_READER, True),
+        ("torch.load('x')", budgets.RESTRICTED_READER, True),
+        ("torch.load('x', weights_only=True)", "train/checkpoint.py", True),
+        ("torch.save(1, 'x')", budgets.RESTRICTED_READER, True),
+    ],
+)
+def test_the_restricted_reader_has_one_place(call, path, bad):
+    found = list(budgets.dangerous(source(f"import torch\n{call}", f"src/cuadrilla/{path}")))
+    assert bool(found) == bad
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "model.eval()",

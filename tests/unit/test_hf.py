@@ -231,12 +231,23 @@ def overlapping() -> bytes:
         (header(b"{}", length=2**62), "not a whole safetensors file"),
         (header(b"{}", length=90_000_000), "not a whole safetensors file"),
         (header(b"not json"), "not a whole safetensors file"),
+        (header(b'{"a":"' + b"a" * 9_000_000 + b'"}'), "its header would have 9,000,008 bytes"),
         (overlapping(), "not a whole safetensors file"),
         (header(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'), "not a whole safetensors file"),
         (header(b'{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}'), "safetensors"),
         (b"PK\x03\x04" + bytes(100), "is a pickle"),
     ],
-    ids=["empty", "absurd length", "longer than the file", "not JSON", "overlap", "cut", "overflow", "zip"],
+    ids=[
+        "empty",
+        "absurd length",
+        "longer than the file",
+        "not JSON",
+        "huge header",
+        "overlap",
+        "cut",
+        "overflow",
+        "zip",
+    ],
 )
 def test_broken_and_hostile_files_are_refused(raw: bytes, says: str, tmp_path: Path) -> None:
     save_hf(make(SMALL), tmp_path)

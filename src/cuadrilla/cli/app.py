@@ -12,9 +12,11 @@ from typing import Annotated
 import typer
 
 from cuadrilla import __version__
-from cuadrilla.cli import check, config, crew, data, env, get, model, standby, train
+from cuadrilla.cli import check, config, crew, data, env, export, get, model, standby, train
 from cuadrilla.cli.demo import demo
 from cuadrilla.cli.devices import devices
+from cuadrilla.cli.evaluate import evaluate
+from cuadrilla.cli.imported import import_model
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.prove import prove
 from cuadrilla.cli.report import report
@@ -70,9 +72,11 @@ for verb in (standby.standby, standby.promote):
     app.command()(verb)
 app.command(hidden=True)(crew.work)
 app.add_typer(check.app, name="check", help="Try out what training will need.")
-app.command("eval")(model.evaluate)
+app.command("eval")(evaluate)
 app.command()(model.generate)
 app.command()(report)
+app.command("import")(import_model)
+app.add_typer(export.app, name="export", help="Write a run's language model in the forms that other programs open.")
 app.add_typer(env.app, name="env", help="The installed versions, now and when a run was made.")
 
 

@@ -139,7 +139,7 @@ def _evaluate(run: RunDir) -> dict[str, Any]:
     from cuadrilla.model.gpt2 import GPT2
     from cuadrilla.model.language import LanguageTask
     from cuadrilla.train.evaluate import evaluate, judge_stories
-    from cuadrilla.train.setup import load_trained
+    from cuadrilla.train.trained import load_trained
 
     trained = load_trained(run)
     assert isinstance(trained.task, LanguageTask)
@@ -147,7 +147,9 @@ def _evaluate(run: RunDir) -> dict[str, Any]:
     held_out = evaluate(
         trained.task, trained.model, section=EvaluateSection(), device=trained.device, precision=trained.precision
     )
-    report = judge_stories(trained.task, trained.model, num_stories=200, num_pairs=500, temperature=0.8, seed=0)
+    report = judge_stories(
+        trained.model, trained.task.tokenizer, num_stories=200, num_pairs=500, temperature=0.8, seed=0
+    )
     say(
         f"held-out         {held_out['bits_per_byte']:.3f} bits per byte\n"
         f"stories right    {report.stories_right:.1%} of {report.num_stories}\n"

@@ -178,6 +178,13 @@ def open_sources(specs: Sequence[str], *, exclude: Path, progress: Progress, rea
     return Found(sources=tuple(found), skipped=tuple(sorted(listing.skipped)), counts=listing.counts)
 
 
+def plain_text(path: Path) -> TextFile:
+    """One file as text in whatever encoding, whatever its name. Raises DataError."""
+    file = _survey_file(path, Form(".txt"), name=path.name, reading=AS_USUAL, counts=Counter())
+    assert file is not None
+    return file
+
+
 def _parse_stories(spec: str) -> int:
     digits = spec.removeprefix("cuentos:")
     if not re.fullmatch(r"[0-9]{1,9}", digits) or not 1 <= int(digits) <= MAX_STORIES:

@@ -28,7 +28,9 @@ from cuadrilla.model.gpt2 import GPT2, LAYER_NORM_EPSILON, GPT2Config
 from cuadrilla.rundir import fsync_folder, storage_errors, write_atomic
 
 WEIGHTS = "model.safetensors"
+FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 PREFIX = "transformer."
+MAX_HEADER_BYTES = 2**23  # a hundred times that of the largest GPT-2
 HEAD = "lm_head.weight"
 EMBEDDING = "transformer.wte.weight"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -41,10 +43,10 @@ _LARGEST = {"vocab_size": 10**7, "n_positions": 10**6, "n_layer": 1000, "n_head"
 _PICKLE_HINT = "convert it where you trust it: load it with transformers and call save_pretrained()"
 
 
-def load_hf(folder: Path) -> GPT2:
-    """The model of a folder, on the CPU in fp32. Raises CheckpointError."""
+def load_hf(folder: Path, *, weights: Path | None = None) -> GPT2:
+    """The model of a folder, on the CPU in fp32; `weights` may lie elsewhere. Raises CheckpointError."""
     config = config_from_hf(_read_json(folder / "config.json"), name=str(folder / "config.json"))
-    path = folder / WEIGHTS
+    path = weights or folder / WEIGHTS
     state = state_from_hf(_read_tensors(path), name=str(path))
     with torch.device("meta"):
         model = GPT2(config)
@@ -194,6 +196,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         _explain_absence(path)
     try:
+        _check_header(path)
         with safetensors.safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is not a dict
     except safetensors.SafetensorError as error:
@@ -208,6 +211,14 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"cannot read {path}: {error.strerror or error}", hint="copy the original again"
         ) from error
+
+
+def _check_header(path: Path) -> None:
+    """Raises SafetensorError before the library parses a header (JSON) so large that parsing takes all memory."""
+    with open(path, "rb") as file:
+        num_bytes = int.from_bytes(file.read(8), "little")
+    if num_bytes > MAX_HEADER_BYTES:
+        raise safetensors.SafetensorError(f"its header would have {num_bytes:,} bytes")
 
 
 def _explain_absence(path: Path) -> None:

@@ -52,6 +52,11 @@ class LanguageTask:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
         self._section = model
+        if model.vocab and self.manifest.vocab_size > model.vocab:
+            raise DataError(
+                f"{folder} has {self.manifest.vocab_size:,} tokens, the model {model.vocab:,}",
+                hint="prepare the text with the model's own tokenizer.json: cuadrilla data prepare --tokenizer",
+            )
         *_, context = model.shape
         self.defaults = TaskDefaults(length=context, not_matrices=("transformer.wte.", "transformer.wpe."))
 
@@ -60,18 +65,7 @@ class LanguageTask:
         return Tokenizer.load(self.folder / TOKENIZER, sha256=self.manifest.tokenizer_sha256)
 
     def model(self) -> GPT2:
-        layers, heads, width, context = self._section.shape
-        return GPT2(
-            GPT2Config(
-                vocab_size=self.manifest.vocab_size,
-                context=context,
-                layers=layers,
-                heads=heads,
-                width=width,
-                dropout=self._section.dropout,
-                gradient_checkpointing=self._section.gradient_checkpointing,
-            )
-        )
+        return GPT2(shape_of(self._section, tokens=self.manifest.vocab_size))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Sum of the cross-entropies in nats, and how many tokens were predicted. Every target counts."""
@@ -108,6 +102,20 @@ class LanguageTask:
         """The prompt and its continuation."""
         assert isinstance(model, GPT2)
         return prompt + "".join(generate_text(model, self.tokenizer, prompt, sampling=sampling))
+
+
+def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
+    """The model of a run file's section `model`, with a row for each of so many tokens unless the section says."""
+    layers, heads, width, context = section.shape
+    return GPT2Config(
+        vocab_size=section.vocab or tokens,
+        context=context,
+        layers=layers,
+        heads=heads,
+        width=width,
+        dropout=section.dropout,
+        gradient_checkpointing=section.gradient_checkpointing,
+    )
 
 
 def bits_per_byte(nats_per_token: float, split: Split) -> float:
@@ -156,7 +164,13 @@ class Encoder(Protocol):
 
 
 def prefers_good(model: GPT2, tokenizer: Encoder, pairs: Sequence[Pair]) -> float:
-    """Part of the pairs whose `good` text the model finds likelier than `bad`; a tie counts half.
+    """Part of the pairs whose `good` text the model finds likelier than `bad`; a tie counts half."""
+    found = wins(model, tokenizer, pairs)
+    return sum(found) / len(found)
+
+
+def wins(model: GPT2, tokenizer: Encoder, pairs: Sequence[Pair]) -> list[float]:
+    """For each pair 1 if the model finds `good` likelier, 0 if `bad`, 0.5 for a tie.
 
     Whole texts are compared, after an end-of-text token, as at the beginning of a document. (As both begin with the
     same context, this compares the endings, but for tokens that lie across the boundary.)
@@ -175,5 +189,4 @@ def prefers_good(model: GPT2, tokenizer: Encoder, pairs: Sequence[Pair]) -> floa
                 found[number] = value
     finally:
         model.train(was_training)
-    wins = [(good > bad) + 0.5 * (good == bad) for good, bad in zip(found[::2], found[1::2], strict=True)]
-    return sum(wins) / len(wins)
+    return [(good > bad) + 0.5 * (good == bad) for good, bad in zip(found[::2], found[1::2], strict=True)]

@@ -13,10 +13,10 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -33,6 +33,8 @@ MANIFEST = "manifest.json"
 OLDER = "an older checkpoint is used if there is one"
 MAX_JSON_BYTES = 100 * 2**20
 _NAME = re.compile(r"v(\d{8,})")
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,22 @@ def save_checkpoint(
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that verifies; None if there is none at all. Raises CheckpointError if none verifies.
+    """The newest checkpoint that verifies; None if there is none at all. Raises CheckpointError if none verifies."""
+    return _newest(folder, load_checkpoint)
+
+
+def find_newest(folder: Path) -> Path | None:
+    """As `load_newest`, but only where it is: for those who read its tensors one by one."""
+
+    def verified(path: Path) -> Path:
+        verify_checkpoint(path)
+        return path
+
+    return _newest(folder, verified)
+
+
+def _newest(folder: Path, use: Callable[[Path], T]) -> T | None:
+    """What `use` makes of the newest checkpoint that it does not refuse.
 
     While a training goes on, its older checkpoints may vanish under a reader: then there are newer ones.
     """
@@ -84,7 +101,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
         problems = []
         for path in reversed(candidates):
             try:
-                return load_checkpoint(path)
+                return use(path)
             except CheckpointError as error:
                 if "newer cuadrilla" in error.message:
                     raise

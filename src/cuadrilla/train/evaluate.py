@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cuadrilla.config import EvaluateSection, SampleSection
 from cuadrilla.data import cuentos
 from cuadrilla.data.loader import collate, to_device
+from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import ResourceError
 from cuadrilla.model.generate import Sampling, for_inference, generate_batch
 from cuadrilla.model.gpt2 import GPT2
@@ -124,17 +125,17 @@ class StoryReport:
 
 
 def judge_stories(
-    task: LanguageTask, model: GPT2, *, num_stories: int, num_pairs: int, temperature: float, seed: int
+    model: GPT2, tokenizer: Tokenizer, *, num_stories: int, num_pairs: int, temperature: float, seed: int
 ) -> StoryReport:
     """Let the model tell stories and check them; let it choose in minimal pairs (seed 1: never trained on)."""
-    end = task.tokenizer.end_of_text
-    sampling = Sampling(temperature=temperature, max_tokens=task.defaults.length, stop_ids=(end,), seed=seed)
+    end = tokenizer.end_of_text
+    sampling = Sampling(temperature=temperature, max_tokens=model.config.context, stop_ids=(end,), seed=seed)
     ready = for_inference(model)
     texts: list[str] = []
     for first in range(0, num_stories, STORIES_PER_BATCH):
         prompts = [[end]] * min(STORIES_PER_BATCH, num_stories - first)
         ids = generate_batch(ready, prompts, sampling=replace(sampling, seed=seed + first))
-        texts += [task.tokenizer.decode(story).strip() for story in ids]
+        texts += [tokenizer.decode(story).strip() for story in ids]
     found = [cuentos.check(text) for text in texts]
     faults = Counter(problems[0].kind for problems in found if problems)
     pairs = list(cuentos.minimal_pairs(num_pairs, seed=1))
@@ -143,6 +144,6 @@ def judge_stories(
         stories_right=sum(not problems for problems in found) / max(num_stories, 1),
         faults=dict(faults.most_common()),
         num_pairs=num_pairs,
-        pairs_right=prefers_good(model, task.tokenizer, pairs) if pairs else 0.0,
+        pairs_right=prefers_good(model, tokenizer, pairs) if pairs else 0.0,
         examples=tuple(text for text, problems in zip(texts, found, strict=True) if not problems)[:3],
     )

@@ -12,18 +12,20 @@ import torch
 from torch import nn
 
 from cuadrilla.config import Config, ExactSync, FileTask, LanguageTask, ServerSync, TrainSection
+from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
+from cuadrilla.model.hf import load_hf
 from cuadrilla.model.task import Task, load_task
 from cuadrilla.rundir import RunDir, typed
-from cuadrilla.runfile import differences, dump, read_run_config
+from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.coordinator import Coordinator, Rules
 from cuadrilla.sync.exact import ExactMerge, trainable
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.server import ServerCoordinator
 from cuadrilla.sync.statistics import batch_norms
-from cuadrilla.train.checkpoint import check_shapes, load_newest
+from cuadrilla.train.checkpoint import check_shapes, file_sha256, list_checkpoints
 from cuadrilla.train.coordinate import Coordination, Length, model_tensors
 from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.guard import Guard
@@ -75,6 +77,24 @@ def make_model(task: Task, *, seed: int) -> nn.Module:
     return task.model()
 
 
+def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
+    """Give a language model the weights of a folder in Hugging Face's layout, if it is that model and its tokenizer.
+
+    Raises CheckpointError, DataError.
+    """
+    assert isinstance(model, GPT2)
+    assert isinstance(task, language.LanguageTask)
+    found = load_hf(folder).state_dict()
+    check_shapes(model.state_dict(), found, path=folder)
+    tokenizer = folder / TOKENIZER
+    if tokenizer.is_file() and file_sha256(tokenizer) != task.manifest.tokenizer_sha256:
+        raise DataError(
+            f"{task.folder} was not prepared with the tokenizer of {folder}",
+            hint=f"cuadrilla data prepare YOUR_TEXTS --out {typed(task.folder)} --tokenizer {typed(tokenizer)}",
+        )
+    model.load_state_dict(found)
+
+
 def measure_length(section: TrainSection, *, num_sequences: int, sequence_tokens: int) -> Length:
     """Steps and tokens of the whole run; planned tokens, where the real ones are known only when seen."""
     step_tokens = section.batch_sequences * sequence_tokens
@@ -104,7 +124,10 @@ def assemble(
     if num_sequences == 0:
         raise DataError("the training data holds no complete sequence", hint="more text, or a shorter context")
     length = measure_length(config.train, num_sequences=num_sequences, sequence_tokens=task.defaults.length)
-    model = make_model(task, seed=config.run.seed).to(device)
+    model = make_model(task, seed=config.run.seed)
+    if config.model.init and not list_checkpoints(run.checkpoints):
+        load_initial(model, run.path / config.model.init, task=task)
+    model.to(device)
     precision.apply(model)
     _check_supported(config, model, precision)
     merge = make_merge(config, model, task=task, length=length, precision=precision)
@@ -232,47 +255,6 @@ def make_store(config: Config, run: RunDir, *, merge: ExactMerge, model: nn.Modu
         tensors=model_tensors(model),
         with_journal=with_journal,
         identity=identity,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """The newest verified checkpoint of a run, ready to use."""
-
-    config: Config
-    task: Task
-    model: nn.Module
-    device: torch.device
-    precision: Precision
-    version: int
-
-
-def load_trained(run: RunDir, *, device: str = "auto") -> Trained:
-    """A model from its run directory, in the precision it asks for. Raises ConfigError, DataError, CheckpointError."""
-    config = read_run_config(run)
-    task = make_task(config, run.path)
-    found = load_newest(run.checkpoints)
-    if found is None:
-        raise CheckpointError(
-            f"{run.path} has no checkpoint yet", hint=f"train it: cuadrilla train {typed(run.run_file)}"
-        )
-    model = make_model(task, seed=config.run.seed)
-    tensors = model_tensors(model)
-    check_shapes(tensors, found.model, path=found.path)
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(found.model[name])
-    chosen = choose_device(device)
-    asked = config.train.precision if config.train.precision in ("fp32", "bf16") else "auto"  # fp16: not everywhere
-    arithmetic = choose_precision(asked, device=chosen)
-    arithmetic.apply(model)
-    return Trained(
-        config=config,
-        task=task,
-        model=model.to(chosen).eval(),
-        device=chosen,
-        precision=arithmetic,
-        version=found.version,
     )
 
 

@@ -1,0 +1,77 @@
+"""`cuadrilla export`: a run's language model in the forms that other programs open."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.errors import ConfigError
+from cuadrilla.rundir import RunDir, typed, write_atomic
+
+app = typer.Typer(no_args_is_help=True)
+
+Run = Annotated[Path, typer.Argument(help="A trained run folder.")]
+CARD = "README.md"
+
+
+@app.callback()
+def group() -> None:
+    """Write a run's language model in the forms that other programs open."""
+
+
+@app.command("hf")
+def export_hf(
+    run: Run,
+    to: Annotated[Path, typer.Option("--to", help="The folder to write.")],
+    json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """A folder that Hugging Face's transformers opens, with a model card."""
+    from cuadrilla.model.hf import FILES, save_hf
+    from cuadrilla.train.card import gather, model_card
+    from cuadrilla.train.trained import find_stored
+
+    options.json |= json
+    strange = sorted(path.name for path in to.iterdir() if path.name not in (*FILES, CARD)) if to.is_dir() else []
+    if strange:
+        raise ConfigError(f"{to} holds something else: {strange[0]}", hint="name a new folder")
+    stored = find_stored(_run_dir(run))
+    save_hf(stored.load(), to, tokenizer_path=stored.tokenizer_path)
+    write_atomic(to / CARD, model_card(gather(stored)))
+    _report(to, version=stored.version, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
+
+
+@app.command("gguf")
+def export_gguf(
+    run: Run,
+    to: Annotated[Path, typer.Option("--to", help="The file to write; its name ends in .gguf.")],
+    f16: Annotated[bool, typer.Option("--f16", help="Matrices in half the bytes.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """One file that llama.cpp opens, and what is built on it."""
+    from cuadrilla.model.gguf import Description, write_gguf
+    from cuadrilla.train.card import gather, licences
+    from cuadrilla.train.trained import find_stored
+
+    options.json |= json
+    if to.suffix.lower() != ".gguf" or to.is_dir():
+        raise ConfigError(f"{to} is not the name of a GGUF file", hint=f"--to {typed(to.with_suffix('.gguf'))}")
+    stored = find_stored(_run_dir(run))
+    facts = gather(stored)
+    about = Description(
+        name=facts.name,
+        description=f"GPT-2, {facts.num_parameters:,} parameters, step {facts.version:,}",
+        licence=", ".join(licences(facts.manifest)),
+    )
+    write_gguf(to, config=stored.config, tokenizer_path=stored.tokenizer_path, read=stored.read, half=f16, about=about)
+    _report(to, version=stored.version, num_bytes=to.stat().st_size)
+
+
+def _run_dir(run: Path) -> RunDir:
+    return RunDir(run.parent if run.is_file() else run)
+
+
+def _report(to: Path, *, version: int, num_bytes: int) -> None:
+    say(f"wrote {to} ({num_bytes / 1e6:.1f} MB) from step {version}")
+    if options.json:
+        emit_json({"path": str(to), "version": version, "num_bytes": num_bytes})

@@ -1,0 +1,100 @@
+"""`cuadrilla import`: a run folder that begins with the weights of a model that others have trained."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.errors import ConfigError
+from cuadrilla.rundir import RunDir, storage_errors, typed, write_atomic, write_json
+from cuadrilla.runfile import dump, read_run_file
+
+if TYPE_CHECKING:
+    from cuadrilla.model.gpt2 import GPT2Config
+
+MODEL_FOLDER = "model"
+
+
+def import_model(
+    source: Annotated[
+        Path, typer.Argument(help="A folder in Hugging Face's layout, or a file of weights that lies in one.")
+    ],
+    to: Annotated[Path, typer.Option("--to", help="The run folder to make.")],
+    data: Annotated[str, typer.Option(help="The prepared data folder, as seen from the new folder.")] = "../data",
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Read a pickle (.bin, .pt), in a process of its own without network.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Make a run that goes on from a model that others have trained: train, evaluate, generate and export it."""
+    from cuadrilla.model.pretrained import read_pretrained, save_pretrained
+
+    options.json |= json
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"{to} exists", hint="choose another name")
+    found = read_pretrained(source, trust=trust)
+    if found.note:
+        say(f"note: while the pickle was read: {found.note}")
+    work = to.with_name(f".{to.name}.{os.getpid()}.tmp")
+    try:
+        save_pretrained(found, work / MODEL_FOLDER)
+        made = RunDir(work)
+        write_atomic(made.run_file, run_file_text(found.model.config, data=data))
+        resolved = read_run_file(made.run_file)
+        write_json(made.config, {"values": dump(resolved.config), "origins": resolved.origins})
+        with storage_errors(to):
+            if to.exists():
+                to.rmdir()
+            os.rename(work, to)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    size = sum(parameter.numel() for parameter in found.model.parameters())
+    if options.json:
+        emit_json({"path": str(to), "parameters": size, "vocabulary": found.model.config.vocab_size})
+    tokenizer = typed(to / MODEL_FOLDER / "tokenizer.json")
+    data_folder = typed(Path(os.path.normpath(to / data)))
+    say(
+        f"wrote {to}: {size / 1e6:.2f} M parameters, a vocabulary of {found.model.config.vocab_size:,}\n\n"
+        f"next: cuadrilla generate {typed(to)}\n"
+        f"      cuadrilla data prepare YOUR_TEXTS --out {data_folder} --tokenizer {tokenizer}\n"
+        f"      cuadrilla train {typed(to)}"
+    )
+
+
+def run_file_text(shape: "GPT2Config", *, data: str) -> str:
+    """A commented run file that continues training a model of these sizes."""
+    escaped = data.replace("\\", "/").replace('"', '\\"')
+    return f"""\
+# A run of cuadrilla that begins with imported weights. `cuadrilla config show --help-text` explains every key.
+schema = 1
+
+[data]
+folder = "{escaped}"        # prepared with `cuadrilla data prepare --tokenizer {MODEL_FOLDER}/tokenizer.json`
+
+[model]
+init = "{MODEL_FOLDER}"            # the imported weights; read once, when the run begins
+layers = {shape.layers}
+heads = {shape.heads}
+width = {shape.width}
+context = {shape.context}
+vocab = {shape.vocab_size}
+
+[train]
+epochs = 1                  # or tokens = 3000000, or steps = 1000
+batch_sequences = 32
+unit_sequences = 8
+
+[optim]
+kind = "adamw"
+lr = 0.0001                 # low: what is known already should stay
+
+[schedule]
+warmup = 0.05
+cooldown = 0.6
+
+[checkpoint]
+every_seconds = 60
+"""

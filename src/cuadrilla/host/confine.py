@@ -1,0 +1,81 @@
+"""What a process gives up for good before it opens something that it has no reason to trust.
+
+Linux lets any process refuse itself system calls (seccomp):
+https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html
+Where something cannot be given up, that is returned as a sentence for the user, "" otherwise.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import sys
+from pathlib import Path
+
+# Numbers from the kernel's tables of system calls.
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+SECCOMP = {"x86_64": 317, "aarch64": 277}
+REFUSED = {  # socket, connect, bind, execve, execveat, ptrace, kill, io_uring_setup
+    "x86_64": (41, 42, 49, 59, 322, 101, 62, 425),
+    "aarch64": (198, 203, 200, 221, 281, 117, 129, 425),
+}
+_FIRST_X32 = 0x40000000
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000 | errno.EPERM
+_PR_SET_NO_NEW_PRIVS, _SET_MODE_FILTER, _ALL_THREADS = 38, 1, 1
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("k", ctypes.c_uint32))
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("first", ctypes.POINTER(_Instruction)))
+
+
+def cut_off() -> str:
+    """No sockets and no new programs in this process from now on; the reason if the system does not allow it."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in SECCOMP:
+        return f"on {platform.system()} {machine} this process is not cut off from the network"
+    refused = REFUSED[machine]
+    last = len(refused) + 5  # where all refusals jump to; a jump counts the instructions between
+    steps = [
+        (_LOAD, 0, 0, 4),  # the architecture of the call
+        (_EQUAL, 0, last - 2, AUDIT_ARCH[machine]),
+        (_LOAD, 0, 0, 0),  # its number
+        (_AT_LEAST, last - 4, 0, _FIRST_X32),
+        *((_EQUAL, last - 5 - place, 0, number) for place, number in enumerate(refused)),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _ERRNO),
+    ]
+    program = _Program(len(steps), (_Instruction * len(steps))(*(_Instruction(*step) for step in steps)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(
+        SECCOMP[machine], _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(program)
+    ):
+        return f"this process is not cut off from the network: {os.strerror(ctypes.get_errno())}"
+    return ""
+
+
+def limit_resources(num_bytes: int, *, cpu_seconds: int) -> str:
+    """From now on at most so much more memory, files of at most that size, so much processor time, no core dump.
+
+    Returns the reason where memory cannot be limited.
+    """
+    if sys.platform == "win32":
+        return "on Windows the memory of this process is not limited"
+    import resource
+
+    pages = Path("/proc/self/statm")
+    used = int(pages.read_text().split()[0]) * resource.getpagesize() if pages.exists() else 0
+    wanted = {
+        resource.RLIMIT_AS: used + num_bytes,
+        resource.RLIMIT_FSIZE: num_bytes,
+        resource.RLIMIT_CPU: cpu_seconds,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, value in wanted.items():
+        if kind != resource.RLIMIT_AS or used:
+            resource.setrlimit(kind, (value, value))
+    return "" if used else f"on {platform.system()} the memory of this process is not limited"

@@ -1,0 +1,186 @@
+"""What a run has trained, ready to use: with its task, or as a language model without its data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.config import Config, LanguageTask, TrainSection
+from cuadrilla.data.shards import TOKENIZER, read_manifest
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.errors import CheckpointError, ConfigError
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.hf import WEIGHTS, load_hf, state_from_hf
+from cuadrilla.model.language import shape_of
+from cuadrilla.model.pretrained import read_pretrained
+from cuadrilla.model.task import Task
+from cuadrilla.rundir import RunDir, typed
+from cuadrilla.runfile import read_run_config
+from cuadrilla.train.checkpoint import check_shapes, find_newest, load_newest, version_of
+from cuadrilla.train.coordinate import model_tensors
+from cuadrilla.train.precision import Precision, choose_device, choose_precision
+from cuadrilla.train.setup import load_initial, make_model, make_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The newest verified checkpoint of a run, ready to use."""
+
+    config: Config
+    task: Task
+    model: nn.Module
+    device: torch.device
+    precision: Precision
+    version: int
+
+
+def load_trained(run: RunDir, *, device: str = "auto") -> Trained:
+    """A model from its run directory, in the precision it asks for. Raises ConfigError, DataError, CheckpointError."""
+    config = read_run_config(run)
+    task = make_task(config, run.path)
+    found = load_newest(run.checkpoints)
+    model = make_model(task, seed=config.run.seed)
+    if found is not None:
+        tensors = model_tensors(model)
+        check_shapes(tensors, found.model, path=found.path)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(found.model[name])
+    elif config.model.init:
+        load_initial(model, run.path / config.model.init, task=task)
+    else:
+        raise _untrained(run)
+    chosen = choose_device(device)
+    arithmetic = _precision(config.train, device=chosen)
+    arithmetic.apply(model)
+    return Trained(
+        config=config,
+        task=task,
+        model=model.to(chosen).eval(),
+        device=chosen,
+        precision=arithmetic,
+        version=found.version if found else 0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A run's language model where it lies on disk; its tensors can be read one by one.
+
+    A checkpoint, verified; or what the run is to begin with (version 0), which is checked when it is loaded.
+    """
+
+    run: RunDir
+    run_config: Config
+    config: GPT2Config
+    tokenizer_path: Path
+    version: int
+    file: Path
+    imported: bool = False
+    """In Hugging Face's layout."""
+
+    def read(self, name: str) -> Tensor:
+        """One parameter, in fp32 on the CPU. Raises CheckpointError."""
+        try:
+            with safetensors.safe_open(self.file, framework="pt") as file:
+                tensor: Tensor = file.get_tensor(name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{self.file}: {error}", hint="it may have been removed by a running training"
+            ) from error
+        return state_from_hf({name: tensor}, name=str(self.file))[name] if self.imported else tensor.float()
+
+    def load(self) -> GPT2:
+        """The whole model. Raises CheckpointError."""
+        if self.imported:
+            return load_hf(self.file.parent)
+        with torch.device("meta"):
+            model = GPT2(self.config)
+        state = {name: self.read(name) for name in model.state_dict()}
+        check_shapes(model.state_dict(), state, path=self.file)
+        model.load_state_dict(state, assign=True)
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModel:
+    """A GPT-2 with its tokenizer on its device; `version` is None for one that is not a run's."""
+
+    model: GPT2
+    tokenizer: Tokenizer
+    device: torch.device
+    precision: Precision
+    version: int | None
+
+
+def open_model(path: Path, *, device: str = "auto") -> LanguageModel:
+    """Of a run (its folder or run file), or of a folder in Hugging Face's layout.
+
+    Raises ConfigError, DataError, CheckpointError.
+    """
+    chosen = choose_device(device)
+    if (run := run_of(path)) is not None:
+        stored = find_stored(run)
+        model, tokenizer = stored.load(), Tokenizer.load(stored.tokenizer_path)
+        precision, version = _precision(stored.run_config.train, device=chosen), stored.version
+    else:
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{path} is neither a run nor a model in Hugging Face's layout",
+                hint="name a folder that holds run.toml, or config.json and model.safetensors",
+            )
+        found = read_pretrained(path, trust=False)
+        model, tokenizer = found.model, Tokenizer(found.tokenizer)
+        precision, version = choose_precision("auto", device=chosen), None
+    precision.apply(model)
+    return LanguageModel(
+        model=model.to(chosen).eval(), tokenizer=tokenizer, device=chosen, precision=precision, version=version
+    )
+
+
+def run_of(path: Path) -> RunDir | None:
+    """The run that a path names, by its folder or its run file; None if it is something else."""
+    folder = RunDir(path.parent if path.is_file() else path)
+    return folder if folder.run_file.is_file() or folder.checkpoints.is_dir() else None
+
+
+def find_stored(run: RunDir) -> Stored:
+    """Of a language model, without loading it. Raises ConfigError, DataError, CheckpointError."""
+    config = read_run_config(run)
+    if not isinstance(config.task, LanguageTask):
+        raise ConfigError(f"{run.path} is not a language model", hint="name a run with task.kind = language")
+    tokenizer_path, tokens = _tokenizer_of(run, config)
+    checkpoint = find_newest(run.checkpoints)
+    if checkpoint is None and not config.model.init:
+        raise _untrained(run)
+    return Stored(
+        run=run,
+        run_config=config,
+        config=shape_of(config.model, tokens=tokens),
+        tokenizer_path=tokenizer_path,
+        version=version_of(checkpoint) if checkpoint else 0,
+        file=checkpoint / "model.safetensors" if checkpoint else run.path / config.model.init / WEIGHTS,
+        imported=checkpoint is None,
+    )
+
+
+def _tokenizer_of(run: RunDir, config: Config) -> tuple[Path, int]:
+    """Where it is, and how many tokens it has. An imported model brings it along; training refuses any other."""
+    own = run.path / config.model.init / TOKENIZER
+    if config.model.init and own.is_file():
+        return own, Tokenizer.load(own).vocab_size
+    data = run.path / config.data.folder
+    manifest = read_manifest(data)
+    Tokenizer.load(data / TOKENIZER, sha256=manifest.tokenizer_sha256)
+    return data / TOKENIZER, manifest.vocab_size
+
+
+def _untrained(run: RunDir) -> CheckpointError:
+    return CheckpointError(f"{run.path} has no checkpoint yet", hint=f"train it: cuadrilla train {typed(run.run_file)}")
+
+
+def _precision(section: TrainSection, *, device: torch.device) -> Precision:
+    asked = section.precision if section.precision in ("fp32", "bf16") else "auto"  # fp16: not everywhere
+    return choose_precision(asked, device=device)

@@ -1,0 +1,151 @@
+"""What models are tested on, read from files: texts, minimal pairs, passages whose last word is to be guessed.
+
+Files are decoded as those of a corpus are (any common encoding), and texts cleaned and cut into documents as
+`cuadrilla data prepare` does, so that a text gives the same figure here as in a held-out split.
+"""
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cuadrilla.data.clean import documents
+from cuadrilla.data.shards import TokenStream, read_manifest
+from cuadrilla.data.sources import open_sources, plain_text
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.errors import DataError
+
+GOOD = ("good", "sentence_good", "sen", "correct", "grammatical")
+BAD = ("bad", "sentence_bad", "wrong_sen", "incorrect", "ungrammatical")
+READ_TOKENS = 2**16
+SEPARATORS = {".tsv": "\t", ".csv": ","}
+
+_LETTER = re.compile(r"[^\W_]")
+_LAST_WORD = re.compile(r" ?[^\W_]+(?:['’\-][^\W_]+)*(?=[\W_]*$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPair:
+    """A minimal pair from a file."""
+
+    good: str
+    bad: str
+    context: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """`word` begins with the blank before it, if there is one; what follows it is left away."""
+
+    context: str
+    word: str
+
+
+def read_texts(path: Path) -> Iterator[str]:
+    """The documents of a file or folder that `cuadrilla data prepare` would read. Raises DataError."""
+    for source in open_sources([str(path)], exclude=path / "nothing", progress=lambda *_: None).sources:
+        for pieces in source.texts():
+            yield from documents(pieces, keep_indentation=source.keeps_indentation, counts=Counter())
+
+
+def held_out_texts(folder: Path, tokenizer: Tokenizer) -> Iterator[str]:
+    """The held-out documents of a data folder, decoded: any model can be measured on them. Raises DataError."""
+    end = read_manifest(folder).end_of_text
+    stream = TokenStream.open(folder, "val")
+    kept: list[int] = []
+    for start in range(0, len(stream), READ_TOKENS):
+        for token in stream.read(start, min(READ_TOKENS, len(stream) - start)).tolist():
+            if token != end:
+                kept.append(token)
+            elif kept:
+                yield tokenizer.decode(kept)
+                kept = []
+    if kept:
+        yield tokenizer.decode(kept)
+
+
+def read_pairs(path: Path) -> list[TextPair]:
+    """Minimal pairs from TSV, CSV or JSONL with a column for the good text and one for the bad. Raises DataError."""
+    pairs = []
+    for line, row in _rows(path):
+        good, bad = (next((row[key] for key in keys if row.get(key)), None) for keys in (GOOD, BAD))
+        if not isinstance(good, str) or not isinstance(bad, str):
+            raise DataError(
+                f"{path}, line {line}: no pair of texts among the columns {', '.join(map(str, row))}",
+                hint=f"name the columns good and bad (or {', '.join(GOOD[1:3])} and {', '.join(BAD[1:3])})",
+            )
+        pairs.append(TextPair(good=good, bad=bad))
+    if not pairs:
+        raise DataError(f"{path} holds no pairs", hint="one pair in a line, under a header")
+    return pairs
+
+
+def read_passages(path: Path) -> list[Passage]:
+    """One passage in a line, or in the `text` of a line of JSON. Raises DataError."""
+    if path.suffix.lower() == ".jsonl":
+        texts = [(line, row.get("text")) for line, row in _rows(path)]
+    else:
+        texts = list(_lines(path))
+    passages = []
+    for line, text in texts:
+        passage = split_last_word(text) if isinstance(text, str) else None
+        if passage is None:
+            raise DataError(
+                f"{path}, line {line}: no passage of two words or more",
+                hint='one passage in a line, or {"text": "..."} in each line of a .jsonl',
+            )
+        passages.append(passage)
+    if not passages:
+        raise DataError(f"{path} holds no passages", hint="one passage in a line")
+    return passages
+
+
+def split_last_word(text: str) -> Passage | None:
+    """What comes before the last word, and that word without what follows it; None if there is no such split."""
+    found = _LAST_WORD.search(text)
+    if found is None or not _LETTER.search(text[: found.start()]):
+        return None
+    return Passage(context=text[: found.start()], word=found[0])
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line, columns) of a table. Raises DataError."""
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        for line, text in _lines(path):
+            yield line, _json_object(text, place=f"{path}, line {line}")
+        return
+    if suffix not in SEPARATORS:
+        raise DataError(f"{path}: {suffix or 'no suffix'} is not read as a table", hint="use .tsv, .csv or .jsonl")
+    table = io.StringIO(_decoded(path), newline="")
+    reader = csv.DictReader(table, delimiter=SEPARATORS[suffix], strict=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}", hint="save the table again") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, line) of those that are not blank. Only line feeds end a line: JSON may hold others inside a text."""
+    return ((line, text) for line, text in enumerate(_decoded(path).split("\n"), 1) if text.strip())
+
+
+def _json_object(text: str, *, place: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} is not JSON: {error}", hint="one JSON object in each line") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{place} is not a JSON object", hint="one JSON object in each line")
+    return value
+
+
+def _decoded(path: Path) -> str:
+    text = "".join(piece for pieces in plain_text(path).texts() for piece in pieces)
+    return text.removeprefix("\ufeff")

@@ -1,0 +1,117 @@
+"""`cuadrilla eval`: one run as ever, and several models side by side on the same texts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuadrilla.cli.evaluate import evaluate
+from cuadrilla.cli.export import export_hf
+from cuadrilla.cli.model import generate
+from cuadrilla.cli.output import options
+from cuadrilla.data.shards import read_manifest
+from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.rundir import RunDir
+from cuadrilla.train.trained import find_stored
+
+
+@pytest.fixture(scope="session")
+def exported(language: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "hf"
+    export_hf(language.path, to=folder)
+    return folder
+
+
+def as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *paths: Path, **wanted: Any) -> Any:
+    monkeypatch.setattr(options, "json", True)
+    capsys.readouterr()
+    evaluate(list(paths), device="cpu", **wanted)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_one_run_is_measured_on_its_own_data(
+    language: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = as_json(capsys, monkeypatch, language.path, pairs=20)
+    last = json.loads(language.metrics.read_text().splitlines()[-1])
+    assert found["version"] == 3
+    assert found["loss"] == pytest.approx(last["val_loss"], rel=1e-5)
+    assert found["num_pairs"] == 20
+
+
+def test_a_run_and_its_export_have_the_same_figures(
+    language: RunDir,
+    exported: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "texto.txt").write_text("La niña fue a la plaza.\n\n" * 3)
+    (tmp_path / "pares.csv").write_text("good,bad\nLa niña come,La niña comen\nEl niño come,El niña come\n")
+    (tmp_path / "final.txt").write_text("La niña fue a la plaza.\nHabía una vez un niño.\n")
+    # The run was trained in fp32; a folder of others takes what is fast here, which may be bf16.
+    found = as_json(
+        capsys, monkeypatch, language.path, exported, text=[tmp_path / "texto.txt"], pairs=10,
+        pairs_file=[tmp_path / "pares.csv"], last_word=[tmp_path / "final.txt"], samples=3, sample_tokens=20,
+    )  # fmt: skip
+    ours, theirs = found
+    assert (ours["version"], theirs["version"]) == (3, None)
+    assert ours["parameters"] == theirs["parameters"]
+    names = [(figure["name"], figure["of"], figure["count"]) for figure in ours["figures"]]
+    assert names[:4] == [
+        ("bits_per_byte", "texto.txt", len("La niña fue a la plaza.\n\n".encode()) * 3 - 2),
+        ("pairs_right", "built-in stories", 10),
+        ("pairs_right", "pares.csv", 2),
+        ("last_word_right", "final.txt", 2),
+    ]
+    assert names[4][0] == "distinct_1"
+    for a, b in zip(ours["figures"][:1], theirs["figures"][:1], strict=True):
+        assert a["value"] == pytest.approx(b["value"], rel=0.01)
+        assert a["value"] == pytest.approx(a["total"] / a["count"])
+
+
+def test_without_a_text_all_are_measured_on_the_first_runs_held_out_text(
+    language: RunDir, exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = as_json(capsys, monkeypatch, exported, language.path)
+    val = read_manifest(language.path.parent / "data").splits["val"]
+    for model in found:
+        (figure,) = model["figures"]
+        assert figure["count"] == val.num_bytes
+        assert figure["of"] == f"held-out text of {language.path}"
+    monkeypatch.setattr(options, "json", False)
+    evaluate([exported, language.path], device="cpu")
+    table = capsys.readouterr().out
+    assert "bits_per_byte" in table
+    assert "±" in table
+
+
+def test_what_cannot_be_compared_is_refused(language: RunDir, exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--stories is for one run"):
+        evaluate([language.path, exported], stories=3)
+    with pytest.raises(ConfigError, match="is not a run"):
+        evaluate([exported])
+    with pytest.raises(ConfigError, match="neither a run nor a model"):
+        evaluate([tmp_path], samples=1)
+    (tmp_path / "t.txt").write_bytes(b"PK\x03\x04" + bytes(50))
+    with pytest.raises(DataError, match="not text"):
+        evaluate([exported], text=[tmp_path / "t.txt"])
+    (exported.parent / "other").mkdir()
+    for file in exported.iterdir():
+        if file.name != "tokenizer.json":
+            (exported.parent / "other" / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(DataError, match=r"has no tokenizer\.json"):
+        evaluate([exported.parent / "other"], samples=1)
+
+
+def test_an_exported_folder_writes_what_the_run_writes(
+    language: RunDir, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = []
+    for path in (language.path, exported):
+        generate(path, "Había una vez", tokens=6, temperature=0, device="cpu")
+        written.append(capsys.readouterr().out)
+    assert written[0].startswith("Había una vez")
+    assert find_stored(language).version == 3
+    assert written[0] == written[1]

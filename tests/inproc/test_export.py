@@ -1,0 +1,86 @@
+"""Export of a run that was really trained, and what other programs make of it."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cuadrilla.cli.export import export_gguf, export_hf
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.errors import ConfigError
+from cuadrilla.model.generate import Sampling, generate
+from cuadrilla.rundir import RunDir
+from cuadrilla.train.trained import find_stored
+
+PROMPT = "Había una vez"
+
+
+def greedy(language: RunDir, *, tokens: int) -> str:
+    stored = find_stored(language)
+    tokenizer = Tokenizer.load(stored.tokenizer_path)
+    sampling = Sampling(temperature=0, max_tokens=tokens, stop_ids=(tokenizer.end_of_text,))
+    ids = list(generate(stored.load().eval(), tokenizer.encode(PROMPT), sampling=sampling))
+    return PROMPT + tokenizer.decode(ids)
+
+
+def test_transformers_writes_our_text_without_a_network(
+    language: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers: Any = pytest.importorskip("transformers", reason="needs the extra hf")
+    export_hf(language.path, to=tmp_path / "hf")
+
+    def refuse(*_: object) -> None:
+        raise OSError("no network here")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    write = transformers.pipeline("text-generation", model=str(tmp_path / "hf"), device="cpu")
+    (found,) = write(PROMPT, max_new_tokens=15, do_sample=False)
+    assert found["generated_text"] == greedy(language, tokens=15)
+
+
+def test_the_model_card_says_what_the_run_knows(language: RunDir, tmp_path: Path) -> None:
+    export_hf(language.path, to=tmp_path / "hf")
+    card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
+    row = json.loads(language.metrics.read_text().splitlines()[-1])
+    size = sum(tensor.numel() for tensor in find_stored(language).load().parameters())
+    for fact in (f"| parameters | {size:,} |", f"| {row['tokens']:,} |", f"{row['val_bits_per_byte']:.4f}"):
+        assert fact in card
+    for fact in ("cuentos:80", "CC0-1.0 (generated)", "| steps | 3 |", "pipeline(", "Modelo de lenguaje"):
+        assert fact in card
+
+
+def test_gguf_holds_the_weights_of_the_newest_checkpoint(language: RunDir, tmp_path: Path) -> None:
+    gguf: Any = pytest.importorskip("gguf", reason="needs the extra export")
+    export_gguf(language.run_file, to=tmp_path / "m.gguf")
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    state = find_stored(language).load().state_dict()
+    assert len(tensors) == len(state)
+    assert torch.equal(
+        torch.tensor(tensors["blk.1.ffn_down.weight"]), state["transformer.h.1.mlp.c_proj.weight"].float()
+    )
+
+
+def test_a_folder_with_other_things_is_left_alone(language: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(ConfigError, match=r"mine\.txt"):
+        export_hf(language.path, to=tmp_path)
+    with pytest.raises(ConfigError, match="not the name of a GGUF file"):
+        export_gguf(language.path, to=tmp_path / "model.bin")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_llama_cpp_writes_our_text(half: bool, language: RunDir, tmp_path: Path) -> None:
+    llama_cpp: Any = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+    pytest.importorskip("gguf", reason="needs the extra export")
+    export_gguf(language.path, to=tmp_path / "m.gguf", f16=half)
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=256, n_threads=1, verbose=False)
+    tokenizer = Tokenizer.load(find_stored(language).tokenizer_path)
+    for text in (PROMPT, "Lucía  fue\n\na la plaza: «¿Qué tal?» ñandú 1605 🙂", "  El perro \n"):
+        assert theirs.tokenize(text.encode(), add_bos=False, special=False) == tokenizer.encode(text)
+    found = theirs.create_completion(tokenizer.encode(PROMPT), max_tokens=15, temperature=0)
+    theirs.close()
+    assert PROMPT + found["choices"][0]["text"] == greedy(language, tokens=15)

@@ -1,0 +1,111 @@
+"""A run that begins with the weights of another model: generated with, trained, resumed; refused where it must be."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuadrilla.cli.evaluate import evaluate
+from cuadrilla.cli.export import export_hf
+from cuadrilla.cli.imported import import_model
+from cuadrilla.cli.model import generate
+from cuadrilla.cli.train import train_run
+from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.errors import CheckpointError, ConfigError, DataError
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.hf import load_hf, save_hf
+from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import read_run_file
+from cuadrilla.train.trained import find_stored
+from tests.runs import final
+
+QUICK = ("train.epochs=0", "train.batch_sequences=4", "train.unit_sequences=2", "sample.tokens=0",
+         "train.precision=fp32", "train.threads=1", "checkpoint.every_seconds=0")  # fmt: skip
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A model with an odd vocabulary, and rows in its embedding that no token has."""
+    tokenizer = Tokenizer.train(["la niña come pan y el niño bebe agua en la plaza"] * 4, vocab_size=301)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    torch.manual_seed(5)
+    model = GPT2(GPT2Config(vocab_size=307, context=24, layers=1, heads=2, width=12))
+    save_hf(model, tmp_path / "published", tokenizer_path=tmp_path / "tokenizer.json")
+    return tmp_path / "published"
+
+
+def prepare_data(folder: Path, tokenizer: Path | None) -> None:
+    options = Options(
+        vocab=None if tokenizer else 300, tokenizer=tokenizer, val_fraction=0.1, min_characters=20, force=False
+    )
+    prepare(["cuentos:40"], out=folder, options=options, progress=lambda *_: None)
+
+
+def train(run: RunDir, *sets: str) -> None:
+    train_run(read_run_file(run.run_file, sets=[*QUICK, *sets]), run)
+
+
+def test_training_goes_on_from_the_imported_weights(published: Path, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    import_model(published, to=run.path)
+    prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
+    began = load_hf(published).state_dict()
+    # Two workers of unequal speed: the second one's own initial weights must not matter.
+    train(run, "train.steps=2", "optim.lr=1e-9", "engine.workers=[1.0, 0.5]")
+    weights = final(run.path)
+    assert all(torch.allclose(weights[name], began[name], atol=1e-6) for name in began)
+    assert find_stored(run).version == 2
+    shutil.rmtree(run.path / "model")  # read once, when the run began
+    longer = [*QUICK, "train.steps=3", "optim.lr=1e-9", "engine.workers=[1.0, 0.5]"]
+    train_run(read_run_file(run.run_file, sets=longer), run, allow_changes=True)
+    assert find_stored(run).version == 3
+
+
+def test_it_writes_and_is_exported_before_it_is_trained(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    import_model(published, to=run)
+    texts = []
+    for path in (published, run):
+        generate(path, "la niña", tokens=5, temperature=0, device="cpu")
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    export_hf(run, to=tmp_path / "again")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (published / "model.safetensors").read_bytes()
+    assert "begun from | published/model.safetensors (licence unknown" in (tmp_path / "again" / "README.md").read_text()
+    prepare_data(tmp_path / "data", run / "model" / "tokenizer.json")
+    evaluate([run], device="cpu")
+    assert "bits_per_byte" in capsys.readouterr().out
+
+
+def test_data_of_another_tokenizer_is_refused(published: Path, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    import_model(published, to=run.path)
+    prepare_data(tmp_path / "data", None)
+    with pytest.raises(DataError, match="was not prepared with the tokenizer") as caught:
+        train(run, "train.steps=1")
+    assert "--tokenizer" in caught.value.hint
+
+
+def test_sizes_that_are_not_the_models_are_refused(published: Path, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    import_model(published, to=run.path)
+    prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="is of another model"):
+        train(run, "train.steps=1", "model.layers=2")
+    with pytest.raises(DataError, match="tokens, the model 260"):
+        train(run, "train.steps=1", "model.vocab=260")
+
+
+def test_a_folder_that_is_there_is_left_alone(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.txt").write_text("precious")
+    with pytest.raises(ConfigError, match="exists"):
+        import_model(published, to=tmp_path / "mine")
+    (published / "model.safetensors").write_bytes(b"\x00" * 20)
+    with pytest.raises(CheckpointError):
+        import_model(published, to=tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "published", "tokenizer.json"]

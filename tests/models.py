@@ -1,0 +1,43 @@
+"""A small language model, trained for a moment on the built-in stories, for tests of what is done with one."""
+
+from pathlib import Path
+
+from cuadrilla.cli.train import train_run
+from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import read_run_file
+
+RUN_FILE = """
+schema = 1
+[data]
+folder = "../data"
+[model]
+layers = 2
+heads = 2
+width = 16
+context = 256
+[train]
+steps = 3
+batch_sequences = 2
+unit_sequences = 2
+precision = "fp32"
+device = "cpu"
+threads = 1
+[sample]
+tokens = 0
+"""
+
+
+def language_run(folder: Path) -> RunDir:
+    """`folder/run`, trained on `folder/data`."""
+    prepare(
+        ["cuentos:80"],
+        out=folder / "data",
+        options=Options(vocab=400, tokenizer=None, val_fraction=0.1, min_characters=20, force=False),
+        progress=lambda *_: None,
+    )
+    run = RunDir(folder / "run")
+    run.path.mkdir()
+    run.run_file.write_text(RUN_FILE)
+    train_run(read_run_file(run.run_file), run)
+    return run

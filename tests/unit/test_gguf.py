@@ -1,0 +1,183 @@
+"""GGUF: the file read back has our tensors, and a forward pass written from llama.cpp's layout has our logits."""
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
+from cuadrilla.errors import CheckpointError, DataError
+from cuadrilla.model.gguf import Description, vocabulary_of, write_gguf
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+
+gguf = pytest.importorskip("gguf", reason="needs the extra export")
+pytestmark = pytest.mark.unit
+
+SPARE_ROWS = 3  # of the embedding, which no token has
+
+
+@pytest.fixture(scope="module")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    Tokenizer.train(["la niña come pan", "el niño ñoño come"] * 4, vocab_size=280).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer_path: Path) -> GPT2:
+    """Weights far from their initial values, so that no bias is 0 and no gain is 1; no two sizes are equal."""
+    torch.manual_seed(0)
+    rows = Tokenizer.load(tokenizer_path).vocab_size + SPARE_ROWS
+    made = GPT2(GPT2Config(vocab_size=rows, context=24, layers=2, heads=3, width=42)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return made
+
+
+def write(model: GPT2, tokenizer_path: Path, path: Path, *, half: bool = False) -> Any:
+    state = model.state_dict()
+    about = Description(name="prueba", description="d", licence="CC0-1.0")
+    write_gguf(path, config=model.config, tokenizer_path=tokenizer_path, read=state.__getitem__, half=half, about=about)
+    return gguf.GGUFReader(path)
+
+
+def value(reader: Any, key: str) -> Any:
+    return reader.fields[key].contents()
+
+
+def forward(reader: Any, ids: Tensor) -> Tensor:
+    """GPT-2 as llama.cpp computes it: `y = W x`, with W stored as (out, in) and the head taken from the embedding."""
+    tensors = {tensor.name: torch.from_numpy(np.array(tensor.data)).float() for tensor in reader.tensors}
+    heads, epsilon = value(reader, "gpt2.attention.head_count"), value(reader, "gpt2.attention.layer_norm_epsilon")
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], tensors[f"{name}.weight"], tensors[f"{name}.bias"], epsilon)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+
+    length = ids.shape[1]
+    x = tensors["token_embd.weight"][ids] + tensors["position_embd.weight"][:length]
+    for layer in range(value(reader, "gpt2.block_count")):
+        prefix = f"blk.{layer}"
+        parts = linear(norm(x, f"{prefix}.attn_norm"), f"{prefix}.attn_qkv").chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+        scores = (q @ k.transpose(2, 3)) / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(~torch.ones(length, length, dtype=torch.bool).tril(), -torch.inf)
+        x = x + linear((scores.softmax(-1) @ v).transpose(1, 2).flatten(2), f"{prefix}.attn_output")
+        hidden = F.gelu(linear(norm(x, f"{prefix}.ffn_norm"), f"{prefix}.ffn_up"), approximate="tanh")
+        x = x + linear(hidden, f"{prefix}.ffn_down")
+    return norm(x, "output_norm") @ tensors["token_embd.weight"].T
+
+
+@pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-4), (True, 2e-2)])
+def test_the_file_read_back_computes_our_logits(
+    model: GPT2, tokenizer_path: Path, tmp_path: Path, half: bool, tolerance: float
+) -> None:
+    reader = write(model, tokenizer_path, tmp_path / "m.gguf", half=half)
+    ids = torch.randint(model.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(forward(reader, ids), model(ids), atol=tolerance, rtol=tolerance)
+    narrow = {tensor.name for tensor in reader.tensors if tensor.data.dtype == np.float16}
+    matrices = {tensor.name for tensor in reader.tensors if tensor.data.ndim == 2} - {"position_embd.weight"}
+    assert narrow == (matrices if half else set())
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_it_says_what_llama_cpp_looks_for(model: GPT2, tokenizer_path: Path, tmp_path: Path) -> None:
+    reader = write(model, tokenizer_path, tmp_path / "m.gguf")
+    tokenizer = Tokenizer.load(tokenizer_path)
+    expected = {
+        "general.architecture": "gpt2", "general.name": "prueba", "general.license": "CC0-1.0",
+        "general.file_type": 0, "gpt2.context_length": 24, "gpt2.embedding_length": 42,
+        "gpt2.feed_forward_length": 168, "gpt2.block_count": 2, "gpt2.attention.head_count": 3,
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.bos_token_id": tokenizer.end_of_text, "tokenizer.ggml.eos_token_id": tokenizer.end_of_text,
+    }  # fmt: skip
+    assert {key: value(reader, key) for key in expected} == expected
+    tokens, types = value(reader, "tokenizer.ggml.tokens"), value(reader, "tokenizer.ggml.token_type")
+    assert len(tokens) == len(set(tokens)) == len(types) == model.config.vocab_size
+    assert tokens[tokenizer.end_of_text] == END_OF_TEXT
+    assert types[tokenizer.end_of_text] == gguf.TokenType.CONTROL
+    assert types[-SPARE_ROWS:] == [gguf.TokenType.UNUSED] * SPARE_ROWS
+    assert types.count(gguf.TokenType.NORMAL) == tokenizer.vocab_size - 1
+    raw = json.loads(tokenizer_path.read_bytes())["model"]
+    assert [raw["vocab"][token] for token in tokens[1:-SPARE_ROWS]] == list(range(1, tokenizer.vocab_size))
+    assert value(reader, "tokenizer.ggml.merges")[0].split(" ") == list(raw["merges"][0])
+
+
+def test_one_tensor_is_held_at_a_time(model: GPT2, tokenizer_path: Path, tmp_path: Path) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def read(name: str) -> Tensor:
+        nonlocal most
+        tensor = model.state_dict()[name].clone()
+        alive.append(weakref.ref(tensor))
+        most = max(most, sum(reference() is not None for reference in alive))
+        return tensor
+
+    about = Description(name="m")
+    path = tmp_path / "m.gguf"
+    write_gguf(path, config=model.config, tokenizer_path=tokenizer_path, read=read, half=False, about=about)
+    assert len(alive) == len(model.state_dict())
+    assert most <= 2  # the one that was just written may still be on its way out
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"pre_tokenizer": BYTES}, "does not split as GPT-2"),
+        (
+            {
+                "pre_tokenizer": {
+                    "type": "Sequence",
+                    "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES],
+                }
+            },
+            "does not split as GPT-2",
+        ),
+        ({"model": {"ignore_merges": True}}, "ignores merges"),
+    ],
+)
+def test_a_tokenizer_that_would_split_otherwise_is_refused(
+    change: dict[str, Any], says: str, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    values = json.loads(tokenizer_path.read_bytes())
+    other = tmp_path / "tokenizer.json"
+    for section, changed in change.items():
+        values[section] |= changed
+    other.write_text(json.dumps(values))
+    with pytest.raises(DataError, match=says):
+        vocabulary_of(other, num_rows=300)
+    assert vocabulary_of(tokenizer_path, num_rows=300).end_of_text == 0
+
+
+def test_a_tokenizer_with_more_tokens_than_rows_is_refused(tokenizer_path: Path) -> None:
+    with pytest.raises(DataError, match="the model 10"):
+        vocabulary_of(tokenizer_path, num_rows=10)
+
+
+@pytest.mark.parametrize(("number", "half"), [(torch.nan, False), (torch.inf, False), (1e5, True)])
+def test_weights_that_the_file_cannot_hold_leave_no_file(
+    number: float, half: bool, model: GPT2, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state["transformer.h.1.mlp.c_fc.weight"][3, 2] = number
+    about = Description(name="m")
+    with pytest.raises(CheckpointError, match=r"mlp\.c_fc\.weight"):
+        write_gguf(
+            tmp_path / "m.gguf", config=model.config, tokenizer_path=tokenizer_path, read=state.__getitem__,
+            half=half, about=about,
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []

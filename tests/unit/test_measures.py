@@ -1,0 +1,195 @@
+"""Figures that compare models: against sums by hand, and what the files they are measured on may look like."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.errors import DataError
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.train.measures import (
+    cut_windows,
+    last_word_figure,
+    pair_figure,
+    text_figure,
+    variety_of,
+)
+from cuadrilla.train.trials import Passage, TextPair, read_pairs, read_passages, read_texts, split_last_word
+
+pytestmark = pytest.mark.unit
+
+CONTEXT = 16
+SENTENCE = "la niña come pan y el niño bebe agua"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train([SENTENCE] * 4, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> GPT2:
+    """One that has learnt SENTENCE by heart."""
+    torch.manual_seed(0)
+    made = GPT2(GPT2Config(vocab_size=tokenizer.vocab_size, context=CONTEXT, layers=1, heads=2, width=32))
+    ids = torch.tensor([[tokenizer.end_of_text, *tokenizer.encode(SENTENCE)]])
+    assert ids.shape[1] <= CONTEXT + 1
+    optimizer = torch.optim.AdamW(made.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        made.loss(ids[:, :-1], ids[:, 1:]).backward()
+        optimizer.step()
+    return made.eval()
+
+
+def bits_by_hand(model: GPT2, ids: list[int], *, new: int) -> float:
+    with torch.no_grad():
+        logits = model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
+    return -sum(float(logits[place - 1, ids[place]]) for place in range(len(ids) - new, len(ids))) / math.log(2)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 16, 17, 18, 25, 40, 41, 100])
+def test_every_token_but_the_first_is_predicted_once(length: int) -> None:
+    ids = list(range(length))
+    windows = list(cut_windows(ids, context=CONTEXT))
+    assert [token for window, new in windows for token in window[-new:]] == ids[1:]
+    assert all(len(window) <= CONTEXT + 1 and new < len(window) for window, new in windows)
+    assert all(len(window) - new >= CONTEXT // 2 for window, new in windows[1:])
+
+
+def test_bits_per_byte_are_the_sum_over_windows(model: GPT2, tokenizer: Tokenizer) -> None:
+    texts = [SENTENCE, "ñandú 🙂 " * 30, "x"]
+    figure = text_figure(model, tokenizer, texts, of="textos")
+    expected = sum(
+        bits_by_hand(model, window, new=new)
+        for text in texts
+        for window, new in cut_windows([tokenizer.end_of_text, *tokenizer.encode(text)], context=CONTEXT)
+    )
+    assert figure.total == pytest.approx(expected, rel=1e-5)
+    assert figure.count == sum(len(text.encode()) for text in texts)
+    assert figure.value == figure.total / figure.count
+    assert figure.low is not None
+    assert figure.high is not None
+    assert figure.low < figure.value < figure.high
+
+
+def test_the_known_text_costs_less_and_one_window_has_no_error(model: GPT2, tokenizer: Tokenizer) -> None:
+    known = text_figure(model, tokenizer, [SENTENCE], of="a")
+    unknown = text_figure(model, tokenizer, ["el pan bebe niña"], of="b")
+    assert known.value < 0.2 < unknown.value
+    assert known.error is None
+    with pytest.raises(DataError, match="no text"):
+        text_figure(model, tokenizer, [], of="nada")
+
+
+def test_pairs_have_a_count_and_an_interval_that_holds_at_one(model: GPT2, tokenizer: Tokenizer) -> None:
+    pair = TextPair(good=SENTENCE, bad="la niño come pan y el niña bebe agua")
+    swapped = TextPair(good=pair.bad, bad=pair.good)
+    figure = pair_figure(model, tokenizer, [pair] * 4, of="p")
+    assert (figure.value, figure.total, figure.count, figure.error) == (1.0, 4.0, 4, 0.0)
+    assert figure.high == pytest.approx(1.0)
+    assert figure.low == pytest.approx(4 / (4 + 1.959964**2))  # Wilson's interval at 1
+    mixed = pair_figure(model, tokenizer, [pair, pair, pair, swapped], of="p")
+    assert mixed.value == 0.75
+    assert mixed.error == pytest.approx(0.25)  # sqrt(0.75 * 0.25 / 3)
+
+
+def test_the_last_word_is_right_only_when_all_of_it_is_written(model: GPT2, tokenizer: Tokenizer) -> None:
+    passage = split_last_word(SENTENCE)
+    assert passage is not None
+    assert len(tokenizer.encode(passage.word)) == 1
+    longer = Passage(context=SENTENCE.removesuffix(" el niño bebe agua"), word=" el niño bebe agua")
+    assert len(tokenizer.encode(longer.word)) > 1
+    wrong = [Passage(context=passage.context, word=" pan"), Passage(context=longer.context, word=" el niño bebe pan")]
+    assert last_word_figure(model, tokenizer, [passage, longer], of="w").value == 1.0
+    assert last_word_figure(model, tokenizer, wrong, of="w").value == 0.0
+    too_long = Passage(context="agua " * 50 + longer.context, word=longer.word)
+    assert last_word_figure(model, tokenizer, [passage, too_long, *wrong], of="w").count == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "word"),
+    [
+        ("Se fue a su casa.", "Se fue a su", " casa"),
+        ("Dijo: «¡Adiós!»\n", "Dijo: «¡", "Adiós"),
+        ("una línea\notra", "una línea\n", "otra"),
+        ("el coche-cama…", "el", " coche-cama"),
+        ("el año 1605", "el año", " 1605"),
+    ],
+)
+def test_the_last_word_of_a_passage(text: str, context: str, word: str) -> None:
+    assert split_last_word(text) == Passage(context=context, word=word)
+
+
+@pytest.mark.parametrize("text", ["", "una", "¡Hola!", " ... "])
+def test_a_single_word_is_no_passage(text: str) -> None:
+    assert split_last_word(text) is None
+
+
+def test_variety_against_hand_counts() -> None:
+    figures = {figure.name: figure for figure in variety_of(["a b a b a b", "c d. C D!"], of="x")}
+    assert (figures["distinct_1"].total, figures["distinct_1"].count) == (4, 10)
+    assert (figures["distinct_2"].total, figures["distinct_2"].count) == (4, 8)  # ab ba cd dc
+    assert figures["repetition"].value == pytest.approx((1 / 3 + 0) / 2)  # abab baba abab | cdcd
+    # Leaving one sample out gives 2/4 and 2/6; the jackknife's error of two values is half their distance.
+    assert figures["distinct_1"].error == pytest.approx((2 / 4 - 2 / 6) / 2)
+    assert variety_of(["", "!"], of="x") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("p.tsv", 'sen\twrong_sen\tphenomenon\nLa niña come\tLa niña comen\tSV-#\nÉl "va"\tÉl van\tSV-#\n'),
+        ("p.csv", 'good,bad\r\nLa niña come,La niña comen\r\n"Él ""va""",Él van\r\n'),
+        (
+            "p.jsonl",
+            '{"sentence_good": "La niña come", "sentence_bad": "La niña comen"}\n\n'
+            '{"sentence_good": "Él \\"va\\"", "sentence_bad": "Él van"}',
+        ),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "iso-8859-1"])
+def test_pairs_are_read_from_tables(name: str, raw: str, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(raw.encode(encoding))
+    found = read_pairs(tmp_path / name)
+    assert [(pair.good, pair.bad) for pair in found] == [("La niña come", "La niña comen"), ('Él "va"', "Él van")]
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "says"),
+    [
+        ("p.csv", "uno,dos\na,b\n", "line 2: no pair of texts among the columns uno, dos"),
+        ("p.csv", "good,bad\na\n", "line 2: no pair"),
+        ("p.csv", "good,bad\n", "holds no pairs"),
+        ("p.csv", 'good,bad\n"a,b\n', "unexpected end of data"),
+        ("p.jsonl", '{"good": "a", "bad": 3}', "line 1: no pair"),
+        ("p.jsonl", "[1]", "line 1 is not a JSON object"),
+        ("p.jsonl", "[" * 100_000, "line 1 is not JSON"),
+        ("p.xlsx", "a", "not read as a table"),
+    ],
+)
+def test_tables_without_pairs_are_refused_by_line(name: str, raw: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(raw)
+    with pytest.raises(DataError) as caught:
+        read_pairs(tmp_path / name)
+    assert says in caught.value.message
+    assert caught.value.hint or "unexpected" in says
+
+
+def test_passages_are_read_from_lines_and_from_json(tmp_path: Path) -> None:
+    texts = ["Se fue a su casa.", "Una\u2028línea que no lo es"]
+    (tmp_path / "w.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    (tmp_path / "w.jsonl").write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts))
+    assert read_passages(tmp_path / "w.txt") == read_passages(tmp_path / "w.jsonl")
+    assert [passage.word for passage in read_passages(tmp_path / "w.txt")] == [" casa", " es"]
+    (tmp_path / "w.txt").write_text("dos palabras\nuna\n")
+    with pytest.raises(DataError, match="line 2: no passage of two words"):
+        read_passages(tmp_path / "w.txt")
+
+
+def test_texts_are_decoded_and_cleaned_as_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes("Año uno. \r\n\r\n\r\nDos.".encode("cp1252"))
+    assert list(read_texts(tmp_path / "t.txt")) == ["Año uno.\n\nDos."]
