@@ -11,21 +11,43 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say, stderr
 from cuadrilla.data import sources as text_sources
+from cuadrilla.data.duplicates import DEFAULT_SIMILARITY
 from cuadrilla.data.prepare import (
+    DEFAULT_FILTER,
     DEFAULT_MIN_CHARACTERS,
     DEFAULT_VAL_FRACTION,
     DEFAULT_VOCAB,
+    DROPPED,
+    WORK,
     Options,
     Prepared,
     prepare,
 )
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
+from cuadrilla.rundir import read_jsonl
 
 MAX_ROWS = 20
 
 app = typer.Typer(no_args_is_help=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
+FilterOption = Annotated[
+    str, typer.Option("--filter", help="Which documents to drop: books (the least), web (FineWeb-2's rules), none.")
+]
+NearOption = Annotated[
+    float, typer.Option("--near-duplicates", help="Drop documents this similar to an earlier one; 0 keeps them.")
+]
+AddOption = Annotated[
+    bool, typer.Option("--add", help="Old and new text into a folder made of the old, with the same tokenizer.")
+]
+KeepOption = Annotated[
+    bool, typer.Option("--keep-work", help="Keep the clean text on disk, so that --add works on the new only.")
+]
+ProcessesOption = Annotated[
+    int | None, typer.Option("--processes", help="Processes that share the work (one for each core).")
+]
+EncoderOption = Annotated[str, typer.Option("--encoder", help="auto, gigatoken or tokenizers; the ids are the same.")]
+DroppedOption = Annotated[bool, typer.Option("--show-dropped", help="Show examples of what was dropped, and why.")]
 
 
 @app.command("prepare")
@@ -46,21 +68,38 @@ def prepare_command(
     min_characters: Annotated[
         int, typer.Option("--min-characters", help="Drop documents that are shorter.")
     ] = DEFAULT_MIN_CHARACTERS,
+    filter_rules: FilterOption = DEFAULT_FILTER,
+    near_duplicates: NearOption = DEFAULT_SIMILARITY,
     force: Annotated[bool, typer.Option("--force", help="Replace a folder prepared from other text.")] = False,
+    add: AddOption = False,
+    keep_work: KeepOption = False,
+    processes: ProcessesOption = None,
+    encoder: EncoderOption = "auto",
+    show_dropped: DroppedOption = False,
     json: JsonOption = False,
 ) -> None:
     """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write token shards."""
     options.json |= json
     wanted = Options(
-        vocab=vocab, tokenizer=tokenizer, val_fraction=val_fraction, min_characters=min_characters, force=force
+        vocab=vocab,
+        tokenizer=tokenizer,
+        val_fraction=val_fraction,
+        min_characters=min_characters,
+        filter=filter_rules,
+        near_duplicates=near_duplicates,
+        force=force,
+        add=add,
+        keep_work=keep_work,
+        processes=processes,
+        encoder=encoder,
     )
     try:
         with shown_progress() as progress:
             prepared = prepare(sources, out=out, options=wanted, progress=progress)
     except KeyboardInterrupt:
-        say(f"interrupted; {out} is as it was before, run the same command to start over")
+        say(f"interrupted; the same command goes on from here (what is finished is in {out / WORK})")
         raise
-    _report(prepared, out=out)
+    _report(prepared, out=out, show_dropped=show_dropped)
 
 
 @app.command("stats")
@@ -103,13 +142,16 @@ def shown_progress() -> Iterator[text_sources.Progress]:
         yield bar
 
 
-def _report(prepared: Prepared, *, out: Path) -> None:
+def _report(prepared: Prepared, *, out: Path, show_dropped: bool) -> None:
     manifest = prepared.manifest
+    dropped = list(read_jsonl(out / DROPPED)) if show_dropped else []
     state = "already prepared, nothing done" if prepared.already else "prepared"
     if prepared.skipped:
         shown = ", ".join(prepared.skipped[:5])
         more = len(prepared.skipped) - 5
         say(f"skipped, not .txt or .md: {shown}" + (f" and {more:,} more" if more > 0 else ""))
+    for note in prepared.notes:
+        say(note)
     vocab = manifest.options.get("vocab", manifest.vocab_size)
     if manifest.vocab_size != vocab:
         say(f"the text has merges for a vocabulary of {manifest.vocab_size:,} only, {vocab:,} were asked for")
@@ -120,9 +162,20 @@ def _report(prepared: Prepared, *, out: Path) -> None:
             "already_prepared": prepared.already,
             "skipped": list(prepared.skipped),
             "manifest_hash": manifest.hash(),
+            **({"dropped": dropped} if show_dropped else {}),
         },
     )
+    if show_dropped and not options.json:
+        _emit_dropped(dropped)
     say(f"{out}: {state} ({manifest.splits['train'].num_tokens:,} tokens to train on)")
+
+
+def _emit_dropped(rows: list[dict[str, Any]]) -> None:
+    """Some examples of each reason."""
+    for row in rows:
+        like = f", like one of {row['like']}" if "like" in row else ""
+        emit(f"{row['reason'].replace('_', ' ')}: {row['source']}, {row['characters']:,} characters{like}")
+        emit(f"    {row['begins'][:100]}")
 
 
 def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
