@@ -177,8 +177,31 @@ def test_what_is_dropped_is_counted_and_shown(library, tmp_path):
     assert "already prepared" in table.stderr
     everything = ("--filter", "none", "--near-duplicates", 0, "--min-characters", 1)
     assert run("data", "prepare", text, "--out", tmp_path / "all", "--vocab", 300, *everything).returncode == 0
-    assert sorted(read_manifest(tmp_path / "all").counts) == ["documents_duplicate"]
+    assert sorted(read_manifest(tmp_path / "all").counts) == ["documents_duplicate", "val_windows_checked"]
     assert len(texts_of(tmp_path / "all", "train")) > len(texts_of(out, "train"))
+
+
+def test_text_that_should_be_new_and_is_not_is_warned_of(library, prepared, tmp_path):
+    old = (library / "libro4.txt").read_text()
+    (tmp_path / "viejo.txt").write_text(old[:20_000])
+    write_books(tmp_path, num_books=1, characters=20_000, seed=99)
+    done = run(
+        *("data", "stats", prepared, "--json", "--compare-tokenizer", prepared / TOKENIZER),
+        *("--held-out", tmp_path / "viejo.txt", "--held-out", tmp_path / "libro0.txt"),
+    )
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    shares = {row["name"]: row["share"] for row in shown["overlap"]}
+    assert shares["val"] == 0
+    assert shares["viejo.txt"] > 0.6  # what is left of it is held out
+    assert shares["libro0.txt"] < 0.01
+    assert "of viejo.txt is in the training text" in done.stderr
+    assert done.stderr.count("warning") == 1
+    own, other = shown["tokenizers"]
+    assert {**own, "name": ""} == {**other, "name": ""}
+    assert own["tokens_per_word"] > 1
+    assert own["bytes_per_token"] == pytest.approx(shown["splits"][1]["bytes_per_token"], rel=0.02)
+    assert "of viejo.txt" in run("data", "stats", prepared, "--held-out", tmp_path / "viejo.txt").stderr
 
 
 @pytest.mark.parametrize(

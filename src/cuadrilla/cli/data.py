@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,14 +11,18 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say, stderr
+from cuadrilla.data import overlap
 from cuadrilla.data import sources as text_sources
 from cuadrilla.data.duplicates import DEFAULT_SIMILARITY
+from cuadrilla.data.fertility import fits
 from cuadrilla.data.prepare import (
+    CHECKED,
     DEFAULT_FILTER,
     DEFAULT_MIN_CHARACTERS,
     DEFAULT_VAL_FRACTION,
     DEFAULT_VOCAB,
     DROPPED,
+    OVERLAPPING,
     WORK,
     Options,
     Prepared,
@@ -47,6 +52,13 @@ ProcessesOption = Annotated[
     int | None, typer.Option("--processes", help="Processes that share the work (one for each core).")
 ]
 EncoderOption = Annotated[str, typer.Option("--encoder", help="auto, gigatoken or tokenizers; the ids are the same.")]
+HeldOutOption = Annotated[
+    list[str] | None,
+    typer.Option("--held-out", help="A file that must be new to the model: how much of it is in the training text."),
+]
+CompareOption = Annotated[
+    list[Path] | None, typer.Option("--compare-tokenizer", help="Another tokenizer.json, such as GPT-2's.")
+]
 DroppedOption = Annotated[bool, typer.Option("--show-dropped", help="Show examples of what was dropped, and why.")]
 
 
@@ -76,6 +88,8 @@ def prepare_command(
     processes: ProcessesOption = None,
     encoder: EncoderOption = "auto",
     show_dropped: DroppedOption = False,
+    held_out: HeldOutOption = None,
+    compare: CompareOption = None,
     json: JsonOption = False,
 ) -> None:
     """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write token shards."""
@@ -99,20 +113,23 @@ def prepare_command(
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on from here (what is finished is in {out / WORK})")
         raise
-    _report(prepared, out=out, show_dropped=show_dropped)
+    _report(prepared, out=out, show_dropped=show_dropped, extra=_measures(out, prepared.manifest, held_out, compare))
 
 
 @app.command("stats")
 def stats_command(
     folder: Annotated[Path, typer.Argument(help="A folder written by `cuadrilla data prepare`.")],
     verify: Annotated[bool, typer.Option("--verify", help="Check the hash of every file as well.")] = False,
+    held_out: HeldOutOption = None,
+    compare: CompareOption = None,
     json: JsonOption = False,
 ) -> None:
     """What a data folder holds: documents, bytes and tokens of each split and source."""
     options.json |= json
     manifest = read_manifest(folder)
     verify_folder(folder, manifest, hashes=verify)
-    _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()})
+    extra = _measures(folder, manifest, held_out, compare)
+    _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()}, extra)
 
 
 @contextmanager
@@ -142,7 +159,18 @@ def shown_progress() -> Iterator[text_sources.Progress]:
         yield bar
 
 
-def _report(prepared: Prepared, *, out: Path, show_dropped: bool) -> None:
+def _measures(
+    folder: Path, manifest: Manifest, held_out: list[str] | None, compare: list[Path] | None
+) -> dict[str, list[dict[str, Any]]]:
+    """How the tokenizer fits the held-out text, and how much of what should be new is not."""
+    windows, found = manifest.counts.get(CHECKED, 0), manifest.counts.get(OVERLAPPING, 0)
+    rows = [{"name": "val", "checked": windows, "found": found, "share": found / windows if windows else 0.0}]
+    for each in overlap.of_files(folder, manifest, held_out) if held_out else ():
+        rows.append({"name": each.name, "checked": each.checked, "found": each.found, "share": each.share})
+    return {"tokenizers": [asdict(fit) for fit in fits(folder, manifest, compare or [])], "overlap": rows}
+
+
+def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[str, list[dict[str, Any]]]) -> None:
     manifest = prepared.manifest
     dropped = list(read_jsonl(out / DROPPED)) if show_dropped else []
     state = "already prepared, nothing done" if prepared.already else "prepared"
@@ -164,6 +192,7 @@ def _report(prepared: Prepared, *, out: Path, show_dropped: bool) -> None:
             "manifest_hash": manifest.hash(),
             **({"dropped": dropped} if show_dropped else {}),
         },
+        extra,
     )
     if show_dropped and not options.json:
         _emit_dropped(dropped)
@@ -178,12 +207,13 @@ def _emit_dropped(rows: list[dict[str, Any]]) -> None:
         emit(f"    {row['begins'][:100]}")
 
 
-def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
+def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], extra: Mapping[str, list[dict[str, Any]]]) -> None:
     splits = [_row(name, [source.portions.get(name) for source in manifest.sources]) for name in manifest.splits]
     by_source = [_source_row(source) for source in manifest.sources]
     if options.json:
         tail = {"vocab_size": manifest.vocab_size, "dtype": manifest.dtype, "options": manifest.options}
-        emit_json({**head, **tail, "splits": splits, "sources": by_source, "counts": manifest.counts})
+        emit_json({**head, **tail, "splits": splits, "sources": by_source, "counts": manifest.counts, **extra})
+        _warn_overlap(extra["overlap"])
         return
     emit_table([_readable(row) for row in splits])
     emit("")
@@ -197,7 +227,18 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
         emit("")
         emit_table([{"cleaning": name.replace("_", " "), "": f"{n:,}"} for name, n in manifest.counts.items()])
     emit("")
+    emit_table([_readable({"tokenizer": row.pop("name"), **row}) for row in map(dict, extra["tokenizers"])])
+    emit("")
+    for row in extra["overlap"]:
+        emit(f"{row['name']}: {row['share']:.2%} of {row['checked']:,} stretches of 50 characters are in train")
+    _warn_overlap(extra["overlap"])
     emit(f"vocabulary {manifest.vocab_size:,} ({manifest.dtype}), manifest {manifest.hash()[:12]}")
+
+
+def _warn_overlap(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        if row["share"] >= overlap.WORTH_A_WARNING:
+            say(f"warning: {row['share']:.1%} of {row['name']} is in the training text; its loss will look too good")
 
 
 def _row(name: str, portions: list[Portion | None]) -> dict[str, Any]:

@@ -46,10 +46,10 @@ def word_hashes(raw: bytes) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         body[general + offset] = False
     edges = np.flatnonzero(inside[1:] != inside[:-1])
     starts, ends = edges[::2], edges[1::2]
-    powers, inverses = _powers(len(data))
+    ups, downs = powers(len(data))
     sums = np.zeros(len(data) + 1, dtype=np.uint64)
-    np.cumsum(data * powers[: len(data)], out=sums[1:])
-    return _mixed((sums[ends] - sums[starts]) * inverses[starts]), starts
+    np.cumsum(data * ups[: len(data)], out=sums[1:])
+    return mixed((sums[ends] - sums[starts]) * downs[starts]), starts
 
 
 def signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
@@ -66,7 +66,7 @@ def signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
     for offset, factor in enumerate(_WORD_FACTORS):
         shingles += words[offset : offset + count] * factor
     is_within = of_document[:count] == of_document[SHINGLE_WORDS - 1 :]
-    hashes = (_mixed(shingles[is_within]) >> np.uint64(32)).astype(np.uint32)
+    hashes = (mixed(shingles[is_within]) >> np.uint64(32)).astype(np.uint32)
     documents, firsts = np.unique(of_document[:count][is_within], return_index=True)
     values = np.empty_like(hashes)
     if len(hashes):
@@ -79,7 +79,7 @@ def signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
 
 def band_keys(rows: NDArray[np.uint32]) -> NDArray[np.uint64]:
     """One 64-bit key for each document from the BAND_HASHES rows of a band; 0 for a document without shingles."""
-    keys = _mixed((rows.astype(np.uint64) * _BAND_FACTORS[:, None]).sum(axis=0, dtype=np.uint64)) | np.uint64(1)
+    keys = mixed((rows.astype(np.uint64) * _BAND_FACTORS[:, None]).sum(axis=0, dtype=np.uint64)) | np.uint64(1)
     keys[(rows == NO_SHINGLES).all(axis=0)] = 0
     return np.asarray(keys)
 
@@ -123,7 +123,7 @@ def near_duplicates(
 _cached: list[NDArray[np.uint64]] = []
 
 
-def _powers(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def powers(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """base^0, base^1 ... and those of its inverse, modulo 2^64; kept, since every chunk needs them."""
     if not _cached or len(_cached[0]) < count + 1:
         size = max(count + 1, 2**16)
@@ -131,7 +131,7 @@ def _powers(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     return _cached[0], _cached[1]
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64: every bit depends on every bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

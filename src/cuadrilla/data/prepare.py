@@ -20,13 +20,14 @@ the tokenizer learns from at most `TOKENIZER_CHARACTERS`, chosen by hash.
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.data import clean, duplicates
+from cuadrilla.data import clean, duplicates, overlap
 from cuadrilla.data.chunks import key_of
 from cuadrilla.data.corpus import Corpus, Rules, clean_corpus
 from cuadrilla.data.encode import ENCODERS, choose_encoder
@@ -39,6 +40,8 @@ from cuadrilla.data.shards import (
     Option,
     Portion,
     Source,
+    Split,
+    TokenStream,
     dtype_for,
     publish,
     read_manifest,
@@ -63,6 +66,8 @@ SMALL_BYTES = 2**21
 ENCODER_SAMPLE = 64
 WORK, KEPT = ".work", ".kept"
 DROPPED = "dropped.jsonl"
+CHECKED, OVERLAPPING = "val_windows_checked", "val_windows_in_train"
+"""Counts of a manifest: stretches of the held-out text that were looked up in the training text, and found."""
 
 _BLOCK_SIZES = (clean.MAX_DOCUMENT, 2_000, 200)
 _OURS = rf"{re.escape(TOKENIZER)}|{re.escape(DROPPED)}|lock|(train|val)-\d+\.bin|\..*"  # what an interruption may leave
@@ -214,6 +219,7 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
     )
     if not written.splits["train"].num_tokens:
         raise DataError("no text is left to train on: all of it is also held out", hint="add more text")
+    counts = corpus.counts + written.counts + _overlap(task, written.splits, tokenizer)
     manifest = Manifest(
         tokenizer_sha256=tokenizer.sha256(),
         vocab_size=tokenizer.vocab_size,
@@ -221,7 +227,7 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
         end_of_text=tokenizer.end_of_text,
         splits=written.splits,
         sources=_describe(task.found, written.portions),
-        counts={name: count for name, count in sorted((corpus.counts + written.counts).items()) if count},
+        counts={name: count for name, count in sorted(counts.items()) if count},
         options=_record(task.options, task.tokenizer),
     )
     publish(task.work, out, manifest)
@@ -231,6 +237,18 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
         if task.work.name != KEPT or path.name not in used:
             path.unlink()
     return Prepared(manifest=manifest, already=False, skipped=task.found.skipped, notes=(note,))
+
+
+def _overlap(task: _Task, splits: dict[str, Split], tokenizer: Tokenizer) -> Counter[str]:
+    """How much of the held-out text is in the training text all the same."""
+    task.progress("comparing the splits", 0, 0)
+    dtype = dtype_for(tokenizer.vocab_size)
+    train, val = (TokenStream.of_shards(task.work, splits[name].shards, dtype=dtype) for name in ("train", "val"))
+    width = overlap.window_tokens(splits["train"].num_bytes / splits["train"].num_tokens)
+    found = overlap.measure(
+        overlap.blocks(val, overlap=width - 1), train, name="val", width=width, end_of_text=tokenizer.end_of_text
+    )
+    return Counter({CHECKED: found.checked, OVERLAPPING: found.found})
 
 
 def _write_dropped(out: Path, rows: list[dict[str, Any]]) -> None:
