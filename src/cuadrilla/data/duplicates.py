@@ -19,6 +19,8 @@ BAND_HASHES = 8
 NUM_HASHES = NUM_BANDS * BAND_HASHES
 SHINGLE_WORDS = 5
 DEFAULT_SIMILARITY = 0.8
+GROUP_CHARACTERS = 2**17
+"""Text hashed at once: its arrays stay in the processor's cache, and below 10 MB."""
 NO_SHINGLES = np.uint32(0xFFFFFFFF)
 """All hashes of a document with fewer than five words."""
 
@@ -54,6 +56,21 @@ def word_hashes(raw: bytes) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
 
 def signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
     """The least value of each hash over each document: shape (NUM_HASHES, documents)."""
+    parts = [np.zeros((NUM_HASHES, 0), dtype=np.uint32)]
+    group: list[str] = []
+    length = 0
+    for text in texts:
+        if group and length + len(text) > GROUP_CHARACTERS:
+            parts.append(_signatures(group))
+            group, length = [], 0
+        group.append(text)
+        length += len(text)
+    if group:
+        parts.append(_signatures(group))
+    return np.concatenate(parts, axis=1)
+
+
+def _signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
     raws = [text.lower().encode() for text in texts]
     begins = np.cumsum([0, *(len(raw) + 1 for raw in raws)])[:-1]
     words, starts = word_hashes(b"\0".join(raws))
