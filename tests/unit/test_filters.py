@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.data.cuentos import stories
-from cuadrilla.data.filters import BOOKS, FILTERS, NONE, WEB, language_score, reason_to_drop
+from cuadrilla.data.filters import BOOKS, FILTERS, NONE, WEB, reason_to_drop
 
 pytestmark = pytest.mark.unit
 
@@ -59,12 +59,6 @@ def test_pages_of_the_web(text, reason):
 )
 def test_books_keep_all_that_is_language(text, reason):
     assert reason_to_drop(text, BOOKS) == reason
-
-
-def test_the_stop_word_score_tells_spanish_from_english():
-    assert language_score(PAGE.lower().split()) > 0.3
-    assert language_score(["the", "council", "approved", "the", "new", "plan", "of", "the", "city", "yesterday"]) == 0.0
-    assert language_score([]) == 0.0
 
 
 def test_the_built_in_stories_pass():

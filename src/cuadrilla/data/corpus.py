@@ -77,6 +77,7 @@ class Corpus:
 
     def __init__(self, chunks: list[CleanChunk], sources: list[NDArray[np.uint32]]) -> None:
         self.chunks = chunks
+        self._firsts = np.array([chunk.first for chunk in chunks])
         self.counts: Counter[str] = Counter()
         self.dropped: list[dict[str, Any]] = []
         self.sources = _joined(sources, "u4")
@@ -129,8 +130,6 @@ class Corpus:
         return chunk.chunk.array("text", rows=rows).tobytes().decode()
 
     def _chunk_of(self, document: int) -> CleanChunk:
-        if not hasattr(self, "_firsts"):
-            self._firsts = np.array([chunk.first for chunk in self.chunks])
         return self.chunks[int(np.searchsorted(self._firsts, document, side="right")) - 1]
 
     def drop_duplicates(self, *, similarity: float, names: list[str], progress: Progress) -> None:

@@ -12,7 +12,6 @@ from distant languages, not from its neighbours (Catalan, Galician), and says no
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +20,6 @@ from numpy.typing import NDArray
 STOP_WORDS = frozenset(
     ("de", "la", "en", "el", "y", "a", "que", "del", "los", "se", "por", "un", "con", "una", "las", "su")
 )
-MIN_LANGUAGE_WORDS = 50
-"""In fewer words the stop-word score is chance."""
-
 _WORD = re.compile(r"[^\W_]+|\.{2,}|[^\w\s]|_")
 _LINE_ENDS = (".", "'", '"', "!", "?", "…", "»", "”", "’", ":")
 """FineWeb's, and how a sentence also ends in Spanish typography."""
@@ -82,11 +78,6 @@ def reason_to_drop(text: str, limits: Thresholds) -> str | None:
     return _by_lines(text, limits) or _by_letters(text, limits) or _by_words(text, limits)
 
 
-def language_score(words: Sequence[str]) -> float:
-    """Share of `words` (in lower case) that are stop words of Spanish."""
-    return sum(map(STOP_WORDS.__contains__, words)) / max(1, len(words))
-
-
 def _by_lines(text: str, limits: Thresholds) -> str | None:
     if limits.max_duplicate_line_characters is None and limits.max_duplicate_lines is None:
         return None
@@ -124,9 +115,6 @@ def _by_letters(text: str, limits: Thresholds) -> str | None:
         least, most = limits.mean_word_length
         if not least <= num_visible / num_words <= most:
             return "word_length"
-    if limits.min_language is not None and num_words >= MIN_LANGUAGE_WORDS:
-        words = [word.strip(".,;:!?¡¿—-()«»\"'") for word in text.lower().split()]
-        return "language" if language_score(words) < limits.min_language else None
     return None
 
 
