@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cuadrilla.data import overlap
-from cuadrilla.data.shards import TokenStream
+from cuadrilla.data.shards import ShardWriter
 
 pytestmark = pytest.mark.unit
 
@@ -13,8 +13,7 @@ random = np.random.default_rng(3)
 
 
 def measured(held_out, train, *, width=13):
-    stream = TokenStream([np.asarray(part, dtype=np.uint16) for part in train])
-    return overlap.measure(iter(held_out), stream, name="x", width=width, end_of_text=END)
+    return overlap.measure(iter(held_out), iter(train), name="x", width=width, end_of_text=END)
 
 
 def by_hand(held_out, train, *, width):
@@ -30,12 +29,16 @@ def by_hand(held_out, train, *, width):
 
 
 @pytest.mark.parametrize("block", [50, 64, 2**20])
-def test_windows_are_counted_as_by_hand_whatever_the_blocks_and_shards(monkeypatch, block):
+def test_windows_are_counted_as_by_hand_whatever_the_blocks_and_shards(monkeypatch, tmp_path, block):
     monkeypatch.setattr(overlap, "BLOCK_TOKENS", block)
     train = random.integers(0, 9, 1000)
     held_out = np.concatenate([random.integers(0, 9, 200), train[300:400], [END], train[-60:]])
-    stream = TokenStream([held_out])
-    result = measured(overlap.blocks(stream, overlap=12), [train[:333], train[333:]])
+    streams = []
+    for split, tokens in (("train", train), ("val", held_out)):
+        writer = ShardWriter(tmp_path, split=split, dtype="uint16", shard_tokens=333)
+        writer.append(tokens)
+        streams.append(overlap.blocks(tmp_path, writer.close(), dtype="uint16", overlap=12))
+    result = measured(streams[1], streams[0])
     assert (result.checked, result.found) == by_hand(held_out, train, width=13)
     assert 0 < result.share < 1
 

@@ -6,7 +6,7 @@ hash. Memory: 17 bytes for each window looked up, and one block of tokens.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cuadrilla.data import clean
 from cuadrilla.data.duplicates import mixed, powers
-from cuadrilla.data.shards import TOKENIZER, Manifest, TokenStream
+from cuadrilla.data.shards import TOKENIZER, Manifest, Shard
 from cuadrilla.data.sources import open_sources
 from cuadrilla.data.tokenizer import Tokenizer
 
@@ -46,9 +46,14 @@ def window_tokens(bytes_per_token: float) -> int:
 
 
 def measure(
-    held_out: Iterator[NDArray[np.int64]], train: TokenStream, *, name: str, width: int, end_of_text: int
+    held_out: Iterable[NDArray[np.int64]],
+    train: Iterable[NDArray[np.int64]],
+    *,
+    name: str,
+    width: int,
+    end_of_text: int,
 ) -> Overlap:
-    """Look up windows of `width` tokens of `held_out` (pieces that may share windows) in `train`."""
+    """Look up windows of `width` tokens of `held_out` in `train`. Both come in pieces, a window lies in one of them."""
     kept: list[NDArray[np.uint64]] = []
     rarity = 1
     for tokens in held_out:
@@ -58,24 +63,31 @@ def measure(
             kept = [_some(some, rarity) for some in kept]
     wanted, times = np.unique(np.concatenate([np.zeros(0, dtype=np.uint64), *kept]), return_counts=True)
     is_found = np.zeros(len(wanted), dtype=bool)
-    for tokens in blocks(train, overlap=width - 1) if len(wanted) else ():
+    for tokens in train if len(wanted) else ():
         hashes = _some(_windows(tokens, width=width, end_of_text=end_of_text), rarity)
         places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
         is_found[places[wanted[places] == hashes]] = True
     return Overlap(name=name, window_tokens=width, checked=int(times.sum()), found=int(times[is_found].sum()))
 
 
-def blocks(stream: TokenStream, *, overlap: int) -> Iterator[NDArray[np.int64]]:
-    """A stream in blocks; each begins with the last `overlap` tokens of the one before."""
-    for start in range(0, len(stream), BLOCK_TOKENS):
-        begin = max(0, start - overlap)
-        yield stream.read(begin, min(len(stream), start + BLOCK_TOKENS) - begin)
+def blocks(folder: Path, shards: Sequence[Shard], *, dtype: str, overlap: int) -> Iterator[NDArray[np.int64]]:
+    """The tokens of some shards; each block begins with the last `overlap` of the one before.
+
+    Read and not mapped: pages of a mapped file would count as our memory.
+    """
+    little = np.dtype(dtype).newbyteorder("<")
+    tail = np.zeros(0, dtype=np.int64)
+    for shard in shards:
+        for start in range(0, shard.num_tokens, BLOCK_TOKENS):
+            read = np.fromfile(folder / shard.name, dtype=little, count=BLOCK_TOKENS, offset=start * little.itemsize)
+            block = np.concatenate([tail, read])
+            yield block
+            tail = block[-overlap:]
 
 
 def of_files(folder: Path, manifest: Manifest, specs: Sequence[str]) -> Iterator[Overlap]:
     """The overlap of each file of `specs` with the training text of a data folder. Raises DataError."""
     tokenizer = Tokenizer.load(folder / TOKENIZER, sha256=manifest.tokenizer_sha256)
-    train = TokenStream.open(folder, "train")
     split = manifest.splits["train"]
     width = window_tokens(split.num_bytes / max(1, split.num_tokens))
 
@@ -90,6 +102,7 @@ def of_files(folder: Path, manifest: Manifest, specs: Sequence[str]) -> Iterator
 
     found = open_sources(specs, exclude=folder, progress=lambda _stage, _done, _total: None)
     for number, source in enumerate(found.sources):
+        train = blocks(folder, split.shards, dtype=manifest.dtype, overlap=width - 1)
         yield measure(pieces(number), train, name=source.name, width=width, end_of_text=manifest.end_of_text)
 
 

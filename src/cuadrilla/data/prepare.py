@@ -41,7 +41,6 @@ from cuadrilla.data.shards import (
     Portion,
     Source,
     Split,
-    TokenStream,
     dtype_for,
     publish,
     read_manifest,
@@ -243,11 +242,11 @@ def _overlap(task: _Task, splits: dict[str, Split], tokenizer: Tokenizer) -> Cou
     """How much of the held-out text is in the training text all the same."""
     task.progress("comparing the splits", 0, 0)
     dtype = dtype_for(tokenizer.vocab_size)
-    train, val = (TokenStream.of_shards(task.work, splits[name].shards, dtype=dtype) for name in ("train", "val"))
     width = overlap.window_tokens(splits["train"].num_bytes / splits["train"].num_tokens)
-    found = overlap.measure(
-        overlap.blocks(val, overlap=width - 1), train, name="val", width=width, end_of_text=tokenizer.end_of_text
+    train, val = (
+        overlap.blocks(task.work, splits[name].shards, dtype=dtype, overlap=width - 1) for name in ("train", "val")
     )
+    found = overlap.measure(val, train, name="val", width=width, end_of_text=tokenizer.end_of_text)
     return Counter({CHECKED: found.checked, OVERLAPPING: found.found})
 
 

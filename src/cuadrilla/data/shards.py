@@ -260,15 +260,12 @@ class TokenStream:
         named = manifest.splits.get(split)
         if named is None or not named.shards:
             raise DataError(f"{folder} has no {split} text", hint="prepare it again with another --val-fraction")
+        arrays = []
         for shard in named.shards:
             verify_shard(folder, shard, dtype=manifest.dtype, hashes=verify)
-        return cls.of_shards(folder, named.shards, dtype=manifest.dtype)
-
-    @classmethod
-    def of_shards(cls, folder: Path, shards: Sequence[Shard], *, dtype: str) -> Self:
-        """Files that the caller knows to be whole."""
-        little = np.dtype(dtype).newbyteorder("<")
-        return cls([np.memmap(folder / shard.name, dtype=little, mode="r") for shard in shards])
+            dtype = np.dtype(manifest.dtype).newbyteorder("<")
+            arrays.append(np.memmap(folder / shard.name, dtype=dtype, mode="r"))
+        return cls(arrays)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
