@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bench.common import configure, report
 from cuadrilla.config import Config
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from cuadrilla.engines.local import run_local
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256

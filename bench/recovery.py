@@ -24,7 +24,8 @@ from pathlib import Path
 import psutil
 
 from bench.common import report, summary
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 
 TARGETS = {"worker killed": 2.0, "worker frozen": 8.0, "coordinator killed": 15.0}

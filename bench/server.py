@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import configure, report, summary
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from cuadrilla.engines.crew import Opening, run_crew
 from cuadrilla.rundir import RunDir, write_json
 from cuadrilla.runfile import dump

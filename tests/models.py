@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from cuadrilla.cli.train import train_run
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file
 

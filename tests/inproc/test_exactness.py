@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cuadrilla.config import AdamWSection, TrainSection
-from cuadrilla.data.prepare import Options
+from cuadrilla.data.options import Options
 from cuadrilla.data.prepare import prepare as prepare_data
 from cuadrilla.engines.local import run_local
 from cuadrilla.link.base import Lease

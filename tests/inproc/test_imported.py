@@ -11,7 +11,8 @@ from cuadrilla.cli.export import export_hf
 from cuadrilla.cli.imported import import_model
 from cuadrilla.cli.model import generate
 from cuadrilla.cli.train import train_run
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError, DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.lan import Member, ip, lan
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import COMMAND, events, reached, wait_for
 from tests.machines import LANGUAGE_RUN, Machine, invite, present, up

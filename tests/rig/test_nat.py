@@ -10,7 +10,8 @@ import pytest
 
 from bench import nat
 from bench.lan import CARD, Member, ip, lan
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import COMMAND, reached, wait_for

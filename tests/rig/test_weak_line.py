@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.lan import CARD, Member, lan, limit_rate
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from cuadrilla.rundir import RunDir, last_rows
 from tests import relay
 from tests.commands import COMMAND, events, reached, wait_for

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from tests.machines import Machine
 
 

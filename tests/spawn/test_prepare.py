@@ -64,8 +64,9 @@ def prepare(*sources, out, vocab=300, **options):
 
 
 def contents(folder):
-    """Every file of a folder with its hash, hidden ones included."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    """Every file of a folder with its hash, hidden ones included; no folders."""
+    files = (path for path in folder.iterdir() if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def start(*sources, out, stage):
@@ -162,7 +163,7 @@ def test_a_paragraph_shared_by_two_books_is_not_in_both_splits(books, tmp_path):
     shared = "Esta dedicatoria larga aparece en todos los capítulos del libro, sin que cambie una coma. " * 4
     for number in range(30):
         (tmp_path / f"{number:02d}.txt").write_text(f"Capítulo {number}, que es corto.\n\n{shared}\n\nFin de {number}.")
-    assert prepare(tmp_path, out=tmp_path / "out", vocab=260).returncode == 0
+    assert prepare(tmp_path, "--near-duplicates", 0, out=tmp_path / "out", vocab=260).returncode == 0
     manifest = read_manifest(tmp_path / "out")
     assert manifest.counts["train_paragraphs_in_val"] == manifest.splits["train"].num_documents
     assert shared.strip() not in "".join(texts_of(tmp_path / "out", "train"))
@@ -179,7 +180,7 @@ def test_killed_at_any_stage_nothing_half_done_is_accepted(big_books, tmp_path, 
         verify_folder(out, read_manifest(out), hashes=True)
     assert prepare(big_books, out=out).returncode == 0
     verify_folder(out, read_manifest(out), hashes=True)
-    assert not {".work", "lock"} & set(contents(out))
+    assert not {".work", "lock"} & {path.name for path in out.iterdir()}
 
 
 def test_killed_while_replacing_the_old_folder_is_whole_or_refused(books, big_books, tmp_path):
@@ -193,13 +194,15 @@ def test_killed_while_replacing_the_old_folder_is_whole_or_refused(books, big_bo
     verify_folder(out, read_manifest(out), hashes=True)
 
 
-def test_ctrl_c_leaves_nothing_behind(big_books, books, tmp_path):
+def test_after_ctrl_c_the_same_command_goes_on(big_books, books, tmp_path):
     child = start(big_books, out=tmp_path / "new", stage="cleaning")
     child.send_signal(signal.SIGINT)
     _, said = child.communicate()
     assert child.returncode == 130
     assert "Traceback" not in said
-    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "new" / "manifest.json").exists()
+    assert prepare(big_books, out=tmp_path / "new").returncode == 0
+    verify_folder(tmp_path / "new", read_manifest(tmp_path / "new"), hashes=True)
 
     assert prepare(books, out=tmp_path / "old").returncode == 0
     before = contents(tmp_path / "old")
@@ -208,14 +211,18 @@ def test_ctrl_c_leaves_nothing_behind(big_books, books, tmp_path):
     child.communicate()
     assert child.returncode == 130
     assert contents(tmp_path / "old") == before
+    assert prepare(books, out=tmp_path / "old").returncode == 0
+    assert not (tmp_path / "old" / ".work").exists()
 
 
 @pytest.mark.parametrize("blocks", [1, 10, 150])
-def test_a_full_disk_is_exit_8_and_leaves_nothing(books, tmp_path, blocks):
+def test_a_full_disk_is_exit_8_and_what_is_finished_is_kept(books, tmp_path, blocks):
     limit = ("sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh")
     done = prepare(books, out=tmp_path / "out", prefix=limit)
     assert "cannot write" in fail(done, 8)
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists() or [path.name for path in (tmp_path / "out").iterdir()] == [".work"]
+    assert prepare(books, out=tmp_path / "out").returncode == 0
+    verify_folder(tmp_path / "out", read_manifest(tmp_path / "out"), hashes=True)
 
 
 def test_a_second_preparation_at_once_is_refused_and_a_dead_one_is_not(books, big_books, tmp_path):

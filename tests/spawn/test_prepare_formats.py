@@ -16,7 +16,8 @@ import pytest
 import zstandard
 from pyarrow import parquet as pq
 
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from cuadrilla.data.shards import read_manifest
 
 pytestmark = pytest.mark.spawn

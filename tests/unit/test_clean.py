@@ -15,7 +15,11 @@ pytestmark = pytest.mark.unit
 
 def run(*pieces, keep_indentation=False, maximum=clean.MAX_DOCUMENT):
     counts = Counter()
-    texts = list(clean.documents(pieces, keep_indentation=keep_indentation, counts=counts, maximum=maximum))
+    texts = [
+        text
+        for section in clean.sections(pieces, counts)
+        for text in clean.documents(section, keep_indentation=keep_indentation, counts=counts, maximum=maximum)
+    ]
     return texts, {name: count for name, count in counts.items() if count}
 
 
@@ -64,7 +68,7 @@ def test_gutenberg_frame_and_credits_go():
 def test_one_ebook_does_not_make_the_next_text_an_ebook():
     counts = Counter({"gutenberg_characters_dropped": 100})
     pieces = ["uno\n", "dos\n"]
-    assert list(clean.documents(pieces, keep_indentation=False, counts=counts)) == ["uno\ndos"]
+    assert list(clean.sections(pieces, counts)) == ["uno\ndos\n"]
 
 
 def test_a_small_text_is_one_document_and_a_long_one_is_cut_at_blank_lines():
@@ -75,6 +79,23 @@ def test_a_small_text_is_one_document_and_a_long_one_is_cut_at_blank_lines():
     assert "\n\n".join(texts) == long
     assert max(map(len, texts)) <= clean.MAX_DOCUMENT
     assert min(map(len, texts[:-1])) >= clean.MAX_DOCUMENT // 4
+
+
+def test_a_long_text_is_cut_into_sections_at_blank_lines_wherever_its_pieces_end():
+    text = book(300) + "\n" + "una línea\n" * 30_000
+    whole = list(clean.sections([text], Counter(), size=20_000))
+    assert "".join(whole) == text
+    assert len(whole) > 10
+    assert max(map(len, whole)) <= 40_000
+    assert min(map(len, whole[:-1])) >= 20_000
+    assert whole[0].endswith("\n\n")
+    for size in (1000, 77_777):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        assert list(clean.sections(pieces, Counter(), size=20_000)) == whole
+
+
+def test_half_a_surrogate_pair_is_replaced_and_counted():
+    assert run("a\ud83d b") == (["a\ufffd b"], {"replacement_characters": 1})
 
 
 def test_two_editions_with_different_prefaces_share_most_documents():

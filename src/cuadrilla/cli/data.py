@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,24 +11,52 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say, stderr
+from cuadrilla.data import overlap
 from cuadrilla.data import sources as text_sources
+from cuadrilla.data.duplicates import DEFAULT_SIMILARITY
+from cuadrilla.data.fertility import fits
 from cuadrilla.data.formats.form import ACCEPTED
 from cuadrilla.data.formats.record import DEFAULT_FIELD, Reading
-from cuadrilla.data.prepare import (
+from cuadrilla.data.options import (
+    DEFAULT_FILTER,
     DEFAULT_MIN_CHARACTERS,
     DEFAULT_VAL_FRACTION,
     DEFAULT_VOCAB,
     Options,
-    Prepared,
-    prepare,
 )
+from cuadrilla.data.prepare import CHECKED, DROPPED, OVERLAPPING, WORK, Prepared, prepare
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
+from cuadrilla.rundir import read_jsonl
 
 MAX_ROWS = 20
 
 app = typer.Typer(no_args_is_help=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
+FilterOption = Annotated[
+    str, typer.Option("--filter", help="Which documents to drop: books (the least), web (FineWeb-2's rules), none.")
+]
+NearOption = Annotated[
+    float, typer.Option("--near-duplicates", help="Drop documents this similar to an earlier one; 0 keeps them.")
+]
+AddOption = Annotated[
+    bool, typer.Option("--add", help="Old and new text into a folder made of the old, with the same tokenizer.")
+]
+KeepOption = Annotated[
+    bool, typer.Option("--keep-work", help="Keep the clean text on disk, so that --add works on the new only.")
+]
+ProcessesOption = Annotated[
+    int | None, typer.Option("--processes", help="Processes that share the work (one for each core).")
+]
+EncoderOption = Annotated[str, typer.Option("--encoder", help="auto, gigatoken, words, tokenizers; ids are the same.")]
+HeldOutOption = Annotated[
+    list[str] | None,
+    typer.Option("--held-out", help="A file that must be new to the model: how much of it is in the training text."),
+]
+CompareOption = Annotated[
+    list[Path] | None, typer.Option("--compare-tokenizer", help="Another tokenizer.json, such as GPT-2's.")
+]
+DroppedOption = Annotated[bool, typer.Option("--show-dropped", help="Show examples of what was dropped, and why.")]
 
 
 @app.command("prepare")
@@ -54,7 +83,16 @@ def prepare_command(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out and count records without a usable text, instead of stopping.")
     ] = False,
+    filter_rules: FilterOption = DEFAULT_FILTER,
+    near_duplicates: NearOption = DEFAULT_SIMILARITY,
     force: Annotated[bool, typer.Option("--force", help="Replace a folder prepared from other text.")] = False,
+    add: AddOption = False,
+    keep_work: KeepOption = False,
+    processes: ProcessesOption = None,
+    encoder: EncoderOption = "auto",
+    show_dropped: DroppedOption = False,
+    held_out: HeldOutOption = None,
+    compare: CompareOption = None,
     json: JsonOption = False,
 ) -> None:
     """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write token shards."""
@@ -65,28 +103,37 @@ def prepare_command(
         val_fraction=val_fraction,
         min_characters=min_characters,
         reading=Reading(field=field, skip_bad=skip_bad),
+        filter=filter_rules,
+        near_duplicates=near_duplicates,
         force=force,
+        add=add,
+        keep_work=keep_work,
+        processes=processes,
+        encoder=encoder,
     )
     try:
         with shown_progress() as progress:
             prepared = prepare(sources, out=out, options=wanted, progress=progress)
     except KeyboardInterrupt:
-        say(f"interrupted; {out} is as it was before, run the same command to start over")
+        say(f"interrupted; the same command goes on from here (what is finished is in {out / WORK})")
         raise
-    _report(prepared, out=out)
+    _report(prepared, out=out, show_dropped=show_dropped, extra=_measures(out, prepared.manifest, held_out, compare))
 
 
 @app.command("stats")
 def stats_command(
     folder: Annotated[Path, typer.Argument(help="A folder written by `cuadrilla data prepare`.")],
     verify: Annotated[bool, typer.Option("--verify", help="Check the hash of every file as well.")] = False,
+    held_out: HeldOutOption = None,
+    compare: CompareOption = None,
     json: JsonOption = False,
 ) -> None:
     """What a data folder holds: documents, bytes and tokens of each split and source."""
     options.json |= json
     manifest = read_manifest(folder)
     verify_folder(folder, manifest, hashes=verify)
-    _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()})
+    extra = _measures(folder, manifest, held_out, compare)
+    _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()}, extra)
 
 
 @contextmanager
@@ -116,13 +163,27 @@ def shown_progress() -> Iterator[text_sources.Progress]:
         yield bar
 
 
-def _report(prepared: Prepared, *, out: Path) -> None:
+def _measures(
+    folder: Path, manifest: Manifest, held_out: list[str] | None, compare: list[Path] | None
+) -> dict[str, list[dict[str, Any]]]:
+    """How the tokenizer fits the held-out text, and how much of what should be new is not."""
+    windows, found = manifest.counts.get(CHECKED, 0), manifest.counts.get(OVERLAPPING, 0)
+    rows = [{"name": "val", "checked": windows, "found": found, "share": found / windows if windows else 0.0}]
+    for each in overlap.of_files(folder, manifest, held_out) if held_out else ():
+        rows.append({"name": each.name, "checked": each.checked, "found": each.found, "share": each.share})
+    return {"tokenizers": [asdict(fit) for fit in fits(folder, manifest, compare or [])], "overlap": rows}
+
+
+def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[str, list[dict[str, Any]]]) -> None:
     manifest = prepared.manifest
+    dropped = list(read_jsonl(out / DROPPED)) if show_dropped else []
     state = "already prepared, nothing done" if prepared.already else "prepared"
     if prepared.skipped:
         shown = ", ".join(prepared.skipped[:5])
         more = len(prepared.skipped) - 5
         say(f"skipped, not text that is read: {shown}" + (f" and {more:,} more" if more > 0 else ""))
+    for note in prepared.notes:
+        say(note)
     vocab = manifest.options.get("vocab", manifest.vocab_size)
     if manifest.vocab_size != vocab:
         say(f"the text has merges for a vocabulary of {manifest.vocab_size:,} only, {vocab:,} were asked for")
@@ -133,17 +194,30 @@ def _report(prepared: Prepared, *, out: Path) -> None:
             "already_prepared": prepared.already,
             "skipped": list(prepared.skipped),
             "manifest_hash": manifest.hash(),
+            **({"dropped": dropped} if show_dropped else {}),
         },
+        extra,
     )
+    if show_dropped and not options.json:
+        _emit_dropped(dropped)
     say(f"{out}: {state} ({manifest.splits['train'].num_tokens:,} tokens to train on)")
 
 
-def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
+def _emit_dropped(rows: list[dict[str, Any]]) -> None:
+    """Some examples of each reason."""
+    for row in rows:
+        like = f", like one of {row['like']}" if "like" in row else ""
+        emit(f"{row['reason'].replace('_', ' ')}: {row['source']}, {row['characters']:,} characters{like}")
+        emit(f"    {row['begins'][:100]}")
+
+
+def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], extra: Mapping[str, list[dict[str, Any]]]) -> None:
     splits = [_row(name, [source.portions.get(name) for source in manifest.sources]) for name in manifest.splits]
     by_source = [_source_row(source) for source in manifest.sources]
     if options.json:
         tail = {"vocab_size": manifest.vocab_size, "dtype": manifest.dtype, "options": manifest.options}
-        emit_json({**head, **tail, "splits": splits, "sources": by_source, "counts": manifest.counts})
+        emit_json({**head, **tail, "splits": splits, "sources": by_source, "counts": manifest.counts, **extra})
+        _warn_overlap(extra["overlap"])
         return
     emit_table([_readable(row) for row in splits])
     emit("")
@@ -157,7 +231,18 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
         emit("")
         emit_table([{"cleaning": name.replace("_", " "), "": f"{n:,}"} for name, n in manifest.counts.items()])
     emit("")
+    emit_table([_readable({"tokenizer": row.pop("name"), **row}) for row in map(dict, extra["tokenizers"])])
+    emit("")
+    for row in extra["overlap"]:
+        emit(f"{row['name']}: {row['share']:.2%} of {row['checked']:,} stretches of 50 characters are in train")
+    _warn_overlap(extra["overlap"])
     emit(f"vocabulary {manifest.vocab_size:,} ({manifest.dtype}), manifest {manifest.hash()[:12]}")
+
+
+def _warn_overlap(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        if row["share"] >= overlap.WORTH_A_WARNING:
+            say(f"warning: {row['share']:.1%} of {row['name']} is in the training text; its loss will look too good")
 
 
 def _row(name: str, portions: list[Portion | None]) -> dict[str, Any]:

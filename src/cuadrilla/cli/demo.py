@@ -14,7 +14,8 @@ from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.report import page_of
 from cuadrilla.cli.train import train_run
-from cuadrilla.data.prepare import Options, prepare
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.monitor.report import read_report, render
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl, storage_errors, typed, write_atomic

@@ -3,7 +3,8 @@
 What happens to odd text (each kind is counted, and the counts go into the manifest)
 * Line ends: CRLF and CR become LF. Vertical tab, form feed, NEL (U+0085) and U+2028 become LF; U+2029 a blank line.
 * NUL and the other control characters, U+FEFF inside the text and the noncharacters U+FFFE and U+FFFF are dropped.
-* Bytes that the encoding cannot hold arrive as U+FFFD, stay as U+FFFD and are counted.
+* Bytes that the encoding cannot hold arrive as U+FFFD, stay as U+FFFD and are counted; so are halves of surrogate
+  pairs, which JSON can spell.
 * Letters are composed (NFC): a decomposed ñ becomes one character. Nothing else is normalised: «», —, NBSP stay.
 * Blanks at the end of a line are removed, and at its start too unless the file is Markdown. Two or more blank lines
   become one.
@@ -24,7 +25,8 @@ Which side of the split a document is on
 * What is left is text that two different documents share: a paragraph of `LONG_PARAGRAPH` characters or more that
   occurs in `val` is removed from `train`.
 
-A text is read in pieces and never held whole, however long its lines: memory stays below a few megabytes.
+A text is read in pieces and never held whole, however long its lines: it is cleaned in sections of about a million
+characters, each by itself, and a section ends a document.
 """
 
 import hashlib
@@ -42,12 +44,14 @@ MAX_DOCUMENT = 20_000
 """Characters in a document, at most."""
 PIECE_CHARACTERS = 2**18
 """A line longer than this is broken while it is read, before it is cut into documents."""
+SECTION_CHARACTERS = 2**20
+"""A longer text is cleaned in sections, so that several processes share it."""
 BOUNDARY_RARITY = 8
 LONG_PARAGRAPH = 200
 """Characters from which a paragraph is too long to be repeated by chance."""
 
 _BLANKS = " \t\u00a0"
-_ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffd-\uffff]")
+_ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffd-\uffff\ud800-\udfff]")
 _BREAKS = {"\v": "\n", "\f": "\n", "\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
 _GUTENBERG_START = re.compile(r"^\*\*\* ?START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK[^\n]*\n", re.M | re.I)
 _GUTENBERG_END = re.compile(
@@ -61,13 +65,36 @@ Unit = tuple[str, str]
 """(what separates it from the previous one, text): a paragraph, a line, or a part of a very long line."""
 
 
+def sections(pieces: Iterable[str], counts: Counter[str], *, size: int = SECTION_CHARACTERS) -> Iterator[str]:
+    """One text without Project Gutenberg's parts, cut between lines into sections of some `size` characters.
+
+    A section is what one process cleans. It ends at the first blank line after `size` characters, or at the first line
+    end after half as many again; so where depends on the text alone, not on how it arrives.
+    """
+    held: list[str] = []
+    length = 0
+    for piece in _without_gutenberg(_whole_lines(pieces, counts), counts):
+        held.append(piece)
+        length += len(piece)
+        if length <= 2 * size:
+            continue
+        text = "".join(held)
+        while len(text) > 2 * size:
+            end = text.find("\n\n", size, size + size // 2) + 2
+            if end < 2:
+                end = text.find("\n", size + size // 2) + 1 or len(text)
+            yield text[:end]
+            text = text[end:]
+        held, length = [text], len(text)
+    if length:
+        yield "".join(held)
+
+
 def documents(
-    pieces: Iterable[str], *, keep_indentation: bool, counts: Counter[str], maximum: int = MAX_DOCUMENT
+    section: str, *, keep_indentation: bool, counts: Counter[str], maximum: int = MAX_DOCUMENT
 ) -> Iterator[str]:
-    """The documents of one text, clean; `counts` grows by what was repaired or dropped. No document is empty."""
-    lines = _whole_lines(pieces, counts)
-    body = _without_gutenberg(lines, counts)
-    clean = (_clean_piece(piece, keep_indentation=keep_indentation, counts=counts) for piece in body)
+    """The documents of a section, clean; `counts` grows by what was repaired or dropped. No document is empty."""
+    clean = _clean_piece(section, keep_indentation=keep_indentation, counts=counts)
     return _blocks(_units(clean, maximum=maximum, counts=counts), maximum=maximum)
 
 
@@ -171,9 +198,9 @@ def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) ->
 
     def repair(match: re.Match[str]) -> str:
         character = match.group()
-        if character == "\ufffd":
+        if character == "\ufffd" or "\ud800" <= character <= "\udfff":
             counts["replacement_characters"] += 1
-            return character
+            return "\ufffd"
         if character in _BREAKS:
             counts["line_separators_replaced"] += 1
             return _BREAKS[character]
@@ -191,28 +218,18 @@ def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) ->
     return clean
 
 
-def _units(pieces: Iterable[str], *, maximum: int, counts: Counter[str]) -> Iterator[Unit]:
+def _units(text: str, *, maximum: int, counts: Counter[str]) -> Iterator[Unit]:
     """Paragraphs; the lines of a paragraph longer than `maximum`; the parts of a line longer than that."""
-    rest = ""
-    continued = False  # the paragraph in `rest` is a long one whose first lines are already given
-    for piece in itertools.chain(pieces, ("\n\n",)):
-        *paragraphs, rest = _PARAGRAPH_END.split(rest + piece)
-        for paragraph in paragraphs:
-            yield from _paragraph_units(paragraph.strip("\n"), continued=continued, maximum=maximum, counts=counts)
-            continued = False
-        if len(begun := rest.strip("\n")) > maximum:
-            yield from _paragraph_units(begun, continued=continued, maximum=maximum, counts=counts)
-            continued = True
-            rest = "\n"
+    for block in _PARAGRAPH_END.split(text):
+        paragraph = block.strip("\n")
+        if len(paragraph) > maximum:
+            yield from _line_units(paragraph, maximum=maximum, counts=counts)
+        elif paragraph:
+            yield "\n\n", paragraph
 
 
-def _paragraph_units(paragraph: str, *, continued: bool, maximum: int, counts: Counter[str]) -> Iterator[Unit]:
-    if not paragraph:
-        return
-    if len(paragraph) <= maximum and not continued:
-        yield "\n\n", paragraph
-        return
-    separator = "\n" if continued else "\n\n"
+def _line_units(paragraph: str, *, maximum: int, counts: Counter[str]) -> Iterator[Unit]:
+    separator = "\n\n"
     for line in paragraph.split("\n"):
         rest = line
         while len(rest) > maximum:

@@ -2,37 +2,43 @@
 
 Invariants
 * The folder is accepted by its manifest, written last. All work is done in `.work` inside it; interrupted at any
-  instant, the folder is either as it was before, or has no manifest. The same command then starts over.
-* The same inputs and options give the same bytes, on any machine, in any order of arguments or directory listing.
+  instant, the folder is either as it was before, or has no manifest. The same command then goes on: what is in `.work`
+  is named by what it was made from, and verified.
+* The same inputs and options give the same bytes, on any machine, with any number of processes, in any order of
+  arguments or directory listing, whether interrupted or not.
 * A finished folder is left alone when inputs and options are the same and its files are intact; it is replaced only
-  with `force`. One preparation at a time: the file `lock` names its process.
+  with `force`, or with `add` when nothing it holds goes away. One preparation at a time: the file `lock` names its
+  process.
+* `add` keeps the tokenizer, since models were trained with it: the outcome is that of a fresh preparation of old and
+  new text with `tokenizer` set to that of the folder. Only new text is cleaned and encoded if the first preparation had
+  `keep_work` (then `.work` is called `.kept` and stays), except where it meets old text: duplicates, the split.
 
-Memory: 24 bytes and one hash (about 130 bytes in all) for each document, plus one shard for each split; the clean text
-waits on disk, and the tokenizer learns from at most `TOKENIZER_CHARACTERS` of it, chosen by hash.
+Memory: some 44 bytes for each document, two batches of a megabyte of text for each process, one shard for each split;
+the tokenizer learns from at most `TOKENIZER_CHARACTERS`, chosen by hash.
 """
 
+import json
 import re
 import shutil
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cuadrilla.data import clean
-from cuadrilla.data.formats.record import Reading
+from cuadrilla.data import clean, overlap
+from cuadrilla.data.chunks import key_of
+from cuadrilla.data.corpus import Corpus, Rules, clean_corpus
+from cuadrilla.data.encode import choose_encoder
+from cuadrilla.data.options import DEFAULT_VOCAB, RECIPE, Options, recorded
+from cuadrilla.data.pool import Pool, check_processes
 from cuadrilla.data.shards import (
     MANIFEST,
-    SPLITS,
     TOKENIZER,
     Manifest,
     Option,
     Portion,
-    ShardWriter,
     Source,
     Split,
     dtype_for,
@@ -40,54 +46,24 @@ from cuadrilla.data.shards import (
     read_manifest,
     verify_folder,
 )
-from cuadrilla.data.sources import AS_USUAL, Found, Progress, open_sources
-from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB, Tokenizer
+from cuadrilla.data.sources import Found, Progress, open_sources
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.data.tokens import write_tokens
 from cuadrilla.errors import ConfigError, DataError, ResourceError
-from cuadrilla.rundir import FolderLock, storage_errors
+from cuadrilla.rundir import FolderLock, storage_errors, write_atomic
 
-RECIPE = 1
-"""Raised when the same inputs and options would give other bytes; part of the options in a manifest."""
-DEFAULT_VOCAB = 8192
-DEFAULT_VAL_FRACTION = 0.05
-DEFAULT_MIN_CHARACTERS = 20
 MIN_CORPUS_CHARACTERS = 1_000
 TOKENIZER_CHARACTERS = 10**8
-BATCH_CHARACTERS = 2**21
+SMALL_BYTES = 2**21
+"""Less text than this is not worth starting processes for."""
+ENCODER_SAMPLE = 64
+WORK, KEPT = ".work", ".kept"
+DROPPED = "dropped.jsonl"
+CHECKED, OVERLAPPING = "val_windows_checked", "val_windows_in_train"
+"""Counts of a manifest: stretches of the held-out text that were looked up in the training text, and found."""
 
 _BLOCK_SIZES = (clean.MAX_DOCUMENT, 2_000, 200)
-_OURS = rf"{re.escape(TOKENIZER)}|lock|(train|val)-\d+\.bin|\..*"  # what an interrupted preparation may leave
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What may be asked of a preparation. Raises ConfigError for a value out of range."""
-
-    vocab: int | None = None
-    """Tokens of the vocabulary to train (None: 8192). Excludes `tokenizer`."""
-    tokenizer: Path | None = None
-    """Use this `tokenizer.json` instead of training one."""
-    val_fraction: float = DEFAULT_VAL_FRACTION
-    min_characters: int = DEFAULT_MIN_CHARACTERS
-    """Drop documents that are shorter."""
-    reading: Reading = AS_USUAL
-    """How records are read."""
-    force: bool = False
-    """Replace a folder that was prepared from other inputs."""
-
-    def __post_init__(self) -> None:
-        if self.vocab is not None and self.tokenizer is not None:
-            raise ConfigError("--vocab and --tokenizer exclude each other", hint="a given tokenizer has its own size")
-        if self.vocab is not None and not MIN_VOCAB <= self.vocab <= MAX_VOCAB:
-            raise ConfigError(
-                f"--vocab {self.vocab} is out of range",
-                hint=f"choose from {MIN_VOCAB} (the 256 bytes and the end of a text) to {MAX_VOCAB:,}",
-            )
-        if not 0 < self.val_fraction <= 0.5:
-            raise ConfigError(
-                f"--val-fraction {self.val_fraction} is out of range", hint="above 0, at most 0.5; 0.05 holds out 5 %"
-            )
-        if self.min_characters < 1:
-            raise ConfigError(f"--min-characters {self.min_characters} is out of range", hint="1 or more")
+_OURS = rf"{re.escape(TOKENIZER)}|{re.escape(DROPPED)}|lock|(train|val)-\d+\.bin|\..*"  # what an interruption may leave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +75,20 @@ class Prepared:
     """Nothing was done: the folder holds this very preparation."""
     skipped: tuple[str, ...]
     """Files in the given folders that are not text."""
+    notes: tuple[str, ...] = ()
+    """Choices that were made, each with its reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """One preparation that must be done."""
+
+    work: Path
+    found: Found
+    options: Options
+    tokenizer: Tokenizer | None
+    pool: Pool
+    progress: Progress
 
 
 def no_progress(stage: str, done: int, total: int) -> None:
@@ -111,57 +101,104 @@ def prepare(specs: Sequence[str], *, out: Path, options: Options, progress: Prog
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
     found = open_sources(specs, exclude=out, progress=progress, reading=options.reading)
-    tokenizer = Tokenizer.load(options.tokenizer) if options.tokenizer else None
-    wanted = _record(options, tokenizer)
+    path = out / TOKENIZER if options.add else options.tokenizer
+    if options.add:
+        read_manifest(out)
+    tokenizer = Tokenizer.load(path) if path else None
+    wanted = recorded(options, tokenizer)
     is_new = not out.exists()
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     try:
         with FolderLock(out / "lock", purpose="data prepare"):
-            done = None if options.force else _finished(out, found=found, wanted=wanted)
+            done = None if options.force else _finished(out, found=found, wanted=wanted, add=options.add)
             if done:
-                shutil.rmtree(out / ".work", ignore_errors=True)  # of a later preparation that was killed
+                shutil.rmtree(out / WORK, ignore_errors=True)  # of a later preparation that was killed
                 return Prepared(manifest=done, already=True, skipped=found.skipped)
-            manifest = _prepare_locked(out, found=found, options=options, tokenizer=tokenizer, progress=progress)
-        return Prepared(manifest=manifest, already=False, skipped=found.skipped)
+            _check_space(out, found)
+            num_bytes = sum(source.num_bytes for source in found.sources)
+            processes = 1 if num_bytes < SMALL_BYTES else check_processes(options.processes)
+            with _work_folder(out, keep=options.keep_work) as work, Pool(processes) as pool:
+                task = _Task(work=work, found=found, options=options, tokenizer=tokenizer, pool=pool, progress=progress)
+                return _prepare_locked(task, out)
     finally:
         if is_new:
-            with suppress(OSError):  # not empty: it worked
+            with suppress(OSError):  # not empty: it worked, or can go on
                 out.rmdir()
 
 
-def _prepare_locked(
-    out: Path, *, found: Found, options: Options, tokenizer: Tokenizer | None, progress: Progress
-) -> Manifest:
-    work = out / ".work"
-    _check_space(out, found)
+@contextmanager
+def _work_folder(out: Path, *, keep: bool) -> Iterator[Path]:
+    """Where unfinished work is. It stays after an interruption; text that cannot be prepared leaves none."""
+    kept = out / KEPT
+    work = kept if keep or kept.exists() else out / WORK
+    with storage_errors(work):
+        if work == kept and not kept.exists() and (out / WORK).exists():
+            (out / WORK).rename(kept)
+        work.mkdir(exist_ok=True)
     try:
-        with storage_errors(work):
+        yield work
+    except (DataError, ConfigError):
+        if work != kept:
             shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-        manifest = _build(work, found=found, options=options, tokenizer=tokenizer, progress=progress)
-        publish(work, out, manifest)
-        return manifest
+        raise
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        with suppress(OSError):
+            work.rmdir()  # empty: it did not even begin
 
 
-def _record(options: Options, tokenizer: Tokenizer | None) -> dict[str, Option]:
-    """The options that decide the bytes, as the manifest keeps them."""
-    chosen: dict[str, Option] = (
-        {"tokenizer": tokenizer.sha256()} if tokenizer else {"vocab": options.vocab or DEFAULT_VOCAB}
+def _prepare_locked(task: _Task, out: Path) -> Prepared:
+    corpus = _clean(task)
+    tokenizer = task.tokenizer or _train(task, corpus)
+    tokenizer.save(task.work / TOKENIZER)
+    sample = corpus.sample(count=ENCODER_SAMPLE)
+    encoder, note = choose_encoder(tokenizer, wanted=task.options.encoder, sample=sample)
+    written = write_tokens(
+        task.work, corpus=corpus, tokenizer=tokenizer, encoder=encoder, pool=task.pool, progress=task.progress
     )
-    reading: dict[str, Option] = {"field": options.reading.field, "skip_bad": int(options.reading.skip_bad)}
-    return {
-        **chosen,
-        **(reading if options.reading != AS_USUAL else {}),
-        "recipe": RECIPE,
-        "val_fraction": options.val_fraction,
-        "min_characters": options.min_characters,
-    }
+    if not written.splits["train"].num_tokens:
+        raise DataError("no text is left to train on: all of it is also held out", hint="add more text")
+    counts = corpus.counts + written.counts + _overlap(task, written.splits, tokenizer)
+    manifest = Manifest(
+        tokenizer_sha256=tokenizer.sha256(),
+        vocab_size=tokenizer.vocab_size,
+        dtype=dtype_for(tokenizer.vocab_size),
+        end_of_text=tokenizer.end_of_text,
+        splits=written.splits,
+        sources=_describe(task.found, written.portions),
+        counts={name: count for name, count in sorted(counts.items()) if count},
+        options=recorded(task.options, task.tokenizer),
+    )
+    publish(task.work, out, manifest)
+    _write_dropped(out, corpus.dropped)
+    used = {f"{chunk.key}.clean" for chunk in corpus.chunks} | written.files
+    for path in task.work.iterdir():
+        if task.work.name != KEPT or path.name not in used:
+            path.unlink()
+    return Prepared(manifest=manifest, already=False, skipped=task.found.skipped, notes=(note,))
 
 
-def _finished(out: Path, *, found: Found, wanted: dict[str, Option]) -> Manifest | None:
+def _overlap(task: _Task, splits: dict[str, Split], tokenizer: Tokenizer) -> Counter[str]:
+    """How much of the held-out text is in the training text all the same."""
+    task.progress("comparing the splits", 0, 0)
+    dtype = dtype_for(tokenizer.vocab_size)
+    width = overlap.window_tokens(splits["train"].num_bytes / splits["train"].num_tokens)
+    train, val = (
+        overlap.blocks(task.work, splits[name].shards, dtype=dtype, overlap=width - 1) for name in ("train", "val")
+    )
+    found = overlap.measure(val, train, name="val", width=width, end_of_text=tokenizer.end_of_text)
+    return Counter({CHECKED: found.checked, OVERLAPPING: found.found})
+
+
+def _write_dropped(out: Path, rows: list[dict[str, Any]]) -> None:
+    """Examples of what was dropped, beside the data and no part of it."""
+    if rows:
+        write_atomic(out / DROPPED, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    else:
+        (out / DROPPED).unlink(missing_ok=True)
+
+
+def _finished(out: Path, *, found: Found, wanted: dict[str, Option], add: bool) -> Manifest | None:
     """The manifest if `out` is this very preparation, intact; None if it must be (re)done.
 
     Raises DataError if `out` holds anything else that would be overwritten.
@@ -178,12 +215,23 @@ def _finished(out: Path, *, found: Found, wanted: dict[str, Option]) -> Manifest
     manifest = read_manifest(out)
     has = [(source.name, source.sha256) for source in manifest.sources]
     gets = [(source.name, source.sha256) for source in found.sources]
-    differs = [key for key in sorted({*manifest.options, *wanted}) if manifest.options.get(key) != wanted.get(key)]
-    if has != gets or differs:
+    had = {"tokenizer": manifest.tokenizer_sha256, **manifest.options} if add else manifest.options
+    had = {name: value for name, value in had.items() if name != "vocab"} if add else had
+    differs = [key for key in sorted({*had, *wanted}) if had.get(key) != wanted.get(key)]
+    if differs or (has != gets and not add):
         cause = f"with another {differs[0].replace('_', ' ')}" if differs else "from other text"
         raise DataError(
-            f"{out} was already prepared {cause}", hint="name a new folder with --out, or replace this one with --force"
+            f"{out} was already prepared {cause}",
+            hint="name a new folder with --out, replace this one with --force, "
+            "or give old and new text with --add to keep its tokenizer",
         )
+    if gone := sorted(name for name, sha256 in set(has) - set(gets)):
+        raise DataError(
+            f"{out} was prepared from {gone[0]} too, which is not there or has changed",
+            hint="give the old text with the new, or replace the folder with --force",
+        )
+    if has != gets:
+        return None
     try:
         verify_folder(out, manifest, hashes=True)
     except DataError:
@@ -192,8 +240,11 @@ def _finished(out: Path, *, found: Found, wanted: dict[str, Option]) -> Manifest
 
 
 def _check_space(out: Path, found: Found) -> None:
-    """The clean text and the tokens need about twice the size of the input while both exist."""
-    needed = 2 * sum(source.num_bytes for source in found.sources) + 2**20
+    """The clean text, its signatures and twice the tokens need some 2.5 times the size of the input."""
+    needed = int(2.5 * sum(source.num_bytes for source in found.sources)) + 2**20
+    for folder in (out / WORK, out / KEPT):
+        if folder.exists():
+            needed -= sum(path.stat().st_size for path in folder.iterdir())
     free = shutil.disk_usage(out).free
     if free < needed:
         raise ResourceError(
@@ -202,121 +253,58 @@ def _check_space(out: Path, found: Found) -> None:
         )
 
 
-class _Spool:
-    """Clean documents, one after another in a file, with their hash, size and source in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.hashes = array("Q")
-        self.sizes = array("Q")
-        self.sources = array("L")
-        self.num_characters = 0
-
-    def fill(self, found: Found, *, maximum: int, min_characters: int, progress: Progress) -> Counter[str]:
-        """Read and clean every source, keep each distinct document once; what was dropped or repaired."""
-        counts = Counter(found.counts)
-        seen: set[bytes] = set()
-        total = sum(source.num_bytes for source in found.sources)
-        done = 0
-        with storage_errors(self.path), open(self.path, "wb") as file:
-            for number, text in _documents(found, maximum=maximum, counts=counts):
-                key = clean.document_hash(text)
-                if len(text) < min_characters:
-                    counts["documents_too_short"] += 1
-                elif key in seen:
-                    counts["documents_duplicate"] += 1
-                else:
-                    seen.add(key)
-                    raw = text.encode()
-                    file.write(raw)
-                    self.hashes.append(int.from_bytes(key[:8], "big"))
-                    self.sizes.append(len(raw))
-                    self.sources.append(number)
-                    self.num_characters += len(text)
-                done = min(total, done + len(text))
-                progress("cleaning", done, total)
-        progress("cleaning", total, total)
-        return counts
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def texts(self) -> Iterator[str]:
-        """The documents in order."""
-        with open(self.path, "rb") as file:
-            for size in self.sizes:
-                yield file.read(size).decode()
-
-
-def _documents(found: Found, *, maximum: int, counts: Counter[str]) -> Iterator[tuple[int, str]]:
-    """(number of its source, document) of everything, in order."""
-    for number, source in enumerate(found.sources):
-        for pieces in source.texts():
-            is_empty = True
-            for text in clean.documents(
-                pieces, keep_indentation=source.keeps_indentation, counts=counts, maximum=maximum
-            ):
-                is_empty = False
-                yield number, text
-            counts["texts_empty"] += is_empty
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Corpus:
-    """The clean documents with their split decided."""
-
-    spool: _Spool
-    is_val: NDArray[np.bool_]
-    held_out: set[int]
-    counts: Counter[str]
-
-    def documents(self, *, count_removed: bool = False) -> Iterator[tuple[int, str, str]]:
-        """(source, split, text) in order, without the held-out paragraphs of `train` and what they leave empty."""
-        for number, text in enumerate(self.spool.texts()):
-            if self.is_val[number]:
-                yield self.spool.sources[number], "val", text
-                continue
-            kept, num_removed = clean.without_paragraphs(text, self.held_out)
-            if count_removed and num_removed:
-                self.counts["train_paragraphs_in_val"] += num_removed
-            if kept.strip():
-                yield self.spool.sources[number], "train", kept
-
-    def training_sample(self) -> Iterator[str]:
-        """`train` texts for the tokenizer: all, or about TOKENIZER_CHARACTERS of them chosen by hash."""
-        share = min(1.0, TOKENIZER_CHARACTERS / max(1, sum(self.spool.sizes)))
-        for _, split, text in self.documents():
-            if split == "train" and (share == 1.0 or clean.document_hash(text)[15] < 256 * share):
-                yield text
-
-
-def _build(work: Path, *, found: Found, options: Options, tokenizer: Tokenizer | None, progress: Progress) -> Manifest:
-    corpus = _clean_corpus(work, found=found, options=options, progress=progress)
-    if tokenizer is None:
-        progress("training the tokenizer", 0, 0)
-        tokenizer = Tokenizer.train(corpus.training_sample(), vocab_size=options.vocab or DEFAULT_VOCAB)
-    tokenizer.save(work / TOKENIZER)
-    writers = {split: ShardWriter(work, split=split, dtype=dtype_for(tokenizer.vocab_size)) for split in SPLITS}
-    portions = _write_tokens(corpus, tokenizer=tokenizer, writers=writers, progress=progress)
-    splits = {}
-    for split, writer in writers.items():
-        parts = [portion[split] for portion in portions.values() if split in portion]
-        splits[split] = Split(
-            shards=writer.close(),
-            num_tokens=writer.num_tokens,
-            num_bytes=sum(part.num_bytes for part in parts),
-            num_documents=sum(part.num_documents for part in parts),
-        )
-    return Manifest(
-        tokenizer_sha256=tokenizer.sha256(),
-        vocab_size=tokenizer.vocab_size,
-        dtype=dtype_for(tokenizer.vocab_size),
-        end_of_text=tokenizer.end_of_text,
-        splits=splits,
-        sources=_describe(found, portions),
-        counts={name: count for name, count in sorted(corpus.counts.items()) if count},
-        options=_record(options, tokenizer if options.tokenizer else None),
+def _clean(task: _Task) -> Corpus:
+    """Clean, deduplicate and split. Raises DataError if too little is left."""
+    options = task.options
+    rules = Rules(
+        recipe=RECIPE,
+        maximum=clean.MAX_DOCUMENT,
+        min_characters=options.min_characters,
+        filter=options.filter,
+        similarity=options.near_duplicates,
+        val_fraction=options.val_fraction,
     )
+    for maximum in _BLOCK_SIZES:
+        corpus = clean_corpus(
+            task.work,
+            found=task.found,
+            rules=replace(rules, maximum=maximum),
+            pool=task.pool,
+            progress=task.progress,
+        )
+        if len(corpus) >= 2:
+            break
+    if corpus.num_characters < MIN_CORPUS_CHARACTERS or len(corpus) < 2:
+        raise DataError(
+            f"too little text: {corpus.num_characters:,} characters in {len(corpus)} documents after cleaning; "
+            f"the minimum is {MIN_CORPUS_CHARACTERS:,} characters in 2 documents",
+            hint=_why_so_little(corpus, options),
+        )
+    return corpus
+
+
+def _why_so_little(corpus: Corpus, options: Options) -> str:
+    short = corpus.counts["documents_too_short"]
+    filtered = sum(count for name, count in corpus.counts.items() if name.startswith("filtered_"))
+    if short > filtered:
+        return f"{short} documents were shorter than --min-characters {options.min_characters}"
+    if filtered:
+        return f"--filter {options.filter} dropped {filtered:,} documents; --filter none keeps all"
+    return "add more .txt or .md files, or the built-in source cuentos:40000"
+
+
+def _train(task: _Task, corpus: Corpus) -> Tokenizer:
+    """A tokenizer for this corpus; the one of an interrupted preparation if it is there."""
+    vocab_size = task.options.vocab or DEFAULT_VOCAB
+    key = key_of(str(vocab_size), *(chunk.key for chunk in corpus.chunks), corpus.splits.tobytes())
+    path = task.work / f"{key}.tokenizer.json"
+    if path.exists():
+        return Tokenizer.load(path)
+    task.progress("training the tokenizer", 0, 0)
+    texts = corpus.train_texts(max_characters=TOKENIZER_CHARACTERS)
+    tokenizer = Tokenizer.train(texts, vocab_size=vocab_size)
+    tokenizer.save(path)
+    return tokenizer
 
 
 def _describe(found: Found, portions: dict[int, dict[str, Portion]]) -> tuple[Source, ...]:
@@ -332,69 +320,3 @@ def _describe(found: Found, portions: dict[int, dict[str, Portion]]) -> tuple[So
         )
         for number, source in enumerate(found.sources)
     )
-
-
-def _clean_corpus(work: Path, *, found: Found, options: Options, progress: Progress) -> _Corpus:
-    """Clean, deduplicate and split. Raises DataError if too little is left."""
-    for maximum in _BLOCK_SIZES:
-        spool = _Spool(work / "documents")
-        counts = spool.fill(found, maximum=maximum, min_characters=options.min_characters, progress=progress)
-        if len(spool) >= 2:
-            break
-    if spool.num_characters < MIN_CORPUS_CHARACTERS or len(spool) < 2:
-        dropped = counts["documents_too_short"]
-        raise DataError(
-            f"too little text: {spool.num_characters:,} characters in {len(spool)} documents after cleaning; "
-            f"the minimum is {MIN_CORPUS_CHARACTERS:,} characters in 2 documents",
-            hint=f"{dropped} documents were shorter than --min-characters {options.min_characters}"
-            if dropped
-            else "add more text, or the built-in source cuentos:40000",
-        )
-    hashes = np.frombuffer(spool.hashes, dtype=np.uint64)
-    is_val = clean.split_documents(hashes, val_fraction=options.val_fraction)
-    held_out = {
-        key for number, text in enumerate(spool.texts()) if is_val[number] for key, _ in clean.long_paragraphs(text)
-    }
-    return _Corpus(spool=spool, is_val=is_val, held_out=held_out, counts=counts)
-
-
-def _write_tokens(
-    corpus: _Corpus, *, tokenizer: Tokenizer, writers: dict[str, ShardWriter], progress: Progress
-) -> dict[int, dict[str, Portion]]:
-    """Encode every document into its split; what each source (by number) gave to each split."""
-    sums: dict[tuple[int, str], NDArray[np.int64]] = {}
-    done, total = 0, sum(corpus.spool.sizes)
-    progress("writing tokens", done, total)
-    for batch in _batches(corpus.documents(count_removed=True)):
-        encoded = tokenizer.encode_batch([text for _, _, text in batch])
-        for (source, split, text), ids in zip(batch, encoded, strict=True):
-            num_bytes = len(text.encode())
-            writers[split].append([*ids, tokenizer.end_of_text])
-            row = sums.setdefault((source, split), np.zeros(4, dtype=np.int64))
-            row += (1, len(text), num_bytes, len(ids) + 1)
-            done += num_bytes
-        progress("writing tokens", min(done, total), total)
-    progress("writing tokens", total, total)
-    if not writers["train"].num_tokens:
-        raise DataError("no text is left to train on: all of it is also held out", hint="add more text")
-    portions: dict[int, dict[str, Portion]] = {}
-    for (source, split), row in sorted(sums.items()):
-        documents, characters, num_bytes, tokens = row.tolist()
-        portions.setdefault(source, {})[split] = Portion(
-            num_documents=documents, num_characters=characters, num_bytes=num_bytes, num_tokens=tokens
-        )
-    return portions
-
-
-def _batches(documents: Iterator[tuple[int, str, str]]) -> Iterator[list[tuple[int, str, str]]]:
-    """Runs of documents, about BATCH_CHARACTERS each."""
-    batch: list[tuple[int, str, str]] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document[2])
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

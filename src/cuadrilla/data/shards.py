@@ -213,7 +213,7 @@ class ShardWriter:
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._shard_tokens = shard_tokens
         self._shards: list[Shard] = []
-        self._pending: list[NDArray[Any]] = []
+        self._buffer = np.empty(shard_tokens, dtype=self._dtype)
         self._num_pending = 0
 
     @property
@@ -222,13 +222,13 @@ class ShardWriter:
 
     def append(self, ids: Sequence[int] | NDArray[Any]) -> None:
         """Add token ids; they must fit the dtype."""
-        tokens = np.asarray(ids, dtype=np.int64)
+        tokens = np.asarray(ids) if len(ids) else np.empty(0, dtype=self._dtype)
         assert not len(tokens) or (tokens.min() >= 0 and tokens.max() <= np.iinfo(self._dtype).max)
         while len(tokens):
-            room = self._shard_tokens - self._num_pending
-            self._pending.append(tokens[:room].astype(self._dtype))
-            self._num_pending += len(self._pending[-1])
-            tokens = tokens[room:]
+            taken = tokens[: self._shard_tokens - self._num_pending]
+            self._buffer[self._num_pending : self._num_pending + len(taken)] = taken
+            self._num_pending += len(taken)
+            tokens = tokens[len(taken) :]
             if self._num_pending == self._shard_tokens:
                 self._flush()
 
@@ -240,10 +240,9 @@ class ShardWriter:
 
     def _flush(self) -> None:
         name = f"{self._split}-{len(self._shards):05d}.bin"
-        raw = np.concatenate(self._pending).tobytes()
+        raw = self._buffer[: self._num_pending].tobytes()
         write_atomic(self._folder / name, raw)
         self._shards.append(Shard(name=name, num_tokens=self._num_pending, sha256=hashlib.sha256(raw).hexdigest()))
-        self._pending = []
         self._num_pending = 0
 
 

@@ -91,6 +91,10 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         write_atomic(path, self._raw)
 
+    def json(self) -> bytes:
+        """What `save` writes."""
+        return self._raw
+
     def sha256(self) -> str:
         """Hash of the bytes that `save` writes."""
         return hashlib.sha256(self._raw).hexdigest()

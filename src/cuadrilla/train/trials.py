@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.data.clean import documents
+from cuadrilla.data.clean import documents, sections
 from cuadrilla.data.shards import TokenStream, read_manifest
 from cuadrilla.data.sources import open_sources, plain_text
 from cuadrilla.data.tokenizer import Tokenizer
@@ -50,7 +50,8 @@ def read_texts(path: Path) -> Iterator[str]:
     """The documents of a file or folder that `cuadrilla data prepare` would read. Raises DataError."""
     for source in open_sources([str(path)], exclude=path / "nothing", progress=lambda *_: None).sources:
         for pieces in source.texts():
-            yield from documents(pieces, keep_indentation=source.keeps_indentation, counts=Counter())
+            for section in sections(pieces, Counter()):
+                yield from documents(section, keep_indentation=source.keeps_indentation, counts=Counter())
 
 
 def held_out_texts(folder: Path, tokenizer: Tokenizer) -> Iterator[str]:

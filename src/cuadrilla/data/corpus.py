@@ -1,0 +1,303 @@
+"""Everything between the sources and the tokens: cleaned in parallel, each document once, split in two.
+
+The text is dealt in batches of about `clean.SECTION_CHARACTERS` characters. What a batch becomes depends on its text
+and the options alone, is named by them and stays on disk, so a preparation that was interrupted, or that is repeated
+with more files, finds it again. Where batches end depends on the source, not on its neighbours, except that up to
+some sixteen small files share one.
+
+In memory for each document: 36 bytes, and 8 more at a time while near-duplicates are sought.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuadrilla.data import clean, duplicates
+from cuadrilla.data.chunks import Chunk, is_whole, key_of, open_chunk
+from cuadrilla.data.pool import Pool
+from cuadrilla.data.sources import Found, Progress, Stories, TextSource
+from cuadrilla.data.work import DROP, TRAIN, VAL, CleanJob, Job, texts_of
+
+SMALL_SOURCE_BYTES = 2**16
+DROPPED_SAMPLES = 20
+"""Examples kept of each reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What decides which text a batch becomes."""
+
+    recipe: int
+    maximum: int
+    min_characters: int
+    filter: str
+    similarity: float
+    """0: near-duplicates stay."""
+    val_fraction: float
+
+
+@dataclass(kw_only=True)
+class _Batch:
+    """Text for one process."""
+
+    source: TextSource
+    sources: list[int]
+    """Number of the source of each text."""
+    texts: list[bytes]
+    is_whole: list[bool]
+    num_bytes: int = 0
+
+    def add(self, source: int, text: str, *, is_whole: bool) -> None:
+        raw = text.encode("utf-8", "surrogatepass")
+        self.sources.append(source)
+        self.texts.append(raw)
+        self.is_whole.append(is_whole)
+        self.num_bytes += len(raw)
+
+
+@dataclass(frozen=True, eq=False)
+class CleanChunk:
+    """A batch on disk, clean."""
+
+    key: str
+    chunk: Chunk
+    first: int
+    """Number of its first document."""
+    count: int
+
+
+class Corpus:
+    """The documents of a preparation, each with its hash, size, source and split."""
+
+    def __init__(self, chunks: list[CleanChunk], sources: list[NDArray[np.uint32]]) -> None:
+        self.chunks = chunks
+        self._firsts = np.array([chunk.first for chunk in chunks])
+        self.counts: Counter[str] = Counter()
+        self.dropped: list[dict[str, Any]] = []
+        self.sources = _joined(sources, "u4")
+        hashes = _joined([chunk.chunk.array("hashes") for chunk in chunks], ">u8").reshape(-1, 2)
+        self.high, self.low = hashes[:, 0].astype(np.uint64), hashes[:, 1].astype(np.uint64)
+        self.characters = _joined([chunk.chunk.array("characters") for chunk in chunks], "u4")
+        self.splits = np.full(len(self.high), TRAIN, dtype=np.uint8)
+        self.held_out = np.zeros(0, dtype=np.uint64)
+        """Hashes of the long paragraphs of VAL."""
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.splits))
+
+    @property
+    def num_characters(self) -> int:
+        return int(self.characters[self.splits != DROP].sum())
+
+    def splits_of(self, chunk: CleanChunk) -> NDArray[np.uint8]:
+        return self.splits[chunk.first : chunk.first + chunk.count]
+
+    def removed_from(self, chunk: CleanChunk) -> NDArray[np.uint64]:
+        """Hashes of the paragraphs that leave the TRAIN documents of a chunk, sorted."""
+        is_train = self.splits_of(chunk)[chunk.chunk.array("paragraph_of")] == TRAIN
+        return np.intersect1d(chunk.chunk.array("paragraphs")[is_train], self.held_out)
+
+    def train_texts(self, *, max_characters: int) -> Iterator[str]:
+        """TRAIN as it will be encoded: all of it, or about `max_characters` chosen by hash."""
+        is_train = self.splits == TRAIN
+        share = min(1.0, max_characters / max(1, int(self.characters[is_train].sum())))
+        chosen = is_train & (self.low < np.uint64(share * 2**64)) if share < 1 else is_train
+        for chunk in self.chunks:
+            mine = chosen[chunk.first : chunk.first + chunk.count]
+            if not mine.any():
+                continue
+            removed = set(self.removed_from(chunk).tolist())
+            for is_chosen, text in zip(mine.tolist(), texts_of(chunk.chunk), strict=True):
+                if is_chosen and (kept := clean.without_paragraphs(text, removed)[0]).strip():
+                    yield kept
+
+    def sample(self, *, count: int) -> list[str]:
+        """Documents from all over the corpus."""
+        kept = np.flatnonzero(self.splits != DROP)
+        return [self.text(int(n)) for n in kept[np.linspace(0, len(kept) - 1, min(count, len(kept))).astype(int)]]
+
+    def text(self, document: int) -> str:
+        chunk = self._chunk_of(document)
+        sizes = chunk.chunk.array("sizes").astype(np.int64)
+        begin = int(sizes[: document - chunk.first].sum())
+        rows = slice(begin, begin + int(sizes[document - chunk.first]))
+        return chunk.chunk.array("text", rows=rows).tobytes().decode()
+
+    def _chunk_of(self, document: int) -> CleanChunk:
+        return self.chunks[int(np.searchsorted(self._firsts, document, side="right")) - 1]
+
+    def drop_duplicates(self, *, similarity: float, names: list[str], progress: Progress) -> None:
+        """Keep the first of equal documents, then the first of similar ones."""
+        is_first = duplicates.first_of_equals(self.high, self.low)
+        self.splits[~is_first] = DROP
+        self._sample("documents_duplicate", np.flatnonzero(~is_first), names)
+        if not similarity:
+            return
+        pairs = np.zeros(0, dtype=np.uint64)
+        for band in range(duplicates.NUM_BANDS):
+            progress("looking for near-duplicates", band, duplicates.NUM_BANDS)
+            keys = _joined([_band(chunk, band) for chunk in self.chunks], "u8")
+            keys[~is_first] = 0
+            pairs = np.union1d(pairs, duplicates.candidates(keys))
+        progress("looking for near-duplicates", duplicates.NUM_BANDS, duplicates.NUM_BANDS)
+        read = lru_cache(maxsize=32)(lambda chunk: chunk.chunk.array("signatures"))
+
+        def signature(document: int) -> NDArray[np.uint32]:
+            chunk = self._chunk_of(document)
+            return np.asarray(read(chunk)[:, document - chunk.first])
+
+        found = duplicates.near_duplicates(pairs, signature, similarity=similarity)
+        dropped = np.array([document for document, _ in found], dtype=np.int64)
+        self.splits[dropped] = DROP
+        self._sample("documents_near_duplicate", dropped, names, originals=dict(found))
+
+    def _sample(
+        self,
+        reason: str,
+        documents: NDArray[np.int64],
+        names: list[str],
+        *,
+        originals: dict[int, int] | None = None,
+    ) -> None:
+        if len(documents):
+            self.counts[reason] = len(documents)
+        for document in documents[:DROPPED_SAMPLES].tolist():
+            begins = " ".join(self.text(document)[:600].split())[:300]
+            row = {"reason": reason, "source": names[self.sources[document]], "begins": begins}
+            row["characters"] = int(self.characters[document])
+            if originals:
+                row["like"] = names[self.sources[originals[document]]]
+            self.dropped.append(row)
+
+    def split(self, *, val_fraction: float) -> None:
+        """Hold some documents out, and find the paragraphs that TRAIN must not have."""
+        kept = np.flatnonzero(self.splits != DROP)
+        is_val = clean.split_documents(self.high[kept], val_fraction=val_fraction)
+        self.splits[kept[is_val]] = VAL
+        held = [np.zeros(0, dtype=np.uint64)]
+        for chunk in self.chunks:
+            if (mine := self.splits_of(chunk) == VAL).any():
+                held.append(chunk.chunk.array("paragraphs")[mine[chunk.chunk.array("paragraph_of")]])
+        self.held_out = np.unique(np.concatenate(held))
+
+
+def clean_corpus(work: Path, *, found: Found, rules: Rules, pool: Pool, progress: Progress) -> Corpus:
+    """Clean, deduplicate and split everything. Raises what the sources raise, ResourceError."""
+    counts = Counter(found.counts)
+    total = sum(source.num_bytes for source in found.sources)
+    batches: list[tuple[str, NDArray[np.uint32], int]] = []
+
+    def jobs() -> Iterator[tuple[Job, bytes] | None]:
+        for batch in _batches(found, counts):
+            payload = b"".join(batch.texts)
+            job = _job(work, batch, payload, rules)
+            batches.append((Path(job.out).stem, np.array(batch.sources, dtype=np.uint32), batch.num_bytes))
+            yield None if is_whole(Path(job.out)) else (job, payload)
+
+    progress("cleaning", 0, total)
+    chunks: list[CleanChunk] = []
+    sources: list[NDArray[np.uint32]] = []
+    samples = _Samples()
+    done = first = 0
+    names = [source.name for source in found.sources]
+    for number, _ in enumerate(pool.run(jobs())):
+        key, of_text, num_bytes = batches[number]
+        chunk = open_chunk(work / f"{key}.clean")
+        sources.append(of_text[chunk.array("of_text")])
+        chunks.append(CleanChunk(key, chunk, first, len(sources[-1])))
+        first += len(sources[-1])
+        counts.update(chunk.header["counts"])
+        samples.add({**row, "source": names[of_text[row.pop("text")]]} for row in chunk.header["dropped"])
+        done += num_bytes
+        progress("cleaning", min(done, total), total)
+    progress("cleaning", total, total)
+    corpus = Corpus(chunks, sources)
+    corpus.dropped = samples.rows
+    corpus.drop_duplicates(similarity=rules.similarity, names=names, progress=progress)
+    corpus.counts.update(counts)
+    corpus.split(val_fraction=rules.val_fraction)
+    return corpus
+
+
+def _batches(found: Found, counts: Counter[str]) -> Iterator[_Batch]:
+    batch: _Batch | None = None
+    for number, source in enumerate(found.sources):
+        if batch and _begins_batch(source, batch):
+            yield batch
+            batch = None
+        for pieces in source.texts():
+            for text, is_whole_text in _sections(clean.sections(pieces, counts)):
+                batch = batch or _Batch(source=source, sources=[], texts=[], is_whole=[])
+                batch.add(number, text, is_whole=is_whole_text)
+                if batch.num_bytes >= clean.SECTION_CHARACTERS:
+                    yield batch
+                    batch = None
+    if batch:
+        yield batch
+
+
+def _begins_batch(source: TextSource, batch: _Batch) -> bool:
+    """Whether a new batch begins before `source`; small files share one, with ends that more files do not move."""
+    is_alike = (source.keeps_indentation, isinstance(source, Stories)) == (
+        batch.source.keeps_indentation,
+        isinstance(batch.source, Stories),
+    )
+    large = max(source.num_bytes, batch.source.num_bytes) > SMALL_SOURCE_BYTES
+    return not is_alike or large or source.sha256.startswith("0")
+
+
+def _sections(sections: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """(section, it is the whole text); an empty text has one empty section."""
+    held: str | None = None
+    is_whole_text = True
+    for section in sections:
+        if held is not None:
+            is_whole_text = False
+            yield held, False
+        held = section
+    yield held or "", is_whole_text
+
+
+def _job(work: Path, batch: _Batch, payload: bytes, rules: Rules) -> CleanJob:
+    job = CleanJob(
+        out="",
+        maximum=rules.maximum,
+        min_characters=rules.min_characters,
+        filter=rules.filter,
+        near=rules.similarity > 0 and not isinstance(batch.source, Stories),  # stories are alike on purpose
+        keep_indentation=batch.source.keeps_indentation,
+        is_whole=batch.is_whole,
+        sizes=[len(text) for text in batch.texts],
+    )
+    key = key_of(str(rules.recipe), repr(asdict(job)), payload)
+    return CleanJob(**{**asdict(job), "out": str(work / f"{key}.clean")})
+
+
+class _Samples:
+    """The first DROPPED_SAMPLES rows of each reason."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._seen: Counter[str] = Counter()
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            self._seen[row["reason"]] += 1
+            if self._seen[row["reason"]] <= DROPPED_SAMPLES:
+                self.rows.append(row)
+
+
+def _band(chunk: CleanChunk, band: int) -> NDArray[np.uint64]:
+    rows = slice(band * duplicates.BAND_HASHES, (band + 1) * duplicates.BAND_HASHES)
+    found = chunk.chunk.array("signatures", rows=rows)
+    return duplicates.band_keys(found) if found.shape[1] else np.zeros(chunk.count, dtype=np.uint64)
+
+
+def _joined(arrays: list[NDArray[Any]], dtype: str) -> NDArray[Any]:
+    return np.concatenate([np.zeros((0, *arrays[0].shape[1:]) if arrays else 0, dtype=dtype), *arrays])

@@ -1,0 +1,94 @@
+"""What may be asked of a preparation, and the part of it that decides the bytes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuadrilla.data import duplicates
+from cuadrilla.data.encode import ENCODERS
+from cuadrilla.data.filters import FILTERS
+from cuadrilla.data.formats.record import Reading
+from cuadrilla.data.pool import check_processes
+from cuadrilla.data.shards import Option
+from cuadrilla.data.sources import AS_USUAL
+from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB, Tokenizer
+from cuadrilla.errors import ConfigError
+
+RECIPE = 2
+"""Raised when the same inputs and options would give other bytes; part of the options in a manifest."""
+DEFAULT_VOCAB = 8192
+DEFAULT_VAL_FRACTION = 0.05
+DEFAULT_MIN_CHARACTERS = 20
+DEFAULT_FILTER = "books"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What may be asked of a preparation. Raises ConfigError for a value out of range."""
+
+    vocab: int | None = None
+    """Tokens of the vocabulary to train (None: 8192). Excludes `tokenizer`."""
+    tokenizer: Path | None = None
+    """Use this `tokenizer.json` instead of training one."""
+    val_fraction: float = DEFAULT_VAL_FRACTION
+    min_characters: int = DEFAULT_MIN_CHARACTERS
+    """Drop documents that are shorter."""
+    reading: Reading = AS_USUAL
+    """How records are read."""
+    filter: str = DEFAULT_FILTER
+    """Which rules of `filters.FILTERS` drop documents."""
+    near_duplicates: float = duplicates.DEFAULT_SIMILARITY
+    """Similarity from which a document repeats an earlier one; 0 keeps all but equal ones."""
+    force: bool = False
+    """Replace a folder that was prepared from other inputs."""
+    add: bool = False
+    """Replace a folder that was prepared from a part of these inputs, and keep its tokenizer."""
+    keep_work: bool = False
+    """Leave the clean text on disk, for a later `add`."""
+    processes: int | None = None
+    """None: one for each core."""
+    encoder: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.vocab is not None and self.tokenizer is not None:
+            raise ConfigError("--vocab and --tokenizer exclude each other", hint="a given tokenizer has its own size")
+        if self.vocab is not None and not MIN_VOCAB <= self.vocab <= MAX_VOCAB:
+            raise ConfigError(
+                f"--vocab {self.vocab} is out of range",
+                hint=f"choose from {MIN_VOCAB} (the 256 bytes and the end of a text) to {MAX_VOCAB:,}",
+            )
+        if not 0 < self.val_fraction <= 0.5:
+            raise ConfigError(
+                f"--val-fraction {self.val_fraction} is out of range", hint="above 0, at most 0.5; 0.05 holds out 5 %"
+            )
+        if self.min_characters < 1:
+            raise ConfigError(f"--min-characters {self.min_characters} is out of range", hint="1 or more")
+        if self.filter not in FILTERS:
+            raise ConfigError(f"--filter {self.filter!r} is unknown", hint=f"choose from {', '.join(FILTERS)}")
+        if not (self.near_duplicates == 0 or 0.5 <= self.near_duplicates <= 1):
+            raise ConfigError(
+                f"--near-duplicates {self.near_duplicates} is out of range", hint="from 0.5 to 1, or 0 to keep them all"
+            )
+        if self.encoder not in ENCODERS:
+            raise ConfigError(f"--encoder {self.encoder!r} is unknown", hint=f"choose from {', '.join(ENCODERS)}")
+        if self.add and (self.force or self.vocab is not None or self.tokenizer is not None):
+            raise ConfigError(
+                "--add excludes --force, --vocab and --tokenizer", hint="it keeps the tokenizer the folder has"
+            )
+        check_processes(self.processes)
+
+
+def recorded(options: Options, tokenizer: Tokenizer | None) -> dict[str, Option]:
+    """The options that decide the bytes, as the manifest keeps them."""
+    chosen: dict[str, Option] = (
+        {"tokenizer": tokenizer.sha256()} if tokenizer else {"vocab": options.vocab or DEFAULT_VOCAB}
+    )
+    reading: dict[str, Option] = {"field": options.reading.field, "skip_bad": int(options.reading.skip_bad)}
+    return {
+        **chosen,
+        **(reading if options.reading != AS_USUAL else {}),
+        "recipe": RECIPE,
+        "val_fraction": options.val_fraction,
+        "min_characters": options.min_characters,
+        "filter": options.filter,
+        "near_duplicates": options.near_duplicates,
+    }
