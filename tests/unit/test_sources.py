@@ -96,7 +96,7 @@ def test_what_is_not_text_is_refused_with_a_reason(tmp_path, name, raw, reason):
 def test_a_folder_is_listed_by_name_and_what_is_not_text_is_named(tmp_path):
     folder = tmp_path / "libros"
     (folder / "b" / ".git").mkdir(parents=True)
-    for name in ("z.txt", "b/a.MD", "b/.git/x.txt", ".hidden.txt", "foto.jpg", "b/m.pt"):
+    for name in ("z.txt", "b/a.MD", "b/.git/x.txt", ".hidden.txt", "SOURCE.json", "foto.jpg", "b/m.pt"):
         (folder / name).write_text(name)
     (folder / "link.txt").symlink_to(folder / "z.txt")
     (folder / "b" / "loop").symlink_to(folder)

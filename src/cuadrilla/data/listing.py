@@ -1,7 +1,7 @@
 """Which files the arguments of a preparation name: files as given, folders walked.
 
-Hidden files and folders, links to folders (they can loop) and the output are passed over; files that are not text by
-their suffix are skipped in a folder and refused when given by name.
+Hidden files and folders, the record of a download, links to folders (they can loop) and the output are passed over;
+files that are not text by their suffix are skipped in a folder and refused when given by name.
 """
 
 import difflib
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cuadrilla.data.formats.form import ACCEPTED, form_of
+from cuadrilla.data.get.origin import RECORD
 from cuadrilla.errors import DataError
 
 _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".npy", ".npz")
@@ -95,7 +96,7 @@ def _list_folder(folder: Path, listing: Listing, *, exclude: Path) -> None:
         here = Path(parent)
         folders[:] = [name for name in folders if not name.startswith(".") and (here / name).resolve() != exclude]
         for name in names:
-            if name.startswith("."):
+            if name.startswith(".") or name == RECORD:
                 continue
             path = here / name
             label = "/".join((top, *(_portable(part) for part in path.relative_to(folder).parts)))
