@@ -28,6 +28,7 @@ import psutil
 
 from bench.common import report, summary
 from bench.lan import Member, can_shape, ceiling_bytes_per_second, lan
+from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import open_coordinator
 from tests.crews import NOW, join
@@ -211,6 +212,7 @@ def measure(kind: str, arguments: argparse.Namespace) -> list[dict[str, Phase]]:
 
 
 def main() -> None:
+    allow_only_new_tls()  # also for the processes that this one starts
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=int, default=100_000_000)
     parser.add_argument("--workers", type=int, default=2)

@@ -16,7 +16,7 @@ from typing import Any
 from bench.common import configure, report, summary
 from cuadrilla.data.options import Options
 from cuadrilla.data.prepare import prepare
-from cuadrilla.engines.crew import Opening, run_crew
+from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.rundir import RunDir, write_json
 from cuadrilla.runfile import dump
 from cuadrilla.train.metrics import Scalars
@@ -80,6 +80,8 @@ def train(data: Path, *, steps: int, workers: list[float], sync: str) -> list[Ma
         run, kept = RunDir(Path(name)), Rows()
         run.logs.mkdir()
         write_json(run.config, {"values": dump(config)})
+        from cuadrilla.engines.crew import Opening, run_crew  # grpc must not be imported before main()
+
         run_crew(assemble(config, run, task=make_task(config, run.path), sinks=[kept]), run, opening=Opening())
         return kept.rows
 
@@ -96,6 +98,7 @@ def measure(rows: list[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
+    allow_only_new_tls()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=2)

@@ -30,6 +30,7 @@ from bench.common import random_data, report, summary
 from bench.lan import Member, can_shape, lan
 from bench.link import Node
 from cuadrilla.home import Home
+from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import open_coordinator
 from tests.crews import NOW, join
@@ -202,6 +203,7 @@ def summarize(ours: Sequence[Turn], ddp: Sequence[Turn]) -> dict[str, Any]:
 
 
 def main() -> None:
+    allow_only_new_tls()  # also for the processes that this one starts
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--door", choices=[*DOORS, "both"], default="crew", help="how our workers come")
     parser.add_argument("--unit-ms", type=float, nargs="+", default=[120, 240, 480, 480], help="one for each machine")
