@@ -53,7 +53,7 @@ def test_a_worker_has_the_device_of_its_own_machine_not_of_the_coordinators(tmp_
     parts.coordination.open(desk.send)
     links = {device: desk.connect(device) for device in ("cuda", "mps")}
     for device, link in links.items():
-        link.call(Hello(speed_hint=1.0, environment={**program(parts.task), "device": device}))
+        link.call(Hello(speed_hint=1.0, environment={**program(parts.task, parts.model), "device": device}))
     leased: list[int] = []
     for link in links.values():
         assert isinstance(link.next_event(), Version)

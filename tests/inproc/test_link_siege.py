@@ -43,7 +43,7 @@ from tests.tasks import RaggedRegression
 
 def said_of(parts: Parts) -> dict[str, str]:
     """What an honest worker says about itself."""
-    return {**program(parts.task), **environment(parts.device)}
+    return {**program(parts.task, parts.model), **environment(parts.device)}
 
 
 class Besieged(_Crew):

@@ -57,6 +57,27 @@ def test_two_machines_join_fetch_the_data_and_one_is_kicked(
     assert fetched == {path.name for path in (run.path / "data").glob("*.*")}
 
 
+def test_a_machine_with_the_data_fetches_nothing_and_one_with_other_data_is_refused(
+    machine: Callable[[str], Machine], run: RunDir, port: int, alone: str, tmp_path: Path
+) -> None:
+    """The same folder on both machines, on a shared disk or prepared twice."""
+    coordinator, ana = machine("coordinator"), machine("ana")
+    copy, other = tmp_path / "copy", tmp_path / "other"
+    for folder in (copy, other):
+        shutil.copytree(run.path / "data", folder)
+    (shard,) = other.glob("val-*.bin")
+    shard.write_bytes(bytes(reversed(shard.read_bytes())))
+    crew = up(coordinator, run, port)
+    refused = ana.run("join", "--name", "ana", "--data", str(other), says=invite(coordinator))
+    assert refused.returncode == 5, refused.stderr
+    assert f"{shard} is another one than the run's" in refused.stderr
+    worker = ana.start("join", "--data", str(copy))
+    said = crew.communicate(timeout=200)[1]
+    assert crew.returncode == 0, said
+    assert "fetching" not in worker.communicate(timeout=60)[1]
+    assert final_sha256(run.path) == alone
+
+
 def test_a_coordinator_that_comes_back_finds_its_workers_again(
     machine: Callable[[str], Machine], run: RunDir, port: int, alone: str
 ) -> None:

@@ -185,6 +185,9 @@ def join(
         bool, typer.Option("--new", help="Ask for an invite although this machine has joined before.")
     ] = False,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with (0: all cores).")] = 0,
+    data: Annotated[
+        Path | None, typer.Option(help="The run's prepared data, if it lies on this machine: nothing is fetched.")
+    ] = None,
 ) -> None:
     """Work for a crew's coordinator, before or during a run. Asks for the invite the first time."""
     home = Home.of_user()
@@ -198,7 +201,7 @@ def join(
     from cuadrilla.link.tls import load_node
 
     def prepare(connection: "RunConnection", description: "RunDescription") -> tuple[Config, Path]:
-        found = fetch(connection, description, home=home, report=say)
+        found = fetch(connection, description, home=home, report=say, data=data)
         home.remember(crew)
         say(f"working    as {crew.name} for {crew.address}; Ctrl-C leaves")
         return found

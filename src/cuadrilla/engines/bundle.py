@@ -8,6 +8,7 @@ the machine's owner has approved its hash once (`cuadrilla trust`).
 import hashlib
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from cuadrilla.data.shards import data_files
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.base import Refused
-from cuadrilla.link.offer import Offer, RunConnection, RunDescription
+from cuadrilla.link.offer import Offer, OfferedFile, RunConnection, RunDescription
 from cuadrilla.rundir import storage_errors, typed
 from cuadrilla.runfile import dump, load_dumped
 
@@ -54,11 +55,17 @@ def code_files(path: Path) -> list[Path]:
 
 
 def fetch(
-    connection: RunConnection, description: RunDescription, *, home: Home, report: Callable[[str], None]
+    connection: RunConnection,
+    description: RunDescription,
+    *,
+    home: Home,
+    report: Callable[[str], None],
+    data: Path | None = None,
 ) -> tuple[Config, Path]:
     """Bring what the run needs into the cache; the configuration and the folder that its paths are relative to.
 
-    What is there already, by hash, is not fetched again. Raises LinkError, Refused (another version of cuadrilla),
+    What is there already, by hash, is not fetched again. `data`: a folder of this machine that holds the run's data;
+    nothing of it is fetched. Raises LinkError, Refused (another version of cuadrilla, or `data` holds other data),
     NotTrusted, ConfigError, ResourceError.
     """
     if description.cuadrilla not in ("", __version__):  # before its settings are read: they may not be understood
@@ -76,6 +83,9 @@ def fetch(
             continue
         with storage_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
+        if data is not None:
+            _link(data / target.name, target, file)
+            continue
         report(f"fetching {file.path} ({file.num_bytes / 1e6:.1f} MB)")
         connection.fetch(file, to=target)
     if isinstance(config.task, FileTask):
@@ -86,6 +96,23 @@ def fetch(
             )
         return config, folder
     return config.model_copy(update={"data": config.data.model_copy(update={"folder": "data"})}), folder
+
+
+def _link(here: Path, target: Path, file: OfferedFile) -> None:
+    """Give a file of this machine a second name in the cache. Raises Refused when it is not the one of the run."""
+    if not here.is_file():
+        what = "does not exist"
+    elif here.stat().st_size != file.num_bytes or _sha256(here) != file.sha256:
+        what = "is another one than the run's"
+    else:
+        with storage_errors(target):
+            target.unlink(missing_ok=True)
+            try:
+                os.link(here, target)
+            except OSError:  # another file system
+                target.symlink_to(here.resolve())
+        return
+    raise Refused(f"{here} {what}", hint="join without --data: what is missing is fetched from the coordinator")
 
 
 def bundle_hash(description: RunDescription) -> str:
