@@ -7,6 +7,7 @@ Invariants
   a power cut, is skipped by `read_jsonl`.
 """
 
+import glob
 import json
 import os
 import shlex
@@ -128,6 +129,12 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
             fsync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """What processes that were killed in `write_atomic(path)` have left. Only for who writes `path` alone."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        temporary.unlink(missing_ok=True)
 
 
 def _open_private(path: str, flags: int) -> int:

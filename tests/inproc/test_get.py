@@ -43,6 +43,17 @@ def test_cut_twice_and_resumed(server, pull):
     assert len(pull.waits) == 2
 
 
+def test_what_a_killed_process_was_writing_is_removed(server, pull):
+    """Killed between the first and the last byte of a state or of the record."""
+    url = server.on("/a.txt", whole(TEXT))
+    pull.folder.mkdir()
+    state = f".{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+    for name in (state, RECORD):
+        (pull.folder / f".{name}.4321.tmp").write_text("{")
+    pull(url)
+    assert pull.names() == {"a.txt", RECORD}
+
+
 @pytest.mark.parametrize("etag", ["", 'W/"weak"'])
 def test_without_a_strong_validator_it_starts_over(server, pull, etag):
     url = server.on("/a.txt", cut(TEXT, after=THIRD, etag=etag), whole(TEXT, etag=etag))

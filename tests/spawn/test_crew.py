@@ -106,10 +106,10 @@ def test_a_killed_parent_takes_everybody_with_it_and_no_step_is_lost(
     announced = max(row["version"] for row in read_jsonl(run.metrics))
     gone, alive = psutil.wait_procs(everybody, timeout=30)
     assert len(gone) == 4, alive  # the coordinator and three workers
-    assert len(list((tmp_path / "tmp").glob("cuadrilla-crew-*"))) == 1  # their keys
+    assert len(list((tmp_path / "tmp").glob("cuadrilla-private-*"))) == 1  # their keys
     done = train(run, *STRICT, "--practice", "1.0,1.0")  # another number of workers
     assert done.returncode == 0, done.stderr
-    assert not list((tmp_path / "tmp").glob("cuadrilla-crew-*"))
+    assert not list((tmp_path / "tmp").glob("cuadrilla-private-*"))
     assert int(done.stderr.split("resumed    at step ")[1].split()[0]) >= announced
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
     assert final_sha256(run.path) == undisturbed

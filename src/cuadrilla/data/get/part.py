@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from cuadrilla.data.get.origin import Stream
-from cuadrilla.rundir import storage_errors, write_json
+from cuadrilla.rundir import remove_leftovers, storage_errors, write_json
 
 SAVE_EVERY_BYTES = 64 * 2**20
 _READ_BYTES = 2**20
@@ -30,6 +30,7 @@ class Part:
         self.total_bytes: int | None = None
         self.validator = ""
         self.name = ""
+        remove_leftovers(self._state)
         self._recall()
         with storage_errors(self.path):
             self._file = open(self.path, "r+b" if self.path.exists() else "w+b")  # noqa: SIM115 - see `close`

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cuadrilla.data.get.origin import RECORD
 from cuadrilla.errors import DataError
-from cuadrilla.rundir import SCHEMA, write_json
+from cuadrilla.rundir import SCHEMA, remove_leftovers, write_json
 
 _READ_BYTES = 2**20
 
@@ -42,6 +42,7 @@ class Records:
         self._folder = folder
         self._path = folder / RECORD
         self._records: dict[str, Record] = {}
+        remove_leftovers(self._path)
         hint = f"move {self._path} away to fetch everything again, or choose another folder with --to"
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
