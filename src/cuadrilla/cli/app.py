@@ -6,33 +6,57 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cuadrilla import __version__
-from cuadrilla.cli import check, config, crew, data, env, export, get, model, standby, train
-from cuadrilla.cli.demo import demo
-from cuadrilla.cli.devices import devices
-from cuadrilla.cli.evaluate import evaluate
-from cuadrilla.cli.imported import import_model
 from cuadrilla.cli.output import options, report_error, say
-from cuadrilla.cli.prove import prove
-from cuadrilla.cli.report import report
 from cuadrilla.engines.supervise import end_with, leave_terminal
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, TaskError
 from cuadrilla.link.ciphers import allow_only_new_tls
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a path can be that no code can foresee; anything else is reported as ours."""
-
-app = typer.Typer(
-    name="cuadrilla",
-    help="Train one model on all the machines you already own, and rehearse it on one.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+VERBS = {
+    "demo": ("demo", "demo"),
+    "devices": ("devices", "devices"),
+    "data": ("data", "app"),
+    "config": ("config", "app"),
+    "new": ("train", "new"),
+    "train": ("train", "train"),
+    "prove": ("prove", "prove"),
+    "up": ("crew", "up"),
+    "join": ("crew", "join"),
+    "invite": ("crew", "invite"),
+    "nodes": ("crew", "nodes"),
+    "kick": ("crew", "kick"),
+    "trust": ("crew", "trust"),
+    "leave": ("crew", "leave"),
+    "down": ("crew", "down"),
+    "standby": ("standby", "standby"),
+    "promote": ("standby", "promote"),
+    "work": ("crew", "work"),
+    "check": ("check", "app"),
+    "eval": ("evaluate", "evaluate"),
+    "generate": ("model", "generate"),
+    "report": ("report", "report"),
+    "import": ("imported", "import_model"),
+    "export": ("export", "app"),
+    "env": ("env", "app"),
+}
+"""Where each verb is: (module, function, or group of verbs), in the order of the help."""
+GROUPS = {
+    "data": "Fetch text and prepare it for training.",
+    "config": "See what a run file really says.",
+    "check": "Try out what training will need.",
+    "export": "Write a run's language model in the forms that other programs open.",
+    "env": "The installed versions, now and when a run was made.",
+}
+HIDDEN = {"work"}
 
 
 def _show_version(value: bool) -> None:
@@ -41,7 +65,6 @@ def _show_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Tables and results as JSON.")] = False,
@@ -58,26 +81,24 @@ def root(
         leave_terminal()
 
 
-app.command()(demo)
-app.command()(devices)
-data.app.command("get")(get.get_command)
-app.add_typer(data.app, name="data", help="Fetch text and prepare it for training.")
-app.add_typer(config.app, name="config", help="See what a run file really says.")
-app.command()(train.new)
-app.command()(train.train)
-app.command()(prove)
-for verb in (crew.up, crew.join, crew.invite, crew.nodes, crew.kick, crew.trust, crew.leave, crew.down):
-    app.command()(verb)
-for verb in (standby.standby, standby.promote):
-    app.command()(verb)
-app.command(hidden=True)(crew.work)
-app.add_typer(check.app, name="check", help="Try out what training will need.")
-app.command("eval")(evaluate)
-app.command()(model.generate)
-app.command()(report)
-app.command("import")(import_model)
-app.add_typer(export.app, name="export", help="Write a run's language model in the forms that other programs open.")
-app.add_typer(env.app, name="env", help="The installed versions, now and when a run was made.")
+def command_line(arguments: Sequence[str]) -> typer.Typer:
+    """The root command with all its verbs, or with the one that is called: a verb costs what its module imports."""
+    app = typer.Typer(
+        name="cuadrilla",
+        help="Train one model on all the machines you already own, and rehearse it on one.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(root)
+    called = next((word for word in arguments if not word.startswith("-") and not word.isdigit()), "")
+    for verb in (called,) if called in VERBS else VERBS:
+        module, name = VERBS[verb]
+        found = getattr(import_module(f"cuadrilla.cli.{module}"), name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=verb, help=GROUPS[verb])
+        else:
+            app.command(verb, hidden=verb in HIDDEN)(found)
+    return app
 
 
 def main() -> None:
@@ -97,7 +118,7 @@ def main() -> None:
 def _run() -> int:
     """The exit code of the command."""
     try:
-        app()
+        command_line(sys.argv[1:])()
     except SystemExit as leaving:  # how Typer ends
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except CuadrillaError as error:

@@ -1,18 +1,17 @@
 """`cuadrilla data`: prepare text for training, and look at what was prepared."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cuadrilla.cli.output import emit, emit_json, emit_table, options, say, stderr
+from cuadrilla.cli.get import get_command
+from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.stages import shown_progress
 from cuadrilla.data import overlap
-from cuadrilla.data import sources as text_sources
 from cuadrilla.data.duplicates import DEFAULT_SIMILARITY
 from cuadrilla.data.fertility import fits
 from cuadrilla.data.formats.form import ACCEPTED
@@ -31,6 +30,7 @@ from cuadrilla.rundir import read_jsonl
 MAX_ROWS = 20
 
 app = typer.Typer(no_args_is_help=True)
+app.command("get")(get_command)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
 FilterOption = Annotated[
@@ -134,33 +134,6 @@ def stats_command(
     verify_folder(folder, manifest, hashes=verify)
     extra = _measures(folder, manifest, held_out, compare)
     _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()}, extra)
-
-
-@contextmanager
-def shown_progress() -> Iterator[text_sources.Progress]:
-    """A bar on a terminal, a line for each stage elsewhere."""
-    if not stderr.is_terminal:
-        seen: set[str] = set()
-
-        def line(stage: str, _done: int, _total: int) -> None:
-            if stage not in seen:
-                seen.add(stage)
-                say(stage)
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def bar(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                for task in tasks.values():
-                    bars.stop_task(task)
-                tasks[stage] = bars.add_task(stage)
-            bars.update(tasks[stage], completed=done, total=total or None)
-
-        yield bar
 
 
 def _measures(

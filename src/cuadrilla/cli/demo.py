@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.data import shown_progress
 from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.report import page_of
+from cuadrilla.cli.stages import shown_progress
 from cuadrilla.cli.train import train_run
 from cuadrilla.data.options import Options
 from cuadrilla.data.prepare import prepare

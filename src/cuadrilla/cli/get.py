@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cuadrilla.cli.data import shown_progress
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.stages import shown_progress
 from cuadrilla.data.get.catalogue import CATALOGUE, Options, resolve
 from cuadrilla.data.get.download import LARGE_BYTES, Fetched, Habits, Wanted, fetch
 from cuadrilla.data.get.origin import RECORD, TooLargeError

@@ -58,8 +58,7 @@ _GUTENBERG_END = re.compile(
     r"^(?:\*\*\* ?END OF (?:THIS|THE) PROJECT GUTENBERG EBOOK|End of (?:the )?Project Gutenberg)", re.M | re.I
 )
 _CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed by)[^\n]*(?:\n[^\n]+)*\n", re.I)
-
-_PARAGRAPH_END = re.compile(r"\n{2,}")
+_TO_BLANK = bytes(32 if chr(byte).isspace() and byte < 128 else byte for byte in range(256))
 
 Unit = tuple[str, str]
 """(what separates it from the previous one, text): a paragraph, a line, or a part of a very long line."""
@@ -99,8 +98,11 @@ def documents(
 
 
 def document_hash(text: str) -> bytes:
-    """16 bytes that two documents share when they differ in white space only."""
-    return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest()
+    """16 bytes that two documents share when they differ in white space only (blanks, NBSP, tabs, line ends)."""
+    raw = text.encode().replace(b"\xc2\xa0", b" ").translate(_TO_BLANK).strip(b" ")
+    while b"  " in raw:
+        raw = raw.replace(b"  ", b" ")
+    return hashlib.blake2b(raw, digest_size=16).digest()
 
 
 def split_documents(hashes: NDArray[np.uint64], *, val_fraction: float) -> NDArray[np.bool_]:
@@ -168,7 +170,7 @@ def _without_gutenberg(pieces: Iterable[str], counts: Counter[str]) -> Iterator[
     """Drop everything before a START marker found in the first piece, from each END on, and the credits."""
     is_ebook = inside = False
     for number, piece in enumerate(pieces):
-        is_ebook = is_ebook or (number == 0 and _GUTENBERG_START.search(piece) is not None)
+        is_ebook = is_ebook or (number == 0 and "***" in piece and _GUTENBERG_START.search(piece) is not None)
         if not is_ebook:
             yield piece
             continue
@@ -220,7 +222,7 @@ def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) ->
 
 def _units(text: str, *, maximum: int, counts: Counter[str]) -> Iterator[Unit]:
     """Paragraphs; the lines of a paragraph longer than `maximum`; the parts of a line longer than that."""
-    for block in _PARAGRAPH_END.split(text):
+    for block in text.split("\n\n"):
         paragraph = block.strip("\n")
         if len(paragraph) > maximum:
             yield from _line_units(paragraph, maximum=maximum, counts=counts)

@@ -13,7 +13,7 @@ from cuadrilla.data.sources import AS_USUAL
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB, Tokenizer
 from cuadrilla.errors import ConfigError
 
-RECIPE = 2
+RECIPE = 3
 """Raised when the same inputs and options would give other bytes; part of the options in a manifest."""
 DEFAULT_VOCAB = 8192
 DEFAULT_VAL_FRACTION = 0.05

@@ -56,7 +56,7 @@ MIN_CORPUS_CHARACTERS = 1_000
 TOKENIZER_CHARACTERS = 10**8
 SMALL_BYTES = 2**21
 """Less text than this is not worth starting processes for."""
-ENCODER_SAMPLE = 64
+ENCODER_SAMPLE, ENCODER_SAMPLE_CHARACTERS = 64, 4_000
 WORK, KEPT = ".work", ".kept"
 DROPPED = "dropped.jsonl"
 CHECKED, OVERLAPPING = "val_windows_checked", "val_windows_in_train"
@@ -151,7 +151,7 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
     corpus = _clean(task)
     tokenizer = task.tokenizer or _train(task, corpus)
     tokenizer.save(task.work / TOKENIZER)
-    sample = corpus.sample(count=ENCODER_SAMPLE)
+    sample = [text[:ENCODER_SAMPLE_CHARACTERS] for text in corpus.sample(count=ENCODER_SAMPLE)]
     encoder, note = choose_encoder(tokenizer, wanted=task.options.encoder, sample=sample)
     written = write_tokens(
         task.work, corpus=corpus, tokenizer=tokenizer, encoder=encoder, pool=task.pool, progress=task.progress

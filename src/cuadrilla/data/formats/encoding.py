@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from charset_normalizer import from_bytes
 from numpy.typing import NDArray
 
 from cuadrilla.errors import DataError
@@ -51,8 +50,8 @@ _MARKS = (
 _SPANISH = "áéíóúüñÁÉÍÓÚÜÑ¿¡ªº"
 _ALSO = "«»“”‘’—–…·€" + "àâäãåæçèêëìîïòôöõøœùûß" + "ÀÂÄÃÅÆÇÈÊËÌÎÏÒÔÖÕØŒÙÛ"
 _SINGLE_BYTE = ("cp1252", "mac_roman", "cp850")
-_CONTROLS = [byte for byte in range(32) if byte not in b"\t\n\v\f\r\x1a\x1b"] + [127]
-_GUTENBERG = re.compile(rb"START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
+_CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n\v\f\r\x1a\x1b")
+_GUTENBERG = re.compile(rb"START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,27 +75,29 @@ def decoded(chunks: Iterable[bytes], encoding: str) -> Iterator[str]:
 
 def detect(chunks: Iterable[bytes], *, where: str) -> Finding:
     """Read a text once. Raises DataError if it is binary or in no encoding we can tell."""
-    histogram = np.zeros(256, dtype=np.int64)
+    high = np.zeros(256, dtype=np.int64)  # how often each byte above 127 occurs
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     head = foreign = b""
-    num_bytes = num_characters = num_damaged = 0
+    num_bytes = num_characters = num_damaged = num_controls = 0
     for chunk in chunks:
         head = head or chunk
         foreign = foreign or (b"" if chunk.isascii() else chunk)
         num_bytes += len(chunk)
-        histogram += np.bincount(np.frombuffer(chunk, dtype=np.uint8), minlength=256)
+        num_controls += len(chunk) - len(chunk.translate(None, _CONTROLS))
+        raw = np.frombuffer(chunk, dtype=np.uint8)
+        high += np.bincount(raw[raw > 127], minlength=256)
         text = decoder.decode(chunk)
         num_characters += len(text)
         num_damaged += text.count("\ufffd") - chunk.count(b"\xef\xbf\xbd")
     tail = decoder.decode(b"", final=True)
     num_damaged += len(tail)
-    num_good = num_characters + len(tail) - int(histogram[:128].sum()) - num_damaged
+    num_good = num_characters + len(tail) - (num_bytes - int(high.sum())) - num_damaged
     encoding = _wide_encoding(head)
     if encoding is None:
-        _refuse_binary(where, head=head, histogram=histogram)
+        _refuse_binary(where, head=head, control_share=num_controls / max(1, num_bytes))
         damaged = num_damaged > 0 and num_good < 10 * num_damaged
-        encoding = _narrow_encoding(where, sample=foreign, histogram=histogram) if damaged else "utf-8"
-    licence = "Project Gutenberg License" if _GUTENBERG.search(head) else "unknown"
+        encoding = _narrow_encoding(where, sample=foreign, high=high, num_bytes=num_bytes) if damaged else "utf-8"
+    licence = "Project Gutenberg License" if _GUTENBERG.search(head.upper()) else "unknown"
     return Finding(encoding=encoding, num_bytes=num_bytes, licence=licence)
 
 
@@ -114,35 +115,36 @@ def _wide_encoding(head: bytes) -> str | None:
     return None
 
 
-def _refuse_binary(where: str, *, head: bytes, histogram: NDArray[np.int64]) -> None:
+def _refuse_binary(where: str, *, head: bytes, control_share: float) -> None:
     hint = "give plain text (.txt, .md); unpack archives and convert documents first"
     for signature, kind in _SIGNATURES.items():
         if head.startswith(signature):
             raise DataError(f"{where} is not text but {kind}", hint=hint)
-    share = histogram[_CONTROLS].sum() / max(1, histogram.sum())
-    if share > MAX_CONTROL_SHARE:
-        raise DataError(f"{where} is not text: {share:.0%} of its bytes are control characters", hint=hint)
+    if control_share > MAX_CONTROL_SHARE:
+        raise DataError(f"{where} is not text: {control_share:.0%} of its bytes are control characters", hint=hint)
 
 
-def _narrow_encoding(where: str, *, sample: bytes, histogram: NDArray[np.int64]) -> str:
+def _narrow_encoding(where: str, *, sample: bytes, high: NDArray[np.int64], num_bytes: int) -> str:
     """The single-byte encoding in which the bytes above 127 are Spanish, else charset-normalizer's choice."""
-    high = {byte: int(histogram[byte]) for byte in range(128, 256) if histogram[byte]}
-    scores = {encoding: _spanishness(high, encoding) for encoding in _SINGLE_BYTE}
+    counts = {byte: int(high[byte]) for byte in range(128, 256) if high[byte]}
+    scores = {encoding: _spanishness(counts, encoding) for encoding in _SINGLE_BYTE}
     best = max(_SINGLE_BYTE, key=lambda encoding: scores[encoding])
-    is_western = sum(high.values()) <= MAX_ACCENT_SHARE * int(histogram.sum())
-    if is_western and scores[best] >= 0.5 * sum(high.values()):
-        only_latin1 = best == "cp1252" and not any(byte < 0xA0 for byte in high)
+    is_western = sum(counts.values()) <= MAX_ACCENT_SHARE * num_bytes
+    if is_western and scores[best] >= 0.5 * sum(counts.values()):
+        only_latin1 = best == "cp1252" and not any(byte < 0xA0 for byte in counts)
         return "iso-8859-1" if only_latin1 else best
+    from charset_normalizer import from_bytes
+
     guess = from_bytes(sample).best()
     if guess is None:
         raise DataError(f"{where}: cannot tell its encoding", hint="convert it to UTF-8, for example with iconv")
     return str(guess.encoding)
 
 
-def _spanishness(high: dict[int, int], encoding: str) -> float:
+def _spanishness(counts: dict[int, int], encoding: str) -> float:
     """How many of these bytes read as letters of Spanish; other letters and punctuation count for less."""
     score = 0.0
-    for byte, count in high.items():
+    for byte, count in counts.items():
         character = bytes([byte]).decode(encoding, errors="replace")
         if character in _SPANISH:
             score += count

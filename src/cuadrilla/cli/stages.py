@@ -1,0 +1,36 @@
+"""How far long work on data is: a bar on a terminal, a line for each stage elsewhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from cuadrilla.cli.output import say, stderr
+from cuadrilla.data import sources
+
+
+@contextmanager
+def shown_progress() -> Iterator[sources.Progress]:
+    """What is to be called with each step."""
+    if not stderr.is_terminal:
+        seen: set[str] = set()
+
+        def line(stage: str, _done: int, _total: int) -> None:
+            if stage not in seen:
+                seen.add(stage)
+                say(stage)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def bar(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bars.stop_task(task)
+                tasks[stage] = bars.add_task(stage)
+            bars.update(tasks[stage], completed=done, total=total or None)
+
+        yield bar
