@@ -153,9 +153,9 @@ def start(kind: str, members: Sequence[Member], folder: Path, arguments: argpars
         program = [sys.executable, "-m", "bench.link_nodes"]
         own = {"kind": role, "rank": rank, "name": f"worker-{rank}", "own_address": member.address}
         nodes.append(Node(member, program=program, specification={**common, **own}))
-        if not rank and kind != "gloo":  # a gloo group begins when all are there
+        if (not rank and kind == "crew") or kind == "ray":  # nodes of Ray one after another, see RayMachine
             nodes[-1].answer()
-    for node in nodes if kind == "gloo" else nodes[1:]:
+    for node in {"crew": nodes[1:], "ray": [], "gloo": nodes}[kind]:  # a gloo group begins when all are there
         node.answer()
     return nodes
 

@@ -6,9 +6,11 @@ As the product makes them (`cuadrilla up`, `cuadrilla join`), but for the enrolm
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from cuadrilla.engines.ray.cluster import NAME_LABEL, Cluster, started
 from cuadrilla.engines.ray.node import RayNode
@@ -25,16 +27,34 @@ def head(folder: Path, *, address: str) -> Iterator[Cluster]:
 
 
 class RayMachine:
-    """A machine that is a node of the cluster, whose head is there: it does what Ray does on it."""
+    """A machine that is a node of the cluster, whose head is there: it does what Ray does on it.
+
+    Ready when its raylet runs. These machines share one file system: two that start at once choose the same socket.
+    """
 
     def __init__(self, *, folder: str, name: str, own_address: str, **_: Any) -> None:
         found = json.loads((Path(folder) / "head.json").read_text())
         own = Path(folder) / f"ray-{name}"
         own.mkdir()
         self._node = RayNode(head=found["address"], token=found["token"], host=own_address, name=name, folder=own)
+        deadline = time.monotonic() + JOIN_SECONDS
+        while not has_raylet():
+            if not self._node.runs or time.monotonic() > deadline:
+                raise SystemExit(f"Ray did not start on {name}")
+            time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
         self._node.stop()
+
+
+def has_raylet() -> bool:
+    """Whether Ray's process for a node listens below this one."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            given = dict(word.split("=", 1) for word in child.cmdline() if "=" in word)
+            if (socket := given.get("--raylet_socket_name")) and Path(socket).exists():
+                return True
+    return False
 
 
 def nodes_named(names: Sequence[str]) -> dict[str, str]:
