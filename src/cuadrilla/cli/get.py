@@ -4,17 +4,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
-from cuadrilla.data.get.catalogue import CATALOGUE, Options, resolve
-from cuadrilla.data.get.download import LARGE_BYTES, Fetched, Habits, Wanted, fetch
-from cuadrilla.data.get.origin import RECORD, TooLargeError
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import typed
+
+if TYPE_CHECKING:  # the other verbs of `data` do without HTTP
+    from cuadrilla.data.get.catalogue import Options
+    from cuadrilla.data.get.download import Fetched, Wanted
+    from cuadrilla.data.get.origin import TooLargeError
 
 MAX_ROWS = 20
 
@@ -36,6 +38,8 @@ def get_command(
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Fetch corpora: resumed where they were cut, checked, and recorded in SOURCE.json beside the data."""
+    from cuadrilla.data.get.catalogue import Options
+
     options.json |= json
     if show:
         _show_catalogue()
@@ -58,8 +62,11 @@ def get_command(
     _report(done)
 
 
-def _gather(name: str, wishes: Options, *, agreed: bool) -> list[tuple[Wanted, bool]]:
+def _gather(name: str, wishes: "Options", *, agreed: bool) -> "list[tuple[Wanted, bool]]":
     """The files that a name stands for, and whether they may be as large as they like."""
+    from cuadrilla.data.get.catalogue import CATALOGUE, resolve
+    from cuadrilla.data.get.download import LARGE_BYTES
+
     corpus = next((each for each in CATALOGUE if each.name == name), None)
     if corpus is not None and corpus.asks and not corpus.address.startswith("hf:"):  # the hub knows exact sizes
         agreed = agreed or _agree(_large(name, corpus.size))
@@ -70,7 +77,10 @@ def _gather(name: str, wishes: Options, *, agreed: bool) -> list[tuple[Wanted, b
     return [(each, agreed) for each in wanted]
 
 
-def _fetch(wanted: Wanted, *, to: Path, agreed: bool) -> Fetched:
+def _fetch(wanted: "Wanted", *, to: Path, agreed: bool) -> "Fetched":
+    from cuadrilla.data.get.download import LARGE_BYTES, Habits, fetch
+    from cuadrilla.data.get.origin import TooLargeError
+
     habits = Habits(report=say)
     while True:
         try:
@@ -81,11 +91,13 @@ def _fetch(wanted: Wanted, *, to: Path, agreed: bool) -> Fetched:
             agreed = _agree(problem)
 
 
-def _large(name: str, size: str) -> TooLargeError:
+def _large(name: str, size: str) -> "TooLargeError":
+    from cuadrilla.data.get.origin import TooLargeError
+
     return TooLargeError(f"{name} is large: {size}", hint="add --yes to fetch it without being asked")
 
 
-def _agree(problem: TooLargeError) -> bool:
+def _agree(problem: "TooLargeError") -> bool:
     """Ask at the terminal. Raises the problem when there is none, or the answer is no."""
     if not sys.stdin.isatty() or options.json:
         raise problem
@@ -98,6 +110,8 @@ def _agree(problem: TooLargeError) -> bool:
 
 
 def _show_catalogue() -> None:
+    from cuadrilla.data.get.catalogue import CATALOGUE
+
     if options.json:
         keys = ("name", "what", "address", "licence", "about_bytes", "size", "asks", "split", "inside")
         emit_json([{key: getattr(corpus, key) for key in keys} for corpus in CATALOGUE])
@@ -108,7 +122,9 @@ def _show_catalogue() -> None:
         emit(f"{'':15}{corpus.address}{f' --split {corpus.split}' if corpus.split else ''}")
 
 
-def _report(done: Sequence[Fetched]) -> None:
+def _report(done: "Sequence[Fetched]") -> None:
+    from cuadrilla.data.get.origin import RECORD
+
     rows = [_row(each) for each in done]
     emit_table(rows if options.json else rows[:MAX_ROWS])
     if len(rows) > MAX_ROWS and not options.json:
@@ -122,7 +138,7 @@ def _report(done: Sequence[Fetched]) -> None:
     say(f"now: cuadrilla data prepare {' '.join(typed(folder) for folder in folders)} --out data")
 
 
-def _row(fetched: Fetched) -> dict[str, Any]:
+def _row(fetched: "Fetched") -> dict[str, Any]:
     record = fetched.record
     files = f"{len(record.unpacked):,} files" if record.unpacked else str(fetched.folder / record.name)
     shown: dict[str, Any] = {
