@@ -1,15 +1,18 @@
 """Text to token shards, end to end: `cuadrilla data prepare` against `datasets.map` with the same tokenizer.
 
-    python -m bench.prepare FOLDER [FILE ...] [--rounds 3] [--processes N] [--peer-python PATH] [--memory-only]
+    python -m bench.prepare FOLDER [FILE ...] [--rounds 3] [--processes N] [--peer-python PATH]
+    python -m bench.prepare FOLDER [FILE ...] --memory MEGABYTES [--one-line]
 
 Ours: read, detect encodings, clean, filter, drop equal and near-duplicate documents, split, encode, write shards and
 manifest. The peer, run by a Python that has `datasets` and `tokenizers`: read, encode with `map(batched=True,
 num_proc=N)`, write the ids as uint16 to one file; it cleans and drops nothing. Both are commands timed from their start
 to their end, taking turns; the tokenizer is trained before. The peak of memory is that of all processes of a command,
-shared pages counted once (PSS; RSS where the system has no PSS), sampled every 50 ms.
+shared pages counted once (PSS; RSS where the system has no PSS), sampled every 50 ms. `--memory`: that peak for one
+file of this size, in paragraphs or in one line, made of runs of words of the given text (so little of it repeats).
 """
 
 import argparse
+import random
 import shutil
 import subprocess
 import sys
@@ -94,6 +97,34 @@ def as_utf8(sources: Sequence[str], folder: Path) -> int:
     return total
 
 
+def memory(arguments: argparse.Namespace, here: Path) -> None:
+    """Prepare one generated file, once."""
+    file = here / "generated.txt"
+    write_text(
+        arguments.sources, file, num_bytes=arguments.memory * 10**6, separator=" " if arguments.one_line else "\n\n"
+    )
+    run = ours([str(file)], here / "out", "--processes", str(arguments.processes))
+    tokens = read_manifest(here / "out").splits["train"].num_tokens
+    report("prepare: memory", megabytes=arguments.memory, one_line=arguments.one_line, train_tokens=tokens, **vars(run))
+
+
+def write_text(sources: Sequence[str], path: Path, *, num_bytes: int, separator: str) -> None:
+    """Paragraphs of 25 to 196 words, each of runs of 5 to 14 words from anywhere in `sources`."""
+    found = open_sources(sources, exclude=path.parent, progress=lambda _stage, _done, _total: None)
+    words = [word for source in found.sources for text in source.texts() for word in "".join(text).split()]
+    chance = random.Random(0)
+    written = 0
+    with open(path, "w", encoding="utf-8") as file:
+        while written < num_bytes:
+            paragraph: list[str] = []
+            for _ in range(chance.randint(5, 14)):
+                start = chance.randrange(len(words) - 14)
+                paragraph += words[start : start + chance.randint(5, 14)]
+            text = " ".join(paragraph) + separator
+            file.write(text)
+            written += len(text.encode())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("sources", nargs="+", help="folders or files of text")
@@ -101,18 +132,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=available_cores())
     parser.add_argument("--encoder", nargs="+", default=[PLAIN, WORDS, FAST], choices=[PLAIN, WORDS, FAST])
     parser.add_argument("--peer-python", help="a Python that has datasets and tokenizers")
-    parser.add_argument("--memory-only", action="store_true", help="one run of ours, without copies: for large files")
+    parser.add_argument("--memory", type=int, metavar="MEGABYTES", help="one run of ours on a file of this size")
+    parser.add_argument("--one-line", action="store_true", help="that file has no line ends")
     arguments = parser.parse_args()
     count = str(arguments.processes)
     with tempfile.TemporaryDirectory() as name:
         here = Path(name)
-        if arguments.memory_only:
-            num_bytes = sum(
-                path.stat().st_size for each in arguments.sources for path in [Path(each), *Path(each).glob("**/*.txt")]
-            )
-            run = ours(arguments.sources, here / "out", "--processes", count)
-            tokens = read_manifest(here / "out").splits["train"].num_tokens
-            report("prepare: memory", megabytes=num_bytes / 1e6, processes=count, train_tokens=tokens, **vars(run))
+        if arguments.memory:
+            memory(arguments, here)
             return
         text = here / "text"
         text.mkdir()
