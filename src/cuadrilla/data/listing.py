@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from cuadrilla.data.formats.form import ACCEPTED, form_of
 from cuadrilla.data.get.origin import RECORD
+from cuadrilla.data.get.record import UNKNOWN, licences
 from cuadrilla.errors import DataError
 
 _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".npy", ".npz")
@@ -37,11 +38,19 @@ class Listing:
     """By device and inode, so that a file given twice is read once."""
     skipped: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    recorded: dict[Path, dict[str, str]] = field(default_factory=dict)
+    """Licences by folder and SHA-256, as far as they were asked for."""
 
     def skip(self, name: str, reason: str) -> None:
         """Note that `name` is not read."""
         self.counts[reason] += 1
         self.skipped.append(name)
+
+    def licence(self, path: Path, sha256: str) -> str:
+        """What the record of a download beside `path` says about a file of that content."""
+        if path.parent not in self.recorded:
+            self.recorded[path.parent] = licences(path.parent)
+        return self.recorded[path.parent].get(sha256, UNKNOWN)
 
 
 def list_path(path: Path, listing: Listing, *, exclude: Path) -> None:
