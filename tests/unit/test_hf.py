@@ -294,11 +294,3 @@ def test_missing_and_broken_parts_are_named(name: str, raw: bytes | None, says: 
         load_hf(tmp_path)
     assert name in caught.value.message
     assert says in caught.value.message
-
-
-def test_a_model_in_several_files_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    save_hf(make(SMALL), tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="several files"):
-        load_hf(tmp_path)
