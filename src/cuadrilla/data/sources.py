@@ -28,7 +28,7 @@ from cuadrilla.data.formats.archive import members
 from cuadrilla.data.formats.encoding import Finding
 from cuadrilla.data.formats.form import ACCEPTED, PARQUET, Form, form_of, read_texts, survey_stream
 from cuadrilla.data.formats.packing import Digest, chunks, unpacked
-from cuadrilla.data.formats.record import Reading
+from cuadrilla.data.formats.record import BadFileError, Reading
 from cuadrilla.data.formats.tar import Entry
 from cuadrilla.data.get.record import UNKNOWN
 from cuadrilla.data.listing import Listed, Listing, list_path
@@ -36,6 +36,7 @@ from cuadrilla.errors import ConfigError, DataError
 
 MAX_STORIES = 10**8
 AS_USUAL = Reading()
+BROKEN = "files_broken"
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total); units are the stage's own."""
@@ -144,7 +145,7 @@ class Found:
     sources: tuple[TextSource, ...]
     """Sorted by name and content."""
     skipped: tuple[str, ...]
-    """Names of files that are not text by their suffix, sorted."""
+    """Names of files that are not text, or broken and skipped, sorted."""
     counts: Counter[str]
     """Files skipped, by reason. Hidden files are not counted: a `.DS_Store` must not change a manifest."""
 
@@ -206,7 +207,10 @@ def _check_unchanged(path: Path, digest: Digest, sha256: str) -> None:
 
 
 def _survey_path(listed: Listed, *, reading: Reading, listing: Listing) -> list[TextSource]:
-    """The sources in one file. One from a folder that holds no text is skipped, a given one is an error."""
+    """The sources in one file. One from a folder that holds no text is skipped, a given one is an error.
+
+    One that is broken is an error, or skipped with the bad records.
+    """
     name, path, is_given = listed
     kind = form_of(path.name)
     assert kind is not None, path
@@ -214,7 +218,13 @@ def _survey_path(listed: Listed, *, reading: Reading, listing: Listing) -> list[
         found: list[TextSource] = list(_survey_archive(path, kind, name=name, reading=reading, listing=listing))
         why = "holds no text of a kind that is read"
     else:
-        file = _survey_file(path, kind, name=name, reading=reading, listing=listing)
+        try:
+            file = _survey_file(path, kind, name=name, reading=reading, listing=listing)
+        except BadFileError:
+            if not reading.skip_bad:
+                raise
+            listing.skip(name, BROKEN)
+            return []
         found = [file] if file else []
         why = "is XML, but not TEI"
     if not found and is_given:
@@ -268,7 +278,13 @@ def _survey_archive(path: Path, kind: Form, *, name: str, reading: Reading, list
         if not content:
             continue
         where = f"{path}!{entry.name}"
-        finding = survey_stream(content, entry.chunks, where=where, reading=reading, counts=listing.counts)
+        try:
+            finding = survey_stream(content, entry.chunks, where=where, reading=reading, counts=listing.counts)
+        except BadFileError:
+            if not reading.skip_bad:
+                raise
+            listing.skip(f"{name}!{entry.name}", BROKEN)
+            continue
         if finding is None:
             listing.skip(f"{name}!{entry.name}", "files_xml_not_tei")
         else:
