@@ -106,10 +106,10 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ResourceError(
-            f"cannot write {path}: {error.strerror or error}",
-            hint="free some space or choose another folder, then run the same command again",
-        ) from error
+        hint = "free some space or choose another folder, then run the same command again"
+        if isinstance(error, (FileExistsError, NotADirectoryError, IsADirectoryError, FileNotFoundError)):
+            hint = "a file is where a folder should be, or a folder is in the way or missing: choose another name"
+        raise ResourceError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
 
 
 def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:

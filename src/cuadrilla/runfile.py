@@ -156,6 +156,13 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(dump(config))
 
 
+def quoted(text: str) -> str:
+    """A string as TOML has it. Raises ConfigError for a file name whose bytes are not UTF-8, which TOML cannot hold."""
+    if text.encode(errors="replace").decode() != text:
+        raise ConfigError(f"{text!a} is not Unicode text", hint="rename it, then write the new name")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def canonical(config: Config) -> str:
     """One line of JSON with sorted keys: equal configurations give equal text."""
     return json.dumps(dump(config), sort_keys=True, ensure_ascii=False)

@@ -152,6 +152,8 @@ def _held_out_of(paths: Sequence[Path]) -> "tuple[str, Path]":
     for path in paths:
         if (run := run_of(path)) is not None:
             return f"held-out text of {path}", run.path / read_run_config(run).data.folder
+    if not paths[0].exists():
+        raise ConfigError(f"{paths[0]} does not exist", hint="name a trained run")
     raise ConfigError(f"{paths[0]} is not a run: there is no held-out text to measure on", hint="name one with --text")
 
 
