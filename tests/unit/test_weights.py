@@ -74,6 +74,16 @@ def test_the_parts_of_transformers_are_read(model: GPT2, folder: Path, tmp_path:
     assert same(load_hf(tmp_path / "theirs"), model)
 
 
+def test_one_part_alone_is_no_model(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="is one of several files") as caught:
+        read_pretrained(folder / FIRST, trust=False)
+    assert str(folder) in caught.value.hint
+    for path in (folder / INDEX, folder / FIRST, folder / SECOND):
+        path.rename(folder / path.name.replace("model", "pytorch_model").replace("safetensors", "bin"))
+    with pytest.raises(CheckpointError, match="pickles that belong together"):
+        read_pretrained(folder, trust=True)
+
+
 def test_a_whole_file_comes_first(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(b"broken")
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):

@@ -18,11 +18,13 @@ from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.model.unpickle import read_pickled
-from cuadrilla.model.weights import WEIGHTS, files_of, weights_of
+from cuadrilla.model.weights import INDEX, PICKLE_HINT, WEIGHTS, files_of, weights_of
 from cuadrilla.rundir import storage_errors, typed, write_atomic
 
 CARD_CHARACTERS = 100_000
+SUFFIX = ".safetensors"
 PICKLES = (".bin", ".pt", ".pth")
+PICKLED = "pytorch_model.bin"
 TOKENIZER = "tokenizer.json"
 ORIGIN = "origin.json"
 VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
@@ -46,12 +48,18 @@ def find_weights(source: Path) -> Path:
     Raises CheckpointError.
     """
     if source.is_file():
+        if source.suffix == SUFFIX and source.name != WEIGHTS and source.with_name(INDEX).exists():
+            raise CheckpointError(
+                f"{source} is one of several files", hint=f"name their folder, {typed(source.parent)}"
+            )
         return source
     if not source.is_dir():
         raise CheckpointError(f"{source} does not exist", hint="name a folder with config.json, or a file of weights")
     if weights_of(source).exists():
         return weights_of(source)
     pickled = sorted(path for path in source.iterdir() if path.suffix in PICKLES and path.name != "training_args.bin")
+    if (source / f"{PICKLED}.index.json").exists() and source / PICKLED not in pickled:
+        raise CheckpointError(f"{source} holds pickles that belong together", hint=PICKLE_HINT)
     if len(pickled) > 1:
         names = ", ".join(path.name for path in pickled[:4])
         raise CheckpointError(f"{source} holds several files of weights: {names}", hint="name one of them")

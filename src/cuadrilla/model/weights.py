@@ -20,10 +20,10 @@ from cuadrilla.errors import CheckpointError
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 2**23  # a hundred times that of the largest GPT-2
+PICKLE_HINT = "convert it where you trust it: load it with transformers and call save_pretrained()"
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.safetensors")
 _AGAIN = "copy the original again"
-_PICKLE_HINT = "convert it where you trust it: load it with transformers and call save_pretrained()"
 
 
 def weights_of(folder: Path) -> Path:
@@ -84,7 +84,7 @@ def _read_index(path: Path) -> dict[str, set[str]]:
 def _read_file(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         if path.with_name("pytorch_model.bin").exists():
-            raise CheckpointError(f"{path.parent} holds only pytorch_model.bin, a pickle", hint=_PICKLE_HINT)
+            raise CheckpointError(f"{path.parent} holds only pytorch_model.bin, a pickle", hint=PICKLE_HINT)
         raise CheckpointError(f"{path} does not exist", hint="name a folder with config.json and model.safetensors")
     try:
         _check_header(path)
@@ -96,7 +96,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         pickled = start == b"PK" or (start[:1] == b"\x80" and start[1:] in (b"\2", b"\3", b"\4", b"\5"))
         raise CheckpointError(
             f"{path} is {'a pickle' if pickled else 'not a whole safetensors file'} ({error})",
-            hint=_PICKLE_HINT if pickled else _AGAIN,
+            hint=PICKLE_HINT if pickled else _AGAIN,
         ) from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}", hint=_AGAIN) from error
