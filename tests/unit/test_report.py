@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cuadrilla.cli.report import report
 from cuadrilla.errors import ConfigError
 from cuadrilla.monitor.report import Machine, read_report, render, thinned
 from cuadrilla.rundir import RunDir, append_event, write_json
@@ -107,6 +108,17 @@ def test_no_training_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no training to report") as caught:
         read_report(RunDir(tmp_path))
     assert caught.value.hint
+
+
+def test_the_page_replaces_files_only_and_keeps_links(run: RunDir, tmp_path: Path) -> None:
+    for path in (Path(), tmp_path):
+        with pytest.raises(ConfigError, match="is not a file"):
+            report(run.path, out=path)
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    link.symlink_to(page)
+    report(run.path, out=link)
+    assert link.is_symlink()
+    assert page.stat().st_size > 1000
 
 
 def test_long_runs_are_averaged_and_keep_their_evaluations() -> None:
