@@ -78,7 +78,8 @@ def read_run_config(run: RunDir) -> Config:
             f"{run.path} is not a trained run: it has no {run.config.name}", hint=f"cuadrilla train {typed(run.path)}"
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{run.config} cannot be read: {error}", hint=f"cuadrilla train {typed(run.path)}") from error
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"{run.config} cannot be read: {why}", hint=f"cuadrilla train {typed(run.path)}") from error
 
 
 def resolve(text: str, *, sets: Sequence[str] = (), name: str = "run.toml", processes: bool = False) -> Resolved:

@@ -100,8 +100,25 @@ def test_a_torn_line_and_missing_files_leave_a_report(tmp_path: Path) -> None:
 
 def test_a_loss_that_was_not_finite_is_a_gap(run: RunDir) -> None:
     with open(run.metrics, "a") as file:
-        file.write('{"version": 7, "tokens": 70, "loss": NaN}\n')
-    assert shown(render(read_report(run)))["rows"][-1]["loss"] is None
+        file.write('{"version": 7, "tokens": 70, "loss": NaN, "val_loss": Infinity}\n')
+    append_event(run.events, "update skipped", version=7, loss=float("nan"), workers=["ana"])
+    append_event(run.events, "update skipped", version=8, loss=float("inf"))
+    write_json(run.config, {"values": {"optim": {"clip": float("inf")}}, "origins": {}})
+    page = shown(render(read_report(run)))
+    assert page["rows"][-1]["loss"] is None
+    assert [event["details"]["loss"] for event in page["events"][-2:]] == [None, None]
+    assert page["values"] == {"optim.clip": None}
+
+
+@pytest.mark.parametrize("value", [3, None, [], [3], {"x": 3}])
+def test_files_of_another_shape_leave_a_report(run: RunDir, value: object) -> None:
+    (run.path / "manifest.json").write_text(json.dumps({"sources": value, "splits": value}))
+    write_json(run.config, {"values": {"data": {"folder": "."}}, "origins": value})
+    assert shown(render(read_report(run)))["data"]["splits"] == {}
+    write_json(run.config, {"values": value})
+    for path in (run.status, run.env):
+        path.write_text(json.dumps(value))
+    assert len(read_report(run).rows) == 6
 
 
 def test_no_training_is_an_error_with_a_hint(tmp_path: Path) -> None:
