@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -217,7 +218,10 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
         try:
-            safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
+            try:
+                safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
+            except safetensors.SafetensorError as error:  # how the library reports a full or failing disk
+                raise OSError(None, str(error)) from error
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
