@@ -106,10 +106,10 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ResourceError(
-            f"cannot write {path}: {error.strerror or error}",
-            hint="free some space or choose another folder, then run the same command again",
-        ) from error
+        hint = "free some space or choose another folder, then run the same command again"
+        if isinstance(error, (FileExistsError, NotADirectoryError, IsADirectoryError, FileNotFoundError)):
+            hint = "a file is where a folder should be, or a folder is in the way or missing: choose another name"
+        raise ResourceError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
 
 
 def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
@@ -153,15 +153,19 @@ def append_event(path: Path, kind: str, **fields: Any) -> None:
         file.write(line + "\n")
 
 
+def no_number(_name: str) -> None:
+    """For `json.loads`: NaN and infinities, which Python writes, are no JSON."""
+
+
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of an append-only file; a missing file has none, a torn line is skipped."""
+    """The rows of an append-only file; a missing file has none, a torn line is skipped. NaN and infinities are None."""
     if not path.exists():
         return
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
+                row = json.loads(line, parse_constant=no_number)
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict):
                 yield row

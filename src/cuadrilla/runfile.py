@@ -78,7 +78,8 @@ def read_run_config(run: RunDir) -> Config:
             f"{run.path} is not a trained run: it has no {run.config.name}", hint=f"cuadrilla train {typed(run.path)}"
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{run.config} cannot be read: {error}", hint=f"cuadrilla train {typed(run.path)}") from error
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"{run.config} cannot be read: {why}", hint=f"cuadrilla train {typed(run.path)}") from error
 
 
 def resolve(text: str, *, sets: Sequence[str] = (), name: str = "run.toml", processes: bool = False) -> Resolved:
@@ -154,6 +155,13 @@ def load_dumped(text: str) -> Config:
 
 def to_toml(config: Config) -> str:
     return tomli_w.dumps(dump(config))
+
+
+def quoted(text: str) -> str:
+    """A string as TOML has it. Raises ConfigError for a file name whose bytes are not UTF-8, which TOML cannot hold."""
+    if text.encode(errors="replace").decode() != text:
+        raise ConfigError(f"{text!a} is not Unicode text", hint="rename it, then write the new name")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def canonical(config: Config) -> str:

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_hf
 from cuadrilla.cli.model import generate
 from cuadrilla.cli.output import options
 from cuadrilla.data.shards import read_manifest
+from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.trained import find_stored
 
@@ -69,6 +72,29 @@ def test_a_run_and_its_export_have_the_same_figures(
     for a, b in zip(ours["figures"][:1], theirs["figures"][:1], strict=True):
         assert a["value"] == pytest.approx(b["value"], rel=0.01)
         assert a["value"] == pytest.approx(a["total"] / a["count"])
+
+
+def test_a_figure_that_a_model_has_not_leaves_the_others_in_place(
+    language: RunDir, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load_hf(exported)
+    end = Tokenizer.load(exported / "tokenizer.json").end_of_text
+    with torch.no_grad():  # whatever it reads, it ends
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.copy_(1e4 * model.transformer.wte.weight[end])
+    save_hf(model, tmp_path / "silent", tokenizer_path=exported / "tokenizer.json")
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "texto.txt").write_text(f"La niña {name} fue a la plaza.")
+    texts = [tmp_path / name / "texto.txt" for name in "ab"]
+    for paths in ([tmp_path / "silent", language.path], [language.path, tmp_path / "silent"]):
+        capsys.readouterr()
+        evaluate(paths, device="cpu", text=texts, samples=2, sample_tokens=20)
+        table = capsys.readouterr().out
+        assert table.count("bits_per_byte") == 2
+        (row,) = (line for line in table.splitlines() if line.startswith("distinct_1"))
+        silent = row.split("2 samples")[1].split()[0 if paths[0].name == "silent" else -1]
+        assert silent == "none"
 
 
 def test_without_a_text_all_are_measured_on_the_first_runs_held_out_text(

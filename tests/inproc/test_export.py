@@ -67,9 +67,17 @@ def test_a_folder_with_other_things_is_left_alone(language: RunDir, tmp_path: Pa
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(ConfigError, match=r"mine\.txt"):
         export_hf(language.path, to=tmp_path)
-    with pytest.raises(ConfigError, match="not the name of a GGUF file"):
-        export_gguf(language.path, to=tmp_path / "model.bin")
+    for name in (tmp_path / "model.bin", tmp_path, Path(), Path("..")):
+        with pytest.raises(ConfigError, match="not the name of a GGUF file") as caught:
+            export_gguf(language.path, to=name)
+        assert ".gguf" in caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_what_a_killed_export_left_is_no_obstacle(language: RunDir, tmp_path: Path) -> None:
+    (tmp_path / ".model.safetensors.123.tmp").write_text("half")
+    export_hf(language.path, to=tmp_path)
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -2,12 +2,17 @@
 
 import hashlib
 import io
+import json
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cuadrilla.data.get.origin import RECORD, TooLargeError
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
+from cuadrilla.data.sources import open_sources
 from cuadrilla.errors import ConfigError, DataError, LinkError, ResourceError
 from cuadrilla.rundir import FolderLock
 from tests.conftest import SMALL_DISK_BYTES
@@ -87,6 +92,55 @@ def test_the_texts_of_an_archive(server, pull):
     pull(broken, inside="txt")  # the broken archive was not kept
     assert pull.names() == {"a.txt", "b.txt", "c.txt", RECORD}
     assert (pull.folder / "b.txt").read_bytes() == b"dos"
+
+
+def licences(folder: Path) -> dict[str, str]:
+    found = open_sources([str(folder)], exclude=folder / "out", progress=lambda *_: None)
+    assert found.skipped == ()
+    return {source.name.rpartition("/")[2]: source.licence for source in found.sources}
+
+
+def test_licences_reach_the_manifest(server, pull, tmp_path):
+    book = "".join(f"Capítulo {number}. El niño comió {number} piñas en la montaña.\n\n" for number in range(200))
+    marked = b"*** START OF THE PROJECT GUTENBERG EBOOK X ***\nhola\n"
+    zipped = archive({"repo/txt/c.txt": b"uno", "repo/txt/d.txt": b"dos"})
+    pull(server.on("/a.txt", whole(book.encode())), licence="CC0 1.0")
+    pull(server.on("/b.txt", whole(marked)), licence="CC0 1.0")
+    pull(server.on("/main.zip", whole(zipped)), licence="PDM \ud800\n1.0", inside="txt")
+    pull(server.on("/kept.zip", whole(archive({"e.txt": b"tres", "f.txt": marked}))), licence="CC BY 4.0")
+    (pull.folder / "mine.txt").write_text("mío")
+    expected = {
+        "a.txt": "CC0 1.0",
+        "b.txt": "Project Gutenberg License",
+        "c.txt": "PDM ? 1.0",
+        "d.txt": "PDM ? 1.0",
+        "kept.zip!*.txt": "CC BY 4.0, Project Gutenberg License",
+        "mine.txt": "unknown",
+    }
+    assert licences(pull.folder) == expected
+    (pull.folder / "d.txt").write_text("another text")
+    assert licences(pull.folder) == expected | {"d.txt": "unknown"}
+
+    options = Options(vocab=300, val_fraction=0.1, min_characters=20)
+    given = str(pull.folder / "a.txt")
+    first = prepare([given], out=tmp_path / "data", options=options).manifest
+    assert [source.licence for source in first.sources] == ["CC0 1.0"]
+    (pull.folder / RECORD).write_text((pull.folder / RECORD).read_text().replace('"date": "', '"date": "1'))
+    assert prepare([given], out=tmp_path / "later", options=options).manifest.hash() == first.hash()
+    assert prepare([given], out=tmp_path / "data", options=options).already
+
+
+ODD_ROW = {key: ["x"] for key in ("url", "name", "licence", "num_bytes", "sha256", "vouched_by", "date")}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "[" * 100_000, '{"schema": 1, "files": [{"url": "x"}]}', json.dumps({"schema": 1, "files": [ODD_ROW]})],
+)
+def test_a_record_of_others_says_nothing(tmp_path, content):
+    (tmp_path / RECORD).write_text(content)
+    (tmp_path / "a.txt").write_text("hola")
+    assert licences(tmp_path) == {"a.txt": "unknown"}
 
 
 def test_large_ones_need_consent(server, pull):

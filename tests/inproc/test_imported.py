@@ -106,6 +106,9 @@ def test_a_folder_that_is_there_is_left_alone(published: Path, tmp_path: Path) -
     (tmp_path / "mine" / "a.txt").write_text("precious")
     with pytest.raises(ConfigError, match="exists"):
         import_model(published, to=tmp_path / "mine")
+    for name in (Path(), Path("..")):
+        with pytest.raises(ConfigError, match="exists"):
+            import_model(published, to=name)
     (published / "model.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(CheckpointError):
         import_model(published, to=tmp_path / "new")

@@ -168,6 +168,13 @@ def archive(files: dict[str, bytes]) -> bytes:
     return data.getvalue()
 
 
+BESIDE_THE_NOVELS = [f"conha19-main/{name}" for name in (
+    "README.md", "metadata_free.csv", "tei/nh0001.xml", "annotated/nh0001.xml", "annotated_corr/nh0001.xml",
+    "txt_annotated/nh0001.txt", "txt_annotated_nouns/nh0001.txt", "spellcheck/exception_words/exceptions-places.txt",
+    "schema/log-rng.txt", "travelogues/txt/nh9999.txt",
+)]  # fmt: skip
+
+
 def test_the_catalogue_over_tls_through_a_proxy(tmp_path):
     """Addresses of the catalogue, played: their hosts' names in certificates that are trusted, or not."""
     authority = Authority("github.com", "codeload.github.com")
@@ -177,9 +184,8 @@ def test_the_catalogue_over_tls_through_a_proxy(tmp_path):
             "/cligs/conha19/archive/refs/heads/main.zip", moved("https://codeload.github.com/cligs/conha19/zip/main")
         )
         files = {
-            "conha19-main/README.md": b"x",
             "conha19-main/txt/nh0001.txt": TEXT,
-            "conha19-main/txt_nouns/nh0001.txt": b"y",
+            **dict.fromkeys(BESIDE_THE_NOVELS, b"not a novel"),
         }
         server.on("/cligs/conha19/zip/main", fixed(200, archive(files), kind="application/zip"))
         proxied = {**CLEAN, "https_proxy": server.url("")}
@@ -189,7 +195,7 @@ def test_the_catalogue_over_tls_through_a_proxy(tmp_path):
         done = get("conha19", "--yes", cwd=tmp_path, env={**proxied, "SSL_CERT_FILE": str(certificate)})
         assert done.returncode == 0, done.stderr
         folder = tmp_path / "corpus" / "conha19"
-        assert {path.name for path in folder.iterdir()} == {"nh0001.txt", "SOURCE.json"}
+        assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == {"nh0001.txt", "SOURCE.json"}
         assert (folder / "nh0001.txt").read_bytes() == TEXT
         assert "nobody vouched for conha19.zip" in done.stderr
         assert [path for path, _ in server.seen if path.startswith("CONNECT")] == [

@@ -173,3 +173,14 @@ def test_every_file_that_new_writes_is_valid(size: str) -> None:
     text = run_file_text(size, data="../datos de ñ")
     assert resolve(text).config.model.preset == size
     assert tomllib.loads(text)["data"]["folder"] == "../datos de ñ"
+
+
+@given(st.text(min_size=1))
+def test_any_folder_that_new_is_given_is_what_the_file_says(data: str) -> None:
+    found = resolve(run_file_text("micro", data=data))
+    assert found.config.data.folder == data.replace("\\", "/")
+
+
+def test_a_name_that_toml_cannot_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is not Unicode text"):
+        run_file_text("micro", data="a\udcff")

@@ -1,10 +1,13 @@
 """TEI-XML: what is text, and what is refused."""
 
+import tarfile
 import tracemalloc
+import zipfile
 
 import pytest
 
 from cuadrilla.data.formats import tei
+from cuadrilla.data.formats.record import Reading
 from cuadrilla.data.sources import open_sources
 from cuadrilla.errors import DataError
 
@@ -159,3 +162,35 @@ def test_xml_that_is_not_tei_is_refused_by_name_and_skipped_in_a_folder(tmp_path
     assert [source.name for source in found.sources] == ["libros/a.xml"]
     assert found.skipped == ("libros/pom.xml",)
     assert found.counts == {"files_xml_not_tei": 1}
+
+
+def test_broken_xml_stops_the_preparation_or_is_skipped_counted_and_named(tmp_path):
+    folder = tmp_path / "libros"
+    folder.mkdir()
+    (folder / "a.xml").write_text(body("<p>hola</p>"))
+    (folder / "b.xml").write_text(body("<p>mal</i>") + "x" * 2**20)
+    (folder / "c.xml").touch()
+    with zipfile.ZipFile(folder / "d.zip", "w") as archive, tarfile.open(folder / "e.tar", "w") as tar:
+        for name in "bac":
+            archive.write(folder / f"{name}.xml", f"{name}.xml")
+            tar.add(folder / f"{name}.xml", f"{name}.xml")
+
+    def find(path, *, skip_bad):
+        reading = Reading(skip_bad=skip_bad)
+        return open_sources([str(path)], exclude=tmp_path / "out", progress=lambda *_: None, reading=reading)
+
+    for path in (folder, folder / "b.xml", folder / "d.zip", folder / "e.tar"):
+        with pytest.raises(DataError, match=r"b\.xml:1: not well-formed XML: mismatched tag") as caught:
+            find(path, skip_bad=False)
+        assert "--skip-bad" in caught.value.hint
+    found = find(folder, skip_bad=True)
+    read = {source.name: ["".join(pieces) for pieces in source.texts()] for source in found.sources}
+    assert sorted(read.items()) == [
+        (name, ["hola"]) for name in ("libros/a.xml", "libros/d.zip!a.xml", "libros/e.tar!a.xml")
+    ]
+    assert found.skipped == tuple(
+        f"libros/{name}.xml" for name in ("b", "c", "d.zip!b", "d.zip!c", "e.tar!b", "e.tar!c")
+    )
+    assert found.counts == {"files_broken": 6}
+    alone = find(folder / "b.xml", skip_bad=True)
+    assert (alone.sources, alone.skipped) == ((), ("b.xml",))

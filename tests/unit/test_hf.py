@@ -11,9 +11,10 @@ import safetensors.torch
 import torch
 
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
-from cuadrilla.errors import CheckpointError
+from cuadrilla.errors import CheckpointError, ResourceError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_from_hf, config_to_hf, load_hf, save_hf, state_from_hf, state_to_hf
+from tests.conftest import SMALL_DISK_BYTES
 
 pytestmark = pytest.mark.unit
 
@@ -296,9 +297,9 @@ def test_missing_and_broken_parts_are_named(name: str, raw: bytes | None, says: 
     assert says in caught.value.message
 
 
-def test_a_model_in_several_files_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    save_hf(make(SMALL), tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="several files"):
-        load_hf(tmp_path)
+def test_a_full_disk_is_said_and_leaves_nothing(small_disk: Path) -> None:
+    large = GPT2(GPT2Config(vocab_size=SMALL_DISK_BYTES // 64, context=8, layers=1, heads=2, width=32))
+    with pytest.raises(ResourceError, match="No space left"):
+        save_hf(large, small_disk / "full")
+    assert list((small_disk / "full").iterdir()) == []
+    save_hf(make(SMALL), small_disk / "full")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cuadrilla.cli.report import report
 from cuadrilla.errors import ConfigError
 from cuadrilla.monitor.report import Machine, read_report, render, thinned
 from cuadrilla.rundir import RunDir, append_event, write_json
@@ -99,14 +100,42 @@ def test_a_torn_line_and_missing_files_leave_a_report(tmp_path: Path) -> None:
 
 def test_a_loss_that_was_not_finite_is_a_gap(run: RunDir) -> None:
     with open(run.metrics, "a") as file:
-        file.write('{"version": 7, "tokens": 70, "loss": NaN}\n')
-    assert shown(render(read_report(run)))["rows"][-1]["loss"] is None
+        file.write('{"version": 7, "tokens": 70, "loss": NaN, "val_loss": Infinity}\n')
+    append_event(run.events, "update skipped", version=7, loss=float("nan"), workers=["ana"])
+    append_event(run.events, "update skipped", version=8, loss=float("inf"))
+    write_json(run.config, {"values": {"optim": {"clip": float("inf")}}, "origins": {}})
+    page = shown(render(read_report(run)))
+    assert page["rows"][-1]["loss"] is None
+    assert [event["details"]["loss"] for event in page["events"][-2:]] == [None, None]
+    assert page["values"] == {"optim.clip": None}
+
+
+@pytest.mark.parametrize("value", [3, None, [], [3], {"x": 3}])
+def test_files_of_another_shape_leave_a_report(run: RunDir, value: object) -> None:
+    (run.path / "manifest.json").write_text(json.dumps({"sources": value, "splits": value}))
+    write_json(run.config, {"values": {"data": {"folder": "."}}, "origins": value})
+    assert shown(render(read_report(run)))["data"]["splits"] == {}
+    write_json(run.config, {"values": value})
+    for path in (run.status, run.env):
+        path.write_text(json.dumps(value))
+    assert len(read_report(run).rows) == 6
 
 
 def test_no_training_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no training to report") as caught:
         read_report(RunDir(tmp_path))
     assert caught.value.hint
+
+
+def test_the_page_replaces_files_only_and_keeps_links(run: RunDir, tmp_path: Path) -> None:
+    for path in (Path(), tmp_path):
+        with pytest.raises(ConfigError, match="is not a file"):
+            report(run.path, out=path)
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    link.symlink_to(page)
+    report(run.path, out=link)
+    assert link.is_symlink()
+    assert page.stat().st_size > 1000
 
 
 def test_long_runs_are_averaged_and_keep_their_evaluations() -> None:

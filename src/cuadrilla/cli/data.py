@@ -81,7 +81,7 @@ def prepare_command(
         str, typer.Option("--field", help="The field of .jsonl and column of .parquet that holds the text.")
     ] = DEFAULT_FIELD,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out and count records without a usable text, instead of stopping.")
+        bool, typer.Option("--skip-bad", help="Leave out and count records without a usable text and broken XML.")
     ] = False,
     filter_rules: FilterOption = DEFAULT_FILTER,
     near_duplicates: NearOption = DEFAULT_SIMILARITY,
@@ -154,7 +154,7 @@ def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[st
     if prepared.skipped:
         shown = ", ".join(prepared.skipped[:5])
         more = len(prepared.skipped) - 5
-        say(f"skipped, not text that is read: {shown}" + (f" and {more:,} more" if more > 0 else ""))
+        say(f"skipped, no text that can be read: {shown}" + (f" and {more:,} more" if more > 0 else ""))
     for note in prepared.notes:
         say(note)
     vocab = manifest.options.get("vocab", manifest.vocab_size)

@@ -1,5 +1,6 @@
 """`cuadrilla eval`: what one run has learnt, or several models side by side."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -137,9 +138,10 @@ def _compare(paths: Sequence[Path], wanted: Wanted) -> None:
         )
         return
     rows: list[dict[str, str]] = [{"measure": "parameters", "on": "", **_columns(measured, "parameters")}]
-    for number, figure in enumerate(figures[0]):
-        shown = {row["model"]: _figure(found[number]) for row, found in zip(measured, figures, strict=True)}
-        rows.append({"measure": figure.name, "on": figure.of, **shown})
+    keyed = [_keyed(found) for found in figures]
+    for key in dict.fromkeys(key for found in keyed for key in found):
+        shown = {row["model"]: _figure(found.get(key)) for row, found in zip(measured, keyed, strict=True)}
+        rows.append({"measure": key[0], "on": key[1], **shown})
     emit_table(rows)
     say("± is one standard error; --json has sums, counts and 95 % intervals")
 
@@ -152,6 +154,8 @@ def _held_out_of(paths: Sequence[Path]) -> "tuple[str, Path]":
     for path in paths:
         if (run := run_of(path)) is not None:
             return f"held-out text of {path}", run.path / read_run_config(run).data.folder
+    if not paths[0].exists():
+        raise ConfigError(f"{paths[0]} does not exist", hint="name a trained run")
     raise ConfigError(f"{paths[0]} is not a run: there is no held-out text to measure on", hint="name one with --text")
 
 
@@ -184,7 +188,20 @@ def _columns(rows: Sequence[dict[str, Any]], key: str) -> dict[str, str]:
     return {row["model"]: f"{row[key]:,}" for row in rows}
 
 
-def _figure(figure: "Figure") -> str:
+def _keyed(figures: "Sequence[Figure]") -> "dict[tuple[str, str, int], Figure]":
+    """By measure, what it was measured on, and the how-manieth of that name: a model may lack some of another's."""
+    seen: Counter[tuple[str, str]] = Counter()
+    found = {}
+    for figure in figures:
+        key = (figure.name, figure.of)
+        found[*key, seen[key]] = figure
+        seen[key] += 1
+    return found
+
+
+def _figure(figure: "Figure | None") -> str:
+    if figure is None:
+        return "none"
     return f"{figure.value:.4f}" + ("" if figure.error is None else f" ± {figure.error:.4f}")
 
 

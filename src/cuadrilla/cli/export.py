@@ -1,5 +1,6 @@
 """`cuadrilla export`: a run's language model in the forms that other programs open."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -7,12 +8,13 @@ import typer
 
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import RunDir, typed, write_atomic
+from cuadrilla.rundir import RunDir, remove_leftovers, typed, write_atomic
 
 app = typer.Typer(no_args_is_help=True)
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder.")]
 CARD = "README.md"
+_LEFTOVER = re.compile(r"\..+\.\d+\.tmp")  # of an export that was killed
 
 
 @app.callback()
@@ -32,10 +34,13 @@ def export_hf(
     from cuadrilla.train.trained import find_stored
 
     options.json |= json
-    strange = sorted(path.name for path in to.iterdir() if path.name not in (*FILES, CARD)) if to.is_dir() else []
+    found = sorted(path.name for path in to.iterdir()) if to.is_dir() else []
+    strange = [name for name in found if name not in (*FILES, CARD) and not _LEFTOVER.fullmatch(name)]
     if strange:
         raise ConfigError(f"{to} holds something else: {strange[0]}", hint="name a new folder")
     stored = find_stored(_run_dir(run))
+    for name in (*FILES, CARD):
+        remove_leftovers(to / name)
     save_hf(stored.load(), to, tokenizer_path=stored.tokenizer_path)
     write_atomic(to / CARD, model_card(gather(stored)))
     _report(to, version=stored.version, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
@@ -55,7 +60,8 @@ def export_gguf(
 
     options.json |= json
     if to.suffix.lower() != ".gguf" or to.is_dir():
-        raise ConfigError(f"{to} is not the name of a GGUF file", hint=f"--to {typed(to.with_suffix('.gguf'))}")
+        proposed = to / "model.gguf" if to.is_dir() else to.with_suffix(".gguf")
+        raise ConfigError(f"{to} is not the name of a GGUF file", hint=f"--to {typed(proposed)}")
     stored = find_stored(_run_dir(run))
     facts = gather(stored)
     about = Description(

@@ -10,7 +10,7 @@ import typer
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir, storage_errors, typed, write_atomic, write_json
-from cuadrilla.runfile import dump, read_run_file
+from cuadrilla.runfile import dump, quoted, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.model.gpt2 import GPT2Config
@@ -33,7 +33,7 @@ def import_model(
     from cuadrilla.model.pretrained import read_pretrained, save_pretrained
 
     options.json |= json
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+    if (to.exists() and (not to.is_dir() or any(to.iterdir()))) or to.name in ("", ".."):
         raise ConfigError(f"{to} exists", hint="choose another name")
     found = read_pretrained(source, trust=trust)
     if found.note:
@@ -66,13 +66,13 @@ def import_model(
 
 def run_file_text(shape: "GPT2Config", *, data: str) -> str:
     """A commented run file that continues training a model of these sizes."""
-    escaped = data.replace("\\", "/").replace('"', '\\"')
+    folder = quoted(data.replace("\\", "/"))
     return f"""\
 # A run of cuadrilla that begins with imported weights. `cuadrilla config show --help-text` explains every key.
 schema = 1
 
 [data]
-folder = "{escaped}"        # prepared with `cuadrilla data prepare --tokenizer {MODEL_FOLDER}/tokenizer.json`
+folder = {folder}        # prepared with `cuadrilla data prepare --tokenizer {MODEL_FOLDER}/tokenizer.json`
 
 [model]
 init = "{MODEL_FOLDER}"            # the imported weights; read once, when the run begins

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cuadrilla.cli.output import emit, emit_json, options, say
+from cuadrilla.cli.output import emit, emit_json, options, say, stdout
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder, or a folder in Hugging Face's layout.")]
 
@@ -43,10 +43,10 @@ def generate(
         if options.json:
             written.append({"prompt": text, "text": "".join(pieces), "seed": seed + index})
             continue
-        sys.stdout.write(text)
+        stdout().write(text)
         for piece in pieces:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            stdout().write(piece)
+            stdout().flush()
         emit("\n" if index + 1 < num else "")
     if options.json:
         emit_json(written)

@@ -1,11 +1,12 @@
 """How commands talk: data to stdout, everything else to stderr, JSON on request."""
 
 import contextlib
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -40,13 +41,22 @@ def say(text: str) -> None:
         stderr.print(text, markup=False)
 
 
+def stdout() -> TextIO:
+    """Where data goes. A letter that its encoding lacks (a pipe on Windows, an old locale) is written as its number."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return sys.stdout
+
+
 def emit(text: str) -> None:
     """One line of data, on stdout."""
-    print(text, flush=True)
+    print(text, file=stdout(), flush=True)
 
 
 def emit_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, ensure_ascii=False, default=str), flush=True)
+    file = stdout()
+    is_unicode = (file.encoding or "utf-8").lower().startswith("utf")
+    print(json.dumps(value, indent=1, ensure_ascii=not is_unicode, default=str), file=file, flush=True)
 
 
 def emit_table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> None:
@@ -59,7 +69,7 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> None:
         table.add_column(str(column), overflow="fold")
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console(file=sys.stdout, highlight=False).print(table)
+    Console(file=stdout(), highlight=False).print(table)
 
 
 def report_error(error: CuadrillaError) -> None:

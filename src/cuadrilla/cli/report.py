@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cuadrilla.cli.output import emit, emit_json, options, say
+from cuadrilla.errors import ConfigError
 from cuadrilla.monitor.report import read_report, render
 from cuadrilla.rundir import RunDir, write_atomic
 
@@ -23,10 +24,12 @@ def report(
     if options.json:
         emit_json(asdict(found))
         return
-    path = out or page_of(folder)
+    path = (out or page_of(folder)).resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is not a file", hint="name the page to write: --out report.html")
     write_atomic(path, render(found))
-    say(f"open it in a browser: {path.resolve().as_uri()}")
-    emit(str(path))
+    say(f"open it in a browser: {path.as_uri()}")
+    emit(str(out or page_of(folder)))
 
 
 def page_of(run: RunDir) -> Path:

@@ -17,7 +17,7 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.rundir import FolderLock, RunDir, storage_errors, typed, write_atomic, write_json
-from cuadrilla.runfile import Resolved, dump, read_run_config, read_run_file
+from cuadrilla.runfile import Resolved, dump, quoted, read_run_config, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Opening
@@ -44,16 +44,17 @@ def new(
     target = name / "run.toml"
     if target.exists():
         raise ConfigError(f"{target} exists", hint="choose another name, or edit that file")
+    text = run_file_text(size, data=data)
     with storage_errors(target):
         name.mkdir(parents=True, exist_ok=True)
-    write_atomic(target, run_file_text(size, data=data))
+    write_atomic(target, text)
     say(f"wrote {target}\n\nnext: cuadrilla train {typed(target)}")
 
 
 def run_file_text(size: str, *, data: str) -> str:
     """A commented run file for a language model of this size."""
     tokens, batch, unit = PRESETS[size]
-    escaped = data.replace("\\", "/").replace('"', '\\"')
+    folder = quoted(data.replace("\\", "/"))
     return f"""\
 # A run of cuadrilla. `cuadrilla config show --help-text` explains every key; what is not here has its default.
 schema = 1
@@ -62,7 +63,7 @@ schema = 1
 seed = 0                    # initial weights, order of the data, every random number
 
 [data]
-folder = "{escaped}"        # written by `cuadrilla data prepare`
+folder = {folder}        # written by `cuadrilla data prepare`
 
 [model]
 preset = "{size}"           # micro, mini, small (124M), medium, large, xl

@@ -6,6 +6,7 @@ files that are not text by their suffix are skipped in a folder and refused when
 
 import difflib
 import os
+import re
 import stat
 import unicodedata
 from collections import Counter
@@ -15,8 +16,10 @@ from typing import NamedTuple
 
 from cuadrilla.data.formats.form import ACCEPTED, form_of
 from cuadrilla.data.get.origin import RECORD
+from cuadrilla.data.get.record import UNKNOWN, licences
 from cuadrilla.errors import DataError
 
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]")
 _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".npy", ".npz")
 
 
@@ -37,11 +40,19 @@ class Listing:
     """By device and inode, so that a file given twice is read once."""
     skipped: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    recorded: dict[Path, dict[str, str]] = field(default_factory=dict)
+    """Licences by folder and SHA-256, as far as they were asked for."""
 
     def skip(self, name: str, reason: str) -> None:
         """Note that `name` is not read."""
         self.counts[reason] += 1
         self.skipped.append(name)
+
+    def licence(self, path: Path, sha256: str) -> str:
+        """What the record of a download beside `path` says about a file of that content."""
+        if path.parent not in self.recorded:
+            self.recorded[path.parent] = licences(path.parent)
+        return self.recorded[path.parent].get(sha256, UNKNOWN)
 
 
 def list_path(path: Path, listing: Listing, *, exclude: Path) -> None:
@@ -107,8 +118,12 @@ def _list_folder(folder: Path, listing: Listing, *, exclude: Path) -> None:
 
 
 def _portable(name: str) -> str:
-    """The same name on every machine: macOS decomposes letters, and Linux allows bytes that are not UTF-8."""
-    return unicodedata.normalize("NFC", os.fsencode(name).decode("utf-8", errors="replace"))
+    """The same name on every machine: macOS decomposes letters, and Linux allows bytes that are not UTF-8.
+
+    Controls would break lines, and reach terminals.
+    """
+    text = _CONTROLS.sub("\ufffd", os.fsencode(name).decode("utf-8", errors="replace"))
+    return unicodedata.normalize("NFC", text)
 
 
 def _add(file: Listed, listing: Listing) -> None:

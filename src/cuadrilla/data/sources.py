@@ -28,13 +28,15 @@ from cuadrilla.data.formats.archive import members
 from cuadrilla.data.formats.encoding import Finding
 from cuadrilla.data.formats.form import ACCEPTED, PARQUET, Form, form_of, read_texts, survey_stream
 from cuadrilla.data.formats.packing import Digest, chunks, unpacked
-from cuadrilla.data.formats.record import Reading
+from cuadrilla.data.formats.record import BadFileError, Reading
 from cuadrilla.data.formats.tar import Entry
+from cuadrilla.data.get.record import UNKNOWN
 from cuadrilla.data.listing import Listed, Listing, list_path
 from cuadrilla.errors import ConfigError, DataError
 
 MAX_STORIES = 10**8
 AS_USUAL = Reading()
+BROKEN = "files_broken"
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total); units are the stage's own."""
@@ -143,7 +145,7 @@ class Found:
     sources: tuple[TextSource, ...]
     """Sorted by name and content."""
     skipped: tuple[str, ...]
-    """Names of files that are not text by their suffix, sorted."""
+    """Names of files that are not text, or broken and skipped, sorted."""
     counts: Counter[str]
     """Files skipped, by reason. Hidden files are not counted: a `.DS_Store` must not change a manifest."""
 
@@ -180,7 +182,7 @@ def open_sources(specs: Sequence[str], *, exclude: Path, progress: Progress, rea
 
 def plain_text(path: Path) -> TextFile:
     """One file as text in whatever encoding, whatever its name. Raises DataError."""
-    file = _survey_file(path, Form(".txt"), name=path.name, reading=AS_USUAL, counts=Counter())
+    file = _survey_file(path, Form(".txt"), name=path.name, reading=AS_USUAL, listing=Listing())
     assert file is not None
     return file
 
@@ -205,7 +207,10 @@ def _check_unchanged(path: Path, digest: Digest, sha256: str) -> None:
 
 
 def _survey_path(listed: Listed, *, reading: Reading, listing: Listing) -> list[TextSource]:
-    """The sources in one file. One from a folder that holds no text is skipped, a given one is an error."""
+    """The sources in one file. One from a folder that holds no text is skipped, a given one is an error.
+
+    One that is broken is an error, or skipped with the bad records.
+    """
     name, path, is_given = listed
     kind = form_of(path.name)
     assert kind is not None, path
@@ -213,7 +218,13 @@ def _survey_path(listed: Listed, *, reading: Reading, listing: Listing) -> list[
         found: list[TextSource] = list(_survey_archive(path, kind, name=name, reading=reading, listing=listing))
         why = "holds no text of a kind that is read"
     else:
-        file = _survey_file(path, kind, name=name, reading=reading, counts=listing.counts)
+        try:
+            file = _survey_file(path, kind, name=name, reading=reading, listing=listing)
+        except BadFileError:
+            if not reading.skip_bad:
+                raise
+            listing.skip(name, BROKEN)
+            return []
         found = [file] if file else []
         why = "is XML, but not TEI"
     if not found and is_given:
@@ -223,8 +234,8 @@ def _survey_path(listed: Listed, *, reading: Reading, listing: Listing) -> list[
     return found
 
 
-def _survey_file(path: Path, kind: Form, *, name: str, reading: Reading, counts: Counter[str]) -> TextFile | None:
-    """Read a file once; None if it is XML, but not TEI. `counts` grows by the bad records in it.
+def _survey_file(path: Path, kind: Form, *, name: str, reading: Reading, listing: Listing) -> TextFile | None:
+    """Read a file once; None if it is XML, but not TEI. The counts of `listing` grow by the bad records in it.
 
     Raises DataError if it is binary, damaged or in no encoding we can tell.
     """
@@ -232,11 +243,11 @@ def _survey_file(path: Path, kind: Form, *, name: str, reading: Reading, counts:
     finding: Finding | None
     if kind.content == PARQUET:
         _exhaust(chunks(path, digest))
-        texts = parquet.records(path, reading=reading, counts=counts)
+        texts = parquet.records(path, reading=reading, counts=listing.counts)
         finding = Finding(encoding="utf-8", num_bytes=sum(len(text.encode()) for text in texts))
     else:
         raw = unpacked(path, kind.packing, digest=digest)
-        finding = survey_stream(kind.content, raw, where=str(path), reading=reading, counts=counts)
+        finding = survey_stream(kind.content, raw, where=str(path), reading=reading, counts=listing.counts)
     if finding is None:
         return None
     return TextFile(
@@ -245,7 +256,7 @@ def _survey_file(path: Path, kind: Form, *, name: str, reading: Reading, counts:
         sha256=digest.hexdigest(),
         num_bytes=finding.num_bytes,
         encoding=finding.encoding,
-        licence=finding.licence,
+        licence=_licence([finding], recorded=listing.licence(path, digest.hexdigest())),
         form=kind,
         reading=reading,
     )
@@ -267,7 +278,13 @@ def _survey_archive(path: Path, kind: Form, *, name: str, reading: Reading, list
         if not content:
             continue
         where = f"{path}!{entry.name}"
-        finding = survey_stream(content, entry.chunks, where=where, reading=reading, counts=listing.counts)
+        try:
+            finding = survey_stream(content, entry.chunks, where=where, reading=reading, counts=listing.counts)
+        except BadFileError:
+            if not reading.skip_bad:
+                raise
+            listing.skip(f"{name}!{entry.name}", BROKEN)
+            continue
         if finding is None:
             listing.skip(f"{name}!{entry.name}", "files_xml_not_tei")
         else:
@@ -280,11 +297,17 @@ def _survey_archive(path: Path, kind: Form, *, name: str, reading: Reading, list
             sha256=digest.hexdigest(),
             num_bytes=sum(finding.num_bytes for finding in findings),
             encoding=", ".join(sorted({finding.encoding for finding in findings})),
-            licence=", ".join(sorted({finding.licence for finding in findings})),
+            licence=_licence(findings, recorded=listing.licence(path, digest.hexdigest())),
             form=Form(content, archive=kind.archive),
             encodings=tuple((member.place, member.finding.encoding) for member in group),
             reading=reading,
         )
+
+
+def _licence(findings: Iterable[Finding], *, recorded: str) -> str:
+    """All that the texts say; for one that says nothing, what its download's record does."""
+    said = {finding.licence for finding in findings}
+    return ", ".join(sorted({recorded if each == UNKNOWN else each for each in said}))
 
 
 def _content_of(entry: Entry, listing: Listing, *, label: str) -> str:

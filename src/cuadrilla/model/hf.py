@@ -25,12 +25,11 @@ from torch import Tensor
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError
 from cuadrilla.model.gpt2 import GPT2, LAYER_NORM_EPSILON, GPT2Config
+from cuadrilla.model.weights import WEIGHTS, read_tensors, weights_of
 from cuadrilla.rundir import fsync_folder, storage_errors, write_atomic
 
-WEIGHTS = "model.safetensors"
 FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 PREFIX = "transformer."
-MAX_HEADER_BYTES = 2**23  # a hundred times that of the largest GPT-2
 HEAD = "lm_head.weight"
 EMBEDDING = "transformer.wte.weight"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -40,14 +39,13 @@ _BUFFER = re.compile(r"\.attn\.(masked_)?bias$")  # causal masks that old versio
 _ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
 _LARGEST = {"vocab_size": 10**7, "n_positions": 10**6, "n_layer": 1000, "n_head": 1000, "n_embd": 10**5}
-_PICKLE_HINT = "convert it where you trust it: load it with transformers and call save_pretrained()"
 
 
 def load_hf(folder: Path, *, weights: Path | None = None) -> GPT2:
     """The model of a folder, on the CPU in fp32; `weights` may lie elsewhere. Raises CheckpointError."""
     config = config_from_hf(_read_json(folder / "config.json"), name=str(folder / "config.json"))
-    path = weights or folder / WEIGHTS
-    state = state_from_hf(_read_tensors(path), name=str(path))
+    path = weights or weights_of(folder)
+    state = state_from_hf(read_tensors(path), name=str(path))
     with torch.device("meta"):
         model = GPT2(config)
     _check(state, expected=model.state_dict(), name=str(path))
@@ -192,47 +190,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    if not path.exists():
-        _explain_absence(path)
-    try:
-        _check_header(path)
-        with safetensors.safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is not a dict
-    except safetensors.SafetensorError as error:
-        with open(path, "rb") as file:
-            start = file.read(2)
-        pickled = start == b"PK" or (start[:1] == b"\x80" and start[1:] in (b"\2", b"\3", b"\4", b"\5"))
-        raise CheckpointError(
-            f"{path} is {'a pickle' if pickled else 'not a whole safetensors file'} ({error})",
-            hint=_PICKLE_HINT if pickled else "copy the original again",
-        ) from error
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read {path}: {error.strerror or error}", hint="copy the original again"
-        ) from error
-
-
-def _check_header(path: Path) -> None:
-    """Raises SafetensorError before the library parses a header (JSON) so large that parsing takes all memory."""
-    with open(path, "rb") as file:
-        num_bytes = int.from_bytes(file.read(8), "little")
-    if num_bytes > MAX_HEADER_BYTES:
-        raise safetensors.SafetensorError(f"its header would have {num_bytes:,} bytes")
-
-
-def _explain_absence(path: Path) -> None:
-    """Raise a CheckpointError about the other forms in which a model may lie in this folder."""
-    if path.with_name("model.safetensors.index.json").exists():
-        raise CheckpointError(
-            f"{path.parent} holds a model in several files",
-            hint="join them: load it with transformers and call save_pretrained(folder, max_shard_size='100GB')",
-        )
-    if path.with_name("pytorch_model.bin").exists():
-        raise CheckpointError(f"{path.parent} holds only pytorch_model.bin, a pickle", hint=_PICKLE_HINT)
-    raise CheckpointError(f"{path} does not exist", hint="name a folder with config.json and model.safetensors")
-
-
 def _check(state: Mapping[str, Tensor], *, expected: Mapping[str, Tensor], name: str) -> None:
     """Raise a CheckpointError that lists what differs."""
     hint = "config.json and the weights must belong together, and to a GPT-2"
@@ -261,7 +218,10 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
         try:
-            safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
+            try:
+                safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
+            except safetensors.SafetensorError as error:  # how the library reports a full or failing disk
+                raise OSError(None, str(error)) from error
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)

@@ -1,7 +1,8 @@
 """Models that others have trained, as they are published: a GPT-2's weights, sizes and tokenizer, checked.
 
-Weights are safetensors; a pickle only if its owner says that its maker is trusted, and then in a process of its own
-(`unpickle.py`). Sizes are those of the config.json beside them, the tokenizer is tokenizer.json or its older parts.
+Weights are safetensors, whole or in parts (`weights.py`); a pickle only if its owner trusts its maker, and then
+in a process of its own (`unpickle.py`). Sizes are those of the config.json beside them, the tokenizer is
+tokenizer.json or its older parts.
 """
 
 import hashlib
@@ -15,12 +16,15 @@ from typing import Any
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.hf import WEIGHTS, load_hf, save_hf
+from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.model.unpickle import read_pickled
+from cuadrilla.model.weights import INDEX, PICKLE_HINT, WEIGHTS, files_of, weights_of
 from cuadrilla.rundir import storage_errors, typed, write_atomic
 
 CARD_CHARACTERS = 100_000
+SUFFIX = ".safetensors"
 PICKLES = (".bin", ".pt", ".pth")
+PICKLED = "pytorch_model.bin"
 TOKENIZER = "tokenizer.json"
 ORIGIN = "origin.json"
 VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
@@ -39,14 +43,23 @@ class Pretrained:
 
 
 def find_weights(source: Path) -> Path:
-    """The file of weights that a path names: itself, or the one in a folder. Raises CheckpointError."""
+    """The file of weights that a path names: itself, or that of a folder, or the index of its parts.
+
+    Raises CheckpointError.
+    """
     if source.is_file():
+        if source.suffix == SUFFIX and source.name != WEIGHTS and source.with_name(INDEX).exists():
+            raise CheckpointError(
+                f"{source} is one of several files", hint=f"name their folder, {typed(source.parent)}"
+            )
         return source
     if not source.is_dir():
         raise CheckpointError(f"{source} does not exist", hint="name a folder with config.json, or a file of weights")
-    if (source / WEIGHTS).exists():
-        return source / WEIGHTS
+    if weights_of(source).exists():
+        return weights_of(source)
     pickled = sorted(path for path in source.iterdir() if path.suffix in PICKLES and path.name != "training_args.bin")
+    if (source / f"{PICKLED}.index.json").exists() and source / PICKLED not in pickled:
+        raise CheckpointError(f"{source} holds pickles that belong together", hint=PICKLE_HINT)
     if len(pickled) > 1:
         names = ", ".join(path.name for path in pickled[:4])
         raise CheckpointError(f"{source} holds several files of weights: {names}", hint="name one of them")
@@ -84,12 +97,14 @@ def save_pretrained(found: Pretrained, folder: Path) -> None:
     """Keep it in our form of Hugging Face's layout, with where it came from. Raises ResourceError."""
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with open(found.weights, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        for path in files_of(found.weights):  # of parts, the SHA-256 of one behind the other
+            with open(path, "rb") as file:
+                hashlib.file_digest(file, lambda: digest)
     write_atomic(folder / TOKENIZER, found.tokenizer)
     save_hf(found.model, folder, tokenizer_path=folder / TOKENIZER)
     name = f"{found.weights.resolve().parent.name}/{found.weights.name}"
-    origin = {"name": name, "sha256": sha256, "licence": _licence(found.weights.with_name("README.md"))}
+    origin = {"name": name, "sha256": digest.hexdigest(), "licence": _licence(found.weights.with_name("README.md"))}
     write_atomic(folder / ORIGIN, json.dumps(origin, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from cuadrilla.rundir import RunDir, last_rows, no_number, read_jsonl
 
 MAX_POINTS = 2000
 """Of a curve: a page has no more columns of pixels. Longer ones are averaged; evaluated steps keep their place."""
@@ -66,7 +66,7 @@ def read_report(run: RunDir) -> Report:
         raise ConfigError(f"{run.path} has no training to report", hint="cuadrilla train it first")
     happened = list(read_jsonl(run.events))
     config = _read_object(run.config)
-    values = _flat(config.get("values", {}))
+    values = _flat(_part(config, "values"))
     status = _read_object(run.status)
     return Report(
         name=run.path.resolve().name,
@@ -74,12 +74,12 @@ def read_report(run: RunDir) -> Report:
         made=time.time(),
         version=rows[-1]["version"],
         tokens=int(rows[-1].get("tokens", 0)),
-        rows=thinned([_plottable(row) for row in rows], most=MAX_POINTS),
+        rows=thinned([_without_texts(row) for row in rows], most=MAX_POINTS),
         events=_timeline(happened),
         machines=machines(happened, rows),
         samples=[{"version": row["version"], "text": row["sample"]} for row in rows if "sample" in row][-MAX_SAMPLES:],
         values=values,
-        changed=sorted(key for key, origin in config.get("origins", {}).items() if origin != "default"),
+        changed=sorted(key for key, origin in _part(config, "origins").items() if origin != "default"),
         environment=_read_object(run.env),
         data=_data(run, values),
     )
@@ -112,9 +112,8 @@ def mean_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: sum(row.get("shares", {}).get(name, 0.0) for row in rows) / len(rows) for name in sorted(names)}
 
 
-def _plottable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Without texts and without NaN, for which JSON has no name."""
-    return {key: None if value != value else value for key, value in row.items() if not isinstance(value, str)}
+def _without_texts(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if not isinstance(value, str)}
 
 
 def machines(happened: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Machine]:
@@ -162,8 +161,9 @@ def _data(run: RunDir, values: Mapping[str, Any]) -> dict[str, Any]:
     if not folder:
         return {}
     manifest = _read_object(run.path / str(folder) / "manifest.json")
-    sources = manifest.get("sources", [])
-    splits = manifest.get("splits", {})
+    listed = manifest.get("sources")
+    sources = [source for source in listed if isinstance(source, dict)] if isinstance(listed, list) else []
+    splits = _part(manifest, "splits")
     return {
         "folder": folder,
         "sources": [{key: source.get(key) for key in ("name", "licence", "num_bytes")} for source in sources][
@@ -172,6 +172,7 @@ def _data(run: RunDir, values: Mapping[str, Any]) -> dict[str, Any]:
         "splits": {
             name: {key: split.get(key) for key in ("num_documents", "num_bytes", "num_tokens")}
             for name, split in splits.items()
+            if isinstance(split, dict)
         },
     }
 
@@ -179,9 +180,13 @@ def _data(run: RunDir, values: Mapping[str, Any]) -> dict[str, Any]:
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON object; {} where there is none that can be read: a report shows what is left of a run."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return _part({"": json.loads(path.read_text(encoding="utf-8"), parse_constant=no_number)}, "")
+    except (OSError, ValueError, RecursionError):
         return {}
+
+
+def _part(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = values.get(key)
     return value if isinstance(value, dict) else {}
 
 

@@ -1,5 +1,6 @@
 """Which arithmetic a device computes in, and why. Weights and optimizer state stay in fp32 everywhere."""
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from cuadrilla.host.facts import read_facts
 BF16_CUDA_CAPABILITY = (8, 0)
 FP16_CUDA_CAPABILITY = (6, 0)
 INITIAL_FP16_SCALE = 2.0**16
+_DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:(0|[1-9][0-9]?))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ def choose_device(requested: str) -> torch.device:
     }
     if requested == "auto":
         return torch.device(next(kind for kind, there in available.items() if there))
+    if not _DEVICE.fullmatch(requested):
+        raise DeviceError(f"{requested!r} is not a device", hint="use auto, cpu, cuda, cuda:1, mps or xpu")
     device = torch.device(requested)
     if not available[device.type]:
         raise DeviceError(

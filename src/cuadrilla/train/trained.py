@@ -12,10 +12,11 @@ from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.model.hf import WEIGHTS, load_hf, state_from_hf
+from cuadrilla.model.hf import load_hf, state_from_hf
 from cuadrilla.model.language import shape_of
 from cuadrilla.model.pretrained import read_pretrained
 from cuadrilla.model.task import Task
+from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.checkpoint import check_shapes, find_newest, load_newest, version_of

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from cuadrilla.errors import DataError
+
 DEFAULT_FIELD = "text"
 
 
@@ -13,6 +15,10 @@ class Reading:
     """The name of the field or column that holds the text."""
     skip_bad: bool = False
     """Count a bad record and go on, instead of raising."""
+
+
+class BadFileError(DataError):
+    """A file that cannot be read as what its name says, and is left out like a bad record if these are skipped."""
 
 
 class BadRecord(Exception):

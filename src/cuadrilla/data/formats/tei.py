@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from html.entities import html5
 from xml.parsers import expat
 
-from cuadrilla.errors import DataError
+from cuadrilla.data.formats.record import BadFileError
 
 MAX_DEPTH = 1_000
 MAX_NAMES = 10_000
@@ -51,7 +51,7 @@ class Header:
 
 
 def survey(chunks: Iterable[bytes], *, where: str) -> Header:
-    """Read the file to its end. Raises DataError for what is not well-formed or is refused."""
+    """Read the file to its end. Raises BadFileError for what is not well-formed or is refused."""
     reader = _Reader(where)
     num_bytes = sum(len(text.encode()) for _, text in reader.pieces(chunks))
     return replace(reader.header, num_bytes=num_bytes)
@@ -123,10 +123,10 @@ class _Reader:
         if len(self._names) > MAX_NAMES:
             raise self._refusal(f"more than {MAX_NAMES:,} different names of elements and attributes")
 
-    def _refusal(self, why: str) -> DataError:
-        return DataError(
+    def _refusal(self, why: str) -> BadFileError:
+        return BadFileError(
             f"{self._where}:{self._parser.CurrentLineNumber}: {why}",
-            hint="repair the file, leave it out, or give its plain text as .txt",
+            hint="repair it or give its plain text as .txt; --skip-bad leaves such files out, counts and names them",
         )
 
     def _declaration(self, _version: str, encoding: str | None, _standalone: int) -> None:

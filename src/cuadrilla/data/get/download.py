@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cuadrilla.data.get.origin import Origin, PassingError, Stream, TooLargeError, name_in, safe_name
 from cuadrilla.data.get.part import Part
-from cuadrilla.data.get.record import Record, Records, hash_file
+from cuadrilla.data.get.record import Record, Records, hash_file, one_line
 from cuadrilla.data.get.unpack import unpack
 from cuadrilla.errors import DataError, LinkError, ResourceError
 from cuadrilla.rundir import FolderLock, fsync_folder, storage_errors
@@ -235,7 +235,7 @@ def _settle(wanted: Wanted, part: Part, records: Records, *, folder: Path, name:
     record = Record(
         url=wanted.url,
         name=name,
-        licence=wanted.licence,
+        licence=one_line(wanted.licence),
         num_bytes=part.num_bytes,
         sha256=part.sha256,
         vouched_by=wanted.vouched_by if wanted.sha256 else "first use",

@@ -1,7 +1,8 @@
 """`SOURCE.json` beside the data: for each file where it came from, under which licence, its bytes, hash and date.
 
 The hash of a file whose content nobody vouched for is trusted on first use: it is recorded as such, and a later fetch
-from the same address must give the same bytes.
+from the same address must give the same bytes. `data prepare` takes licences from here, by the hash of a file: one that
+was changed since is not what the licence was given for.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ from cuadrilla.data.get.origin import RECORD
 from cuadrilla.errors import DataError
 from cuadrilla.rundir import SCHEMA, remove_leftovers, write_json
 
+UNKNOWN = "unknown"
+MAX_LICENCE = 200
 _READ_BYTES = 2**20
 
 
@@ -41,19 +44,8 @@ class Records:
         """Raises DataError if there is a record that cannot be read: it must not be overwritten."""
         self._folder = folder
         self._path = folder / RECORD
-        self._records: dict[str, Record] = {}
         remove_leftovers(self._path)
-        hint = f"move {self._path} away to fetch everything again, or choose another folder with --to"
-        try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
-            if content["schema"] != SCHEMA:
-                raise DataError(f"{self._path} is of another version of cuadrilla", hint=hint)
-            found = [Record(**row) for row in content["files"]]
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{self._path} cannot be read: {error}", hint=hint) from error
-        self._records = {record.url: record for record in found}
+        self._records = {record.url: record for record in _read(self._path)}
 
     def of(self, url: str) -> Record | None:
         return self._records.get(url)
@@ -91,6 +83,41 @@ class Records:
                 f"{self._folder / name} is already there, and was not fetched by cuadrilla",
                 hint="move it away, or choose another folder with --to",
             )
+
+
+def licences(folder: Path) -> dict[str, str]:
+    """What the record of a folder says about its files, by their SHA-256; nothing if there is none of ours."""
+    try:
+        records = _read(folder / RECORD)
+    except DataError:
+        return {}
+    return {
+        sha256: one_line(record.licence) for record in records for sha256 in (record.sha256, *record.unpacked.values())
+    }
+
+
+def one_line(text: str) -> str:
+    """A licence as it may be shown and written: hubs and users say what they like."""
+    return " ".join(text.encode(errors="replace").decode().split())[:MAX_LICENCE] or UNKNOWN
+
+
+def _read(path: Path) -> list[Record]:
+    """Nothing if there is no file. Raises DataError for one that is not a record of ours."""
+    hint = f"move {path} away to fetch everything again, or choose another folder with --to"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["schema"] != SCHEMA:
+            raise DataError(f"{path} is of another version of cuadrilla", hint=hint)
+        found = [Record(**row) for row in content["files"]]
+        texts = [text for each in found for text in (each.url, each.name, each.licence, each.sha256, *each.unpacked)]
+        texts += [sha256 for each in found for sha256 in each.unpacked.values()]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("something that should be text is not")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
+    return found
 
 
 def hash_file(path: Path) -> str:

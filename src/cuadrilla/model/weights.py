@@ -1,0 +1,110 @@
+"""Files of weights as Hugging Face's layout has them: one of safetensors, or several parts with an index.
+
+    model.safetensors        model-00001-of-00002.safetensors ...  model.safetensors.index.json
+
+The index says for each tensor in which part it is. It is believed in nothing: a part is a file of its folder and has a
+plain name, and parts hold exactly the tensors that the index says. Nothing is ever unpickled; headers and the index are
+measured before they are parsed.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from torch import Tensor
+
+from cuadrilla.errors import CheckpointError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 2**23  # a hundred times that of the largest GPT-2
+PICKLE_HINT = "convert it where you trust it: load it with transformers and call save_pretrained()"
+
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.safetensors")
+_AGAIN = "copy the original again"
+
+
+def weights_of(folder: Path) -> Path:
+    """The file to read a folder's weights from: `WEIGHTS` (there or not), or the `INDEX` of its parts."""
+    is_whole = (folder / WEIGHTS).exists() or not (folder / INDEX).exists()
+    return folder / (WEIGHTS if is_whole else INDEX)
+
+
+def files_of(path: Path) -> list[Path]:
+    """What holds the tensors: the file itself, or the parts of an index by name. Raises CheckpointError."""
+    return [path] if path.name != INDEX else [path.with_name(name) for name in sorted(_read_index(path))]
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, or of the parts of an index, as they are stored. Raises CheckpointError."""
+    if path.name != INDEX:
+        return _read_file(path)
+    tensors: dict[str, Tensor] = {}
+    for name, expected in _read_index(path).items():
+        found = _read_file(path.with_name(name))
+        if odd := sorted(found.keys() ^ expected):
+            what = f"lacks {odd[0]}" if odd[0] in expected else f"has {odd[0]}"
+            raise CheckpointError(f"{path.with_name(name)} {what}, {path.name} says otherwise", hint=_AGAIN)
+        tensors |= found
+    return tensors
+
+
+def _read_index(path: Path) -> dict[str, set[str]]:
+    """The tensors of each part. Raises CheckpointError; also if a part is not there."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MAX_HEADER_BYTES + 1)
+        if len(raw) > MAX_HEADER_BYTES:
+            raise ValueError(f"it has more than {MAX_HEADER_BYTES:,} bytes")
+        content: Any = json.loads(raw)
+        found = content["weight_map"]
+        if not isinstance(found, dict) or not found:
+            raise ValueError("it names no tensors")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}", hint=_AGAIN) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not an index of safetensors: {error}", hint=_AGAIN) from error
+    parts: dict[str, set[str]] = {}
+    for tensor, name in found.items():
+        if not isinstance(name, str) or not _PART.fullmatch(name):
+            raise CheckpointError(f"{path} names a part {name!r:.100}, which is no file of its folder", hint=_AGAIN)
+        parts.setdefault(name, set()).add(tensor)
+    missing = [name for name in sorted(parts) if not path.with_name(name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{path.parent} lacks {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}: "
+            f"{len(missing)} of the {len(parts)} files that hold its weights",
+            hint="fetch what is missing from where the model came from",
+        )
+    return parts
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    if not path.exists():
+        if path.with_name("pytorch_model.bin").exists():
+            raise CheckpointError(f"{path.parent} holds only pytorch_model.bin, a pickle", hint=PICKLE_HINT)
+        raise CheckpointError(f"{path} does not exist", hint="name a folder with config.json and model.safetensors")
+    try:
+        _check_header(path)
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is not a dict
+    except safetensors.SafetensorError as error:
+        with open(path, "rb") as file:
+            start = file.read(2)
+        pickled = start == b"PK" or (start[:1] == b"\x80" and start[1:] in (b"\2", b"\3", b"\4", b"\5"))
+        raise CheckpointError(
+            f"{path} is {'a pickle' if pickled else 'not a whole safetensors file'} ({error})",
+            hint=PICKLE_HINT if pickled else _AGAIN,
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}", hint=_AGAIN) from error
+
+
+def _check_header(path: Path) -> None:
+    """Raises SafetensorError before the library parses a header (JSON) so large that parsing takes all memory."""
+    with open(path, "rb") as file:
+        num_bytes = int.from_bytes(file.read(8), "little")
+    if num_bytes > MAX_HEADER_BYTES:
+        raise safetensors.SafetensorError(f"its header would have {num_bytes:,} bytes")
