@@ -7,8 +7,9 @@ Ours: read, detect encodings, clean, filter, drop equal and near-duplicate docum
 manifest. The peer, run by a Python that has `datasets` and `tokenizers`: read, encode with `map(batched=True,
 num_proc=N)`, write the ids as uint16 to one file; it cleans and drops nothing. Both are commands timed from their start
 to their end, taking turns; the tokenizer is trained before. The peak of memory is that of all processes of a command,
-shared pages counted once (PSS; RSS where the system has no PSS), sampled every 50 ms. `--memory`: that peak for one
-file of this size, in paragraphs or in one line, made of runs of words of the given text (so little of it repeats).
+shared pages counted once (PSS; RSS where the system has no PSS), sampled every 50 ms in a round of its own: looking
+costs time. `--memory`: that peak for one file of this size, in paragraphs or in one line, made of runs of words of the
+given text (so little of it repeats).
 """
 
 import argparse
@@ -17,10 +18,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -34,41 +34,28 @@ from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.sources import open_sources
 
 SAMPLE_SECONDS = 0.05
+PEER_NAME = "datasets.map"
 PEER = Path(__file__).with_name("prepare_peer.py")
 
 
-@dataclass
-class Run:
-    seconds: float
-    peak_mib: float
-
-
-def measured(command: Sequence[str]) -> Run:
-    """Run a command; its time, and the peak of the memory of all its processes."""
-    peak = 0
-    over = threading.Event()
+def seconds_of(command: Sequence[str]) -> float:
     began = time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - began
+
+
+def peak_mib(command: Sequence[str]) -> float:
+    """The most memory that all processes of a command have at one time."""
+    peak = 0
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     root = psutil.Process(child.pid)
-
-    def watch() -> None:
-        nonlocal peak
-        while not over.wait(SAMPLE_SECONDS):
-            try:
-                tree = [root, *root.children(recursive=True)]
-            except psutil.Error:
-                return
-            peak = max(peak, sum(map(memory_of, tree)))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    code = child.wait()
-    seconds = time.perf_counter() - began
-    over.set()
-    watcher.join()
-    if code:
-        raise SystemExit(f"{' '.join(command)} failed with {code}")
-    return Run(seconds, peak / 2**20)
+    while child.poll() is None:
+        with suppress(psutil.Error):
+            peak = max(peak, sum(map(memory_of, [root, *root.children(recursive=True)])))
+        time.sleep(SAMPLE_SECONDS)
+    if child.returncode:
+        raise SystemExit(f"{' '.join(command)} failed with {child.returncode}")
+    return peak / 2**20
 
 
 def memory_of(process: psutil.Process) -> int:
@@ -80,9 +67,10 @@ def memory_of(process: psutil.Process) -> int:
         return 0
 
 
-def ours(sources: Sequence[str], out: Path, *options: str) -> Run:
+def ours(sources: Sequence[str], out: Path, *options: str) -> list[str]:
+    """The command; `out` is emptied."""
     shutil.rmtree(out, ignore_errors=True)
-    return measured([sys.executable, "-m", "cuadrilla", "data", "prepare", *sources, "--out", str(out), *options])
+    return [sys.executable, "-m", "cuadrilla", "data", "prepare", *sources, "--out", str(out), *options]
 
 
 def as_utf8(sources: Sequence[str], folder: Path) -> int:
@@ -103,9 +91,16 @@ def memory(arguments: argparse.Namespace, here: Path) -> None:
     write_text(
         arguments.sources, file, num_bytes=arguments.memory * 10**6, separator=" " if arguments.one_line else "\n\n"
     )
-    run = ours([str(file)], here / "out", "--processes", str(arguments.processes))
-    tokens = read_manifest(here / "out").splits["train"].num_tokens
-    report("prepare: memory", megabytes=arguments.memory, one_line=arguments.one_line, train_tokens=tokens, **vars(run))
+    began = time.perf_counter()
+    peak = peak_mib(ours([str(file)], here / "out", "--processes", str(arguments.processes)))
+    report(
+        "prepare: memory",
+        megabytes=arguments.memory,
+        one_line=arguments.one_line,
+        train_tokens=read_manifest(here / "out").splits["train"].num_tokens,
+        seconds=time.perf_counter() - began,
+        peak_mib=peak,
+    )
 
 
 def write_text(sources: Sequence[str], path: Path, *, num_bytes: int, separator: str) -> None:
@@ -146,28 +141,28 @@ def main() -> None:
         num_bytes = as_utf8(arguments.sources, text)
         prepare([str(text)], out=here / "first", options=Options())
         tokenizer = str(here / "first" / TOKENIZER)
-        runs: dict[str, list[Run]] = {}
-        for _ in range(arguments.rounds):
+
+        def contenders() -> Iterator[tuple[str, list[str]]]:
             for encoder in arguments.encoder:
                 options = ("--tokenizer", tokenizer, "--processes", count, "--encoder", encoder)
-                runs.setdefault(encoder, []).append(ours([str(text)], here / "out", *options))
+                yield encoder, ours([str(text)], here / "out", *options)
             if arguments.peer_python:
-                command = [arguments.peer_python, str(PEER), str(text), tokenizer, str(here / "peer"), count]
-                runs.setdefault("datasets.map", []).append(measured(command))
-                shutil.rmtree(here / "peer")
+                shutil.rmtree(here / "peer", ignore_errors=True)
+                yield PEER_NAME, [arguments.peer_python, str(PEER), str(text), tokenizer, str(here / "peer"), count]
+
+        seconds: dict[str, list[float]] = {}
+        for _ in range(arguments.rounds):
+            for name, command in contenders():
+                seconds.setdefault(name, []).append(seconds_of(command))
         result = {
             name: {
-                "megabytes_per_second": summary([num_bytes / 1e6 / run.seconds for run in some]),
-                "peak_mib": max(run.peak_mib for run in some),
+                "megabytes_per_second": summary([num_bytes / 1e6 / each for each in seconds[name]]),
+                "peak_mib": peak_mib(command),
             }
-            for name, some in runs.items()
+            for name, command in contenders()
         }
-        peer = [run.seconds for run in runs.get("datasets.map", [])]
-        faster = {
-            name: ratios(peer, [run.seconds for run in some])
-            for name, some in runs.items()
-            if peer and name != "datasets.map"
-        }
+        peer = seconds.pop(PEER_NAME, [])
+        faster = {name: ratios(peer, some) for name, some in seconds.items() if peer}
         report("prepare", megabytes=num_bytes / 1e6, processes=arguments.processes, runs=result, times_peer=faster)
 
 

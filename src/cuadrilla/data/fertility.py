@@ -11,7 +11,7 @@ import numpy as np
 from cuadrilla.data.shards import TOKENIZER, Manifest, TokenStream
 from cuadrilla.data.tokenizer import Tokenizer
 
-SAMPLE_TOKENS = 2**18
+SAMPLE_TOKENS = 2**16
 _WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -29,8 +29,10 @@ class Fit:
     num_words: int
 
 
-def fit(tokenizer: Tokenizer, text: str, *, name: str) -> Fit:
-    """Measure `tokenizer` on `text`."""
+def fit(tokenizer: Tokenizer, text: str, *, name: str, num_tokens: int | None = None) -> Fit:
+    """Measure `tokenizer` on `text`; `num_tokens`: how many it makes of it, if that is known."""
+    if num_tokens is None:
+        num_tokens = len(tokenizer.encode(text))
     counts = Counter(_WORD.findall(text))
     times = np.fromiter(counts.values(), dtype=np.int64, count=len(counts))
     tokens = np.array([len(ids) for ids in tokenizer.encode_batch([f" {word}" for word in counts])], dtype=np.int64)
@@ -38,7 +40,7 @@ def fit(tokenizer: Tokenizer, text: str, *, name: str) -> Fit:
     return Fit(
         name=name,
         vocab_size=tokenizer.vocab_size,
-        bytes_per_token=round(len(text.encode()) / max(1, len(tokenizer.encode(text))), 3),
+        bytes_per_token=round(len(text.encode()) / max(1, num_tokens), 3),
         tokens_per_word=round(float((times * tokens).sum()) / max(1, num_words), 3),
         words_split=round(float(times[tokens > 1].sum()) / max(1, num_words), 4),
         num_words=num_words,
@@ -50,8 +52,9 @@ def fits(folder: Path, manifest: Manifest, others: Sequence[Path]) -> list[Fit]:
     own = Tokenizer.load(folder / TOKENIZER, sha256=manifest.tokenizer_sha256)
     stream = TokenStream.open(folder, "val")
     ids = stream.read(0, min(len(stream), SAMPLE_TOKENS))
-    text = own.decode(ids[ids != manifest.end_of_text].tolist())
+    ids = ids[ids != manifest.end_of_text]
+    text = own.decode(ids.tolist())
     return [
-        fit(own, text, name="this folder's"),
+        fit(own, text, name="this folder's", num_tokens=len(ids)),
         *(fit(Tokenizer.load(path), text, name=str(path)) for path in others),
     ]

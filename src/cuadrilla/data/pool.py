@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from cuadrilla import errors
-from cuadrilla.data.work import Job, receive, request, run_job, send
+from cuadrilla.data.work import Job, LoadJob, receive, request, run_job, send
 from cuadrilla.errors import ConfigError, CuadrillaError, ResourceError
 
 MAX_PROCESSES = 256
@@ -86,6 +86,12 @@ class Pool:
         while waiting:
             _finish(waiting.popleft())
             yield
+
+    def warm(self, job: LoadJob) -> None:
+        """Have each process that runs do `job` while the caller goes on; if it fails, so will the job it is for."""
+        if self._threads:
+            for _ in self._children:
+                self._threads.submit(self._run_one, job, b"")
 
     def _submit(self, job: Job, payload: bytes) -> Future[None]:
         if self._threads is None:

@@ -30,7 +30,7 @@ from typing import Any
 from cuadrilla.data import clean, overlap
 from cuadrilla.data.chunks import key_of
 from cuadrilla.data.corpus import Corpus, Rules, clean_corpus
-from cuadrilla.data.encode import choose_encoder
+from cuadrilla.data.encode import FAST, choose_encoder
 from cuadrilla.data.options import DEFAULT_VOCAB, RECIPE, Options, recorded
 from cuadrilla.data.pool import Pool, check_processes
 from cuadrilla.data.shards import (
@@ -49,6 +49,7 @@ from cuadrilla.data.shards import (
 from cuadrilla.data.sources import Found, Progress, open_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.data.tokens import write_tokens
+from cuadrilla.data.work import LoadJob
 from cuadrilla.errors import ConfigError, DataError, ResourceError
 from cuadrilla.rundir import FolderLock, storage_errors, write_atomic
 
@@ -151,6 +152,9 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
     corpus = _clean(task)
     tokenizer = task.tokenizer or _train(task, corpus)
     tokenizer.save(task.work / TOKENIZER)
+    if task.options.encoder in ("auto", FAST):
+        saved = str(task.work / TOKENIZER)
+        task.pool.warm(LoadJob(tokenizer=saved, tokenizer_sha256=tokenizer.sha256(), encoder=FAST))
     sample = [text[:ENCODER_SAMPLE_CHARACTERS] for text in corpus.sample(count=ENCODER_SAMPLE)]
     encoder, note = choose_encoder(tokenizer, wanted=task.options.encoder, sample=sample)
     written = write_tokens(

@@ -1,5 +1,5 @@
 """What one process does of a preparation: clean some text, or encode some documents. Both are pure functions of their
-job, and leave their result in a file.
+job, and leave their result in a file; loading an encoder ahead of its first job leaves none.
 
     python -m cuadrilla.data.work
 
@@ -9,6 +9,7 @@ end), and ends when its input does, so it never outlives who started it.
 
 import contextlib
 import json
+import os
 import signal
 import struct
 import sys
@@ -66,7 +67,16 @@ class EncodeJob:
     dtype: str
 
 
-Job = CleanJob | EncodeJob
+@dataclass(frozen=True, kw_only=True)
+class LoadJob:
+    """Load an encoder before there is text for it."""
+
+    tokenizer: str
+    tokenizer_sha256: str
+    encoder: str
+
+
+Job = CleanJob | EncodeJob | LoadJob
 
 
 def run_job(job: Job, payload: bytes) -> None:
@@ -75,6 +85,8 @@ def run_job(job: Job, payload: bytes) -> None:
             _clean(job, payload)
         case EncodeJob():
             _encode(job, payload)
+        case LoadJob():
+            _encoder(job)
 
 
 def texts_of(chunk: Chunk) -> Iterator[str]:
@@ -145,7 +157,7 @@ def _clean(job: CleanJob, payload: bytes) -> None:
 _encoders: dict[tuple[str, str], tuple[Tokenizer, Encoder]] = {}
 
 
-def _encoder(job: EncodeJob) -> tuple[Tokenizer, Encoder]:
+def _encoder(job: EncodeJob | LoadJob) -> tuple[Tokenizer, Encoder]:
     """Made once for each process: loading a tokenizer takes longer than a chunk."""
     key = (job.tokenizer_sha256, job.encoder)
     if key not in _encoders:
@@ -206,7 +218,7 @@ def request(job: Job) -> dict[str, Any]:
 
 def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us decides when we end
-    kinds: dict[str, type[Job]] = {"CleanJob": CleanJob, "EncodeJob": EncodeJob}
+    kinds: dict[str, type[Job]] = {"CleanJob": CleanJob, "EncodeJob": EncodeJob, "LoadJob": LoadJob}
     with contextlib.suppress(BrokenPipeError):
         while message := receive(sys.stdin.buffer):
             header, payload = message
@@ -216,6 +228,7 @@ def _main() -> None:
             except CuadrillaError as error:
                 answer = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
             send(sys.stdout.buffer, answer)
+    os._exit(0)  # every answer is sent, every file whole; the interpreter would take a third of a second to end
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ def _wide_encoding(head: bytes) -> str | None:
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding
-    zeros = np.frombuffer(head, dtype=np.uint8)[: len(head) // 2 * 2].reshape(-1, 2) == 0
-    even, odd = (zeros.mean(axis=0) if len(zeros) else np.zeros(2)).tolist()
+    num_pairs = len(head) // 2
+    even, odd = (head[start : 2 * num_pairs : 2].count(0) / max(1, num_pairs) for start in (0, 1))
     if odd > 0.7 and even < 0.01:
         return "utf-16-le"
     if even > 0.7 and odd < 0.01:
