@@ -129,7 +129,7 @@ class TrainSection(Section):
                 f"{self.unit_sequences}; use {options}"
             )
         if sum(value > 0 for value in (self.tokens, self.epochs, self.steps)) > 1:
-            raise ValueError("set only one of tokens, epochs and steps")
+            raise ValueError("set only one of tokens, epochs and steps; 0 takes one back, as in --set train.tokens=0")
         return self
 
 

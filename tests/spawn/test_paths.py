@@ -36,6 +36,16 @@ def test_text_data_and_run_in_a_folder_of_any_name(tmp_path: Path, name: str) ->
     assert {path.name for path in tmp_path.iterdir()} == {name}  # nothing was written beside it
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_behind_what_is_printed(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "config", "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 8
+    assert "cannot write what this command prints" in done.stderr
+
+
 def test_names_that_are_too_long_or_lead_in_circles(tmp_path: Path) -> None:
     long = "a" * 300
     (tmp_path / "circle").symlink_to("circle")

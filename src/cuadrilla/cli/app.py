@@ -16,7 +16,7 @@ import typer
 from cuadrilla import __version__
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.engines.supervise import end_with, leave_terminal
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, TaskError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError, TaskError
 from cuadrilla.link.ciphers import allow_only_new_tls
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
@@ -143,6 +143,10 @@ def _report_unforeseen(error: Exception) -> int:
     if in_task := _place_in_task(error):
         report_error(TaskError(f"{in_task}: {type(error).__name__}: {error}", hint="--debug shows the traceback"))
         return TaskError.exit_code
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        where = error.filename or "what this command prints"
+        report_error(ResourceError(f"cannot write {where}: {error.strerror}", hint="free some space"))
+        return ResourceError.exit_code
     say(f"error: unexpected {type(error).__name__}: {error}")
     say("\nhint: run the same command with `cuadrilla --debug ...` and report what it prints")
     return 1
