@@ -76,6 +76,11 @@ class RunDir:
         return self.path / "tb"
 
     @property
+    def tokenizer(self) -> Path:
+        """Of a language model, from its data folder: with it the run is complete for everything but training."""
+        return self.path / "tokenizer.json"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

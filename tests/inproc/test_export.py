@@ -1,6 +1,7 @@
 """Export of a run that was really trained, and what other programs make of it."""
 
 import json
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import ConfigError
 from cuadrilla.model.generate import Sampling, generate
 from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import read_run_config
 from cuadrilla.train.trained import find_stored
 
 PROMPT = "Había una vez"
@@ -50,6 +52,15 @@ def test_the_model_card_says_what_the_run_knows(language: RunDir, tmp_path: Path
         assert fact in card
     for fact in ("cuentos:80", "CC0-1.0 (generated)", "| steps | 3 |", "pipeline(", "Modelo de lenguaje"):
         assert fact in card
+
+
+def test_a_run_without_its_data_folder_is_exported_and_writes(language: RunDir, tmp_path: Path) -> None:
+    moved = RunDir(tmp_path / "moved")
+    shutil.copytree(language.path, moved.path)
+    assert not (moved.path / read_run_config(moved).data.folder).exists()
+    export_hf(moved.path, to=tmp_path / "hf")
+    assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == find_stored(language).tokenizer_path.read_bytes()
+    assert greedy(moved, tokens=15) == greedy(language, tokens=15)
 
 
 def test_gguf_holds_the_weights_of_the_newest_checkpoint(language: RunDir, tmp_path: Path) -> None:

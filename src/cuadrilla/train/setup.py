@@ -18,7 +18,7 @@ from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.task import Task, load_task
-from cuadrilla.rundir import RunDir, typed
+from cuadrilla.rundir import RunDir, typed, write_atomic
 from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.coordinator import Coordinator, Rules
 from cuadrilla.sync.exact import ExactMerge, trainable
@@ -111,6 +111,13 @@ def measure_length(section: TrainSection, *, num_sequences: int, sequence_tokens
     )
 
 
+def _keep_tokenizer(task: language.LanguageTask, run: RunDir) -> None:
+    """The data folder may go away; the model's tokenizer stays. Raises ResourceError."""
+    content = (task.folder / TOKENIZER).read_bytes()
+    if not run.tokenizer.exists() or run.tokenizer.read_bytes() != content:
+        write_atomic(run.tokenizer, content)
+
+
 def assemble(
     config: Config, run: RunDir, *, task: Task, sinks: Sequence[Sink], allow_changes: bool = False, stop_at: int = 0
 ) -> Parts:
@@ -134,6 +141,8 @@ def assemble(
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
     state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
+    if isinstance(task, language.LanguageTask):
+        _keep_tokenizer(task, run)
     coordinator = make_coordinator(config, state, length=length, program=program(task, model))
     observer = Observer(
         task=task,

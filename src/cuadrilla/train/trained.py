@@ -168,10 +168,11 @@ def find_stored(run: RunDir) -> Stored:
 
 
 def _tokenizer_of(run: RunDir, config: Config) -> tuple[Path, int]:
-    """Where it is, and how many tokens it has. An imported model brings it along; training refuses any other."""
-    own = run.path / config.model.init / TOKENIZER
-    if config.model.init and own.is_file():
-        return own, Tokenizer.load(own).vocab_size
+    """Where it is, and how many tokens it has. An imported model brings it along, and training keeps a copy."""
+    imported = run.path / config.model.init / TOKENIZER
+    for own in (imported, run.tokenizer) if config.model.init else (run.tokenizer,):
+        if own.is_file():
+            return own, Tokenizer.load(own).vocab_size
     data = run.path / config.data.folder
     manifest = read_manifest(data)
     Tokenizer.load(data / TOKENIZER, sha256=manifest.tokenizer_sha256)
