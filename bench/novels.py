@@ -13,6 +13,7 @@ rate, with a schedule of that length. All are measured by the same code in fp32,
 import argparse
 import math
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -161,7 +162,9 @@ def main() -> None:
         swept: dict[str, list[Result]] = {"ours": [], "theirs": []}
         for muon, adamw in zip(MUON_RATES, ADAMW_RATES, strict=True):  # in turn: the machine's load is shared
             swept["ours"].append(ours(books, size=size, tokens=tokens, rate=muon))
+            print("ours:", swept["ours"][-1], file=sys.stderr)
             swept["theirs"].append(theirs(books, size=size, tokens=tokens, rate=adamw))
+            print("theirs:", swept["theirs"][-1], file=sys.stderr)
         best = {name: min(results, key=lambda result: result.bits_per_byte) for name, results in swept.items()}
         speed = best["theirs"].tokens / best["theirs"].seconds
         in_our_time = theirs(
