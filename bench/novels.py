@@ -3,7 +3,7 @@
     python -m bench.novels FOLDER [--size mini] [--tokens 1000000] [--every 15]
 
 FOLDER holds one text file for each book; every fifteenth is held out whole, the tokenizer does not see it either. Both
-train the same shape on the same sequences in the same order, each with the best learning rate of its sweep (three
+train the same shape on the same sequences in the same order, each with the best learning rate of its sweep (four
 rates). Ours as a user gets it: Muon + AdamW, the precision it chooses, its schedule. Theirs: GPT2LMHeadModel, fp32, its
 loss, clipping at 1, `torch.optim.AdamW` (0.9, 0.95, weight decay 0.1), a warm-up of 2 % and a cosine to a tenth.
 `equal_tokens`: theirs with as many tokens. `equal_time`: theirs with as many as it can do in our seconds, at its best
@@ -39,8 +39,8 @@ from cuadrilla.train.measures import text_figure
 from cuadrilla.train.setup import assemble, make_task
 from cuadrilla.train.trials import read_texts
 
-MUON_RATES = (0.01, 0.02, 0.04)
-ADAMW_RATES = (1e-3, 2e-3, 4e-3)
+MUON_RATES = (0.005, 0.01, 0.02, 0.04)
+ADAMW_RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 BATCH = 8
 VOCABULARY = 8192
 
