@@ -81,6 +81,7 @@ class RayNode:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
+            self._process.kill()  # it may wait for a head that has gone, a minute or longer
         for process in psutil.wait_procs(family, timeout=STOP_SECONDS)[1]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
