@@ -1,7 +1,8 @@
 # One command each; everything sets itself up on a machine that has only Python >= 3.11 and make.
 #
 #   make demo    set up, then train a small model on a practice crew
-#   make test    every tier of tests that this machine can run
+#   make test    the tests that touch every promise, about ten minutes on two slow cores
+#   make test-all    every test that this machine can run, about half an hour there
 #   make check   format, lint, types, layers, budgets
 #   make bench   list the benchmarks; `make bench NAME=x ARGS="..."` runs bench/x.py
 #   make soak    the long tests
@@ -27,7 +28,7 @@ ARGS ?=
 CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
-.PHONY: help setup demo test check format-check lint types layers budgets bench soak clean
+.PHONY: help setup demo test test-rest test-all check format-check lint types layers budgets bench soak clean
 
 help:
 	@sed -n '/^#   make/s/^# //p' Makefile
@@ -73,8 +74,19 @@ $(STAMP): pyproject.toml constraints.txt tools/pick_torch.py
 demo: $(STAMP)
 	@$(BIN)/cuadrilla demo
 
+# Tests run side by side, one for each core; what they took is in build/, and shown at the end.
+PYTEST := $(BIN)/pytest -q -ra -n auto --maxprocesses=8 --no-loadscope-reorder
+DURATIONS := $(BIN)/python tools/durations.py
+
 test: $(STAMP)
-	$(BIN)/pytest -q -ra --durations=10 -m "not soak"
+	$(PYTEST) -m "not soak and not thorough" --durations-file=build/durations-test.json
+	@$(DURATIONS) build/durations-test.json --slowest 10
+
+test-rest: $(STAMP)
+	$(PYTEST) -m "thorough and not soak" --durations-file=build/durations-rest.json
+
+test-all: test test-rest
+	@$(DURATIONS) build/durations-test.json build/durations-rest.json
 
 soak: $(STAMP)
 	$(BIN)/pytest -q -ra --durations=10 -m "unit and not soak" --hypothesis-profile=explore --timeout=3600

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
+from tokenizers import decoders, models, pre_tokenizers
 
 from cuadrilla.config import Config
-from cuadrilla.data.shards import Manifest, ShardWriter, Split, dtype_for, write_manifest
+from cuadrilla.data.shards import TOKENIZER, Manifest, ShardWriter, Split, dtype_for, write_manifest
+from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.engines.local import run_local
 from cuadrilla.host.environment import read_environment
 from cuadrilla.rundir import RunDir
@@ -49,6 +52,8 @@ def report(name: str, **fields: Any) -> None:
 def random_data(folder: Path, *, vocab_size: int, num_tokens: int) -> None:
     """A data folder of random tokens: speed does not depend on what they mean."""
     folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer_of(vocab_size)
+    tokenizer.save(folder / TOKENIZER)
     random = np.random.default_rng(0)
     splits = {}
     for split, count in (("train", num_tokens), ("val", num_tokens // 4)):
@@ -56,9 +61,24 @@ def random_data(folder: Path, *, vocab_size: int, num_tokens: int) -> None:
         writer.append(random.integers(0, vocab_size, count))
         splits[split] = Split(num_tokens=count, num_bytes=count * 4, num_documents=1, shards=writer.close())
     manifest = Manifest(
-        tokenizer_sha256="0" * 64, vocab_size=vocab_size, dtype=dtype_for(vocab_size), end_of_text=0, splits=splits
+        tokenizer_sha256=tokenizer.sha256(),
+        vocab_size=vocab_size,
+        dtype=dtype_for(vocab_size),
+        end_of_text=tokenizer.end_of_text,
+        splits=splits,
     )
     write_manifest(folder, manifest)
+
+
+def _tokenizer_of(vocab_size: int) -> Tokenizer:
+    """The bytes, the end of a text, and tokens that no text has: so many in all."""
+    tokens = [END_OF_TEXT, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens += [f"<unused {number}>" for number in range(len(tokens), vocab_size)]
+    inner = tokenizers.Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([END_OF_TEXT])
+    return Tokenizer(inner.to_str().encode())
 
 
 class Turns:

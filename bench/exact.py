@@ -1,6 +1,6 @@
 """Exactness on a real GPT-2: one worker, two equal and three unequal workers, strict and not.
 
-    python -m bench.exact [--steps 20]
+    python -m bench.exact [--steps 20] [--settings "adamw fp32" ...]
 
 Trains `micro` on the built-in stories with each crew. `strict` holds one SHA-256 over weights and optimizer state per
 crew (all must be equal); the others hold ‖θ_crew − θ_one‖ / ‖θ_one‖ over all parameters.
@@ -102,13 +102,16 @@ def compare(data: Path, *, steps: int, optimizer: str, precision: str) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--stories", type=int, default=4000, help="to train on")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         data = Path(name) / "data"
-        prepare(["cuentos:4000"], out=data, options=Options(vocab=512))
+        prepare([f"cuentos:{arguments.stories}"], out=data, options=Options(vocab=512))
         results = {
             label: compare(data, steps=arguments.steps, optimizer=optimizer, precision=precision)
             for label, (optimizer, precision) in SETTINGS.items()
+            if label in arguments.settings
         }
     report("exact", steps=arguments.steps, crews=CREWS, results=results)
 

@@ -102,11 +102,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--stories", type=int, default=20_000, help="to train on")
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {name: [] for name in SETTINGS}
     with tempfile.TemporaryDirectory() as name:
         data = Path(name) / "data"
-        prepare(["cuentos:20000"], out=data, options=Options(vocab=512))
+        prepare([f"cuentos:{arguments.stories}"], out=data, options=Options(vocab=512))
         for _ in range(arguments.repeats):
             for setting, (workers, sync) in SETTINGS.items():
                 found[setting].append(measure(train(data, steps=arguments.steps, workers=workers, sync=sync)))

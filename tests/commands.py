@@ -1,7 +1,8 @@
-"""The `train` command in real processes: a small run of one's own, started, watched, stopped."""
+"""The `train` command: a small run of one's own, trained here, or started in a process, watched and stopped."""
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import psutil
 
-from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from tests.inside import cuadrilla
+from tests.runs import final_sha256
 
 TASK = """
 import numpy as np, torch
@@ -58,9 +61,11 @@ every_tokens = 1_000_000
 """
 
 COMMAND = [sys.executable, "-m", "cuadrilla"]
+ENDLESS = 100_000
+"""Steps of a run that ends when it is told to: how fast a machine is then decides nothing."""
 
 
-def make_run(folder: Path, *, steps: int) -> RunDir:
+def make_run(folder: Path, *, steps: int = ENDLESS) -> RunDir:
     folder.mkdir()
     (folder / "task.py").write_text(TASK)
     (folder / "run.toml").write_text(RUN.format(steps=steps))
@@ -68,9 +73,8 @@ def make_run(folder: Path, *, steps: int) -> RunDir:
 
 
 def train(run: RunDir, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Train to the end and return what was said."""
-    command = [*COMMAND, "train", str(run.run_file), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    """Train to the end and return what was said. Workers that are processes are real ones, the rest is in this one."""
+    return cuadrilla("train", str(run.run_file), *arguments)
 
 
 def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[str]":
@@ -88,6 +92,32 @@ def wait_for(
         assert time.monotonic() < deadline, "waited in vain"
         assert process is None or process.poll() is None, f"ended early: {process.communicate()[1]}"
         time.sleep(0.005)
+
+
+def stop(process: "subprocess.Popen[str]") -> str:
+    """Ask a training to save and stop, as `down` and Ctrl-C do; what it has said."""
+    process.terminate()
+    said = process.communicate(timeout=100)[1]
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    return said
+
+
+def is_what_one_worker_gives(run: RunDir, *sets: str, begun_in: RunDir | None = None) -> bool:
+    """Whether every step has its row, and the newest weights are those of one undisturbed worker at that step.
+
+    `begun_in`: where the first steps were made, whose rows are not looked at.
+    """
+    versions = [row["version"] for row in last_rows(run.metrics)]
+    assert versions == list(range(versions[0] if begun_in else 1, versions[-1] + 1))
+    with tempfile.TemporaryDirectory() as folder:
+        alone = RunDir(Path(folder))
+        for path in (begun_in or run).path.glob("*"):
+            if path.name in ("run.toml", "data") or path.suffix == ".py":
+                (alone.path / path.name).symlink_to(path)
+        done = cuadrilla("train", folder, *sets, "--stop-at", str(versions[-1]))
+        assert done.returncode == 0, done.stderr
+        return final_sha256(alone.path) == final_sha256(run.path)
 
 
 def coordinator(crew: "subprocess.Popen[str]") -> psutil.Process:

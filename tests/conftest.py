@@ -25,8 +25,14 @@ import pytest
 from hypothesis import settings
 
 from cuadrilla.link.ciphers import allow_only_new_tls
+from tests.schedule import uses_ray
 
+pytest_plugins = ["tests.durations"]
 allow_only_new_tls()
+
+# Tests run side by side and start processes: threads of one small product that wait for each other on busy cores cost
+# a hundred times what they save. What is about several threads sets their number itself. Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TIERS = ("unit", "inproc", "spawn", "rig", "docker", "browser", "hardware", "soak")
 SMALL_DISK_BYTES = 2 * 2**20
@@ -178,6 +184,17 @@ def hygiene() -> Iterator[None]:
         pytest.fail("left behind: " + "; ".join(found), pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A little prepared text. Read only."""
+    from cuadrilla.data.options import Options
+    from cuadrilla.data.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("stories") / "data"
+    prepare(["cuentos:300"], out=folder, options=Options(vocab=512), progress=lambda *_: None)
+    return folder
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """An empty file system of SMALL_DISK_BYTES, so that a full disk is a real one."""
@@ -194,10 +211,19 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], timeout=30, check=True)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.schedule import Groups
+
+    return Groups(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each test carries the mark of its folder."""
+    """Each test carries the mark of its folder. What goes through Ray is thorough, but for one of each kind."""
     here = Path(__file__).parent
     for item in items:
         folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
         if folder in TIERS and item.get_closest_marker(folder) is None:
             item.add_marker(folder)
+        if uses_ray(item.nodeid) and item.get_closest_marker("ray_smoke") is None:
+            item.add_marker("thorough")

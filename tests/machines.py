@@ -6,14 +6,17 @@ from pathlib import Path
 
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl
-from tests.commands import COMMAND, wait_for
+from tests.commands import COMMAND, ENDLESS, wait_for
+from tests.inside import cuadrilla
 
 LANGUAGE_RUN = """
 [data]
 folder = "data"
 [model]
-preset = "micro"
-context = 64
+layers = 2
+heads = 2
+width = 32
+context = 32
 [train]
 steps = {steps}
 batch_sequences = 8
@@ -31,7 +34,7 @@ every_seconds = 0
 """
 
 
-def language_run(folder: Path, data: Path, *, steps: int) -> RunDir:
+def language_run(folder: Path, data: Path, *, steps: int = ENDLESS) -> RunDir:
     """A strict run of a small GPT-2 on prepared text."""
     folder.mkdir()
     (folder / "data").symlink_to(data)
@@ -61,6 +64,9 @@ class Machine:
         return process
 
     def run(self, *arguments: str, says: str = "") -> subprocess.CompletedProcess[str]:
+        """A command to its end; in this interpreter, unless this machine has a place of its own."""
+        if not self.prefix:
+            return cuadrilla(*arguments, env=self.environment(), says=says)
         return subprocess.run(
             [*self.prefix, *COMMAND, *arguments], env=self.environment(), input=says,
             capture_output=True, text=True, timeout=60, check=False,
@@ -88,6 +94,16 @@ def invite(machine: Machine, *arguments: str) -> str:
     assert done.returncode == 0, done.stderr
     wait_for(lambda: not list(Home(machine.home).invites.glob("*.json")))  # the coordinator has taken it
     return done.stdout
+
+
+def down(coordinator: Machine, crew: "subprocess.Popen[str]") -> str:
+    """Stop the crew; what its coordinator has said."""
+    done = coordinator.run("down")
+    assert done.returncode == 0, done.stderr
+    said = crew.communicate(timeout=100)[1]
+    assert crew.returncode == 130, said
+    assert "Traceback" not in said
+    return said
 
 
 def present(run: RunDir) -> set[str]:

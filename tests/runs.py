@@ -1,6 +1,7 @@
 """Start runs inside a test and look at what they left."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,11 +40,18 @@ UNEQUAL = {  # name → engine.workers
 }
 
 
-def prepare(folder: Path, task: Task, *sets: str, stop_at: int = 0, sinks: Sequence[Sink] = ()) -> Parts:
+def prepare(
+    folder: Path,
+    task: Task,
+    *sets: str,
+    stop_at: int = 0,
+    sinks: Sequence[Sink] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> Parts:
     """The parts of a run of `task` in `folder`, resumed if it has checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     config = resolve(RUN_FILE, sets=sets).config
-    return assemble(config, RunDir(folder), task=task, sinks=sinks, stop_at=stop_at)
+    return assemble(config, RunDir(folder), task=task, sinks=sinks, stop_at=stop_at, clock=clock)
 
 
 class Execute(Protocol):

@@ -229,6 +229,10 @@ class CrewEngine(Section):
     """A worker process to start on this machine for each relative speed; [] coordinates only."""
     link: Annotated[str, Field(pattern=LINK_SHAPE)] = ""
     """Practice: slow down the link of these processes, such as "100mbit+20ms"; empty leaves it as it is."""
+    lost_after_seconds: Annotated[float, Field(ge=1, le=3600)] = 5.0
+    """A worker that is not heard for so long is missed, and its units go to the others. It may come back."""
+    hung_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 10.0
+    """One that is heard and makes no progress for so long, or for three times what its work should take, likewise."""
 
     @property
     def uses_ray(self) -> bool:

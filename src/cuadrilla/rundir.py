@@ -185,6 +185,9 @@ def last_rows(path: Path, *, key: str = "version") -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+ENDED = ("Z", "X")  # states in /proc/PID/stat
+
+
 class FolderLock:
     """Exclusive use of a folder by one process, by a file `lock` that names its owner.
 
@@ -261,13 +264,19 @@ def is_abandoned(lock: Path) -> bool:
 
 
 def _start_mark(pid: Any) -> str | None:
-    """What tells a process from a later one with its pid; None if there is none. No wall clock: that may be set."""
+    """What tells a process from a later one with its pid; None if there is none. No wall clock: that may be set.
+
+    One that has ended and that nobody has waited for is none: in a container whose first process is no init, that can
+    be for ever.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return f"{fields[19]} ticks after boot {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return None if fields[0] in ENDED else f"{fields[19]} ticks after boot {boot}"
     except (OSError, IndexError):
         pass
     try:
-        return str(psutil.Process(pid).create_time())  # no /proc: macOS, Windows
+        process = psutil.Process(pid)  # no /proc: macOS, Windows
+        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
     except (psutil.Error, TypeError, ValueError):
         return None

@@ -44,6 +44,7 @@ def test_unequal_workers_equal_one_worker(
     assert held_out[-1] < held_out[0]
 
 
+@pytest.mark.ray_smoke
 @pytest.mark.parametrize("crew", UNEQUAL)
 def test_strict_has_the_same_bits_for_any_crew(execute: Execute, tmp_path: Path, undisturbed: Path, crew: str) -> None:
     execute(tmp_path, RaggedRegression(), STRICT, workers(UNEQUAL[crew]))

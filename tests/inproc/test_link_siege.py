@@ -4,6 +4,7 @@ import contextlib
 import logging
 import random
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -231,8 +232,9 @@ def test_joining_while_the_run_finishes(tmp_path: Path, undisturbed: str) -> Non
 class Members:
     """Members of a strict run, by what they send and are sent."""
 
-    def __init__(self, folder: Path, *sets: str) -> None:
-        self.parts = prepare(folder, RaggedRegression(), workers([1.0, 1.0]), "sync.strict=true", *sets)
+    def __init__(self, folder: Path, *sets: str, clock: Callable[[], float] = time.monotonic) -> None:
+        sets = (workers([1.0, 1.0]), "sync.strict=true", *sets)
+        self.parts = prepare(folder, RaggedRegression(), *sets, clock=clock)
         self.coordination: Coordination = self.parts.coordination
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
         self.coordination.open(lambda worker, message: self.sent[worker].append(message))
@@ -244,7 +246,8 @@ class Members:
         self.coordination.deliver(worker, wire.from_worker(message, uploads=uploads))
 
     def joins(self, worker: str, *, speed_hint: float = 1.0, **facts: str) -> None:
-        self.says(worker, to(hello=pb.Hello(protocol=1, speed_hint=speed_hint, environment=facts)))
+        said = {**said_of(self.parts), **facts}
+        self.says(worker, to(hello=pb.Hello(protocol=1, speed_hint=speed_hint, environment=said)))
 
     def leases(self, worker: str) -> list[Lease]:
         return [message for message in self.sent[worker] if isinstance(message, Lease)]
@@ -315,13 +318,10 @@ def test_names_of_facts_reach_no_terminal_as_they_are(members: Members, caplog: 
         assert "\n" not in text
 
 
-def test_a_member_that_only_claims_to_be_busy_does_not_hold_the_run(members: Members) -> None:
+def test_a_member_that_only_claims_to_be_busy_does_not_hold_the_run(tmp_path: Path) -> None:
     """It has told of one very slow answer, and holds its next lease without progress: others get its units."""
     now = [0.0]
-    members.coordination._clock = lambda: now[0]
-    rules = members.coordination._coordinator.rules
-    object.__setattr__(rules, "lost_after_seconds", 5.0)
-    object.__setattr__(rules, "hung_after_seconds", 10.0)
+    members = Members(tmp_path / "run", 'engine.kind="crew"', clock=lambda: now[0])
     members.joins("mala")
     members.joins("ana")
     members.coordination.heard("mala", 1)
@@ -339,5 +339,6 @@ def test_a_member_that_only_claims_to_be_busy_does_not_hold_the_run(members: Mem
                 members.coordination.heard("ana", int(now[0]) + 2)
                 members.coordination.tick()
                 members.answers("ana")
+    members.parts.store.close()
     assert members.coordination.failure is None
     assert members.coordination._coordinator.version > before + 1

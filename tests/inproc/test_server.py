@@ -91,6 +91,7 @@ def test_one_worker_is_the_exact_strategy_bit_for_bit(execute: Execute, tmp_path
         assert server == exact
 
 
+@pytest.mark.ray_smoke
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_three_unequal_workers_learn_within_the_bound(execute: Execute, tmp_path: Path, staleness: int) -> None:
     adamw = ('optim.kind="adamw"', "optim.lr=0.01", "train.steps=80")

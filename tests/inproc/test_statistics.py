@@ -39,6 +39,7 @@ def test_unequal_workers_equal_one_worker(execute: Execute, tmp_path: Path, opti
     assert held_out[-1] < held_out[0]
 
 
+@pytest.mark.ray_smoke
 def test_strict_has_the_same_bits_for_any_crew(execute: Execute, tmp_path: Path) -> None:
     for crew, speeds in UNEQUAL.items():
         execute(tmp_path / crew, Normalised(), STRICT, workers(speeds))

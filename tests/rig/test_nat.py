@@ -10,20 +10,18 @@ import pytest
 
 from bench import nat
 from bench.lan import CARD, Member, ip, lan
-from cuadrilla.data.options import Options
-from cuadrilla.data.prepare import prepare
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import COMMAND, reached, wait_for
-from tests.machines import LANGUAGE_RUN, Machine, invite, present, up
+from tests.commands import is_what_one_worker_gives, reached, wait_for
+from tests.machines import Machine, down, invite, language_run, present, up
 from tests.networks import Share, need_namespaces, shares, silent
-from tests.runs import final_sha256
+
+pytestmark = pytest.mark.thorough
 
 RATE = "400mbit"
 PORT = 47470
 CORES = {"ana": 0.8, "luis": 0.4, "eva": 0.2, "teo": 0.1}  # eva and teo are behind the router
 UNLIMITED = 64.0
-STEPS = 100_000  # nobody waits for the end: the coordinator is told to stop
 FLAP = "for i in 1 2 3; do ip link set {port} down; sleep 1; ip link set {port} up; sleep 1; done"
 
 
@@ -71,18 +69,13 @@ def machine(tmp_path: Path, network: Network) -> Iterator[Callable[..., Machine]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    prepare(["cuentos:300"], out=tmp_path / "data", options=Options(vocab=512))
-    for name in ("run", "alone"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "data").symlink_to(tmp_path / "data")
-        (tmp_path / name / "run.toml").write_text(LANGUAGE_RUN.format(steps=STEPS))
-    return RunDir(tmp_path / "run")
+def run(tmp_path: Path, stories: Path) -> RunDir:
+    return language_run(tmp_path / "run", stories)
 
 
 @pytest.mark.timeout(500)
 def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
-    network: Network, limits: dict[str, Share], machine: Callable[..., Machine], run: RunDir, tmp_path: Path
+    network: Network, limits: dict[str, Share], machine: Callable[..., Machine], run: RunDir
 ) -> None:
     """The limits come once all are there, and go before they end: a tenth of a core is slow at both, and says nothing.
 
@@ -118,18 +111,12 @@ def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
 
     for name in CORES:
         limits[name].limit(UNLIMITED)
-    assert coordinator.run("down").returncode == 0
-    said = crew.communicate(timeout=60)[1]
-    assert crew.returncode == 130, said
+    down(coordinator, crew)
     heard = [worker.communicate(timeout=100)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * len(workers)
     assert ["through Ray" in text for text in heard] == [kind == "auto"] * 2 + [False] * 2
     assert ["cannot call back" in text for text in heard] == [False] * 2 + [kind == "auto"] * 2
-    steps = last_rows(run.metrics)[-1]["version"]
-    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, steps + 1))
-    alone = [*COMMAND, "train", str(tmp_path / "alone"), "--stop-at", str(steps)]
-    subprocess.run(alone, check=False, capture_output=True, timeout=200)
-    assert final_sha256(run.path) == final_sha256(tmp_path / "alone")
+    assert is_what_one_worker_gives(run)
 
 
 def test_a_coordinator_behind_nat_is_reached_by_a_published_port(
@@ -143,6 +130,5 @@ def test_a_coordinator_behind_nat_is_reached_by_a_published_port(
     assert Invite.parse(text).address == f"{network.router.address}:{PORT}"
     worker = outside.start("join", "--name", "ana", says=text)
     wait_for(lambda: "ana" in present(run), worker)
-    assert hidden.run("down").returncode == 0
-    assert crew.wait(timeout=60) == 130
+    down(hidden, crew)
     assert worker.wait(timeout=60) == 0

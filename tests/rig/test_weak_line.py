@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +9,18 @@ from pathlib import Path
 import pytest
 
 from bench.lan import CARD, Member, lan, limit_rate
-from cuadrilla.data.options import Options
-from cuadrilla.data.prepare import prepare
 from cuadrilla.rundir import RunDir, last_rows
 from tests import relay
-from tests.commands import COMMAND, events, reached, wait_for
-from tests.machines import Machine, invite, language_run, present, up
+from tests.commands import events, is_what_one_worker_gives, reached, wait_for
+from tests.machines import Machine, down, invite, language_run, present, up
 from tests.networks import lose, need_namespaces, switch_port
-from tests.runs import final_sha256
+
+pytestmark = pytest.mark.thorough
 
 PORT = 47470
 ONE_WAY_SECONDS = 0.15
 RATE, LOSS = "1mbit", 0.2
-STEPS = 100_000  # nobody waits for the end: the coordinator is told to stop
-SMALL = ("--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=1")  # 12,500 parameters
+SMALL = ("--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=1")  # 12,000 parameters
 ROUNDS = 8
 
 
@@ -63,10 +60,8 @@ def machines(network: Network, tmp_path: Path) -> Iterator[dict[str, Machine]]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    prepare(["cuentos:300"], out=tmp_path / "data", options=Options(vocab=512))
-    language_run(tmp_path / "alone", tmp_path / "data", steps=STEPS)
-    return language_run(tmp_path / "run", tmp_path / "data", steps=STEPS)
+def run(tmp_path: Path, stories: Path) -> RunDir:
+    return language_run(tmp_path / "run", stories)
 
 
 def weaken(network: Network) -> None:
@@ -78,9 +73,7 @@ def weaken(network: Network) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_crew_on_a_weak_line_goes_on(
-    network: Network, machines: dict[str, Machine], run: RunDir, tmp_path: Path
-) -> None:
+def test_a_crew_on_a_weak_line_goes_on(network: Network, machines: dict[str, Machine], run: RunDir) -> None:
     """Who is not heard for 5 s is evicted: that may happen on such a line, but work is done, and it is back."""
     coordinator = machines["coordinator"]
     crew = up(coordinator, run, PORT, "--address", f"{network.relay.address}:{PORT}", *SMALL)
@@ -89,17 +82,11 @@ def test_a_crew_on_a_weak_line_goes_on(
     wait_for(lambda: present(run) == set(network.workers), crew)
     wait_for(reached(run, 1), crew)
     weaken(network)
-    before, began = last_rows(run.metrics)[-1]["version"] + 2, time.monotonic()  # two may be on their way
+    before = last_rows(run.metrics)[-1]["version"] + 2  # two may be on their way
     wait_for(reached(run, before + ROUNDS), crew, seconds=200)
-    print(f"{ROUNDS} rounds in {time.monotonic() - began:.0f} s; evicted: {events(run, 'evicted')}")
-    assert len([row for row in events(run, "evicted") if row["reason"].startswith(("lost", "hung"))]) < ROUNDS
     wait_for(lambda: present(run) == set(network.workers), crew, seconds=100)
-    assert coordinator.run("down").returncode == 0
-    said = crew.communicate(timeout=60)[1]
-    assert crew.returncode == 130, said
+    down(coordinator, crew)
+    assert {row["reason"].split()[0] for row in events(run, "evicted")} <= {"lost:", "hung:"}
     for worker in workers:
         worker.kill()  # the last word may take long on such a line
-    steps = last_rows(run.metrics)[-1]["version"]
-    alone = [*COMMAND, "train", str(tmp_path / "alone"), *SMALL, "--stop-at", str(steps)]
-    subprocess.run(alone, check=False, capture_output=True, timeout=200)
-    assert final_sha256(run.path) == final_sha256(tmp_path / "alone")
+    assert is_what_one_worker_gives(run, *SMALL)

@@ -1,4 +1,4 @@
-"""Machines, a free port and a little prepared text, for the tests of crews."""
+"""Machines and a free port, for the tests of crews."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.data.options import Options
-from cuadrilla.data.prepare import prepare
 from tests.machines import Machine
 
 
@@ -29,10 +27,3 @@ def port() -> int:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]
         return number
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("prepared") / "data"
-    prepare(["cuentos:300"], out=folder, options=Options(vocab=512))
-    return folder

@@ -14,6 +14,8 @@ from tests.commands import make_run, reached, train, wait_for
 from tests.machines import Machine, invite, present, up
 from tests.runs import final_sha256
 
+pytestmark = pytest.mark.thorough
+
 STEPS = 100_000  # nobody waits for the end
 DAY = 26 * 3600
 BEFORE = {"behind": -DAY, "ahead": DAY, "right": 0}

@@ -8,8 +8,6 @@ import pickle
 import shutil
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +20,10 @@ from cuadrilla.data import cuentos
 from cuadrilla.errors import DataError
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.train.checkpoint import load_newest
+from tests.inside import cuadrilla
 from tests.runs import final_sha256
+
+pytestmark = pytest.mark.thorough
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAME = "t10k-labels-idx1-ubyte.gz"
@@ -41,8 +42,7 @@ def copy_examples(folder):
 def train(run_file, *sets):
     """Evaluated at the end only."""
     arguments = [part for value in ("evaluate.every_tokens=1_000_000_000", *sets) for part in ("--set", value)]
-    command = [sys.executable, "-m", "cuadrilla", "--json", "train", str(run_file), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return cuadrilla("--json", "train", str(run_file), *arguments)
 
 
 def trained(run_file, *sets):

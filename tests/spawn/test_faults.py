@@ -32,6 +32,7 @@ SPACING = 10
 """A checkpoint and an evaluation every so many steps, and there at most one fault of the coordinator."""
 STRICT = ("--set", "sync.strict=true", "--set", f"checkpoint.every_steps={SPACING}",
           "--set", f"evaluate.every_tokens={SPACING * BATCH}")  # fmt: skip
+MISSED_SOON = ("--set", "engine.lost_after_seconds=2.5")
 INSIDE, OBSERVED = ("evaluate", "val data"), ("metrics", "checkpoint", "journal")
 """Phases of the coordinator that its user's code reaches, and those that are seen from outside."""
 WORKERS_PHASES = ("data", "forward", "backward")
@@ -63,8 +64,8 @@ class Door:
 
 
 DOORS = {
-    "crew": Door(arguments=("--practice", "1.0,0.5,0.25"), deaths=2),
-    "ray": Door(arguments=("--set", 'engine.kind="ray"', "--practice", "1.0,0.5"), deaths=3),
+    "crew": Door(arguments=("--practice", "1.0,0.5,0.25", *MISSED_SOON), deaths=2),
+    "ray": Door(arguments=("--set", 'engine.kind="ray"', "--practice", "1.0,0.5", *MISSED_SOON), deaths=3),
 }
 
 
@@ -196,19 +197,24 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return final_sha256(run.path)
 
 
+IN_SHORT = Counts(faults=6, coordinator_kills=1, coordinator_freezes=0, worker_freezes=1)
 IN_CI = {
     "crew": Counts(faults=20, coordinator_kills=3, coordinator_freezes=1, worker_freezes=2),
     "ray": Counts(faults=20, coordinator_kills=2, coordinator_freezes=1, worker_freezes=2),  # each costs it more time
 }
 IN_SOAK = Counts(faults=25, coordinator_kills=5, coordinator_freezes=2, worker_freezes=4)
-SEED_IN_CI, SEEDS_IN_SOAK = 5, range(10, 18)
+SEED_IN_SHORT, SEED_IN_CI, SEEDS_IN_SOAK = 4, 5, range(10, 18)
 
 
 @pytest.mark.timeout(CEILING_SECONDS + 100)
 @pytest.mark.parametrize(
     ("door", "seed", "counts"),
     [
-        *(pytest.param(door, SEED_IN_CI, counts, id=f"{door}-{SEED_IN_CI}") for door, counts in IN_CI.items()),
+        pytest.param("crew", SEED_IN_SHORT, IN_SHORT, id=f"crew-{SEED_IN_SHORT}"),
+        *(
+            pytest.param(door, SEED_IN_CI, counts, id=f"{door}-{SEED_IN_CI}", marks=pytest.mark.thorough)
+            for door, counts in IN_CI.items()
+        ),
         *(
             pytest.param(door, seed, IN_SOAK, id=f"{door}-{seed}", marks=pytest.mark.soak)
             for door in DOORS
@@ -217,7 +223,7 @@ SEED_IN_CI, SEEDS_IN_SOAK = 5, range(10, 18)
     ],
 )
 def test_scripted_faults_change_nothing(door: str, seed: int, counts: Counts, tmp_path: Path, undisturbed: str) -> None:
-    """20 faults in `make test`, 200 in `make soak`, for each door."""
+    """6 faults in `make test`; for each door 20 in `make test-all`, 200 in `make soak`."""
     if door == "ray" and sys.platform != "linux":
         pytest.skip("Ray joins machines under Linux only")
     if door == "ray" and find_spec("ray") is None:
@@ -246,6 +252,7 @@ def test_scripted_faults_change_nothing(door: str, seed: int, counts: Counts, tm
     assert final_sha256(run.path) == undisturbed
 
 
+@pytest.mark.thorough
 def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path, undisturbed: str) -> None:
     """One is killed by the kernel, another one's allocator says no: a strict unit cannot be divided, so it leaves."""
     script = [

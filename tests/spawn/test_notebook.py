@@ -10,10 +10,13 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = pytest.mark.skipif(
-    find_spec("nbclient") is None or find_spec("ipykernel") is None,
-    reason="Jupyter's nbclient and ipykernel are not installed: pip install nbclient ipykernel",
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        find_spec("nbclient") is None or find_spec("ipykernel") is None,
+        reason="Jupyter's nbclient and ipykernel are not installed: pip install nbclient ipykernel",
+    ),
+]
 
 
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

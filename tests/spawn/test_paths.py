@@ -9,28 +9,26 @@ import pytest
 from cuadrilla.data import cuentos
 from cuadrilla.rundir import RunDir, read_jsonl
 from tests.commands import COMMAND
+from tests.inside import cuadrilla
 
 FOLDERS = ["mis textos ñandú", "🦙 llama", "ĉ" * 60, "C:\\Users\\Ana", "-empieza", "$HOME;ls", "comillas ' \" `"]
 
 
-def cuadrilla(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
-
-
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize(
+    "name", [FOLDERS[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in FOLDERS[1:])]
+)
 def test_text_data_and_run_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
     home = tmp_path / name
     home.mkdir()
     (home / f"{name}.txt").write_text("\n\n".join(cuentos.stories(60)), encoding="utf-8")
-    prepared = cuadrilla(home, "data", "prepare", f"./{name}.txt", "--out", f"./{name}-data", "--vocab", "400")
+    prepared = cuadrilla("data", "prepare", f"./{name}.txt", "--out", f"./{name}-data", "--vocab", "400", cwd=home)
     assert prepared.returncode == 0, prepared.stderr
     (home / "run.toml").write_text(
         f"[data]\nfolder = '''{name}-data'''\n[model]\npreset = 'micro'\ncontext = 32\n"
         "[train]\nsteps = 2\nbatch_sequences = 2\nunit_sequences = 1\n[sample]\ntokens = 2\n",
         encoding="utf-8",
     )
-    done = cuadrilla(tmp_path, "train", f"./{name}")
+    done = cuadrilla("train", f"./{name}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [row["version"] for row in read_jsonl(RunDir(home).metrics)] == [1, 2]
     assert {path.name for path in tmp_path.iterdir()} == {name}  # nothing was written beside it
@@ -61,11 +59,11 @@ def test_names_that_are_too_long_or_lead_in_circles(tmp_path: Path) -> None:
         (("train", "circle"), 2),
         (("train", long), 2),
     ):
-        done = cuadrilla(tmp_path, *arguments)
+        done = cuadrilla(*arguments, cwd=tmp_path)
         assert done.returncode == code, (arguments, done.stderr)
         assert "hint:" in done.stderr
         assert "Traceback" not in done.stderr
-    done = cuadrilla(tmp_path, "data", "prepare", "texts", "--out", "data", "--vocab", "400")
+    done = cuadrilla("data", "prepare", "texts", "--out", "data", "--vocab", "400", cwd=tmp_path)
     assert done.returncode == 0, done.stderr  # each text once, however many ways lead to it
     sources = json.loads((tmp_path / "data" / "manifest.json").read_text())["sources"]
     assert [source["name"].rpartition("/")[2] for source in sources] == ["one.txt"]
@@ -79,6 +77,6 @@ def test_a_task_outside_the_run_folder_is_found_but_nothing_is_written_there(tmp
 
     (tmp_path / "code" / "task.py").write_text(TASK)
     (tmp_path / "run" / "run.toml").write_text(RUN.format(steps=3).replace("task.py:task", "../code/task.py:task"))
-    done = cuadrilla(tmp_path, "train", "run")
+    done = cuadrilla("train", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "code").iterdir()} <= {"task.py", "__pycache__"}

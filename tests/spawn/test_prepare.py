@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,11 @@ from tokenizers import Tokenizer as RawTokenizer
 from cuadrilla.data import clean
 from cuadrilla.data.shards import TOKENIZER, TokenStream, read_manifest, verify_folder
 from cuadrilla.data.tokenizer import Tokenizer
+from tests.commands import COMMAND
+from tests.inside import cuadrilla
 
 pytestmark = pytest.mark.spawn
 
-COMMAND = [sys.executable, "-m", "cuadrilla"]
 STAGES = ["looking at the files", "cleaning", "training the tokenizer", "writing tokens"]
 
 
@@ -50,6 +50,9 @@ def big_books(tmp_path_factory):
 
 
 def run(*arguments, env=None, prefix=()):
+    """Inside this interpreter, unless the process itself is another one."""
+    if not (env or prefix):
+        return cuadrilla(*map(str, arguments))
     return subprocess.run(
         [*prefix, *COMMAND, *map(str, arguments)],
         capture_output=True,

@@ -3,10 +3,7 @@
 import gzip
 import hashlib
 import json
-import os
 import random
-import subprocess
-import sys
 import tarfile
 import zipfile
 from xml.sax.saxutils import escape
@@ -19,6 +16,7 @@ from pyarrow import parquet as pq
 from cuadrilla.data.options import Options
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.shards import read_manifest
+from tests.inside import cuadrilla
 
 pytestmark = pytest.mark.spawn
 
@@ -99,13 +97,7 @@ def test_the_same_texts_in_any_form_give_the_same_shards(tmp_path):
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "cuadrilla", "data", "prepare", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=dict(os.environ),
-    )
+    return cuadrilla("data", "prepare", *map(str, arguments))
 
 
 def test_a_bad_record_stops_the_preparation_and_skip_bad_counts_it(tmp_path):

@@ -68,6 +68,7 @@ def test_the_same_bits(run: RunDir, temporary: Path) -> None:
     assert untouched(run, temporary)
 
 
+@pytest.mark.thorough
 def test_other_bits_are_named(run: RunDir, temporary: Path) -> None:
     """A model whose loss is a millionth larger in worker processes."""
     (run.path / "task.py").write_text(OTHER_MODEL_IN_A_CREW)
@@ -81,6 +82,7 @@ def test_other_bits_are_named(run: RunDir, temporary: Path) -> None:
     assert untouched(run, temporary)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_leaves_nothing(run: RunDir, temporary: Path) -> None:
     process = subprocess.Popen(
         command(run, *CREW), env={**os.environ, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE, text=True,

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,46 +14,39 @@ import psutil
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from tests.commands import events, joined, make_run, reached, start, train, wait_for
-from tests.runs import final_sha256
+from tests.commands import (
+    events,
+    is_what_one_worker_gives,
+    joined,
+    make_run,
+    reached,
+    start,
+    stop,
+    train,
+    wait_for,
+)
+from tests.inside import cuadrilla
 
 pytestmark = [
     pytest.mark.spawn,
     pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"'),
 ]
 
-STEPS = 300
 STRICT = ("--set", "sync.strict=true")
 RAY = ("--set", 'engine.kind="ray"')
-PRACTICE = (*STRICT, *RAY, "--practice", "1.0,0.5")
+PRACTICE = (*STRICT, *RAY, "--practice", "0.5,0.25")
+MISSED_SOON = ("--set", "engine.lost_after_seconds=2")
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    return make_run(tmp_path / "run", steps=STEPS)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One strict worker in one process."""
-    run = make_run(tmp_path_factory.mktemp("undisturbed") / "run", steps=STEPS)
-    assert train(run, *STRICT).returncode == 0
-    return final_sha256(run.path)
+    return make_run(tmp_path / "run")
 
 
 @pytest.fixture
-def crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
-    """Two unequal actors that train `run` in strict mode."""
-    yield from until_the_test_ends(start(run, *PRACTICE))
-
-
-@pytest.fixture
-def slow_crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
-    """The same, so slow that the run goes on for some seconds after one of them was missed."""
-    yield from until_the_test_ends(start(run, *STRICT, *RAY, "--practice", "0.3,0.15"))
-
-
-def until_the_test_ends(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
+def crew(run: RunDir, request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[str]"]:
+    """Two unequal actors that train `run` in strict mode; a parameter is further arguments."""
+    process = start(run, *PRACTICE, *getattr(request, "param", ()))
     yield process
     if process.poll() is None:
         process.terminate()
@@ -69,43 +62,41 @@ def actors(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     return [child for child in descendants(process) if "RayWorker" in " ".join(child.cmdline())]
 
 
-def ended_well(crew: "subprocess.Popen[str]", run: RunDir) -> str:
-    said = crew.communicate(timeout=200)[1]
-    assert crew.returncode == 0, said
-    assert "Traceback" not in said
-    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
-    return said
+def goes_on(run: RunDir) -> Callable[[], bool]:
+    """Some steps more than there are now."""
+    return reached(run, max((row["version"] for row in read_jsonl(run.metrics)), default=0) + 5)
 
 
-def test_a_killed_actor_is_started_again_and_changes_nothing(
-    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
-) -> None:
+@pytest.mark.ray_smoke
+def test_a_killed_actor_is_started_again_and_changes_nothing(crew: "subprocess.Popen[str]", run: RunDir) -> None:
     wait_for(joined(run, 2), crew)
-    wait_for(reached(run, 5), crew)
+    wait_for(goes_on(run), crew)
     actors(crew)[0].kill()
     wait_for(joined(run, 3), crew)
-    assert "its dashboard at http://127.0.0.1:" in ended_well(crew, run)
-    assert final_sha256(run.path) == undisturbed
-    [left] = events(run, "left")
+    wait_for(goes_on(run), crew)
+    assert "its dashboard at http://127.0.0.1:" in stop(crew)
+    assert is_what_one_worker_gives(run, *STRICT)
+    left = events(run, "left")[0]
     assert [row["worker"] for row in events(run, "joined")].count(left["worker"]) == 2
 
 
-def test_a_frozen_actor_is_evicted_and_joins_again(
-    slow_crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
-) -> None:
-    wait_for(joined(run, 2), slow_crew)
-    wait_for(reached(run, 5), slow_crew)
-    frozen = actors(slow_crew)[0]
+@pytest.mark.parametrize("crew", [MISSED_SOON], indirect=True, ids=[""])
+def test_a_frozen_actor_is_evicted_and_joins_again(crew: "subprocess.Popen[str]", run: RunDir) -> None:
+    wait_for(joined(run, 2), crew)
+    wait_for(goes_on(run), crew)
+    frozen = actors(crew)[0]
     frozen.suspend()
-    wait_for(lambda: bool(events(run, "evicted")), slow_crew)
+    wait_for(lambda: bool(events(run, "evicted")), crew)
+    wait_for(goes_on(run), crew)
     frozen.resume()
-    wait_for(joined(run, 3), slow_crew)
-    ended_well(slow_crew, run)
-    assert final_sha256(run.path) == undisturbed
+    wait_for(joined(run, 3), crew)
+    wait_for(goes_on(run), crew)
+    stop(crew)
+    assert is_what_one_worker_gives(run, *STRICT)
 
 
 def test_a_killed_coordinator_loses_no_step_and_nothing_of_ray_stays(
-    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str
+    crew: "subprocess.Popen[str]", run: RunDir
 ) -> None:
     wait_for(reached(run, 20), crew)
     family = descendants(crew)
@@ -113,17 +104,16 @@ def test_a_killed_coordinator_loses_no_step_and_nothing_of_ray_stays(
     crew.kill()
     crew.communicate()
     announced = max(row["version"] for row in read_jsonl(run.metrics))
-    done = train(run, *STRICT, "--practice", "1.0,1.0")  # through the other door
+    other = ("--practice", "1.0,1.0", "--stop-at", str(announced + 20))  # through the other door
+    done = train(run, *STRICT, *other)
     assert done.returncode == 0, done.stderr
     assert int(done.stderr.split("resumed    at step ")[1].split()[0]) >= announced
-    assert final_sha256(run.path) == undisturbed
+    assert is_what_one_worker_gives(run, *STRICT)
     assert not psutil.wait_procs(family, timeout=150)[1]  # Ray's agents try for a minute to report to their dead head
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_stops(
-    crew: "subprocess.Popen[str]", run: RunDir, undisturbed: str, number: signal.Signals
-) -> None:
+def test_a_signal_saves_and_stops(crew: "subprocess.Popen[str]", run: RunDir, number: signal.Signals) -> None:
     wait_for(reached(run, 5), crew)
     family = descendants(crew)
     crew.send_signal(number)
@@ -131,8 +121,9 @@ def test_a_signal_saves_and_stops(
     assert crew.returncode == 130, said
     assert "saved" in said
     assert not psutil.wait_procs(family, timeout=30)[1]
-    assert train(run, *STRICT).returncode == 0
-    assert final_sha256(run.path) == undisturbed
+    steps = last_rows(run.metrics)[-1]["version"] + 5
+    assert train(run, *STRICT, "--stop-at", str(steps)).returncode == 0  # the same run, alone
+    assert is_what_one_worker_gives(run, *STRICT)
 
 
 def test_every_port_of_practice_is_on_the_loopback(crew: "subprocess.Popen[str]", run: RunDir) -> None:
@@ -207,9 +198,7 @@ def in_cluster(run: RunDir, head: Head, **environment: str) -> "subprocess.Popen
     return start(run, *STRICT, *RAY, "--set", where, env=os.environ | head.environment() | environment)
 
 
-def test_a_node_of_a_running_cluster_works_once_its_owner_has_approved_the_code(
-    head: Head, run: RunDir, undisturbed: str
-) -> None:
+def test_a_node_of_a_running_cluster_works_once_its_owner_has_approved_the_code(head: Head, run: RunDir) -> None:
     """The node fetches what it needs through the object store: it has a home of its own, and nothing in it."""
     crew = in_cluster(run, head)
     log = run.logs / "log.coordinator.txt"
@@ -221,10 +210,12 @@ def test_a_node_of_a_running_cluster_works_once_its_owner_has_approved_the_code(
     said = crew.communicate(timeout=60)[1]
     assert "has not been approved on this machine" in said
     [approve] = [line for line in said.splitlines() if "cuadrilla trust" in line]
-    trust = [sys.executable, "-m", "cuadrilla", "trust", approve.split()[-1]]
-    subprocess.run(trust, env=os.environ | {"CUADRILLA_HOME": str(head.home)}, check=True, capture_output=True)
-    ended_well(in_cluster(run, head), run)
-    assert final_sha256(run.path) == undisturbed
+    owner = os.environ | {"CUADRILLA_HOME": str(head.home)}
+    assert cuadrilla("trust", approve.split()[-1], env=owner).returncode == 0
+    crew = in_cluster(run, head)
+    wait_for(reached(run, 5), crew)
+    stop(crew)
+    assert is_what_one_worker_gives(run, *STRICT)
 
 
 def test_a_wrong_token_is_refused(head: Head, run: RunDir, tmp_path: Path) -> None:

@@ -1,21 +1,32 @@
-"""Every command of both READMEs, run in order in an empty folder, the demonstration and its quality included."""
+"""Every command of both READMEs, run in order in an empty folder, each with what a reader would look for after it.
 
+The demonstration is a short one here, and `test_the_demonstration_teaches` has the whole.
+"""
+
+import hashlib
 import json
 import os
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gguf import GGUFReader
 
 from cuadrilla.data import cuentos
+from cuadrilla.data.shards import read_manifest
+from cuadrilla.model.hf import load_hf
+from cuadrilla.rundir import RunDir, last_rows
 from tests.authority import Authority
+from tests.commands import COMMAND, events
+from tests.inside import cuadrilla
 from tests.web import serving, whole
 
 ROOT = Path(__file__).parents[2]
-SMALLER = {"tokens": "4096", "batch_sequences": "2", "unit_sequences": "1"}  # for runs that would take hours here
+SMALLER = {"tokens": "2048", "batch_sequences": "2", "unit_sequences": "1"}  # for runs that would take hours here
+SHORT_DEMO = ("--steps", "8", "--stories", "1500")
 
 
 def commands(readme: str) -> list[list[str]]:
@@ -25,79 +36,39 @@ def commands(readme: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-def cuadrilla(
-    arguments: list[str], folder: Path, *, timeout: int, says: str = "", home: str = "this", **variables: str
-) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NO_COLOR": "1", "CUADRILLA_HOME": str(folder / "homes" / home), **variables}
-    done = subprocess.run(
-        [sys.executable, "-m", "cuadrilla", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=timeout, check=False, env=environment, input=says,
-    )  # fmt: skip
+def typed(arguments: list[str], folder: Path, *, says: str = "", home: str = "this", **variables: str) -> str:
+    """What a command that succeeds writes to standard output."""
+    done = cuadrilla(*arguments, cwd=folder, says=says, env=environment(folder, home) | variables)
     assert done.returncode == 0, f"cuadrilla {arguments}: {done.stderr}"
-    return done
+    return done.stdout
 
 
-def get(arguments: list[str], folder: Path, *, text: bytes) -> None:
+def environment(folder: Path, home: str) -> dict[str, str]:
+    return {**os.environ, "NO_COLOR": "1", "CUADRILLA_HOME": str(folder / "homes" / home)}
+
+
+def get(arguments: list[str], folder: Path) -> str:
     """From a stand-in of Project Gutenberg, behind a proxy and with the real host's name in its certificate."""
+    text = "\r\n".join(cuentos.stories(300)).encode("iso-8859-1", "replace")
     authority = Authority("www.gutenberg.org")
     certificate = authority.write(folder / "authority.pem")
     with serving(authority.server()) as server:
         server.on("/cache/epub/2000/pg2000.txt", whole(text))
         proxy = {"https_proxy": server.url(""), "SSL_CERT_FILE": str(certificate)}
-        cuadrilla(["data", "get", *arguments], folder, timeout=60, **proxy)
+        return typed(arguments, folder, **proxy)
 
 
-def up(run: str, folder: Path) -> "subprocess.Popen[str]":
-    """On the loopback, since a machine for tests may have no other network; without a worker of its own, so that the
-    run does not end before the other machine is there."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "cuadrilla", "up", run, "--listen", "127.0.0.1:0", "--set", "engine.workers=[]"],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "CUADRILLA_HOME": str(folder / "homes" / "this")},
+def up_and_join(run: str, folder: Path) -> None:
+    """Coordinate on the loopback, since a machine for tests may have no other network, and without a worker of its own,
+    so that the run does not end before the other machine is there."""
+    coordinator = subprocess.Popen(
+        [*COMMAND, "up", run, "--listen", "127.0.0.1:0", "--set", "engine.workers=[]"],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder, "this"),
     )  # fmt: skip
-
-
-def test_both_readmes_show_the_same_commands() -> None:
-    assert commands("README.md") == commands("README.es.md")
-
-
-@pytest.mark.timeout(1800)
-def test_the_commands_of_the_readme(tmp_path: Path) -> None:
-    quijote = "\r\n".join(cuentos.stories(300)).encode("iso-8859-1", "replace")
-    (tmp_path / "novelas").mkdir()
-    for number in range(3):
-        text = "\n\n".join(cuentos.stories(200, start=1000 * (number + 1)))
-        (tmp_path / "novelas" / f"{number}.md").write_text(text, encoding="utf-8")
-    verbs: set[str] = set()
-    coordinator: subprocess.Popen[str] | None = None
-    for line in commands("README.md"):
-        match line:
-            case ["make", "demo"]:
-                result = json.loads(cuadrilla(["--json", "demo"], tmp_path, timeout=1500).stdout)
-                assert result["stories_right"] >= 0.9
-                assert result["pairs_right"] >= 0.95
-            case ["make", "check" | "test"] | [".", ".venv/bin/activate"]:
-                continue
-            case ["cuadrilla", "data", "get", *arguments]:
-                get(arguments, tmp_path, text=quijote)
-            case ["cuadrilla", "up", run]:
-                coordinator = up(run, tmp_path)
-            case ["cuadrilla", "join"]:
-                assert coordinator is not None
-                text = coordinator.stdout.readline()  # type: ignore[union-attr]
-                cuadrilla(["join"], tmp_path, timeout=200, says=text, home="another")
-                assert coordinator.wait(timeout=60) == 0
-                coordinator.communicate()
-                verbs.update({"up", "join"})
-            case ["cuadrilla", verb, *arguments]:
-                verbs.add(verb)
-                cuadrilla([verb, *arguments], tmp_path, timeout=300)
-                if verb == "new":
-                    shrink(tmp_path / arguments[0] / "run.toml")
-            case _:
-                pytest.fail(f"the README shows a command that no test runs: {line}")
-    expected = {"generate", "eval", "devices", "data", "new", "train", "report", "up", "join", "export", "import"}
-    assert verbs == expected
+    assert coordinator.stdout is not None
+    typed(["join"], folder, says=coordinator.stdout.readline(), home="another")
+    assert coordinator.wait(timeout=100) == 0
+    coordinator.communicate()
 
 
 def shrink(run_file: Path) -> None:
@@ -105,3 +76,132 @@ def shrink(run_file: Path) -> None:
     for key, value in SMALLER.items():
         text = re.sub(rf"^{key} = \d+", f"{key} = {value}", text, flags=re.MULTILINE)
     run_file.write_text(text, encoding="utf-8")
+
+
+class Reader:
+    """Looks at what a command has left and said, as somebody who follows the README would. By verb."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def look(self, arguments: list[str], said: str) -> None:
+        both = "_".join(["after", *arguments[:2]])
+        looked = getattr(self, both, None) or getattr(self, f"after_{arguments[0]}")
+        looked(arguments, said)
+
+    def after_demo(self, _arguments: list[str], said: str) -> None:
+        result, run = json.loads(said), RunDir(self.folder / "demo")
+        assert set(result) == {"bits_per_byte", "stories_right", "pairs_right", "examples", "seconds"}
+        assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, 9))
+        assert [row["worker"] for row in events(run, "left")] == ["worker-3"]  # killed on purpose
+        assert (self.folder / "demo" / "report.html").stat().st_size > 10_000
+
+    def after_generate(self, arguments: list[str], said: str) -> None:
+        assert said.startswith(arguments[2])
+        assert len(said) > len(arguments[2]) + 20
+
+    def after_eval(self, arguments: list[str], said: str) -> None:
+        shown = dict(re.findall(r"^(\w+) +(\S+) *$", said, re.MULTILINE))
+        assert 0 < float(shown["bits_per_byte"]) < 20
+        assert ("stories_right" in shown) == ("--stories" in arguments)
+
+    def after_devices(self, _arguments: list[str], said: str) -> None:
+        assert re.search(r"^cpu +ok ", said, re.MULTILINE)
+
+    def after_data_get(self, _arguments: list[str], _said: str) -> None:
+        folder = self.folder / "textos" / "quijote"
+        [record] = json.loads((folder / "SOURCE.json").read_text())["files"]
+        assert record["url"].endswith("pg2000.txt")
+        assert record["sha256"] == hashlib.sha256((folder / record["name"]).read_bytes()).hexdigest()
+
+    def after_data_prepare(self, _arguments: list[str], _said: str) -> None:
+        manifest = read_manifest(self.folder / "data")
+        assert {source.encoding for source in manifest.sources} == {"utf-8", "iso-8859-1"}
+        assert manifest.splits["train"].num_tokens > 2 * manifest.splits["val"].num_tokens > 0
+
+    def after_data_stats(self, _arguments: list[str], said: str) -> None:
+        tokens = read_manifest(self.folder / "data").splits["train"].num_tokens
+        assert str(tokens) in said.replace(",", "")
+
+    def after_new(self, arguments: list[str], _said: str) -> None:
+        run_file = self.folder / arguments[1] / "run.toml"
+        assert "# " in run_file.read_text(encoding="utf-8")
+        shrink(run_file)
+
+    def after_train(self, arguments: list[str], _said: str) -> None:
+        run = RunDir(self.folder / arguments[1])
+        assert json.loads(run.status.read_text())["state"] == "complete"
+        rows = last_rows(run.metrics)
+        assert rows[-1]["tokens"] == int(SMALLER["tokens"])
+        joined = {row["worker"] for row in events(run, "joined")}
+        assert len(joined) == (3 if "--practice" in arguments else 1)
+
+    def after_report(self, arguments: list[str], _said: str) -> None:
+        page = (self.folder / arguments[1] / "report.html").read_text(encoding="utf-8")
+        assert arguments[1] in page
+        assert "<script src" not in page
+
+    def after_export_gguf(self, arguments: list[str], _said: str) -> None:
+        assert GGUFReader(self.folder / arguments[-1]).fields["general.architecture"].contents() == "gpt2"
+
+    def after_export_hf(self, arguments: list[str], _said: str) -> None:
+        names = {path.name for path in (self.folder / arguments[-1]).iterdir()}
+        assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
+
+    def after_import(self, arguments: list[str], _said: str) -> None:
+        ours, theirs = (load_hf(self.folder / name) for name in (arguments[1], f"{arguments[-1]}/model"))
+        assert all(a.equal(b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+    def after_up(self, arguments: list[str], _said: str) -> None:
+        run = RunDir(self.folder / arguments[1])
+        assert json.loads(run.status.read_text())["state"] == "complete"
+        assert len(events(run, "joined")) == 1
+        assert not (self.folder / "homes" / "another" / "crew").exists()
+
+
+def test_both_readmes_show_the_same_commands() -> None:
+    assert commands("README.md") == commands("README.es.md")
+
+
+def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+    (tmp_path / "novelas").mkdir()
+    for number in range(3):
+        text = "\n\n".join(cuentos.stories(200, start=1000 * (number + 1)))
+        (tmp_path / "novelas" / f"{number}.md").write_text(text, encoding="utf-8")
+    reader, verbs = Reader(tmp_path), set[str]()
+    act: dict[str, Callable[[list[str]], str | None]] = {
+        "demo": lambda _: typed(["--json", "demo", *SHORT_DEMO], tmp_path),
+        "data get": lambda arguments: get(arguments, tmp_path),
+        "up": lambda arguments: up_and_join(arguments[1], tmp_path),
+        "join": lambda _: "",  # with `up`, as both take part in one run
+    }
+    for line in commands("README.md"):
+        match line:
+            case ["make", "demo"]:
+                arguments = ["demo"]
+            case ["make", "check" | "test" | "test-all"] | [".", ".venv/bin/activate"]:
+                continue
+            case ["cuadrilla", *arguments]:
+                pass
+            case _:
+                pytest.fail(f"the README shows a command that no test runs: {line}")
+        do = act.get(" ".join(arguments[:2])) or act.get(arguments[0]) or (lambda words: typed(words, tmp_path))
+        said = do(arguments)
+        if arguments[0] != "join":
+            reader.look(arguments, said or "")
+        verbs.add(arguments[0])
+    expected = {"generate", "eval", "devices", "data", "new", "train", "report", "up", "join", "export", "import"}
+    assert verbs == expected | {"demo"}
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_the_demonstration_teaches(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--json", "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=1500, check=False,
+        env=environment(tmp_path, "this"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["stories_right"] >= 0.9
+    assert result["pairs_right"] >= 0.95

@@ -1,11 +1,10 @@
 """The asynchronous strategy in real processes: a practice crew, what is said about it, and what it cannot prove."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from cuadrilla.rundir import last_rows
 from tests.commands import make_run, train
+from tests.inside import cuadrilla
 
 SERVER = ("--set", "sync.kind=server")
 NOTE = "momentum of stale gradients"
@@ -36,8 +35,7 @@ def test_alone_or_with_delayed_momentum_there_is_nothing_to_note(tmp_path: Path)
 
 def test_it_is_nothing_to_prove(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=3)
-    command = [sys.executable, "-m", "cuadrilla", "prove", str(run.run_file), *SERVER, "--crew", "1.0,0.5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = cuadrilla("prove", str(run.run_file), *SERVER, "--crew", "1.0,0.5")
     assert done.returncode == 2, done.stderr
     assert "does not promise" in done.stderr
     assert "strict" not in done.stderr

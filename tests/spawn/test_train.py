@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from cuadrilla.train.checkpoint import list_checkpoints, load_newest, verify_checkpoint, version_of
-from tests.commands import COMMAND, TASK, make_run, reached, start, train, wait_for
+from tests.commands import TASK, make_run, reached, start, train, wait_for
+from tests.inside import cuadrilla
 from tests.runs import final_sha256
 
 
@@ -36,7 +36,7 @@ def undisturbed_strict(tmp_path_factory: pytest.TempPathFactory) -> str:
     return final_sha256(run.path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_one_signal_saves_and_stops_and_the_same_command_resumes(
     run: RunDir, undisturbed: str, number: signal.Signals
 ) -> None:
@@ -68,6 +68,7 @@ def test_two_signals_leave_at_once_and_the_last_checkpoint_is_whole(run: RunDir,
     assert final_sha256(run.path) == undisturbed
 
 
+@pytest.mark.thorough
 def test_a_closed_terminal_does_not_stop_the_training(run: RunDir, undisturbed: str) -> None:
     """SIGHUP, and a stderr that nobody reads any more."""
     read_end, write_end = os.pipe()
@@ -82,7 +83,12 @@ def test_a_closed_terminal_does_not_stop_the_training(run: RunDir, undisturbed: 
 
 @pytest.mark.parametrize(
     ("crew", "num_kills"),
-    [("[1.0]", 4), ("[1.0, 0.5]", 4), pytest.param("[1.0, 0.5, 0.25]", 100, marks=pytest.mark.soak)],
+    [
+        ("[1.0]", 2),
+        pytest.param("[1.0]", 4, marks=pytest.mark.thorough),
+        pytest.param("[1.0, 0.5]", 4, marks=pytest.mark.thorough),
+        pytest.param("[1.0, 0.5, 0.25]", 100, marks=pytest.mark.soak),
+    ],
 )
 def test_killed_again_and_again_no_committed_step_is_lost(
     run: RunDir, undisturbed_strict: str, crew: str, num_kills: int
@@ -185,10 +191,7 @@ def test_too_small_a_disk_is_refused_at_the_start(small_disk: Path) -> None:
 
 
 def test_what_a_run_leaves(run: RunDir) -> None:
-    done = subprocess.run(
-        [*COMMAND, "--json", "train", str(run.path), "--set", "train.steps=5"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = cuadrilla("--json", "train", str(run.path), "--set", "train.steps=5")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["version"], result["complete"]) == (5, True)
@@ -200,8 +203,7 @@ def test_what_a_run_leaves(run: RunDir) -> None:
     again = train(run, "--set", "train.steps=5")
     assert again.returncode == 0
     assert [row["version"] for row in read_jsonl(run.metrics)] == [1, 2, 3, 4, 5]
-    same = subprocess.run([*COMMAND, "env", "diff", str(run.path)], capture_output=True, timeout=60, check=False)
-    assert same.returncode == 0
+    assert cuadrilla("env", "diff", str(run.path)).returncode == 0
 
 
 def read_events(run: RunDir, kind: str) -> Iterator[dict[str, object]]:
@@ -220,7 +222,7 @@ def read_events(run: RunDir, kind: str) -> Iterator[dict[str, object]]:
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    done = cuadrilla(*arguments, cwd=tmp_path)
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -25,6 +25,8 @@ from cuadrilla.sync.ledger import Ledger
 pytestmark = pytest.mark.unit
 
 CHUNK = 50
+FIRST = [0, 50]
+THOROUGH = [pytest.param(first, marks=pytest.mark.thorough) for first in range(100, 500, CHUNK)]
 LONG_ROUNDS = replace(RULES, units_per_round=64)
 HAPPENS = (  # among a hundred seeds, or the simulation has become too kind
     *WORKER_FAULTS,
@@ -56,7 +58,7 @@ def check(first: int, count: int) -> None:
         assert report.skipped or report.theta == undisturbed()
 
 
-@pytest.mark.parametrize("first", range(0, 500, CHUNK))
+@pytest.mark.parametrize("first", FIRST + THOROUGH)
 def test_no_fault_breaks_a_promise(first: int) -> None:
     check(first, CHUNK)
 

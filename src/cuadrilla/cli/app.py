@@ -104,7 +104,7 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
 def main() -> None:
     """Run a command; every error ends as one line of cause, one of remedy and a documented exit code."""
     allow_only_new_tls()
-    code = _run()
+    code = run()
     if "grpc" in sys.modules:
         # Its threads may be inside C++ code; the interpreter's farewell would end them there, by an abort (signal 6).
         logging.shutdown()
@@ -115,8 +115,8 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run() -> int:
-    """The exit code of the command."""
+def run() -> int:
+    """Run the command of `sys.argv`; its exit code."""
     try:
         command_line(sys.argv[1:])()
     except SystemExit as leaving:  # how Typer ends

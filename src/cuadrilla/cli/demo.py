@@ -24,8 +24,8 @@ from cuadrilla.runfile import read_run_file
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Door
 
-NUM_STEPS = 1100
-NUM_STORIES = 60_000
+STEPS = 1100
+STORIES = 60_000
 VOCABULARY = 1024
 RUN_FILE = """\
 # The demonstration run of `cuadrilla demo`: a small Spanish GPT-2 on the built-in stories.
@@ -38,7 +38,7 @@ folder = "data"
 preset = "micro"
 
 [train]
-steps = 1100
+steps = {steps}
 batch_sequences = 16
 unit_sequences = 1  # small units: so unequal workers can share a step fairly
 
@@ -92,6 +92,10 @@ class Accident:
 
 def demo(
     folder: Annotated[Path, typer.Option(help="Where to put data and run.")] = Path("demo"),
+    steps: Annotated[
+        int, typer.Option(min=2, help="How long to train; after a few steps it has learnt nothing, and all is shown.")
+    ] = STEPS,
+    stories: Annotated[int, typer.Option(min=200, help="How many built-in stories to train on.")] = STORIES,
 ) -> None:
     """Train a small Spanish GPT-2 on built-in stories, evaluate it and read what it writes (about 4 minutes)."""
     began = time.monotonic()
@@ -99,17 +103,17 @@ def demo(
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     under_a_parent(run)
-    say(f"1/4 data        {NUM_STORIES:,} built-in stories, tokenizer of {VOCABULARY:,}")
+    say(f"1/4 data        {stories:,} built-in stories, tokenizer of {VOCABULARY:,}")
     with shown_progress() as progress:
         prepared = prepare(
-            [f"cuentos:{NUM_STORIES}"], out=folder / "data", options=Options(vocab=VOCABULARY), progress=progress
+            [f"cuentos:{stories}"], out=folder / "data", options=Options(vocab=VOCABULARY), progress=progress
         )
     tokens = {name: split.num_tokens for name, split in prepared.manifest.splits.items()}
     say(f"                {tokens['train']:,} tokens to train on, {tokens['val']:,} held out")
     say("\n2/4 train       on three unequal practice workers; Ctrl-C saves and stops; the same command goes on")
     if not run.run_file.exists():
-        write_atomic(run.run_file, RUN_FILE)
-    accident = Accident(at=NUM_STEPS // 2)
+        write_atomic(run.run_file, RUN_FILE.format(steps=steps))
+    accident = Accident(at=steps // 2)
     from cuadrilla.engines.crew import Opening
 
     outcome = train_run(

@@ -15,6 +15,9 @@ from cuadrilla.home import Home
 from cuadrilla.log import set_up_logging
 from cuadrilla.rundir import FolderLock, storage_errors
 
+SURELY_GONE_SECONDS = 20.0
+"""A killed coordinator is started again by its parent, and is back by then on a machine that is not very slow."""
+
 Address = Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Which crew, if this machine has joined more.")]
 Listen = Annotated[
     str, typer.Option(metavar="ADDRESS[:PORT]", help="Where this machine would coordinate (default: its LAN address).")
@@ -50,6 +53,9 @@ def promote(
     address: Address = "",
     listen: Listen = "",
     force: Annotated[bool, typer.Option("--force", help="Although the old coordinator may be there.")] = False,
+    wait: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="How long to ask the old coordinator: it may be restarting.")
+    ] = SURELY_GONE_SECONDS,
 ) -> None:
     """Coordinate the crew from this standby, because the old coordinator's machine is gone for good."""
     home = Home.of_user()
@@ -64,7 +70,7 @@ def promote(
         raise LinkError(f"this machine is no standby of the crew at {crew.address}", hint="cuadrilla standby")
     with FolderLock(twin.lock, purpose="following the coordinator; stop `cuadrilla standby` there first"):
         if not force:
-            check_gone(crew, report=say)
+            check_gone(crew, seconds=wait, report=say)
         version = take_over(home, crew, twin)
     lost = max(0, twin.announced - version)
     say(f"promoted   goes on from step {version}; the old coordinator is known to have announced step {twin.announced}")

@@ -38,8 +38,6 @@ from cuadrilla.train.journal import has_segment, read_segment
 POLL_SECONDS = 0.5
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
 KEPT_CHECKPOINTS = 2
-SURELY_GONE_SECONDS = 20.0
-"""A killed coordinator is started again by its parent, and is back by then on a machine that is not very slow."""
 
 Report = Callable[[str], None]
 
@@ -241,10 +239,10 @@ def _check_free(home: Home, crew: Joined) -> None:
         )
 
 
-def check_gone(crew: Joined, *, report: Report) -> None:
-    """Raises LinkError when the coordinator answers within the time that its parent may need to start it again."""
-    report(f"asking    {crew.address} for {SURELY_GONE_SECONDS:.0f} s whether it is there")
-    until = time.monotonic() + SURELY_GONE_SECONDS
+def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
+    """Raises LinkError when the coordinator answers within so many seconds: its parent may be starting it again."""
+    report(f"asking    {crew.address} for {seconds:.0f} s whether it is there")
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
         connection = Connection(crew.address, identity=load_node(crew.folder))
         try:

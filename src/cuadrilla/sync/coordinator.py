@@ -103,6 +103,8 @@ class Coordinator:
     skipped: set[int] = field(default_factory=set)
     environment: dict[str, str] | None = None
     finished: bool = False
+    farewell: str = "the run has ended"
+    """Why it is finished: also for those who were not there when the others were told."""
     merging: Merge | None = None
     now: float = 0.0
     gathering_since: float | None = None
@@ -113,7 +115,7 @@ class Coordinator:
         """The one entry. `now` is monotonic seconds of the receiver's own clock."""
         self.now = now
         if self.finished:
-            return [Evict(worker=event.worker, reason="the run has ended")] if isinstance(event, Joined) else []
+            return [Evict(worker=event.worker, reason=self.farewell)] if isinstance(event, Joined) else []
         match event:
             case Joined():
                 return self._join(event, now)
@@ -128,7 +130,7 @@ class Coordinator:
             case Tick():
                 return self._evict_silent(now)
             case StopRequested():
-                self.finished = True
+                self.finished, self.farewell = True, event.reason
                 return [Finish(reason=event.reason, complete=False)]
 
     def start(self) -> list[Action]:

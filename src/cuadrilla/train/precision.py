@@ -74,7 +74,7 @@ def choose_precision(requested: str, *, device: torch.device) -> Precision:
         return Precision(dtype=torch.float16, reason="asked for", loss_scale=INITIAL_FP16_SCALE)
     match device.type:
         case "cuda":
-            return _choose_for_cuda(torch.cuda.get_device_capability(device))
+            return choose_for_cuda(torch.cuda.get_device_capability(device))
         case "cpu":
             return choose_for_cpu(read_facts().cpu.instruction_sets or ())
         case "xpu":
@@ -83,7 +83,8 @@ def choose_precision(requested: str, *, device: torch.device) -> Precision:
             return Precision(dtype=torch.float32, reason=f"{device.type}: bf16 is no faster there")
 
 
-def _choose_for_cuda(capability: tuple[int, int]) -> Precision:
+def choose_for_cuda(capability: tuple[int, int]) -> Precision:
+    """bf16 where the tensor cores have it, fp16 where half precision is fast at all."""
     name = f"CUDA, compute capability {capability[0]}.{capability[1]}"
     if capability >= BF16_CUDA_CAPABILITY:
         return Precision(dtype=torch.bfloat16, reason=name)

@@ -3,7 +3,8 @@
 import math
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cuadrilla.config import Config, ExactSync, FileTask, LanguageTask, ServerSync, TrainSection
+from cuadrilla.config import Config, CrewEngine, ExactSync, FileTask, LanguageTask, ServerSync, TrainSection
 from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.model import language
@@ -37,8 +38,6 @@ from cuadrilla.train.schedule import make_schedule
 from cuadrilla.train.store import Store
 
 SPARE_DISK_BYTES = 2**30
-LOST_AFTER_SECONDS = 5.0
-HUNG_AFTER_SECONDS = 10.0
 # A run may be resumed with other values of these; anything else changes what is being trained.
 FREE_ON_RESUME = ("checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device", "train.threads",
                   "train.compile", "train.pass_sequences", "data.folder", "task.path")  # fmt: skip
@@ -119,11 +118,19 @@ def _keep_tokenizer(task: language.LanguageTask, run: RunDir) -> None:
 
 
 def assemble(
-    config: Config, run: RunDir, *, task: Task, sinks: Sequence[Sink], allow_changes: bool = False, stop_at: int = 0
+    config: Config,
+    run: RunDir,
+    *,
+    task: Task,
+    sinks: Sequence[Sink],
+    allow_changes: bool = False,
+    stop_at: int = 0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Parts:
     """Build the coordinator's side of a run and bring it back from its checkpoints if it has any.
 
-    `stop_at`: checkpoint and stop at this step (0: at the end). Raises CheckpointError, ConfigError, ResourceError.
+    `stop_at`: checkpoint and stop at this step (0: at the end). `clock`: seconds; who is missed when is decided by it.
+    Raises CheckpointError, ConfigError, ResourceError.
     """
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device=device)
@@ -164,6 +171,7 @@ def assemble(
         sinks=sinks,
         observe=observer,
         stop_at=stop_at,
+        clock=clock,
     )
     return Parts(
         config=config,
@@ -182,13 +190,14 @@ def make_coordinator(
     config: Config, state: Mapping[str, Any] | None, *, length: Length, program: Mapping[str, str]
 ) -> Coordinator:
     """The state machine of the run's strategy, as it was in `state` if there is one."""
+    crew = config.engine if isinstance(config.engine, CrewEngine) else None  # threads of one process are not missed
     rules = Rules(
         units_per_round=length.units_per_round,
         num_versions=length.num_versions,
-        program={} if config.engine.kind == "local" else program,  # one process has one
+        program=program if crew else {},  # one process has one
         same_environment=config.sync.strict,
-        lost_after_seconds=LOST_AFTER_SECONDS if config.engine.kind != "local" else None,
-        hung_after_seconds=HUNG_AFTER_SECONDS if config.engine.kind != "local" else None,
+        lost_after_seconds=crew.lost_after_seconds if crew else None,
+        hung_after_seconds=crew.hung_after_seconds if crew else None,
     )
     kind: type[Coordinator]
     match config.sync:

@@ -34,8 +34,6 @@ from cuadrilla.link.tls import (
 )
 from tests.crews import NOW, join, key_of, pem_of, refused
 
-pytestmark = pytest.mark.unit
-
 CALL_SECONDS = 20.0
 
 

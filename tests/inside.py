@@ -1,0 +1,103 @@
+"""`cuadrilla ...` inside this interpreter, for tests that are not about the process: a new one costs seconds.
+
+The command sees the arguments, the folder, the environment and the standard input that it is given, and what it and
+its children write is caught at the file descriptors. Signals, memory, open files and the end of a process are tested
+with real ones (tests/commands.py).
+"""
+
+import io
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import BinaryIO
+from unittest import mock
+
+import cuadrilla as package
+from cuadrilla.cli import app, output
+
+ROOT = Path(__file__).parents[1]
+
+
+def cuadrilla(
+    *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, says: str = ""
+) -> "CompletedProcess[str]":
+    """Run a command to its end: exit code, standard output and standard error. `env`: the whole environment."""
+    words = ["cuadrilla", *map(str, arguments)]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, ExitStack() as stack:
+        stack.enter_context(_caught(1, out))
+        stack.enter_context(_caught(2, err))
+        stack.enter_context(mock.patch.object(sys, "stdin", io.StringIO(says)))
+        stack.enter_context(mock.patch.object(sys, "argv", words))
+        stack.enter_context(mock.patch.object(sys, "path", [*sys.path]))
+        if env is not None:
+            stack.enter_context(mock.patch.dict(os.environ, env, clear=True))
+        stack.enter_context(_folder(cwd))
+        stack.enter_context(_fresh())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("default")  # as in a process of its own: here they are errors
+        code = app.run()
+        stack.close()
+        return CompletedProcess(words, code, _text(out), _text(err))
+
+
+@contextmanager
+def _caught(number: int, file: BinaryIO) -> Iterator[None]:
+    """What is written to a standard stream of this process, from Python and from its children, goes to `file`."""
+    name = {1: "stdout", 2: "stderr"}[number]
+    getattr(sys, name).flush()
+    before = os.dup(number)
+    os.dup2(file.fileno(), number)
+    stream = io.TextIOWrapper(io.FileIO(number, "w", closefd=False), encoding="utf-8", write_through=True)
+    try:
+        with mock.patch.object(sys, name, stream):
+            yield
+    finally:
+        stream.flush()
+        os.dup2(before, number)
+        os.close(before)
+
+
+@contextmanager
+def _folder(folder: Path | None) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(folder or before)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextmanager
+def _fresh() -> Iterator[None]:
+    """As if nothing had been run before: flags, handlers of the log, modules of tasks."""
+    before, logger = set(sys.modules), logging.getLogger(package.__name__)
+    handlers, level = list(logger.handlers), logger.level
+    options = output.options.__dict__.copy()
+    output.options.__dict__.update(output.Options().__dict__)
+    logger.handlers.clear()
+    try:
+        yield
+    finally:
+        output.options.__dict__.update(options)
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and not Path(file).is_relative_to(sys.prefix) and not _is_ours(Path(file)):
+                del sys.modules[name]
+
+
+def _is_ours(file: Path) -> bool:
+    """Part of Python or of this checkout; else it is a task's, and the next command is to load it anew."""
+    return file.is_relative_to(sys.base_prefix) or file.is_relative_to(ROOT)
+
+
+def _text(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", errors="backslashreplace")

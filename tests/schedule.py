@@ -1,0 +1,35 @@
+"""Which tests follow one another in one process when pytest-xdist runs several.
+
+Groups are begun in the order of the collection, so the short ones of tests/unit come last and even out the end. (The
+groups by marker of xdist 3.8 do nothing with pytest 9.2, which keeps the ids of tests elsewhere.)
+"""
+
+from xdist.scheduler import LoadScopeScheduling
+
+RAY, RIG = "ray", "rig"
+
+
+class Groups(LoadScopeScheduling):
+    """A process takes a group when it has little left to do."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def group_of(nodeid: str) -> str:
+    """Ray's tests and the networks': one at a time, since each keeps both cores of a small machine busy. A file whose
+    tests are short. Everything else by itself."""
+    if uses_ray(nodeid):
+        return RAY
+    file = nodeid.partition("::")[0]
+    folder = file.split("/")[1]
+    if folder == "rig":
+        return RIG
+    return file if folder in ("unit", "inproc", "browser") else nodeid
+
+
+def uses_ray(nodeid: str) -> bool:
+    """Of a file about Ray, or with `ray` among its parameters."""
+    file, _, test = nodeid.partition("::")
+    stem = file.rpartition("/")[2].removesuffix(".py")
+    return "ray" in stem.split("_") or "ray" in test.partition("[")[2].removesuffix("]").split("-")

@@ -1,0 +1,95 @@
+"""Each benchmark starts, comes to its end and reports figures, on the smallest thing that it can measure."""
+
+import importlib
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuadrilla.data import cuentos
+
+pytestmark = pytest.mark.thorough
+
+BENCHES = Path(__file__).parents[2] / "bench"
+NEEDS = {"train": "transformers", "generate": "transformers", "novels": "transformers", "ray": "ray"}
+SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
+    "exact": "--steps 1 --stories 200 --settings adamw~fp32",
+    "generate": "--shape 10m --prompt-tokens 4 --new-tokens 3 --repeats 1 --threads 1",
+    "link": "--parameters 50000 --rate 0 --rounds 1",
+    "loop": "--size micro --steps 6 --threads 1",
+    "novels": "TEXTS --size micro --tokens 2048 --every 3",
+    "optimizers": "DATA --tokens 4096 --seeds 1",
+    "prepare": "TEXTS --rounds 1 --processes 1 --encoder words",
+    "recovery": "--faults 1",
+    "server": "--steps 22 --repeats 1 --stories 300",
+    "throughput": "--unit-ms 20 40 --units 4 --rounds 1 --steps 1 --repeats 1 --rate 0",
+    "train": "--size micro --steps 3 --threads 1",
+}
+
+
+def programs() -> list[str]:
+    """The benchmarks that a person starts; the other files are parts of them."""
+    return sorted(path.stem for path in BENCHES.glob("*.py") if "argparse.ArgumentParser" in path.read_text())
+
+
+def test_each_benchmark_is_started_here() -> None:
+    assert programs() == sorted(SMALLEST)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(3):
+        text = "\n\n".join(cuentos.stories(120, start=1000 * number))
+        (folder / f"{number}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """A benchmark on a network ends when it is asked to; this process is not one."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def figures(value: Any) -> Iterator[float]:
+    """Every number in a report."""
+    match value:
+        case dict():
+            for part in value.values():
+                yield from figures(part)
+        case list():
+            for part in value:
+                yield from figures(part)
+        case bool():
+            pass
+        case int() | float():
+            yield float(value)
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_it_measures(
+    name: str, texts: Path, stories: Path, signals: None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    if (needed := NEEDS.get(name)) and find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed: pip install {needed}")
+    if name == "optimizers":
+        shutil.copytree(stories, tmp_path / "data")
+    places = {"TEXTS": str(texts), "DATA": str(tmp_path / "data")}
+    words = [places.get(word, word).replace("~", " ") for word in SMALLEST[name].split()]
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    importlib.import_module(f"bench.{name}").main()
+    report = json.loads(capsys.readouterr().out)
+    assert report.get("benchmark", report.get("bench")) == name
+    measured = list(figures({key: value for key, value in report.items() if key not in ("machine", "benchmark")}))
+    assert measured
+    assert all(number == number and abs(number) != float("inf") for number in measured)
