@@ -6,40 +6,33 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from cuadrilla.train.checkpoint import list_checkpoints, load_newest, verify_checkpoint, version_of
-from tests.commands import TASK, make_run, reached, start, train, wait_for
+from tests.commands import TASK, is_what_one_worker_gives, make_run, reached, start, stop, train, wait_for
 from tests.inside import cuadrilla
-from tests.runs import final_sha256
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """A run of 400 steps, about 2 ms each, not begun."""
-    return make_run(tmp_path / "corrida ñ", steps=400)
+    """A run of steps of some milliseconds, not begun."""
+    return make_run(tmp_path / "corrida ñ")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    run = make_run(tmp_path_factory.mktemp("undisturbed") / "run", steps=400)
-    assert train(run).returncode == 0
-    return final_sha256(run.path)
-
-
-@pytest.fixture(scope="module")
-def undisturbed_strict(tmp_path_factory: pytest.TempPathFactory) -> str:
-    run = make_run(tmp_path_factory.mktemp("strict") / "run", steps=400)
-    assert train(run, "--set", "sync.strict=true").returncode == 0
-    return final_sha256(run.path)
+def goes_on(run: RunDir, *sets: str) -> "CompletedProcess[str]":
+    """The same command resumes, and some steps later the weights are those of a run that nobody has disturbed."""
+    steps = max(row["version"] for row in read_jsonl(run.metrics)) + 10
+    done = train(run, *sets, "--stop-at", str(steps))
+    assert done.returncode == 0, done.stderr
+    assert is_what_one_worker_gives(run, *sets)
+    return done
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
-def test_one_signal_saves_and_stops_and_the_same_command_resumes(
-    run: RunDir, undisturbed: str, number: signal.Signals
-) -> None:
+def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir, number: signal.Signals) -> None:
     process = start(run)
     wait_for(reached(run, 20), process)
     process.send_signal(number)
@@ -49,13 +42,12 @@ def test_one_signal_saves_and_stops_and_the_same_command_resumes(
     assert "Traceback" not in said
     found = load_newest(run.checkpoints)
     assert found is not None
-    assert found.version == last_rows(run.metrics)[-1]["version"] < 400
+    assert found.version == last_rows(run.metrics)[-1]["version"]
     assert not run.lock.exists()
-    assert train(run).returncode == 0
-    assert final_sha256(run.path) == undisturbed
+    goes_on(run)
 
 
-def test_two_signals_leave_at_once_and_the_last_checkpoint_is_whole(run: RunDir, undisturbed: str) -> None:
+def test_two_signals_leave_at_once_and_the_last_checkpoint_is_whole(run: RunDir) -> None:
     process = start(run)
     wait_for(reached(run, 60), process)
     for _ in range(2):
@@ -64,12 +56,11 @@ def test_two_signals_leave_at_once_and_the_last_checkpoint_is_whole(run: RunDir,
     assert process.returncode == 130
     for path in list_checkpoints(run.checkpoints):
         verify_checkpoint(path)
-    assert train(run).returncode == 0
-    assert final_sha256(run.path) == undisturbed
+    goes_on(run)
 
 
 @pytest.mark.thorough
-def test_a_closed_terminal_does_not_stop_the_training(run: RunDir, undisturbed: str) -> None:
+def test_a_closed_terminal_does_not_stop_the_training(run: RunDir) -> None:
     """SIGHUP, and a stderr that nobody reads any more."""
     read_end, write_end = os.pipe()
     process = start(run, stderr=write_end)
@@ -77,8 +68,10 @@ def test_a_closed_terminal_does_not_stop_the_training(run: RunDir, undisturbed: 
     wait_for(reached(run, 20), process)
     os.close(read_end)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=100) == 0
-    assert final_sha256(run.path) == undisturbed
+    wait_for(reached(run, last_rows(run.metrics)[-1]["version"] + 60), process)
+    process.terminate()
+    assert process.wait(timeout=100) == 130
+    assert is_what_one_worker_gives(run)
 
 
 @pytest.mark.parametrize(
@@ -90,27 +83,21 @@ def test_a_closed_terminal_does_not_stop_the_training(run: RunDir, undisturbed: 
         pytest.param("[1.0, 0.5, 0.25]", 100, marks=pytest.mark.soak),
     ],
 )
-def test_killed_again_and_again_no_committed_step_is_lost(
-    run: RunDir, undisturbed_strict: str, crew: str, num_kills: int
-) -> None:
+def test_killed_again_and_again_no_committed_step_is_lost(run: RunDir, crew: str, num_kills: int) -> None:
     """SIGKILL at random moments: each time everything that was announced is there, and the end is the same."""
     sets = ["--set", f"engine.workers={crew}", "--set", "sync.strict=true", "--set", "checkpoint.journal=on"]
     chance = random.Random(7)
     announced = 0
     for _ in range(num_kills):
-        if announced > 350:
-            break
         process = start(run, *sets)
-        wait_for(reached(run, announced + chance.randrange(1, 240 // num_kills + 2)), process)
+        wait_for(reached(run, announced + chance.randrange(1, 60)), process)
         process.kill()
         _, said = process.communicate()
         if announced:
             assert int(said.split("resumed    at step ")[1].split()[0]) >= announced
         announced = max(row["version"] for row in read_jsonl(run.metrics))
-    assert train(run, *sets).returncode == 0
-    versions = [row["version"] for row in last_rows(run.metrics)]
-    assert versions == list(range(1, 401))
-    assert final_sha256(run.path) == undisturbed_strict
+    done = goes_on(run, *sets)
+    assert int(done.stderr.split("resumed    at step ")[1].split()[0]) >= announced
 
 
 def test_a_second_training_in_the_same_folder_is_refused(run: RunDir) -> None:
@@ -174,13 +161,12 @@ def test_a_full_disk_does_not_stop_the_training(run: RunDir, small_disk: Path) -
     assert filled
     wait_for(lambda: any(row["event"] == "alarm" for row in read_jsonl(run.events)), process)
     at_alarm = last_rows(run.metrics)[-1]["version"]
-    wait_for(reached(run, min(at_alarm + 30, 390)), process)
+    wait_for(reached(run, at_alarm + 30), process)
     for path in list_checkpoints(run.checkpoints):
         verify_checkpoint(path)
     filler.unlink()
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 0, said
-    assert version_of(list_checkpoints(run.checkpoints)[-1]) == 400
+    stop(process)
+    assert version_of(list_checkpoints(run.checkpoints)[-1]) == last_rows(run.metrics)[-1]["version"]
 
 
 def test_too_small_a_disk_is_refused_at_the_start(small_disk: Path) -> None:
