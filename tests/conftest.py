@@ -219,7 +219,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each test carries the mark of its folder. What goes through Ray is thorough, but for one of each kind."""
+    """Each test carries the mark of its folder. What goes through Ray is thorough, but for one of each kind.
+
+    Those that may take longest, by their time limit, are begun first: at the end all processes are done together.
+    """
     here = Path(__file__).parent
     for item in items:
         folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
@@ -227,3 +230,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
         if uses_ray(item.nodeid) and item.get_closest_marker("ray_smoke") is None:
             item.add_marker("thorough")
+    items.sort(key=lambda item: -time_limit(item))
+
+
+def time_limit(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else 0.0

@@ -211,6 +211,8 @@ def _views(folder: RunDir, parts: "Parts") -> "list[Sink]":
 
 
 def _introduce(config: Config, parts: "Parts") -> None:
+    from cuadrilla.train.setup import has_several_workers
+
     num_parameters = sum(parameter.numel() for parameter in parts.model.parameters())
     say(
         f"model      {num_parameters / 1e6:.2f} M parameters\n"
@@ -220,23 +222,22 @@ def _introduce(config: Config, parts: "Parts") -> None:
     )
     if parts.resumed_at:
         say(f"resumed    at step {parts.resumed_at}")
-    if isinstance(config.sync, ServerSync):
-        _introduce_server(config, config.sync)
+    if isinstance(config.sync, ServerSync) and has_several_workers(config):
+        say(f"sync       server: a step for each answer, staleness at most {config.sync.staleness}")
+        for key, note in asynchronous_notes(config, config.sync):
+            say(f"note       {key}: {note}")
 
 
-def _introduce_server(config: Config, sync: ServerSync) -> None:
-    """What several asynchronous workers mean for this run."""
-    from cuadrilla.train.setup import has_several_workers
-
-    if not has_several_workers(config):
-        return
-    say(f"sync       server: a step for each answer, staleness at most {sync.staleness}")
+def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]]:
+    """(setting, why another value may serve better) for several asynchronous workers."""
+    notes, optim = [], config.optim
     if sync.staleness + 1 < len(config.engine.workers):
-        say(f"note       sync.staleness = {sync.staleness} lets {sync.staleness + 1} workers work at a time")
-    optim = config.optim
+        notes.append(("sync.staleness", f"{sync.staleness} lets {sync.staleness + 1} workers work at a time"))
     delayed = isinstance(optim, NesterovSection) and (optim.delay > 1 or optim.momentum == 0)
     if not delayed:
-        say(
-            f"note       {optim.kind} keeps momentum, and momentum of stale gradients slows asynchronous training\n"
-            '           (arXiv 2401.09135); optim.kind = "nesterov" with optim.delay > 1 was made for it'
+        text = (
+            f"{optim.kind} keeps momentum, and momentum of stale gradients slows asynchronous training\n"
+            '           (arXiv 2401.09135); "nesterov" with optim.delay > 1 was made for it'
         )
+        notes.append(("optim.kind", text))
+    return notes
