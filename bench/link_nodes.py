@@ -28,6 +28,7 @@ from torch import Tensor
 from bench.lan import CARD, LAN
 from bench.ray_cluster import RayMachine, head, nodes_named
 from cuadrilla.link.base import Contribute, Hello, ToCoordinator, Version
+from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.nodes import AllowList
@@ -103,7 +104,7 @@ class CrewCoordinator(Coordinator):
         super().__init__(parameters=parameters, workers=workers)
         keys, nodes = open_coordinator(Path(folder) / "crew", now=NOW), AllowList(Path(folder) / "nodes.json")
         self._desk = CrewDesk(keys=keys, nodes=nodes, **self._desk_arguments())
-        self._desk.serve(f"{address}:{port}")
+        self._desk.serve(bind(f"{address}:{port}"))
 
 
 class RayCoordinator(Coordinator):

@@ -12,6 +12,7 @@ import torch
 from cuadrilla.engines.local import WrapLink, draws_random_numbers, run_local
 from cuadrilla.errors import CuadrillaError
 from cuadrilla.link.base import Link
+from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.nodes import AllowList
@@ -78,7 +79,7 @@ class _Crew:
         self.errors: list[BaseException] = []
 
     def run(self) -> Outcome:
-        port = self.desk.serve("127.0.0.1:0")
+        port = self.desk.serve(bind("127.0.0.1:0"))
         self.parts.coordination.open(self.desk.send)
         for index, speed in enumerate(self.parts.config.engine.workers, start=1):
             self.threads.append(threading.Thread(target=self.work, args=(f"worker-{index}", speed, port)))

@@ -20,6 +20,7 @@ import torch
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Contribute, Hello, Lease, ToCoordinator, Version
+from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_client import SERVICE, Connection
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
@@ -80,7 +81,7 @@ class Crew:
             contribution=contribution,
             standby=StandbyDesk(names=standbys, keys=folder / "crew", run=folder / "run"),
         )
-        self.port = self.desk.serve("127.0.0.1:0")
+        self.port = self.desk.serve(bind("127.0.0.1:0"))
         self.address = f"127.0.0.1:{self.port}"
         self.leases = 0
         self.ana = Connection(self.address, identity=self.node("ana"))

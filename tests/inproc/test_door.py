@@ -170,19 +170,6 @@ class WhoCalls(grpc.GenericRpcHandler):
         return f"node {self.nodes.name_of(certificate)}".encode()
 
 
-class Door:
-    """Whether an invite is open, asked by gRPC at every handshake."""
-
-    def __init__(self, crew: Coordinator) -> None:
-        self.crew = crew
-        self.enrolling = True
-
-    def configuration(self) -> Any:
-        pair = (self.crew.identity.key, self.crew.identity.certificate)
-        roots = self.crew.client_roots(enrolling=self.enrolling)
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
-
-
 @contextmanager
 def grpc_server(credentials: Any, handler: grpc.GenericRpcHandler) -> Iterator[int]:
     with ThreadPoolExecutor(2) as pool:
@@ -196,10 +183,10 @@ def grpc_server(credentials: Any, handler: grpc.GenericRpcHandler) -> Iterator[i
 
 
 @contextmanager
-def crew_server(door: Door, handler: WhoCalls) -> Iterator[int]:
-    credentials = grpc.dynamic_ssl_server_credentials(
-        door.configuration(), door.configuration, require_client_authentication=True
-    )
+def crew_server(crew: Coordinator, handler: WhoCalls) -> Iterator[int]:
+    pair = (crew.identity.key, crew.identity.certificate)
+    roots = crew.client_roots()
+    credentials = grpc.ssl_server_credentials([pair], root_certificates=roots, require_client_auth=True)
     with grpc_server(credentials, handler) as port:
         yield port
 
@@ -227,7 +214,7 @@ def test_grpc_knows_who_calls(tmp_path: Path, crew: Coordinator) -> None:
     handler = WhoCalls(nodes)
     ana, luis = (join(tmp_path / name, name=name, crew=crew) for name in ("ana", "luis"))
     nodes.add("ana", certificate=ana.certificate)
-    with crew_server(Door(crew), handler) as port:
+    with crew_server(crew, handler) as port:
         assert ask(port, ana) == "node ana"
         assert ask(port, luis) == "node None"  # a certificate of the crew gives no right by itself
         nodes.remove("ana")
@@ -240,25 +227,11 @@ def test_grpc_knows_who_calls(tmp_path: Path, crew: Coordinator) -> None:
     assert known["security_level"] == [b"TSI_PRIVACY_AND_INTEGRITY"]
 
 
-def test_grpc_with_static_credentials(tmp_path: Path, crew: Coordinator) -> None:
-    nodes = AllowList(tmp_path / "nodes.json")
-    ana = join(tmp_path / "ana", name="ana", crew=crew)
-    nodes.add("ana", certificate=ana.certificate)
-    credentials = grpc.ssl_server_credentials(
-        [(crew.identity.key, crew.identity.certificate)],
-        root_certificates=crew.client_roots(enrolling=True),
-        require_client_auth=True,
-    )
-    with grpc_server(credentials, WhoCalls(nodes)) as port:
-        assert ask(port, ana) == "node ana"
-        assert ask(port, enrol_identity(crew.identity.certificate)) == "enrol"
-
-
 def test_grpc_refuses_strangers(tmp_path: Path, crew: Coordinator) -> None:
     handler = WhoCalls(AllowList(tmp_path / "nodes.json"))
     other = open_coordinator(tmp_path / "other", now=NOW)
     foreign = join(tmp_path / "foreign", name="ana", crew=other)
-    with crew_server(Door(crew), handler) as port:
+    with crew_server(crew, handler) as port:
         assert ask(port, foreign, ca=crew.identity.ca) == REFUSED
         assert ask(port, None, ca=crew.identity.ca) == REFUSED
         assert ask(port, signed_by_enrol("ana"), ca=crew.identity.ca) == REFUSED
@@ -266,21 +239,11 @@ def test_grpc_refuses_strangers(tmp_path: Path, crew: Coordinator) -> None:
     assert handler.contexts == []
 
 
-def test_a_closed_door_refuses_the_enrol_certificate(tmp_path: Path, crew: Coordinator) -> None:
-    door, handler = Door(crew), WhoCalls(AllowList(tmp_path / "nodes.json"))
-    ana = join(tmp_path / "ana", name="ana", crew=crew)
-    with crew_server(door, handler) as port:
-        assert ask(port, enrol_identity(crew.identity.certificate)) == "enrol"
-        door.enrolling = False
-        assert ask(port, enrol_identity(crew.identity.certificate)) == REFUSED
-        assert ask(port, ana) == "node None"
-
-
 def test_an_impostor_after_the_pinning_hears_nothing(tmp_path: Path, crew: Coordinator) -> None:
     """The fetch and the call are two connections: the second one trusts only the certificate that was compared."""
     impostor = open_coordinator(tmp_path / "impostor", now=NOW)
     handler = WhoCalls(AllowList(tmp_path / "nodes.json"))
-    with crew_server(Door(impostor), handler) as port:
+    with crew_server(impostor, handler) as port:
         assert ask(port, enrol_identity(crew.identity.certificate)) == REFUSED
     assert handler.contexts == []
 
@@ -298,7 +261,7 @@ def test_a_node_cannot_pose_as_the_coordinator(tmp_path: Path, crew: Coordinator
 def test_joining_over_grpc(tmp_path: Path, crew: Coordinator) -> None:
     """Pin, enrol, join: a whole way in, against the gRPC server itself."""
     nodes = AllowList(tmp_path / "nodes.json")
-    with crew_server(Door(crew), WhoCalls(nodes)) as port:
+    with crew_server(crew, WhoCalls(nodes)) as port:
         pinned = pinned_certificate(invite_to(port, crew=crew))
         assert ask(port, enrol_identity(pinned)) == "enrol"
         name, certificate = crew.sign(node_request(tmp_path / "ana", name="ana"))

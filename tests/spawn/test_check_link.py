@@ -19,6 +19,7 @@ from cuadrilla.home import Home, Joined
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import grpc_check, wire
 from cuadrilla.link.base import Refused
+from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_check import KNOWN_LAYOUT, known_tensors
 from cuadrilla.link.grpc_client import SERVICE, Connection
 from cuadrilla.link.grpc_server import CrewDesk
@@ -178,7 +179,7 @@ def dial(tmp_path: Path) -> Iterator[Callable[[str], Connection]]:
         keys=keys, nodes=nodes, receiver=Nobody(), offer=Offer(config="{}", files={}), parameters=layout,
         contribution=layout,
     )  # fmt: skip
-    port = desk.serve("127.0.0.1:0")
+    port = desk.serve(bind("127.0.0.1:0"))
 
     def connection(name: str) -> Connection:
         identity: Identity = join(tmp_path / name, name=name, crew=keys)

@@ -69,13 +69,14 @@ def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Tables and results as JSON.")] = False,
     supervised: Annotated[int, typer.Option(hidden=True, help="A pipe from the parent of this process.")] = -1,
+    listener: Annotated[int, typer.Option(hidden=True, help="The crew's port, open in the parent.")] = -1,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     options.debug = debug
     options.json = json
-    options.supervised = supervised >= 0
+    options.supervised, options.listener = supervised >= 0, listener
     if options.supervised:
         end_with(supervised)
         leave_terminal()

@@ -83,12 +83,14 @@ def up(
         _show_place(home, listens=door.address, dialled=dialled)
         _show_invite(home, uses=uses)
 
-    under_a_parent(folder)
+    under_a_parent(folder, listen=listens)
     from cuadrilla.engines.crew import Opening
 
     with FolderLock(home.crew / "lock", purpose="cuadrilla up"):  # one coordinator has the keys and gets the invites
         try:
-            opening = Opening(home=home, opened=opened, standbys=frozenset(standby or []))
+            opening = Opening(
+                home=home, opened=opened, standbys=frozenset(standby or []), listener=options.listener
+            )  # fmt: skip
             outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=opening)
         finally:
             home.open_file.unlink(missing_ok=True)

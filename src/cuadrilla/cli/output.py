@@ -22,6 +22,8 @@ class Options:
     json: bool = False
     supervised: bool = False
     """This process is the child that coordinates."""
+    listener: int = -1
+    """A descriptor of the port that it serves, from its parent."""
 
 
 class TalkConsole(Console):

@@ -7,17 +7,20 @@ import typer
 
 from cuadrilla.cli.output import options, say, stderr
 from cuadrilla.engines.supervise import supervise
+from cuadrilla.link.gate import bind
 from cuadrilla.rundir import RunDir
 
 
-def under_a_parent(run: RunDir) -> None:
+def under_a_parent(run: RunDir, *, listen: str = "") -> None:
     """Returns in the child. In the process that a person started: run the same command as a child, then typer.Exit.
 
+    `listen`: the port that the child is to serve, which the parent opens and keeps. Raises LinkError.
     Not on Windows, which knows no signals: there a coordinator that dies is started again by hand.
     """
     if options.supervised or os.name == "nt":
         return
-    raise typer.Exit(supervise(sys.argv[1:], run, report=_report))
+    listener = bind(listen) if listen else None
+    raise typer.Exit(supervise(sys.argv[1:], run, report=_report, listener=listener))
 
 
 def pid_to_signal() -> int:

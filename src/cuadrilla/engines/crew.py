@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from cuadrilla.config import CrewEngine
-from cuadrilla.engines.doors import Doors, LinkDoor, RayDoor, open_doors
+from cuadrilla.engines.doors import NO_LISTENER, Doors, LinkDoor, RayDoor, open_doors
 from cuadrilla.engines.ray.cluster import Starting, cluster_of
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
@@ -54,13 +54,15 @@ class Door:
 class Opening:
     """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
     long as the run. `opened` is called once workers can dial in. `standbys`: nodes that may copy keys and run.
-    `cluster`: Ray, if its start has begun already; whoever began it ends it.
+    `cluster`: Ray, if its start has begun already; whoever began it ends it. `listener`: a descriptor of the crew's
+    port, if this process's parent holds it.
     """
 
     home: Home | None = None
     opened: Callable[[Door], None] | None = None
     standbys: frozenset[str] = frozenset()
     cluster: Starting | None = None
+    listener: int = NO_LISTENER
 
 
 def run_crew(parts: Parts, run: RunDir, *, opening: Opening) -> Outcome:
@@ -90,14 +92,16 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
     places = dict(zip(names, engine.workers, strict=True))
     children = _Children(engine=engine, run=run, event=parts.store.event)
     try:
-        cluster, standbys = opening.cluster(), opening.standbys
-        with open_doors(parts, run, home=home, private=private, cluster=cluster, standbys=standbys) as doors:
+        with open_doors(
+            parts, run, home=home, private=private, cluster=opening.cluster(), standbys=opening.standbys,
+            listener=opening.listener,
+        ) as doors:  # fmt: skip
             if doors.ray is not None:
                 _place_in_ray(places, doors.ray, engine=engine, run=run)
             elif doors.link is not None:
                 for name, speed in places.items():
                     _let_in(name, private / name, door=doors.link)
-                    children.start(name, address=doors.link.address, identity=private / name, speed=speed)
+                    children.start(name, address=doors.link.desk.direct_address, identity=private / name, speed=speed)
             if opening.opened is not None:
                 opening.opened(_describe(doors, children))
             return _coordinate(parts, doors, children, home=home)

@@ -2,6 +2,7 @@
 
 import logging
 import platform
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from cuadrilla.engines.bundle import offer
 from cuadrilla.engines.ray.cluster import Cluster, why_not
 from cuadrilla.home import Home
 from cuadrilla.link.base import ToWorker
+from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_ray import RayOffer
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from cuadrilla.engines.ray.desk import RayDesk
 
 LOOK_SECONDS = 1.0
+NO_LISTENER = -1
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +90,12 @@ def open_doors(
     private: Path,
     cluster: Cluster | None,
     standbys: frozenset[str] = frozenset(),
+    listener: int = NO_LISTENER,
 ) -> Iterator[Doors]:
     """The doors that this run's engine asks for; closed behind the block. Raises LinkError.
 
     `home` holds the keys of this machine's crew; without one the keys last as long as the run. `cluster`: Ray's, if
-    it is used. `standbys`: nodes that may copy keys and run.
+    it is used. `standbys`: nodes that may copy keys and run. `listener`: see `Opening`.
     """
     engine = parts.config.engine
     assert isinstance(engine, CrewEngine)
@@ -122,7 +126,8 @@ def open_doors(
                 keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, ray=ray, standby=standby, **layouts
             )
             stack.callback(desk.close)
-            address = f"{engine.listen.rpartition(':')[0]}:{desk.serve(engine.listen)}"
+            port = desk.serve(socket.socket(fileno=listener) if listener != NO_LISTENER else bind(engine.listen))
+            address = f"{engine.listen.rpartition(':')[0]}:{port}"
             doors.link = LinkDoor(desk=desk, address=address, keys=keys, nodes=nodes)
         yield doors
 

@@ -16,6 +16,7 @@ Invariants
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,18 +35,24 @@ WISHES = ("SIGINT", "SIGTERM", "SIGHUP")
 """Deaths by these are no accidents."""
 
 
-def supervise(arguments: Sequence[str], run: RunDir, *, report: Callable[[str], None]) -> int:
+def supervise(
+    arguments: Sequence[str], run: RunDir, *, report: Callable[[str], None], listener: socket.socket | None = None
+) -> int:
     """Run `cuadrilla ARGUMENTS`, which trains `run`, until it ends by itself; its exit code.
 
-    `report` hears of each new start. Raises EnvironmentProblem when the child dies again and again.
+    `report` hears of each new start. `listener`: the port that the child serves. It stays open here while the child is
+    away: nobody else can get it, and who dials meanwhile waits. Raises EnvironmentProblem when the child dies again and
+    again.
     """
     lifeline, ours = os.pipe()
-    command = [sys.executable, "-m", "cuadrilla", f"--supervised={lifeline}", *arguments]
+    handed_on = (lifeline, *([listener.fileno()] if listener else []))
+    flags = [f"--supervised={lifeline}", *([f"--listener={listener.fileno()}"] if listener else [])]
+    command = [sys.executable, "-m", "cuadrilla", *flags, *arguments]
     fruitless, progress = 0, _progress(run)
     try:
         with _Forwarder.of_signals() as forwarder:
             while True:
-                code = forwarder.run(command, lifeline=lifeline)
+                code = forwarder.run(command, handed_on=handed_on)
                 if code >= 0:
                     return code
                 killed_by = _name(-code)
@@ -118,9 +125,9 @@ class _Forwarder:
             for number, action in before.items():
                 signal.signal(number, action)
 
-    def run(self, command: Sequence[str], *, lifeline: int) -> int:
+    def run(self, command: Sequence[str], *, handed_on: Sequence[int]) -> int:
         """One child from start to end; its exit code, or minus the signal that ended it."""
-        self._child = subprocess.Popen(command, process_group=0, pass_fds=(lifeline,))
+        self._child = subprocess.Popen(command, process_group=0, pass_fds=handed_on)
         self._hand_on()
         try:
             while True:

@@ -17,20 +17,21 @@ from google.protobuf.message import DecodeError
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.ciphers import is_only_new_tls
+from cuadrilla.link.tls import Identity
 
 MAX_CALLS = 8
 """At once, of one node, or of all strangers together: a session and the one it replaces, transfers, and some spare."""
 MAX_WORKERS = 64
 MAX_MESSAGE_BYTES = 16 * wire.CHUNK_BYTES
-MAX_CONNECTIONS = 4 * MAX_WORKERS
 HANDSHAKE_SECONDS = 5.0
 PING_SECONDS = 5.0  # workers ask every 10 s whether the connection lives; more often is abuse
 
 
-def listen(address: str, *, handlers: Any, certificates: Callable[[], Any]) -> tuple[Any, int]:
-    """A server at `HOST:PORT` (0: any free port) and its port; `certificates` is asked at each handshake.
+def start_server(address: str, *, handlers: Any, identity: Identity, roots: bytes) -> tuple[Any, int]:
+    """A server at an address as gRPC writes it, and its port; it takes callers whose certificates come from `roots`.
 
-    Raises LinkError when the port is taken.
+    Those never change: gRPC's credentials that are asked for at each handshake are used after they were freed when
+    connections end at the wrong moment (grpc/grpc issue 36693; 1.85 dies after some hundred of them).
     """
     assert is_only_new_tls()
     pool = ThreadPoolExecutor(MAX_CALLS * MAX_WORKERS, thread_name_prefix="crew-link")
@@ -38,18 +39,13 @@ def listen(address: str, *, handlers: Any, certificates: Callable[[], Any]) -> t
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", 2 * MAX_CALLS),
-        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
         ("grpc.http2.min_ping_interval_without_data_ms", int(1000 * PING_SECONDS)),
     ]
     server = grpc.server(pool, handlers=[handlers], options=options)
-    credentials = grpc.dynamic_ssl_server_credentials(certificates(), certificates, require_client_authentication=True)
-    try:
-        port: int = server.add_secure_port(address, credentials)
-    except RuntimeError:
-        raise LinkError(
-            f"cannot listen on {address}", hint="another program has that port; choose one with --listen"
-        ) from None
+    pair = (identity.key, identity.certificate)
+    credentials = grpc.ssl_server_credentials([pair], root_certificates=roots, require_client_auth=True)
+    port: int = server.add_secure_port(address, credentials)
     server.start()
     return server, port
 

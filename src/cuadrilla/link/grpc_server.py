@@ -5,7 +5,8 @@ what workers say goes to a `Receiver`. Messages of one worker are handled in the
 
 Invariants
 * Who calls is decided by the key of the caller's certificate and the allow-list, at every call. The published enrol
-  certificate opens `Enroll` alone, and only while an invite is open.
+  certificate opens `Enroll` alone, which answers only while an invite is open.
+* The network sees the gate (`gate.py`), which keeps seats free for those who are known.
 * A worker has one session: a newer one of the same key ends the older one, whose late messages no longer count.
 * Nothing is allocated for a peer beyond the tensors that this run expects of it, one set at a time.
 * A connection that ends without goodbye is a worker that left; a silent one is found by the coordinator's clock.
@@ -14,6 +15,7 @@ Invariants
 import hmac
 import logging
 import queue
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,11 +30,12 @@ from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
-from cuadrilla.link.grpc_calls import MAX_WORKERS, Admission, cut_off, listen, only, reads, refuse, serialize
+from cuadrilla.link.gate import Gate
+from cuadrilla.link.grpc_calls import MAX_WORKERS, Admission, cut_off, only, reads, refuse, serialize, start_server
 from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
 from cuadrilla.link.grpc_standby import StandbyDesk
-from cuadrilla.link.invite import Invites, Outcome, canonical_host
+from cuadrilla.link.invite import Invites, Outcome
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
@@ -110,17 +113,22 @@ class CrewDesk:
         self._versions: dict[str, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._server: Any = None
+        self._gate = Gate()
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
-    def serve(self, address: str) -> int:
-        """Listen on `HOST:PORT` (0: any free port); returns the port.
+    def serve(self, listener: socket.socket) -> int:
+        """Take the connections of `listener` (`gate.bind`); returns its port."""
+        identity, roots = self._keys.identity, self._keys.client_roots()
+        self._server, inner_port = start_server(
+            self._gate.inner_address, handlers=self._handlers(), identity=identity, roots=roots
+        )
+        return self._gate.open(listener, inner_port=inner_port)
 
-        Raises LinkError when it is taken, or when HOST means every network of this machine.
-        """
-        canonical_host(address.rpartition(":")[0])
-        self._server, port = listen(address, handlers=self._handlers(), certificates=self._certificates)
-        return port
+    @property
+    def direct_address(self) -> str:
+        """What the worker processes of this machine dial."""
+        return self._gate.direct_address
 
     def send(self, worker: str, message: ToWorker) -> None:
         """Put a message on its way; a worker without a session gets nothing.
@@ -178,6 +186,7 @@ class CrewDesk:
         if self._server is not None:
             self._server.stop(STOP_SECONDS).wait(2 * STOP_SECONDS)
             self._server = None
+        self._gate.close()
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -361,15 +370,6 @@ class CrewDesk:
             name = None
         if name is None:
             refuse(context, "this node is not in the crew (any more)")
+        self._gate.know(context.peer(), name)
         self._admission.admit(name, context)
         return name
-
-    def _certificates(self) -> Any:
-        """Asked for at each handshake: strangers are let in to enrol only while an invite is open."""
-        identity = self._keys.identity
-        with self._lock:
-            enrolling = self._invites.is_open(monotonic())
-        roots = self._keys.client_roots(enrolling=enrolling)
-        return grpc.ssl_server_certificate_configuration(
-            [(identity.key, identity.certificate)], root_certificates=roots
-        )

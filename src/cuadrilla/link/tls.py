@@ -83,9 +83,9 @@ class Coordinator:
     identity: Identity
     ca_key: ec.EllipticCurvePrivateKey = field(repr=False)
 
-    def client_roots(self, *, enrolling: bool) -> bytes:
-        """Whose certificates the server accepts: the crew's, and the enrol certificate while an invite is open."""
-        return self.identity.ca + (ENROL_CERTIFICATE if enrolling else b"")
+    def client_roots(self) -> bytes:
+        """Whose certificates the server accepts: the crew's, and the published one of those who want to enrol."""
+        return self.identity.ca + ENROL_CERTIFICATE
 
     def sign(self, request: bytes) -> tuple[str, bytes]:
         """Name and certificate for a node's request. Gives no right: that is `AllowList.add`. Raises LinkError."""

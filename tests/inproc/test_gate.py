@@ -1,0 +1,254 @@
+"""The crew's one port: what comes in goes to the server behind it, and strangers take no seat that others need."""
+
+import contextlib
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link import gate as gate_module
+from cuadrilla.link.gate import (
+    MAX_OF_A_NODE,
+    MAX_STRANGERS,
+    MAX_STRANGERS_OF_AN_ADDRESS,
+    NEW_AT_ONCE,
+    SILENT_SECONDS,
+    STRANGER_SECONDS,
+    Gate,
+    bind,
+)
+from tests.commands import wait_for
+
+pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs sockets of the file system")
+
+PATIENCE_SECONDS = 20.0
+
+
+class Echo(socketserver.ThreadingUnixStreamServer):
+    """Stands where gRPC does: sends back what it gets, and knows by which names its callers have come."""
+
+    daemon_threads = False
+
+    def __init__(self, path: str) -> None:
+        self.peers: list[str] = []
+        super().__init__(path, _EchoHandler)
+
+
+class _EchoHandler(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Echo)
+        self.server.peers.append(f"unix:{self.client_address}")
+        with contextlib.suppress(OSError):
+            while data := self.request.recv(2**16):
+                self.request.sendall(data)
+
+
+class Guarded:
+    """A gate with an echo behind it, and callers at any address of the loopback."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.gate = Gate(clock=lambda: self.now)
+        self.echo = Echo(self.gate.inner_address.removeprefix("unix:"))
+        self.thread = threading.Thread(target=self.echo.serve_forever, kwargs={"poll_interval": 0.05})
+        self.thread.start()
+        self.port = self.gate.open(bind("127.0.0.1:0"), inner_port=0)
+        self.callers: list[socket.socket] = []
+
+    def call(self, host: str = "127.0.0.1") -> socket.socket:
+        caller = socket.create_connection(("127.0.0.1", self.port), PATIENCE_SECONDS, source_address=(host, 0))
+        self.callers.append(caller)
+        return caller
+
+    def close(self) -> None:
+        for caller in self.callers:
+            caller.close()
+        self.gate.close()
+        self.echo.shutdown()
+        self.thread.join()
+        self.echo.server_close()
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    made = Guarded()
+    yield made
+    made.close()
+
+
+def answered(caller: socket.socket) -> bool:
+    """Whether it is served; False when it was hung up on."""
+    try:
+        caller.sendall(b"hola")
+        return caller.recv(100) == b"hola"
+    except ConnectionError:
+        return False
+
+
+def is_hung_up(caller: socket.socket) -> bool:
+    try:
+        return caller.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_everything_arrives_although_neither_side_reads_at_first(guarded: Guarded) -> None:
+    """30 MB there and back: more than any buffer on the way holds, so the gate has to wait for both."""
+    caller, block = guarded.call(), bytes(range(256)) * 4096
+    sender = threading.Thread(target=lambda: [caller.sendall(block) for _ in range(30)])
+    sender.start()
+    received = 0
+    while received < 30 * len(block):
+        data = caller.recv(2**16)
+        first = received % 256
+        assert data[:256] == (block[first:] + block)[: len(data[:256])]
+        received += len(data)
+    sender.join()
+
+
+def test_the_end_of_one_side_reaches_the_other(guarded: Guarded) -> None:
+    caller = guarded.call()
+    caller.sendall(b"adios")
+    caller.shutdown(socket.SHUT_WR)
+    assert caller.recv(100) == b"adios"
+    assert caller.recv(100) == b""
+
+
+def test_who_takes_all_seats_keeps_nobody_out_who_comes_from_elsewhere(guarded: Guarded) -> None:
+    """Silent ones, as many as there are seats, from as few addresses as that takes."""
+    hosts = [f"127.0.0.{number}" for number in range(2, 2 + MAX_STRANGERS // MAX_STRANGERS_OF_AN_ADDRESS)]
+    silent = [guarded.call(host) for host in hosts for _ in range(MAX_STRANGERS_OF_AN_ADDRESS)]
+    assert is_hung_up(guarded.call(hosts[0]))  # that address has had its share
+    newcomers = [guarded.call(f"127.0.1.{number}") for number in range(1, 9)]
+    assert all(answered(newcomer) for newcomer in newcomers)
+    assert sum(is_hung_up(each) for each in silent[:1]) == 1  # the oldest of those who have most made room
+    assert all(answered(newcomer) for newcomer in newcomers)
+
+
+@pytest.mark.parametrize(("said", "seconds"), [(b"", SILENT_SECONDS), (b"hola", STRANGER_SECONDS)])
+def test_a_stranger_does_not_last(guarded: Guarded, said: bytes, seconds: float) -> None:
+    caller = guarded.call()
+    caller.sendall(said)
+    assert caller.recv(100) == said if said else True
+    wait_for(lambda: guarded.gate._strangers() != [])
+    guarded.now = seconds - 0.1
+    caller.settimeout(0.6)
+    with pytest.raises(TimeoutError):
+        caller.recv(1)
+    guarded.now = seconds + 0.1
+    caller.settimeout(PATIENCE_SECONDS)
+    assert is_hung_up(caller)
+
+
+def test_a_node_that_is_known_needs_no_seat_and_stays(guarded: Guarded) -> None:
+    known = guarded.call()
+    assert answered(known)
+    guarded.gate.know(guarded.echo.peers[0], "ana")
+    assert guarded.gate.host_of(guarded.echo.peers[0]) == "127.0.0.1"
+    for number in range(MAX_STRANGERS):
+        guarded.call(f"127.0.2.{1 + number}")
+    guarded.now = 10 * STRANGER_SECONDS
+    assert answered(guarded.call("127.0.3.1"))
+    assert answered(known)
+
+
+def test_of_too_many_connections_of_a_node_the_newest_stay_until_it_is_forgotten(guarded: Guarded) -> None:
+    """Those behind a cable that was pulled are still there for the kernel: they must not keep the node out."""
+    callers = [guarded.call() for _ in range(MAX_OF_A_NODE + 3)]
+    for number, caller in enumerate(callers):
+        assert answered(caller)
+        guarded.gate.know(guarded.echo.peers[number], "ana")
+    assert all(is_hung_up(caller) for caller in callers[:3])
+    assert all(answered(caller) for caller in callers[3:])
+    guarded.gate.forget("ana")
+    assert all(is_hung_up(caller) for caller in callers[3:])
+
+
+def test_an_address_that_connects_without_end_is_slowed_down_alone(guarded: Guarded) -> None:
+    served = [is_served(guarded, "127.0.0.9") for _ in range(int(NEW_AT_ONCE) + 20)]
+    assert served == [True] * int(NEW_AT_ONCE) + [False] * 20
+    assert is_served(guarded, "127.0.0.8")
+    guarded.now += 1.0
+    assert is_served(guarded, "127.0.0.9")
+
+
+def is_served(guarded: Guarded, host: str) -> bool:
+    """A connection that is closed again at once."""
+    try:
+        with guarded.call(host) as caller:
+            return answered(caller)
+    except ConnectionError:
+        return False
+
+
+def test_another_address_while_it_runs(guarded: Guarded) -> None:
+    """Those who are there stay; newcomers find it at the new address only."""
+    before = guarded.call()
+    assert answered(before)
+    port = guarded.gate.listen(bind("127.0.0.5:0"))
+    with socket.create_connection(("127.0.0.5", port), PATIENCE_SECONDS) as caller:
+        assert answered(caller)
+    wait_for(lambda: not accepts(guarded.port))
+    assert answered(before)
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+# The port
+
+
+def test_a_port_where_another_program_listens_is_refused_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        began = time.monotonic()
+        with pytest.raises(LinkError, match="cannot listen on") as caught:
+            bind(f"127.0.0.1:{other.getsockname()[1]}")
+        assert "another program has that port" in caught.value.hint
+    assert time.monotonic() - began < gate_module.BIND_SECONDS / 2
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    with pytest.raises(LinkError, match="this machine has no such address"):
+        bind("192.0.2.1:0")
+
+
+@contextlib.contextmanager
+def connected_to_itself() -> Iterator[socket.socket]:
+    """What a worker that dials a dead coordinator's port on its own machine may end up with: the port, taken."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        own.connect(own.getsockname())
+        yield own
+
+
+def test_a_port_that_nobody_listens_at_is_waited_for() -> None:
+    with connected_to_itself() as own:
+        port = own.getsockname()[1]
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # else it stays for a minute
+        waiting = threading.Event()
+        got: list[int] = []
+
+        def wait() -> None:
+            waiting.set()
+            with bind(f"127.0.0.1:{port}") as listener:
+                got.append(listener.getsockname()[1])
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert waiting.wait(PATIENCE_SECONDS)
+        thread.join(timeout=1.0)
+        assert got == []  # not while it is taken
+    thread.join()
+    assert got == [port]
+
+
+def test_a_port_that_stays_taken_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "BIND_SECONDS", 0.5)
+    with connected_to_itself() as own, pytest.raises(LinkError, match="stays in use although nobody listens"):
+        bind(f"127.0.0.1:{own.getsockname()[1]}")
