@@ -189,7 +189,7 @@ class CrewWorker:
         began = time.monotonic()
         ref = self._link.upload(self._params)
         ended = time.monotonic()
-        self._link.call(Contribute(lease_id=1, tokens=1, loss_sum=0.0, seconds=1.0, tensors=ref))
+        self._link.call(Contribute(lease_id=1, tokens=1, loss_sum=0.0, tensors=ref))
         return {"began": began, "ended": ended}
 
     def close(self) -> None:

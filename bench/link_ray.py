@@ -43,7 +43,7 @@ class LinkWorker(RayWorker):
                     ref = self._link.upload(self._params)
             ended = time.monotonic()
             if command == "upload":
-                self._link.call(Contribute(lease_id=1, tokens=1, loss_sum=0.0, seconds=1.0, tensors=ref))
+                self._link.call(Contribute(lease_id=1, tokens=1, loss_sum=0.0, tensors=ref))
             self._answers.put({"began": began, "ended": ended})
             if command == "end":
                 return "told so"

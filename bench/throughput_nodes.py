@@ -106,8 +106,8 @@ class PacedLink:
             self._pace.begin()
         return event
 
-    def stopped(self) -> bool:
-        return self._link.stopped()
+    def interrupted(self) -> bool:
+        return self._link.interrupted()
 
     def upload(self, tensors: Tensors) -> TensorRef:
         began = time.monotonic()

@@ -9,12 +9,17 @@ def rules(**changes: object) -> c.Rules:
 
 
 class Crew:
-    """Drives a coordinator: keeps the leases that are out, answers them, and lets every merge succeed or fail."""
+    """Drives a coordinator: keeps the leases that are out, answers them, and lets every merge succeed or fail.
+
+    `now` is the time; an answer comes so many seconds after its lease, or now if that is over.
+    """
 
     def __init__(self, machine: c.Coordinator) -> None:
         self.machine = machine
         self.now = 0.0
         self.leases: dict[int, ledger.Grant] = {}
+        self.granted_at: dict[int, float] = {}
+        self.late: list[events.Late] = []
         self.commits: list[events.Commit] = []
         self.evicted: list[events.Evict] = []
         self.discarded: list[int] = []
@@ -26,8 +31,11 @@ class Crew:
         for action in actions:
             match action:
                 case events.SendLease():
-                    assert not {u for g in self.leases.values() for u in g.units} & set(action.grant.units)
+                    self._abandon(action.grant.worker)
                     self.leases[action.grant.lease_id] = action.grant
+                    self.granted_at[action.grant.lease_id] = self.now
+                case events.Late():
+                    self.late.append(action)
                 case events.Merge():
                     self.send(events.Merged())
                 case events.Commit():
@@ -39,6 +47,11 @@ class Crew:
                 case events.Finish():
                     self.finish = action
 
+    def _abandon(self, worker: str) -> None:
+        """A worker that gets a lease does not finish one that nobody wants any more."""
+        wanted = self.machine.ledger.leases
+        self.leases = {id_: lease for id_, lease in self.leases.items() if lease.worker != worker or id_ in wanted}
+
     def send(self, event: events.Event) -> None:
         self.do(self.machine.handle(event, self.now))
 
@@ -48,13 +61,13 @@ class Crew:
     def answer(self, lease_id: int, *, valid: bool = True, worker: str = "", seconds: float = 1.0) -> None:
         grant = self.leases.pop(lease_id)
         worker = worker or grant.worker
+        self.now = max(self.now, self.granted_at[lease_id] + seconds)
         self.send(
             events.Answered(
                 worker=worker,
                 lease_id=lease_id,
                 tokens=10 * len(grant.units),
                 loss_sum=1.0,
-                seconds=seconds,
                 valid=valid and not self.bad_units & set(grant.units),
             )
         )
@@ -69,6 +82,6 @@ class Crew:
     def round(self, **seconds_per_unit: float) -> float:
         """Everyone answers; how long the round took, when each unit takes so long on each worker."""
         took = {g.worker: len(g.units) * seconds_per_unit[g.worker] for g in self.leases.values()}
-        for lease_id, grant in list(self.leases.items()):
+        for lease_id, grant in sorted(self.leases.items(), key=lambda item: took[item[1].worker]):
             self.answer(lease_id, seconds=took[grant.worker])
         return max(took.values())

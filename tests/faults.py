@@ -69,8 +69,8 @@ class FaultyLink:
                 self._reach("lease")
         return event
 
-    def stopped(self) -> bool:
-        return self._link.stopped()
+    def interrupted(self) -> bool:
+        return self._link.interrupted()
 
     def upload(self, tensors: Tensors) -> TensorRef:
         action = self._reach("upload")

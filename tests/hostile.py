@@ -107,9 +107,7 @@ class Crew:
         assert all(torch.equal(got[name], PARAMETERS[name]) for name in PARAMETERS)
         layout = self.desk._contribution
         sent = layout.unpack(bytearray(random.Random(self.leases).randbytes(layout.num_bytes)))
-        answer = Contribute(
-            lease_id=self.leases, tokens=5, loss_sum=1.5, seconds=0.25, tensors=self.session.upload(sent)
-        )
+        answer = Contribute(lease_id=self.leases, tokens=5, loss_sum=1.5, tensors=self.session.upload(sent))
         self.session.call(answer)
         heard = self.heard.next("ana")
         assert isinstance(heard, Contribute)
@@ -226,7 +224,7 @@ SEEDS = {
     pb.ToCoordinator: [
         pb.ToCoordinator(hello=pb.Hello(protocol=1, speed_hint=1.0, environment={"torch": "2.10"})),
         pb.ToCoordinator(progress=pb.Progress(passes=7)),
-        pb.ToCoordinator(contribute=pb.Contribute(lease_id=3, tokens=5, loss_sum=1.0, seconds=0.5, upload="u")),
+        pb.ToCoordinator(contribute=pb.Contribute(lease_id=3, tokens=5, loss_sum=1.0, upload="u")),
         pb.ToCoordinator(goodbye=pb.Goodbye(reason="done")),
     ],
     pb.ToWorker: [

@@ -29,7 +29,7 @@ class Script:
     def next_event(self) -> ToWorker:
         return self._events.pop(0)
 
-    def stopped(self) -> bool:
+    def interrupted(self) -> bool:
         return False  # the Stop at the end asks for no haste
 
     def upload(self, tensors: Tensors) -> TensorRef:

@@ -90,6 +90,8 @@ class Crew:
             strict=strict,
         )
         self.machine = Coordinator(rules=rules)
+        self.now = 0.0
+        self.granted_at: dict[int, float] = {}
         self.models: dict[str, nn.Module] = {}
         self.syncs: dict[str, ExactWorker] = {}
         self.passes: dict[str, int] = {}
@@ -106,6 +108,7 @@ class Crew:
             match action:
                 case events.SendLease(grant=grant):
                     self.workers[grant.lease_id] = grant.worker
+                    self.granted_at[grant.lease_id] = self.now
                     self.leases[grant.lease_id] = self.lease(grant, version=grant.version)
                 case events.Merge():
                     self.merge_round(action)
@@ -127,7 +130,7 @@ class Crew:
         self.send(events.Merged())
 
     def send(self, event: events.Event) -> None:
-        self.do(self.machine.handle(event, 0.0))
+        self.do(self.machine.handle(event, self.now))
 
     def join(self, worker: str, *, speed: float, pass_sequences: int) -> None:
         if worker in self.machine.members:
@@ -144,8 +147,12 @@ class Crew:
         self.send(events.Left(worker=worker, reason="test"))
 
     def answer(self, lease_id: int, *, seconds: float) -> None:
-        """The worker computes its lease from the newest weights and hands it in; a late one too, with its own."""
+        """The worker computes its lease from the newest weights and hands it in; a late one too, with its own.
+
+        `seconds`: after its grant; at once if they are over.
+        """
         worker = self.workers[lease_id]
+        self.now = max(self.now, self.granted_at[lease_id] + seconds)
         lease = self.leases.pop(lease_id, None) or self.late.pop(lease_id)
         said = answer(
             lease,
@@ -163,7 +170,6 @@ class Crew:
                 lease_id=lease_id,
                 tokens=said.tokens,
                 loss_sum=said.loss_sum,
-                seconds=seconds,
                 valid=True,
             )
         )

@@ -164,7 +164,12 @@ def test_of_too_many_connections_of_a_node_the_newest_stay_until_it_is_forgotten
         guarded.gate.know(guarded.echo.peers[number], "ana")
     assert all(is_hung_up(caller) for caller in callers[:3])
     assert all(answered(caller) for caller in callers[3:])
-    guarded.gate.forget("ana")
+    guarded.gate.forget_all_but(["ana"])
+    guarded.now += 10 * STRANGER_SECONDS
+    assert all(answered(caller) for caller in callers[3:])
+    guarded.gate.forget_all_but(["luis"])
+    assert all(answered(caller) for caller in callers[3:])  # it may still read why
+    guarded.now += STRANGER_SECONDS + 1.0
     assert all(is_hung_up(caller) for caller in callers[3:])
 
 

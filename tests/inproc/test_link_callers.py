@@ -246,7 +246,7 @@ def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
         late.more.put(None)
         for _ in upload:
             pass
-        newer._outgoing.put(Contribute(lease_id=1, tokens=1, loss_sum=1.0, seconds=1.0, tensors="u"))
+        newer._outgoing.put(Contribute(lease_id=1, tokens=1, loss_sum=1.0, tensors="u"))
         answer = crew.heard.next("mala")
         assert isinstance(answer, Contribute)  # and not the late Goodbye, nor the late Hello
         assert not answer.valid  # what the older session uploaded is not the newer one's

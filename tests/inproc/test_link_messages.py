@@ -70,7 +70,7 @@ def check_read(kind: Any, message: Any) -> None:
             case Hello(speed_hint=hint):
                 assert 0 < hint < 1e12
             case Contribute() as answer:
-                assert answer.seconds > 0
+                assert answer.transfer_seconds >= 0
                 assert not answer.valid or answer.tensors is PARAMETERS
                 assert not answer.valid or abs(answer.loss_sum) < float("inf")
     elif kind is pb.ToWorker:
@@ -94,10 +94,9 @@ ENDED_BY = {
     "speed negative": to(hello=pb.Hello(protocol=1, speed_hint=-1.0)),
     "speed zero": to(hello=pb.Hello(protocol=1, speed_hint=0.0)),
     "speed 1e300": to(hello=pb.Hello(protocol=1, speed_hint=1e300)),
-    "seconds NaN": to(contribute=pb.Contribute(lease_id=1, seconds=float("nan"))),
-    "seconds zero": to(contribute=pb.Contribute(lease_id=1, seconds=0.0)),
-    "seconds negative": to(contribute=pb.Contribute(lease_id=1, seconds=-3.0)),
-    "seconds infinite": to(contribute=pb.Contribute(lease_id=1, seconds=float("inf"))),
+    "transfer NaN": to(contribute=pb.Contribute(lease_id=1, transfer_seconds=float("nan"))),
+    "transfer negative": to(contribute=pb.Contribute(lease_id=1, transfer_seconds=-3.0)),
+    "transfer infinite": to(contribute=pb.Contribute(lease_id=1, transfer_seconds=float("inf"))),
 }
 
 
@@ -114,10 +113,10 @@ def test_nonsense_ends_the_session(crew: Crew) -> None:
 
 BORNE = {
     "passes 2^64-1": to(progress=pb.Progress(passes=HUGE)),
-    "an answer without tensors": to(contribute=pb.Contribute(lease_id=1, seconds=1.0, valid=True)),
-    "numbers of 2^64-1": to(contribute=pb.Contribute(lease_id=HUGE, tokens=HUGE, seconds=1e308, valid=True)),
-    "loss NaN": to(contribute=pb.Contribute(lease_id=1, seconds=1.0, loss_sum=float("nan"), valid=True)),
-    "tensors of nobody": to(contribute=pb.Contribute(lease_id=1, seconds=1.0, upload="x" * MIB, valid=True)),
+    "an answer without tensors": to(contribute=pb.Contribute(lease_id=1, valid=True)),
+    "numbers of 2^64-1": to(contribute=pb.Contribute(lease_id=HUGE, tokens=HUGE, valid=True)),
+    "loss NaN": to(contribute=pb.Contribute(lease_id=1, loss_sum=float("nan"), valid=True)),
+    "tensors of nobody": to(contribute=pb.Contribute(lease_id=1, upload="x" * MIB, valid=True)),
     "an environment of 1 MB": to(hello=pb.Hello(protocol=1, speed_hint=1.0, environment={"x" * MIB: "y" * MIB})),
     "100,000 facts": to(hello=pb.Hello(protocol=1, speed_hint=1.0, environment={str(i): "" for i in range(100_000)})),
     "a goodbye of 1 MB": to(goodbye=pb.Goodbye(reason="x" * MIB)),
@@ -192,7 +191,7 @@ def test_hostile_uploads_are_refused(crew: Crew) -> None:
         for name, chunks in HOSTILE_UPLOADS.items():
             got = client.status("Upload", chunks)
             assert got in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "INTERNAL"), name
-            session._outgoing.put(Contribute(lease_id=1, tokens=1, loss_sum=1.0, seconds=1.0, tensors="u"))
+            session._outgoing.put(Contribute(lease_id=1, tokens=1, loss_sum=1.0, tensors="u"))
             answer = crew.heard.next("mala")
             assert isinstance(answer, Contribute)
             assert not answer.valid, name

@@ -39,8 +39,8 @@ class OtherLink:
     def next_event(self) -> ToWorker:
         return self.link.next_event()
 
-    def stopped(self) -> bool:
-        return self.link.stopped()
+    def interrupted(self) -> bool:
+        return self.link.interrupted()
 
     def upload(self, tensors: Tensors) -> TensorRef:
         return self.link.upload(tensors)

@@ -142,9 +142,7 @@ class Puppet:
         """The gradient at what it holds, of as many tokens as were planned; the weight it is given then."""
         tokens = self.lease.planned_tokens
         tensors = self.link.upload({"weight": self.theta.clone()})
-        self.link.call(
-            Contribute(lease_id=self.lease.lease_id, tokens=tokens, loss_sum=1.0, seconds=1.0, tensors=tensors)
-        )
+        self.link.call(Contribute(lease_id=self.lease.lease_id, tokens=tokens, loss_sum=1.0, tensors=tensors))
         self.take()
         return self.theta.item()
 

@@ -24,15 +24,17 @@ class Line(RaggedRegression):
 
 
 class Puppet:
-    """A worker moved by hand."""
+    """A worker moved by hand, which needs a second to take something."""
 
-    def __init__(self, link: InProcLink) -> None:
+    def __init__(self, link: InProcLink, clock: list[float]) -> None:
         self.link = link
+        self.clock = clock
         self.lease: Lease | None = None
         link.call(Hello(speed_hint=1.0))
 
     def take(self) -> tuple[int, ...]:
         """The units that it is to compute now; none if it was sent away."""
+        self.clock[0] += 1.0
         event = self.link.next_event()
         while isinstance(event, Version):
             event = self.link.next_event()
@@ -42,29 +44,35 @@ class Puppet:
     def answer(self, gradient: float, *, loss: float = 1.0) -> None:
         assert self.lease is not None
         tensors = self.link.upload({"weight": torch.full((1, 12), gradient)})
-        answer = Contribute(lease_id=self.lease.lease_id, tokens=1, loss_sum=loss, seconds=1.0, tensors=tensors)
+        answer = Contribute(lease_id=self.lease.lease_id, tokens=1, loss_sum=loss, tensors=tensors)
         self.link.call(answer)
 
 
 @pytest.fixture
-def parts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Parts]:
-    made = prepare(tmp_path, Line(), *SETS, f"train.steps={getattr(request, 'param', 3)}")
+def clock() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def parts(request: pytest.FixtureRequest, tmp_path: Path, clock: list[float]) -> Iterator[Parts]:
+    steps = f"train.steps={getattr(request, 'param', 3)}"
+    made = prepare(tmp_path, Line(), *SETS, steps, clock=lambda: clock[0])
     yield made
     made.store.close()
 
 
-def open_crew(parts: Parts) -> tuple[Puppet, Puppet]:
+def open_crew(parts: Parts, clock: list[float]) -> tuple[Puppet, Puppet]:
     desk = Desk(parts.coordination.receive, copies=True)
     parts.coordination.open(desk.send)
-    return Puppet(desk.connect("a")), Puppet(desk.connect("b"))
+    return Puppet(desk.connect("a"), clock), Puppet(desk.connect("b"), clock)
 
 
 def named(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == kind]
 
 
-def test_a_sick_device_is_sent_away_at_the_second_round(parts: Parts, tmp_path: Path) -> None:
-    a, b = open_crew(parts)
+def test_a_sick_device_is_sent_away_at_the_second_round(parts: Parts, clock: list[float], tmp_path: Path) -> None:
+    a, b = open_crew(parts, clock)
     for _ in range(2):
         assert [len(who.take()) for who in (a, b)] == [1, 1]
         sick = b.lease
@@ -79,9 +87,9 @@ def test_a_sick_device_is_sent_away_at_the_second_round(parts: Parts, tmp_path: 
     assert named(tmp_path, "units skipped") == []
 
 
-def test_what_two_devices_agree_on_counts(parts: Parts, tmp_path: Path) -> None:
+def test_what_two_devices_agree_on_counts(parts: Parts, clock: list[float], tmp_path: Path) -> None:
     """A unit from which nothing can be learned: its tokens count, and nobody is to blame."""
-    a, b = open_crew(parts)
+    a, b = open_crew(parts, clock)
     for _ in range(3):
         units = [who.take() for who in (a, b)]
         a.answer(1.0)
@@ -95,8 +103,8 @@ def test_what_two_devices_agree_on_counts(parts: Parts, tmp_path: Path) -> None:
     assert parts.coordination.outcome.tokens == 6
 
 
-def test_where_nobody_has_a_gradient_nothing_can_be_compared(parts: Parts, tmp_path: Path) -> None:
-    a, b = open_crew(parts)
+def test_where_nobody_has_a_gradient_nothing_can_be_compared(parts: Parts, clock: list[float], tmp_path: Path) -> None:
+    a, b = open_crew(parts, clock)
     for who in (a, b):
         who.take()
         who.answer(0.0)
@@ -105,9 +113,9 @@ def test_where_nobody_has_a_gradient_nothing_can_be_compared(parts: Parts, tmp_p
 
 
 @pytest.mark.parametrize("parts", [50], indirect=True)
-def test_a_loss_ten_times_too_large_is_skipped_and_named(parts: Parts, tmp_path: Path) -> None:
+def test_a_loss_ten_times_too_large_is_skipped_and_named(parts: Parts, clock: list[float], tmp_path: Path) -> None:
     """A size that honest contributions can have, too: no reason to doubt a device, the guard skips the update."""
-    a, b = open_crew(parts)
+    a, b = open_crew(parts, clock)
     weights = []
     for step in range(1, 43):
         units = [who.take() for who in (a, b)]

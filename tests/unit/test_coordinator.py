@@ -39,7 +39,7 @@ def test_shares_follow_what_was_measured_not_what_is_claimed() -> None:
         crew.join(name)
     assert {len(crew.of(name).units) for name in "abc"} == {4}
     for _ in range(4):
-        crew.round(a=0.1, b=0.2, c=0.6)
+        crew.round(a=0.125, b=0.25, c=0.75)
     assert [len(crew.of(name).units) for name in "abc"] == [8, 3, 1]  # 7.2, 3.6 and 1.2 would end together
 
 
@@ -128,7 +128,7 @@ def test_silence_and_hanging() -> None:
     crew.now = 6.0
     crew.send(events.Tick())
     assert [evicted.worker for evicted in crew.evicted] == ["b"]
-    while crew.now < 30.0:  # a beats, but makes no progress: its lease of 8 units should take 8 s
+    while crew.now < 16.0:  # a beats, but makes no progress: three times the 4 s to its last one are waited for
         assert [evicted.worker for evicted in crew.evicted] == ["b"], crew.now
         crew.now += 4.0
         crew.send(events.Heard(worker="a", passes=1))

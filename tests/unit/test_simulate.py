@@ -130,6 +130,7 @@ def test_it_notices_a_lease_number_used_again() -> None:
 
 def test_it_notices_a_lost_workers_lease_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "release", lambda _ledger, _worker: [])
+    monkeypatch.setattr(Coordinator, "_share_late", lambda _coordinator, _idle: [])
     with pytest.raises(Violation, match="I1: leases are held by"):
         simulate(0, faults=[Fault(at=3.0, kind="kill", worker=name, seconds=5.0) for name in ("w0", "w1")])
 

@@ -66,7 +66,7 @@ def noticed(what: str) -> None:
 
 def test_it_notices_a_bound_that_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerCoordinator, "_may_grant", lambda _self: True)
-    noticed("I3: .* leases are out")
+    noticed("I3: .* batches are out")
 
 
 def test_it_notices_a_bound_that_is_too_narrow(monkeypatch: pytest.MonkeyPatch) -> None:

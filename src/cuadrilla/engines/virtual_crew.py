@@ -65,7 +65,8 @@ class Connection:
 class Worker:
     """`rate`: units per second. `life` tells the timers of a process that died from those of the one that lives.
 
-    `heard_at`: when the coordinator last had a message of it; `worked_at`: when it last sent it work, or heard of some.
+    `heard_at`: when the coordinator last had a message of it; `worked_at`: when it last heard of some work, or sent it
+    some to which there was an answer before (it `owes` none).
     """
 
     name: str
@@ -84,6 +85,7 @@ class Worker:
     answer: Contribute | None = None
     bad_rounds: set[int] = field(default_factory=set)
     worked_at: float = 0.0
+    owes: bool = False
     heard_at: float = 0.0
 
 
@@ -243,10 +245,14 @@ class Crew:
                 self.leave(worker, back_after=pause)
 
     def compute(self, worker: Worker, lease: Lease) -> None:
-        base, began = worker.theta, self.clock.now
+        base = worker.theta
 
         def go_on(done: int) -> None:
             if not worker.leases or worker.leases[0] is not lease:
+                return
+            if len(worker.leases) > 1:  # another lease waits: nobody wants this one any more
+                worker.leases.pop(0)
+                self.compute(worker, worker.leases[0])
                 return
             if done:
                 worker.passes += 1
@@ -256,14 +262,14 @@ class Crew:
                 seconds = slowness * self.random.uniform(0.9, 1.1) / worker.rate
                 self.after(worker, seconds, partial(go_on, done + 1))
                 return
-            self.contribute(worker, lease, base=base, seconds=self.clock.now - began)
+            self.contribute(worker, lease, base=base)
             worker.leases.pop(0)
             if worker.leases:
                 self.compute(worker, worker.leases[0])
 
         go_on(0)
 
-    def contribute(self, worker: Worker, lease: Lease, *, base: int, seconds: float) -> None:
+    def contribute(self, worker: Worker, lease: Lease, *, base: int) -> None:
         """A bad contribution says so itself, or holds a NaN that the merge finds; what it adds up to is wrong."""
         bad = worker.bad or self.bad_unit in lease.units or self.random.random() < self.bad_rate
         if bad:
@@ -275,7 +281,6 @@ class Crew:
             lease_id=lease.lease_id,
             tokens=UNIT_TOKENS * len(lease.units),
             loss_sum=float(len(lease.units)),
-            seconds=seconds,
             tensors={
                 "units": lease.units,
                 "version": lease.version,

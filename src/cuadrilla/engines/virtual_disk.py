@@ -5,7 +5,7 @@ changes the last bit of everything after it. The order of writes to the disk is 
 possible between any two. What the auditor demands, here and in `simulate.py`:
 
 I1  each unit of a run is counted exactly once, or skipped after two failures; units are free, leased, counted or
-    skipped, and never two of these; a lease is held by a member, one each
+    skipped, and never two of these; a lease is held by a member, one each (of a late lease two members)
 I2  a version is committed once; what was announced is never made again
 I3  who reports version v holds θ(v), and θ(v) follows from θ(v-1) and the units counted, whose gradients were taken at
     θ(v-1); with the strategy server at θ(v-1-a), where a is at most its bound

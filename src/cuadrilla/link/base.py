@@ -39,14 +39,13 @@ class Progress:
 class Contribute:
     """The answer to a lease. `valid` is False when the worker itself found a non-finite or overflowing value.
 
-    `seconds` to compute its units; `transfer_seconds` to get the version before and to hand over the answer before
-    that: what a round costs this worker however few units it has.
+    `transfer_seconds` to get the version before and to hand over the answer before that: what of a round costs this
+    worker as much however few units it has. How long it takes in all, the coordinator sees.
     """
 
     lease_id: int
     tokens: int
     loss_sum: float
-    seconds: float
     tensors: TensorRef
     transfer_seconds: float = 0.0
     valid: bool = True
@@ -103,8 +102,8 @@ class Link(Protocol):
     def next_event(self) -> ToWorker:
         """Wait for the next message to this worker."""
 
-    def stopped(self) -> bool:
-        """True when a Stop is waiting: work in hand may be abandoned. Never blocks."""
+    def interrupted(self) -> bool:
+        """True when a Stop or another lease is waiting: nobody wants what is being computed. Never blocks."""
 
     def upload(self, tensors: Tensors) -> TensorRef:
         """Hand over tensors; they must not change until the next Version."""

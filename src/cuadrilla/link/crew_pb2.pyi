@@ -70,22 +70,20 @@ class Progress(_message.Message):
     def __init__(self, passes: _Optional[int] = ...) -> None: ...
 
 class Contribute(_message.Message):
-    __slots__ = ("lease_id", "tokens", "loss_sum", "seconds", "upload", "valid", "transfer_seconds")
+    __slots__ = ("lease_id", "tokens", "loss_sum", "upload", "valid", "transfer_seconds")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
     VALID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     tokens: int
     loss_sum: float
-    seconds: float
     upload: str
     valid: bool
     transfer_seconds: float
-    def __init__(self, lease_id: _Optional[int] = ..., tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., seconds: _Optional[float] = ..., upload: _Optional[str] = ..., valid: _Optional[bool] = ..., transfer_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[int] = ..., tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., upload: _Optional[str] = ..., valid: _Optional[bool] = ..., transfer_seconds: _Optional[float] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)

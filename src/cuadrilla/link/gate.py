@@ -12,7 +12,7 @@ Invariants
 * What one side does not read is read from the other side only up to `BLOCK_BYTES`.
 * An address gets `NEW_PER_SECOND` new connections, after a burst of `NEW_AT_ONCE`: the handshakes that follow cost more
   here than there.
-* A node has at most `MAX_OF_A_NODE` connections, the newest; the connections of one that was forgotten (kicked) end.
+* A node has at most `MAX_OF_A_NODE` connections, the newest; those of one that was kicked are a stranger's.
 
 One thread does it all. Copying costs about 0.13 s of a core for each second at 1 Gb/s (`python -m bench.link`).
 """
@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -168,17 +168,16 @@ class Gate:
             if connection is None or connection.node == node:  # a worker of this machine, or known already
                 return
             connection.node = node
-        self._keep(MAX_OF_A_NODE, node)
-
-    def forget(self, node: str) -> None:
-        """End the connections of a node that is not wanted any more."""
-        self._keep(0, node)
-
-    def _keep(self, number: int, node: str) -> None:
-        with self._lock:
             all_of_it = [connection for connection in self._by_name.values() if connection.node == node]
-        for connection in all_of_it[: max(len(all_of_it) - number, 0)]:
+        for connection in all_of_it[:-MAX_OF_A_NODE]:
             self._do(partial(self._end, connection))
+
+    def forget_all_but(self, nodes: Collection[str]) -> None:
+        """Connections of any other node are a stranger's again, who has just come: it may still read why."""
+        with self._lock:
+            for connection in self._by_name.values():
+                if connection.node and connection.node not in nodes:
+                    connection.node, connection.since = "", self._clock()
 
     def host_of(self, peer: str) -> str:
         """The address from which a caller has come, as the network sees it; empty for one of this machine."""

@@ -229,8 +229,8 @@ class GrpcLink:
     def next_event(self) -> ToWorker:
         return self._inbox.next_event()
 
-    def stopped(self) -> bool:
-        return self._inbox.stopped()
+    def interrupted(self) -> bool:
+        return self._inbox.interrupted()
 
     def upload(self, tensors: Tensors) -> TensorRef:
         self._check()

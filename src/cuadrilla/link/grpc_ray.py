@@ -35,10 +35,15 @@ class RayOffer:
 
 
 class RayHeadDesk:
-    """The handler. `caller(context)` names the node that calls, and ends the call of anybody else."""
+    """The handler.
 
-    def __init__(self, *, caller: Callable[[Any], str], offer: RayOffer | None) -> None:
+    `caller(context)` names the node that calls, and ends the call of anybody else; `host_of(peer)` is the address from
+    which it has come.
+    """
+
+    def __init__(self, *, caller: Callable[[Any], str], host_of: Callable[[str], str], offer: RayOffer | None) -> None:
         self._caller = caller
+        self._host_of = host_of
         self._offer = offer
 
     def handlers(self) -> dict[str, Any]:
@@ -54,18 +59,12 @@ class RayHeadDesk:
         if (node.ray, node.python) != (offer.ray, offer.python):
             there, here = f"Ray {offer.ray} with Python {offer.python}", f"Ray {node.ray} with Python {node.python}"
             return pb.RayHead(refusal=f"{there} on the coordinator, {here[:100]} on this machine")
-        host = peer_address(context.peer())
+        host = self._host_of(context.peer())
         try:
             socket.create_connection((host, node.port), timeout=CALL_BACK_SECONDS).close()
         except (OSError, OverflowError):
             return pb.RayHead(refusal=f"the coordinator cannot call back {host}: a NAT or a firewall is between")
         return pb.RayHead(address=offer.address, token=offer.token)
-
-
-def peer_address(peer: str) -> str:
-    """The address in gRPC's name of a peer, such as `ipv4:192.168.1.7:50123` or `ipv6:%5Bfe80::1%5D:50123`."""
-    host = peer.partition(":")[2].rpartition(":")[0]
-    return host.replace("%5B", "").replace("%5D", "").strip("[]")
 
 
 def admits(address: str, *, token: str) -> bool:

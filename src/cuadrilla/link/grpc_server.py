@@ -171,6 +171,7 @@ class CrewDesk:
             reason = "this node was removed from the crew"
             self._end(session, Stop(reason=reason, refused=True))
             self._receiver.left(session.worker, reason)
+        self._gate.forget_all_but(listed)
 
     def workers(self) -> list[str]:
         """Who has a session now."""
@@ -201,7 +202,7 @@ class CrewDesk:
                 "Upload": unary(reads(self._upload, pb.Chunk), response_serializer=serialize),
                 "Download": stream(reads(self._download, pb.DownloadRequest)),
                 **CheckDesk(caller=self._caller).handlers(),
-                **RayHeadDesk(caller=self._caller, offer=self._ray).handlers(),
+                **RayHeadDesk(caller=self._caller, host_of=self._gate.host_of, offer=self._ray).handlers(),
                 **self._standby.handlers(self._caller),
             },
         )

@@ -3,7 +3,7 @@
 import queue
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Stop, ToWorker, Version
+from cuadrilla.link.base import Lease, Stop, ToWorker, Version
 
 
 class Inbox:
@@ -29,9 +29,9 @@ class Inbox:
             raise event
         return event
 
-    def stopped(self) -> bool:
+    def interrupted(self) -> bool:
         self._drain()
-        return any(isinstance(event, Stop | LinkError) for event in self._waiting)
+        return any(isinstance(event, Lease | Stop | LinkError) for event in self._waiting)
 
     def farewell(self) -> Stop | None:
         """The Stop among what was not read, if there is one."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 
 Receive = Callable[[str, ToCoordinator], None]
 
@@ -71,10 +71,10 @@ class InProcLink:
     def next_event(self) -> ToWorker:
         return self._waiting.pop(0) if self._waiting else self._outbox.get()
 
-    def stopped(self) -> bool:
+    def interrupted(self) -> bool:
         while not self._outbox.empty():
             self._waiting.append(self._outbox.get())
-        return any(isinstance(message, Stop) for message in self._waiting)
+        return any(isinstance(message, Lease | Stop) for message in self._waiting)
 
     def upload(self, tensors: Tensors) -> TensorRef:
         return tensors

@@ -77,8 +77,8 @@ class ShapedLink:
             self._pass_began = self._clock()
         return event
 
-    def stopped(self) -> bool:
-        return self._link.stopped()
+    def interrupted(self) -> bool:
+        return self._link.interrupted()
 
     def upload(self, tensors: Tensors) -> TensorRef:
         began = self._clock()

@@ -284,7 +284,6 @@ def to_coordinator(message: ToCoordinator) -> pb.ToCoordinator:
                     lease_id=message.lease_id,
                     tokens=message.tokens,
                     loss_sum=message.loss_sum,
-                    seconds=message.seconds,
                     transfer_seconds=message.transfer_seconds,
                     upload=str(message.tensors),
                     valid=message.valid,
@@ -307,14 +306,12 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
             return Progress(passes=received.progress.passes)
         case "contribute":
             answer = received.contribute
-            _require(math.isfinite(answer.seconds) and answer.seconds > 0, "its measured time is not a number")
             _require(math.isfinite(answer.transfer_seconds) and answer.transfer_seconds >= 0, "its time is negative")
             tensors = uploads.take(answer.upload)
             return Contribute(
                 lease_id=answer.lease_id,
                 tokens=answer.tokens,
                 loss_sum=answer.loss_sum,
-                seconds=answer.seconds,
                 transfer_seconds=answer.transfer_seconds,
                 tensors=tensors or {},
                 valid=answer.valid and tensors is not None and math.isfinite(answer.loss_sum),

@@ -5,6 +5,10 @@ takes the answers, and when every unit of the round is counted asks for a merge,
 
     Joined ─▶ member ─▶ SendLease ─▶ Answered ─▶ (all units counted) ─▶ Merge ─▶ Merged ─▶ Commit ─▶ next round
     Left, or silence noticed at a Tick: its units go back and are leased to the others
+    a lease that is late while others are idle: its units are leased to them, too; the first answer counts
+
+How fast a member is, is measured by this machine's clock, from the lease to the answer. Of what a member says about
+itself only how that time divides into computing and transfer is used, within bounds.
 
 Invariants: each unit of a committed round was counted exactly once or skipped for a logged reason (I1); the version
 never decreases (I4); the units of a round do not depend on who is there (I6); the same events give the same actions.
@@ -13,7 +17,7 @@ unit that fails twice is skipped as bad data; a member whose failures others cou
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -28,6 +32,7 @@ from cuadrilla.sync.events import (
     Finish,
     Heard,
     Joined,
+    Late,
     Left,
     Merge,
     Merged,
@@ -45,6 +50,13 @@ MIN_MEASUREMENTS = 2
 """The first answer of a member tells little: caches are cold, code is compiled."""
 PROBE_COST = 0.05
 """Part of the time that may go into measuring members again whose share is no unit."""
+MAX_TRANSFER_SHARE = 0.9
+"""Of the time to an answer: a member that claims more would look faster than it can be shown to be."""
+MIN_LATE_SECONDS = 0.5
+FIRST_PROGRESS_SECONDS = 600.0
+"""A worker's first pass may compile its model; a member that nothing is known of yet may take as long."""
+MIN_OVERDUE_SECONDS, MAX_OVERDUE_SECONDS = 600.0, 6 * 3600.0
+"""No lease lasts longer, however long its work was thought to take and whatever progress is claimed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +78,17 @@ class Rules:
     hung_after_seconds: float | None = None
     hung_after_leases: float = 3.0
     """Times as long as its lease should take; units are counted by the pass, and a pass may hold all of them."""
+    late_after_leases: float = 2.0
+    """Whose lease takes so many times as long as it should is late: members that are idle try it, too."""
+    overdue_after_leases: float = 20.0
 
 
 @dataclass(kw_only=True)
 class Member:
     """`hint`: the speed it claims, in any unit; `units_per_second`: a running mean of what was measured, 0 before.
 
-    `passes`: the worker's own count of work done. `rounds_without`: since it was given its last unit.
+    `passes`: the worker's own count of work done. `rounds_without`: since it was given its last unit. `moved`: it has
+    made progress or answered since its last lease but one: hanging begins anew with a lease.
     """
 
     hint: float
@@ -81,8 +97,7 @@ class Member:
     measurements: int = 0
     rounds_without: int = 0
     granted_at: float = 0.0
-    unit_seconds: float = math.inf
-    """How long a unit of its last answered lease took by this machine's clock; `units_per_second` is its own claim."""
+    moved: bool = True
     heard_at: float
     progress_at: float
     passes: int = 0
@@ -128,7 +143,7 @@ class Coordinator:
             case Merged():
                 return self._after_merge(event)
             case Tick():
-                return self._evict_silent(now)
+                return [*self._evict_silent(now), *self._deal()]
             case StopRequested():
                 self.finished, self.farewell = True, event.reason
                 return [Finish(reason=event.reason, complete=False)]
@@ -201,7 +216,7 @@ class Coordinator:
         member.heard_at = now
         if event.passes > member.passes:
             member.passes = event.passes
-            member.progress_at = now
+            member.progress_at, member.moved = now, True
         return []
 
     def _evict_silent(self, now: float) -> list[Action]:
@@ -211,19 +226,30 @@ class Coordinator:
             if reason:
                 actions.append(Evict(worker=worker, reason=reason, again=True))
                 actions.extend(self._remove(worker))
-        return actions if self.gathered else [*actions, *self._deal()]
+        return actions
 
     def _silence(self, worker: str, member: Member, now: float) -> str:
+        """Why a member is not waited for any more; "" while it is."""
         rules = self.rules
         if rules.lost_after_seconds is not None and now - member.heard_at > rules.lost_after_seconds:
             return f"lost: nothing heard for {now - member.heard_at:.1f} s"
-        num_units = sum(len(lease.units) for lease in self.ledger.leases.values() if lease.worker == worker)
-        if rules.hung_after_seconds is None or not num_units or member.passes == 0:
+        lease = next((lease for lease in self.ledger.leases.values() if lease.worker == worker), None)
+        if rules.hung_after_seconds is None or lease is None:
             return ""
-        expected = num_units * min(1 / max(self.speeds()[worker], 1e-9), member.unit_seconds)
-        limit = max(rules.hung_after_seconds, rules.hung_after_leases * expected)
-        idle = now - member.progress_at
-        return f"hung: no progress for {idle:.1f} s" if idle > limit else ""
+        idle, held = now - member.progress_at, now - member.granted_at
+        expected = self._expected_seconds(lease)
+        known = held - idle if math.isinf(expected) else expected  # how long it took to its last progress
+        limit = max(rules.hung_after_seconds, rules.hung_after_leases * known)
+        if idle > (limit if member.passes else max(limit, FIRST_PROGRESS_SECONDS)):
+            return f"hung: no progress for {idle:.1f} s"
+        overdue = min(max(MIN_OVERDUE_SECONDS, rules.overdue_after_leases * expected), MAX_OVERDUE_SECONDS)
+        return f"overdue: no answer for {held:.1f} s" if held > overdue else ""
+
+    def _expected_seconds(self, lease: Grant) -> float:
+        """From its grant to its answer; infinite as long as nobody was measured."""
+        if not any(member.measurements for member in self.members.values()):
+            return math.inf
+        return self.paces()[lease.worker].seconds(len(lease.units))
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
@@ -231,29 +257,60 @@ class Coordinator:
         """Lease free units to members that hold none, each its share; suspect units one at a time."""
         if self.merging is not None or not self._has_gathered():
             return []
-        busy = {lease.worker for lease in self.ledger.leases.values()}
-        idle = [worker for worker in self.members if worker not in busy]
+        idle, free = self._idle(), self.ledger.free
+        if not idle or not free:
+            return self._share_late(idle)
         fresh_round = not (self.ledger.leases or self.answers or self.failures)
         actions: list[Action] = []
-        speeds = self.speeds()
-        shares = self._probing(share_units(len(self.ledger.free), paces=self.paces()), begins=fresh_round)
-        for worker in sorted(idle, key=lambda name: (-speeds[name], name)):
-            exclude = {unit for unit, failed in self.failures.items() if worker in failed and len(self.members) > 1}
-            count = shares[worker]
-            if self.failures.keys() & self.ledger.free:
-                count = min(count, 1)
-            actions.extend(self._grant(worker, count, exclude=exclude))
-        if idle and self.ledger.free and not self.ledger.leases:  # all of them failed these units: once more
-            actions.extend(self._grant(max(idle, key=lambda name: (speeds[name], name)), 1))
+        shares = self._probing(share_units(len(free), paces=self.paces()), begins=fresh_round)
+        for worker in idle:
+            count = 1 if self.failures.keys() & self.ledger.free else shares[worker]
+            actions.extend(self._grant(worker, count, exclude=self._failed_by(worker)))
+        if self.ledger.free and not self.ledger.leases:  # all of them failed these units: once more
+            actions.extend(self._grant(idle[0], 1))
         return actions
+
+    def _idle(self) -> list[str]:
+        """Members that hold no lease, the fastest first."""
+        busy, speeds = {lease.worker for lease in self.ledger.leases.values()}, self.speeds()
+        return sorted((name for name in self.members if name not in busy), key=lambda name: (-speeds[name], name))
+
+    def _failed_by(self, worker: str) -> set[int]:
+        """Units that are to be computed by another, if there is one."""
+        return {unit for unit, failed in self.failures.items() if worker in failed and len(self.members) > 1}
 
     def _grant(self, worker: str, count: int, *, exclude: Iterable[int] = ()) -> list[Action]:
         grant = self.ledger.grant(worker, count, version=self.version, exclude=exclude)
-        if grant is None:
-            return []
-        member = self.members[worker]
-        member.granted_at = member.progress_at = self.now  # it may have been idle for long: hanging begins with work
+        return self._send(grant) if grant is not None else []
+
+    def _send(self, grant: Grant) -> list[Action]:
+        member = self.members[grant.worker]
+        member.granted_at = self.now
+        if member.moved:  # it may have been idle for long; but one that never answers is no less hung for a new lease
+            member.progress_at, member.moved = self.now, False
         return [SendLease(grant=grant)]
+
+    def _share_late(self, idle: Sequence[str]) -> list[Action]:
+        """Units of late leases are leased to those who have nothing to do, too: whose answer comes first counts."""
+        late = [lease for lease in self.ledger.leases.values() if idle and self._is_late(lease)]
+        units = sorted(self.ledger.held_once() & {unit for lease in late for unit in lease.units})
+        if not units:
+            return []
+        paces, granted = self.paces(), list[Action]()
+        shares = share_units(len(units), paces={worker: paces[worker] for worker in idle})
+        for worker in idle:
+            chosen = [unit for unit in units if unit not in self._failed_by(worker)][: shares[worker]]
+            if chosen:
+                units = [unit for unit in units if unit not in chosen]
+                granted.extend(self._send_again(worker, chosen))
+        return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted] if granted else []
+
+    def _send_again(self, worker: str, units: Sequence[int]) -> list[Action]:
+        return self._send(self.ledger.grant_again(worker, units, version=self.version))
+
+    def _is_late(self, lease: Grant) -> bool:
+        limit = max(MIN_LATE_SECONDS, self.rules.late_after_leases * self._expected_seconds(lease))
+        return self.now - self.members[lease.worker].granted_at > limit
 
     def _has_gathered(self) -> bool:
         if not self.gathered and self.members:
@@ -306,18 +363,32 @@ class Coordinator:
         if grant is None:
             return [Discard(lease_id=event.lease_id)]
         member = self.members[event.worker]
-        member.progress_at = now
+        member.progress_at, member.moved = now, True
         if not event.valid:
             self._fail(grant)
             return [Discard(lease_id=event.lease_id), *self._deal(), *self._close_round()]
-        measured = len(grant.units) / max(event.seconds, 1e-9)
-        member.unit_seconds = (now - member.granted_at) / len(grant.units)
-        memory = SPEED_MEMORY if member.units_per_second else 0.0
-        member.units_per_second += (1 - memory) * (measured - member.units_per_second)
-        member.transfer_seconds += (1 - memory) * (event.transfer_seconds - member.transfer_seconds)
-        member.measurements += 1
+        self._measure(member, len(grant.units), seconds=now - member.granted_at, transfer=event.transfer_seconds)
         self.answers[event.lease_id] = (event, grant)
+        self._void(grant.units, now)
         return [*self._deal(), *self._close_round()]
+
+    def _measure(self, member: Member, num_units: int, *, seconds: float, transfer: float) -> None:
+        """`seconds`: from lease to answer, by our clock; `transfer`: how much of it went to weights and gradients."""
+        if seconds <= 0:
+            return
+        transfer = min(transfer, MAX_TRANSFER_SHARE * seconds)
+        memory = SPEED_MEMORY if member.measurements else 0.0
+        member.units_per_second += (1 - memory) * (num_units / (seconds - transfer) - member.units_per_second)
+        member.transfer_seconds += (1 - memory) * (transfer - member.transfer_seconds)
+        member.measurements += 1
+
+    def _void(self, units: Iterable[int], now: float) -> None:
+        """Nobody else's answer for these units is wanted; who was too late for them is no faster than that shows."""
+        for lease in self.ledger.void(units):
+            member = self.members[lease.worker]
+            at_most = len(lease.units) / max(now - member.granted_at, MIN_LATE_SECONDS)
+            if not member.units_per_second or at_most < member.units_per_second:
+                member.units_per_second = at_most
 
     def _fail(self, grant: Grant) -> None:
         """Units of a bad contribution: computed again, skipped when they failed before one at a time."""
@@ -327,6 +398,7 @@ class Coordinator:
             failed.append(grant.worker)
             if len(failed) >= MAX_FAILURES_OF_A_UNIT and len(grant.units) == 1:
                 self.ledger.skip([unit])
+                self.ledger.void([unit])
                 self.skipped.add(unit)
 
     def _close_round(self) -> list[Action]:

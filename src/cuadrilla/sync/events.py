@@ -35,7 +35,6 @@ class Answered:
     lease_id: int
     tokens: int
     loss_sum: float
-    seconds: float
     valid: bool
     transfer_seconds: float = 0.0
 
@@ -72,6 +71,14 @@ class SendVersion:
 @dataclass(frozen=True, kw_only=True)
 class SendLease:
     grant: Grant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """The lease takes longer than it should: others are given its units, too."""
+
+    worker: str
+    lease_id: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,4 +128,4 @@ class Finish:
 
 
 Event = Joined | Left | Heard | Answered | Merged | Tick | StopRequested
-Action = SendVersion | SendLease | Merge | Commit | Discard | Evict | Finish
+Action = SendVersion | SendLease | Late | Merge | Commit | Discard | Evict | Finish

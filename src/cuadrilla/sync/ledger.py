@@ -1,14 +1,16 @@
 """The lease ledger: which unit of the run is free, leased, or counted.
 
-    free ──grant──▶ leased(worker) ──count──▶ counted
+    free ──grant──▶ leased(worker, ...) ──count──▶ counted
       ▲                  │
-      └────release───────┘
+      └──release, void───┘
 
 A run is an endless sequence of units 0, 1, 2, ...; `Ledger` opens them in order and remembers only those that are
-not yet counted below the last counted one. Invariants (I1 of the fault tests): a unit is counted exactly once; it is
-never leased twice at the same time; an answer to a lease that was released is refused.
+not yet counted below the last counted one. A unit may be leased to several workers at once, when the first of them is
+late (`grant_again`): whose answer comes first counts. Invariants (I1 of the fault tests): a unit is counted exactly
+once; an answer to a lease that was released, or one of whose units was counted meanwhile, is refused.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,26 +28,38 @@ class Grant:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """`opened`: units below it exist. `free` and `leases` partition the opened units that are not counted."""
+    """`opened`: units below it exist; `uncounted` are those of them that are not counted, and `leases` hold some."""
 
     opened: int = 0
     next_lease_id: int = 1
-    free: set[int] = field(default_factory=set)
+    uncounted: set[int] = field(default_factory=set)
     leases: dict[int, Grant] = field(default_factory=dict)
+
+    @property
+    def free(self) -> set[int]:
+        """What is neither counted nor leased."""
+        return self.uncounted.difference(*(lease.units for lease in self.leases.values()))
 
     def open_units(self, count: int) -> None:
         """Put the next `count` units of the run on offer."""
-        self.free.update(range(self.opened, self.opened + count))
+        self.uncounted.update(range(self.opened, self.opened + count))
         self.opened += count
 
     def grant(self, worker: str, count: int, *, version: int = 0, exclude: Iterable[int] = ()) -> Grant | None:
         """Lease the first `count` free units to a worker, none of `exclude`; None if there is none."""
         units = tuple(sorted(self.free.difference(exclude))[:count])
-        if not units:
-            return None
+        return self._lease(worker, units, version=version) if units else None
+
+    def grant_again(self, worker: str, units: Iterable[int], *, version: int = 0) -> Grant:
+        """Lease units that another worker holds as well."""
+        chosen = tuple(sorted(units))
+        assert chosen
+        assert self.uncounted.issuperset(chosen)
+        return self._lease(worker, chosen, version=version)
+
+    def _lease(self, worker: str, units: tuple[int, ...], *, version: int) -> Grant:
         lease = Grant(lease_id=self.next_lease_id, worker=worker, units=units, version=version)
         self.next_lease_id += 1
-        self.free.difference_update(units)
         self.leases[lease.lease_id] = lease
         return lease
 
@@ -54,33 +68,45 @@ class Ledger:
         lease = self.leases.get(lease_id)
         if lease is None or lease.worker != worker:
             return None
+        self.uncounted.difference_update(lease.units)
         return self.leases.pop(lease_id)
 
+    def void(self, units: Iterable[int]) -> list[Grant]:
+        """End the leases that hold one of these units, which are counted; what else they hold may be free again."""
+        counted = set(units)
+        ended = [lease for lease in self.leases.values() if not counted.isdisjoint(lease.units)]
+        for lease in ended:
+            del self.leases[lease.lease_id]
+        return ended
+
+    def held_once(self) -> set[int]:
+        """Units that one worker holds, and no other."""
+        holders = Counter(unit for lease in self.leases.values() for unit in lease.units)
+        return {unit for unit, number in holders.items() if number == 1}
+
     def release(self, worker: str) -> list[Grant]:
-        """Everything the worker holds is free again."""
+        """Nothing that the worker holds is expected of it any more."""
         released = [lease for lease in self.leases.values() if lease.worker == worker]
         for lease in released:
             del self.leases[lease.lease_id]
-            self.free.update(lease.units)
         return released
 
     def uncount(self, units: Iterable[int]) -> None:
         """A counted contribution turned out to be unusable: its units are free again."""
-        self.free.update(units)
+        self.uncounted.update(units)
 
     def skip(self, units: Iterable[int]) -> None:
         """Free units that nobody can compute are counted as empty."""
-        self.free.difference_update(units)
+        self.uncounted.difference_update(units)
 
     @property
     def outstanding(self) -> int:
         """Opened units that are not counted."""
-        return len(self.free) + sum(len(lease.units) for lease in self.leases.values())
+        return len(self.uncounted)
 
     def snapshot(self) -> dict[str, Any]:
         """Leases do not survive a restart: their units are written as free."""
-        held = {unit for lease in self.leases.values() for unit in lease.units}
-        return {"opened": self.opened, "next_lease_id": self.next_lease_id, "free": sorted(self.free | held)}
+        return {"opened": self.opened, "next_lease_id": self.next_lease_id, "free": sorted(self.uncounted)}
 
     @staticmethod
     def redone(state: Mapping[str, Any], units: Iterable[int]) -> dict[str, Any]:
@@ -92,4 +118,4 @@ class Ledger:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> "Ledger":
-        return cls(opened=state["opened"], next_lease_id=state["next_lease_id"], free=set(state["free"]))
+        return cls(opened=state["opened"], next_lease_id=state["next_lease_id"], uncounted=set(state["free"]))

@@ -12,8 +12,8 @@ strict mode.
 The staleness of an answer is the number of versions committed since its lease was granted, u − v. It is bounded as
 in stale synchronous parallel training (Ho et al., NIPS 2013), such that no finished work is thrown away:
 
-* A lease is granted only if the age of the oldest one outstanding, plus their number, is at most `rules.staleness`;
-  those who may not go on wait for the slowest.
+* A batch is leased only if the age of the oldest lease outstanding, plus the number of batches that are out, is at most
+  `rules.staleness`; those who may not go on wait for the slowest. If that one is late, one of them gets its batch, too.
 * Age of the oldest + number of the others then never exceeds the bound: an answer makes the ages one larger and the
   number one smaller. So even if all others answer first, the last one is within it.
 
@@ -24,8 +24,10 @@ with: what is finite and wrong is left to the guard. After a rollback all outsta
 computed from weights that are given up.
 """
 
+from collections.abc import Sequence
+
 from cuadrilla.sync.coordinator import MAX_FAILURES_OF_A_UNIT, Coordinator
-from cuadrilla.sync.events import Action, Merged, SendVersion
+from cuadrilla.sync.events import Action, Late, Merged, SendVersion
 from cuadrilla.sync.ledger import Grant
 
 
@@ -41,23 +43,39 @@ class ServerCoordinator(Coordinator):
         """A batch for each idle member as far as the bound allows; whose last one was granted longest ago first."""
         if self.merging is not None or self.answers or self.skipped or not self._has_gathered():
             return []
-        busy = {lease.worker for lease in self.ledger.leases.values()}
-        idle = [worker for worker in self.members if worker not in busy]
         actions: list[Action] = []
-        for worker in idle:
+        for worker in self._idle():
             if self._may_grant():
                 actions.extend(self._grant_batch(worker))
-        return actions
+        return actions or self._share_late(self._idle())
+
+    def _idle(self) -> list[str]:
+        """Whose last batch was granted longest ago comes first."""
+        busy = {lease.worker for lease in self.ledger.leases.values()}
+        return [worker for worker in self.members if worker not in busy]
 
     def _may_grant(self) -> bool:
         leases = self.ledger.leases.values()
         oldest = max((self.version - lease.version for lease in leases), default=0)
-        return oldest + len(leases) <= self.rules.staleness
+        return oldest + len({lease.units for lease in leases}) <= self.rules.staleness
+
+    def _share_late(self, idle: Sequence[str]) -> list[Action]:
+        """A late batch is leased to one of those who wait for it: computed from the newest weights, it may be first."""
+        once = self.ledger.held_once()
+        late = [lease for lease in self.ledger.leases.values() if once.issuperset(lease.units) and self._is_late(lease)]
+        for lease in late:
+            for worker in idle:
+                if self._failed_by(worker).isdisjoint(lease.units):
+                    return [Late(worker=lease.worker, lease_id=lease.lease_id), *self._send_again(worker, lease.units)]
+        return []
+
+    def _send_again(self, worker: str, units: Sequence[int]) -> list[Action]:
+        self.members[worker] = self.members.pop(worker)  # behind all others
+        return [SendVersion(worker=worker, version=self.version), *super()._send_again(worker, units)]
 
     def _grant_batch(self, worker: str) -> list[Action]:
         """What came back goes out first; a batch is opened when there is none, and never more than the run has."""
-        size = self.rules.units_per_round
-        failed = {unit for unit, workers in self.failures.items() if worker in workers and len(self.members) > 1}
+        size, failed = self.rules.units_per_round, self._failed_by(worker)
         if not self.ledger.free - failed and self.ledger.opened < size * self.rules.num_versions:
             self.ledger.open_units(size)
         leased = self._grant(worker, size, exclude=failed)
@@ -73,6 +91,7 @@ class ServerCoordinator(Coordinator):
             self.failures.setdefault(unit, []).append(grant.worker)
         if len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
             self.ledger.skip(grant.units)
+            self.ledger.void(grant.units)
             self.skipped.update(grant.units)
 
     def _close_round(self) -> list[Action]:

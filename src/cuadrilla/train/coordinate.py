@@ -195,7 +195,6 @@ class Coordination:
                     lease_id=message.lease_id,
                     tokens=message.tokens,
                     loss_sum=message.loss_sum,
-                    seconds=message.seconds,
                     valid=message.valid,
                     transfer_seconds=message.transfer_seconds,
                 )
@@ -214,6 +213,9 @@ class Coordination:
                     self._merge_round(action)
                 case events.Commit():
                     self._commit(action)
+                case events.Late():
+                    log.info("%s is late with its lease: others are given its units, too", action.worker)
+                    self._store.event("late", worker=action.worker, lease=action.lease_id)
                 case events.Discard():
                     self._contributions.pop(action.lease_id, None)
                     self._store.event("discarded", lease=action.lease_id)

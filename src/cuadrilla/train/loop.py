@@ -66,11 +66,10 @@ def train(
             continue
 
         lease: Lease = event
-        began = time.monotonic()
         indices = loader.indices(lease.units)
         sync.begin()
         sums, first = Sums(), 0
-        while first < len(indices) and sums.valid and not link.stopped():
+        while first < len(indices) and sums.valid and not link.interrupted():
             count = min(pass_limit, len(indices) - first)
             try:
                 batch = loader.batch(indices[first : first + count])
@@ -101,11 +100,11 @@ def train(
                     sums, first = Sums(), 0
                 else:
                     sums.valid = False
-        if link.stopped():
+        if link.interrupted():
             continue
 
         contribution = sync.contribute(sums)
-        seconds, began = time.monotonic() - began, time.monotonic()
+        began = time.monotonic()
         tensors = link.upload(contribution.tensors)
         upload_seconds = time.monotonic() - began
         link.call(
@@ -113,7 +112,6 @@ def train(
                 lease_id=lease.lease_id,
                 tokens=contribution.tokens,
                 loss_sum=contribution.loss,
-                seconds=seconds,
                 transfer_seconds=transfer_seconds,
                 tensors=tensors,
                 valid=contribution.valid,

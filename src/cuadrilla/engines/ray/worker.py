@@ -212,8 +212,8 @@ class RayLink:
     def next_event(self) -> ToWorker:
         return self._mail.inbox.next_event()
 
-    def stopped(self) -> bool:
-        return self._mail.inbox.stopped()
+    def interrupted(self) -> bool:
+        return self._mail.inbox.interrupted()
 
     def farewell(self) -> Stop | None:
         return self._mail.inbox.farewell()
