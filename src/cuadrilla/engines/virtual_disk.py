@@ -126,6 +126,10 @@ class Weights:
 
     zeros = outliers
 
+    def can_hold(self, tensors: object, *, num_units: int) -> bool:
+        del tensors, num_units
+        return True
+
     def gradients(self) -> dict[str, int]:
         return {"total": self.total}
 

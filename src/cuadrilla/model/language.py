@@ -58,7 +58,8 @@ class LanguageTask:
                 hint="prepare the text with the model's own tokenizer.json: cuadrilla data prepare --tokenizer",
             )
         *_, context = model.shape
-        self.defaults = TaskDefaults(length=context, not_matrices=("transformer.wte.", "transformer.wpe."))
+        not_matrices = ("transformer.wte.", "transformer.wpe.")
+        self.defaults = TaskDefaults(length=context, max_length=context, not_matrices=not_matrices)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -23,11 +23,15 @@ Batch = Mapping[str, Tensor]  # the leading dimension of every tensor counts seq
 class TaskDefaults:
     """`length`: tokens counted for one sequence when planning (1 for examples without a length).
 
+    `max_length`: the most that one can count; None where that is not known. An answer of a worker that counts more is
+    refused.
+
     `not_matrices`: names (or beginnings) of two-dimensional parameters that Muon should leave to AdamW: embeddings
     and the output layer.
     """
 
     length: int
+    max_length: int | None = None
     not_matrices: tuple[str, ...] = ()
 
 

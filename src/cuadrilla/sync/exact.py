@@ -209,18 +209,26 @@ class ExactMerge:
 
     def outliers(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
         """Contributions whose gradient per token is beyond comparison with the others': a flipped bit, most likely."""
-        sizes = [
-            float(torch.nn.utils.get_total_norm([item.tensors[name].double() for name in self._params])) / item.tokens
-            if item.tokens
-            else 0.0
-            for item in contributions
-        ]
+        sizes = self.sizes(contributions)
         found = []
         for index, size in enumerate(sizes):
             others = [other for i, other in enumerate(sizes) if i != index and other > 0]
             if others and size > OUTLIER_RATIO * statistics.median(others):
                 found.append(index)
         return tuple(found)
+
+    def sizes(self, contributions: Sequence[Contribution]) -> list[float]:
+        """The norm of each one's gradient per token; 0 for one without tokens."""
+        return [
+            float(torch.nn.utils.get_total_norm([item.tensors[name].double() for name in self._params])) / item.tokens
+            if item.tokens
+            else 0.0
+            for item in contributions
+        ]
+
+    def can_hold(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
+        """Whether these can be the running statistics of so many units: whatever else is wrong with them, they stay."""
+        return self._statistics.can_be(tensors, num_units=num_units)
 
     def zeros(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
         """Contributions with a loss and an exactly zero gradient, beside others that have one: a device that computes

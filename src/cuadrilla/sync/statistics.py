@@ -147,6 +147,18 @@ class MergedStatistics:
         self.record = statistics_of(model)
         self.mean: dict[str, Tensor] = {}
 
+    def can_be(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
+        """Whether a contribution of so many units can hold these sums: no negative variance, no count beyond them."""
+        for module in self._modules:
+            count = int(tensors[_full(module, COUNT)])
+            mean, variance = (tensors[_full(module, key)][0].double() for key in VALUES)
+            largest = LARGEST * max(count, 1)
+            if not 0 <= count <= num_units or bool((variance < -1).any() | (variance > largest).any()):
+                return False
+            if bool((mean.abs() > largest).any()):
+                return False
+        return True
+
     def reduce(self, contributions: Sequence[Mapping[str, Tensor]]) -> None:
         """Compute `mean`; the statistics of record stay."""
         self.mean = {}

@@ -23,11 +23,17 @@ from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.exact import Contribution, ExactMerge
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.metrics import Meter, Scalars, Sink
+from cuadrilla.train.referee import Referee
 from cuadrilla.train.store import Store
 
 log = logging.getLogger(__name__)
 
 Send = Callable[[str, ToWorker], None]
+MESSAGE_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
+MAX_LOSS = 1e15
+"""Per token: squares of it are added."""
+GRADIENT_RATIO, LOSS_RATIO = 100.0, 10.0
+"""Per token, between the contributions of one update, before anything is known of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +49,14 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """How long a run is. `unit_tokens`: planned tokens of a unit."""
+    """How long a run is. `unit_tokens`: planned tokens of a unit; it may hold less or more, and `max_unit_tokens` at
+    most, where the task knows that.
+    """
 
     num_versions: int
     units_per_round: int
     unit_tokens: int
+    max_unit_tokens: int | None = None
 
     @property
     def round_tokens(self) -> int:
@@ -71,10 +80,14 @@ class Coordination:
         length: Length,
         sinks: Sequence[Sink],
         observe: Callable[[int], Scalars],
+        referee: Referee | None = None,
         stop_at: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`observe(version)` evaluates and samples when it is due and returns what to log with the commit."""
+        """`observe(version)` evaluates and samples when it is due and returns what to log with the commit.
+
+        `referee`: where workers are not to be believed in everything.
+        """
         self._coordinator = coordinator
         self._merge = merge
         self._guard = guard
@@ -82,6 +95,7 @@ class Coordination:
         self._length = length
         self._sinks = sinks
         self._observe = observe
+        self._referee = referee
         self._stop_at = stop_at
         self._clock = clock
         self._lock = threading.Lock()
@@ -134,7 +148,7 @@ class Coordination:
         """Like `receive`, for doors to other processes: what makes the run fail is in `failure`."""
         with self._lock, self._failing_together(raises=False):
             self._stop_if_asked()  # not only at the next tick: another step may be made until then
-            self._handle(self._as_event(worker, message))
+            self._perform(self._decide(worker, message))
 
     def heard(self, worker: str, passes: int) -> None:
         """A heartbeat: never waits for a merge; counts at the next tick, with the time at which it came."""
@@ -148,6 +162,18 @@ class Coordination:
                 self._perform(self._coordinator.handle(events.Heard(worker=worker, passes=passes), at))
             self._stop_if_asked()
             self._handle(events.Tick())
+
+    def _decide(self, worker: str, message: ToCoordinator) -> list[events.Action]:
+        """What a message of another process leads to; one that cannot be handled ends its sender's session only."""
+        try:
+            return self._coordinator.handle(self._as_event(worker, message), self._clock())
+        except MESSAGE_ERRORS as error:
+            reason = f"it sent a message that cannot be handled ({type(error).__name__})"
+            log.info("how a message of %s could not be handled:", worker, exc_info=True)
+            if isinstance(message, Contribute):
+                self._contributions.pop(message.lease_id, None)
+            left = self._coordinator.handle(events.Left(worker=worker, reason=reason), self._clock())
+            return [*left, events.Evict(worker=worker, reason=reason)]
 
     def _stop_if_asked(self) -> None:
         if self._stop_reason and self.outcome is None:
@@ -190,14 +216,26 @@ class Coordination:
                 self._contributions[message.lease_id] = Contribution(
                     tensors=tensors, tokens=message.tokens, loss=message.loss_sum, valid=message.valid
                 )
+                lease = self._coordinator.ledger.leases.get(message.lease_id)
+                valid = message.valid and (lease is None or self._is_possible(message, num_units=len(lease.units)))
                 return events.Answered(
                     worker=worker,
                     lease_id=message.lease_id,
                     tokens=message.tokens,
                     loss_sum=message.loss_sum,
-                    valid=message.valid,
+                    valid=valid,
                     transfer_seconds=message.transfer_seconds,
                 )
+
+    def _is_possible(self, message: Contribute, *, num_units: int) -> bool:
+        """Whether numbers of an answer are such as these units can have."""
+        most, tensors = self._length.max_unit_tokens, message.tensors
+        assert isinstance(tensors, Mapping)
+        return (
+            (most is None or message.tokens <= most * num_units)
+            and abs(message.loss_sum) <= MAX_LOSS * max(message.tokens, 1)
+            and self._merge.can_hold(tensors, num_units=num_units)
+        )
 
     def _handle(self, event: events.Event) -> None:
         self._perform(self._coordinator.handle(event, self._clock()))
@@ -258,8 +296,10 @@ class Coordination:
             if self._compute_again(action, doubtful, "all-zero gradient"):
                 return
             if self._guard.doubts(loss=loss, norm=reduced.norm) and self._compute_again(
-                action, self._merge.outliers(contributions), "outlier"
+                action, self._outliers(action, contributions), "outlier"
             ):
+                return
+            if self._compute_again(action, self._audited(action, contributions), "audit"):
                 return
             if reduced.norm == 0 and loss:
                 self._announce("the gradient is exactly zero", action, level=logging.WARNING)
@@ -284,6 +324,49 @@ class Coordination:
         if confirmed and not doubtful:
             self._store.event("all-zero gradient confirmed", version=action.version, units=sorted(confirmed))
         return doubtful, confirmed
+
+    def _outliers(self, action: events.Merge, contributions: Sequence[Contribution]) -> list[int]:
+        """Contributions of a strange update that are beyond comparison with the others', or with what is right.
+
+        An asynchronous one has no others beside it: another worker computes it again, and it is skipped if it is
+        strange then, too.
+        """
+        if action.staleness is not None:
+            return [0] if self._guard.is_warm and len(self._coordinator.members) > 1 else []
+        num_workers = len({answer.worker for answer in action.answers})
+        if self._referee is None or num_workers > 2 or len(self._coordinator.members) < 2:
+            return list(self._merge.outliers(contributions))
+        sizes = self._merge.sizes(contributions)
+        losses = [abs(item.loss) / max(item.tokens, 1) for item in contributions]
+        if not (self._guard.is_warm or _differ(sizes, GRADIENT_RATIO) or _differ(losses, LOSS_RATIO)):
+            return []
+        indices = [index for index, item in enumerate(contributions) if item.tokens]
+        suspects = {max(indices, key=sizes.__getitem__), min(indices, key=sizes.__getitem__)}
+        suspects.add(max(indices, key=losses.__getitem__))
+        return [index for index in sorted(suspects) if self._is_wrong(action, index, contributions[index])]
+
+    def _is_wrong(self, action: events.Merge, index: int, said: Contribution) -> bool:
+        assert self._referee is not None
+        answer = action.answers[index]
+        found = self._referee.finds(said, self._units(answer))
+        if found:
+            log.warning("%s answers what this machine does not find: %s", answer.worker, found)
+        return bool(found)
+
+    def _audited(self, action: events.Merge, contributions: Sequence[Contribution]) -> list[int]:
+        """Now and then one contribution is computed here, too; it, if it is wrong."""
+        if self._referee is None or len(self._coordinator.members) < 2:
+            return []
+        units = [self._units(answer) for answer in action.answers]
+        workers, paces = [answer.worker for answer in action.answers], self._coordinator.paces()
+        seconds = [paces[name].seconds(len(of)) for name, of in zip(workers, units, strict=True) if name in paces]
+        if not self._referee.is_due(max(seconds, default=0.0)):
+            return []
+        index, found, took = self._referee.audit(contributions, units)
+        self._store.event("audited", worker=workers[index], units=units[index], seconds=round(took, 3), found=found)
+        if found:
+            log.warning("%s answers what this machine does not find: %s", workers[index], found)
+        return [index] if found else []
 
     def _units(self, answer: events.Answered) -> tuple[int, ...]:
         return self._coordinator.answers[answer.lease_id][1].units
@@ -373,6 +456,12 @@ class Coordination:
         self._store.event("finished", version=version, complete=action.complete, reason=action.reason)
         for worker in list(self._coordinator.members):
             self._send(worker, Stop(reason=action.reason))
+
+
+def _differ(values: Sequence[float], ratio: float) -> bool:
+    """Whether one of the positive values is so many times as large as another."""
+    positive = [value for value in values if value > 0]
+    return bool(positive) and max(positive) > ratio * min(positive)
 
 
 def _nobody(_worker: str, _message: ToWorker) -> None:

@@ -1,6 +1,7 @@
 """From a checked configuration to the parts of a run: task, model, coordinator. Used by every engine."""
 
 import math
+import random
 import secrets
 import shutil
 import time
@@ -30,10 +31,12 @@ from cuadrilla.train.checkpoint import check_shapes, file_sha256, list_checkpoin
 from cuadrilla.train.coordinate import Coordination, Length, model_tensors
 from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.guard import Guard
+from cuadrilla.train.loop import WorkerSettings
 from cuadrilla.train.metrics import Sink
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.program import program
+from cuadrilla.train.referee import Referee, computes
 from cuadrilla.train.schedule import make_schedule
 from cuadrilla.train.store import Store
 
@@ -94,7 +97,9 @@ def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
     model.load_state_dict(found)
 
 
-def measure_length(section: TrainSection, *, num_sequences: int, sequence_tokens: int) -> Length:
+def measure_length(
+    section: TrainSection, *, num_sequences: int, sequence_tokens: int, max_sequence_tokens: int | None = None
+) -> Length:
     """Steps and tokens of the whole run; planned tokens, where the real ones are known only when seen."""
     step_tokens = section.batch_sequences * sequence_tokens
     if section.steps:
@@ -107,6 +112,7 @@ def measure_length(section: TrainSection, *, num_sequences: int, sequence_tokens
         num_versions=max(num_versions, 1),
         units_per_round=section.batch_sequences // section.unit_sequences,
         unit_tokens=section.unit_sequences * sequence_tokens,
+        max_unit_tokens=None if max_sequence_tokens is None else section.unit_sequences * max_sequence_tokens,
     )
 
 
@@ -137,7 +143,12 @@ def assemble(
     num_sequences = len(task.data("train"))
     if num_sequences == 0:
         raise DataError("the training data holds no complete sequence", hint="more text, or a shorter context")
-    length = measure_length(config.train, num_sequences=num_sequences, sequence_tokens=task.defaults.length)
+    length = measure_length(
+        config.train,
+        num_sequences=num_sequences,
+        sequence_tokens=task.defaults.length,
+        max_sequence_tokens=task.defaults.max_length,
+    )
     model = make_model(task, seed=config.run.seed)
     if config.model.init and not list_checkpoints(run.checkpoints):
         load_initial(model, run.path / config.model.init, task=task)
@@ -170,6 +181,7 @@ def assemble(
         length=length,
         sinks=sinks,
         observe=observer,
+        referee=make_referee(config, model, task=task, merge=merge, device=device, precision=precision, length=length),
         stop_at=stop_at,
         clock=clock,
     )
@@ -238,6 +250,32 @@ def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length, 
         clip_norm=config.train.clip_norm,
         strict=config.sync.strict,
         outer=Outer(params, every=outer.every, lr=outer.lr, momentum=outer.momentum) if outer.every else None,
+    )
+
+
+def make_referee(
+    config: Config,
+    model: nn.Module,
+    *,
+    task: Task,
+    merge: ExactMerge,
+    device: torch.device,
+    precision: Precision,
+    length: Length,
+) -> Referee | None:
+    """For workers that are processes; asynchronous ones have computed from weights that are gone."""
+    if config.engine.kind == "local" or config.sync.kind == "server":
+        return None
+    return Referee(
+        compute=computes(
+            task,
+            model,
+            weights=lambda: merge.params,
+            worker=WorkerSettings(run=config.run, train=config.train, device=device, precision=precision),
+            strict=config.sync.strict,
+            planned=length.round_tokens,
+        ),
+        secret=random.SystemRandom(),
     )
 
 

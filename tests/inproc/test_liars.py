@@ -1,0 +1,312 @@
+"""A crew in which one worker answers what it likes: the run goes on, and the honest one is not blamed for it."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link import wire
+from cuadrilla.link.base import Lease, Stop, ToWorker
+from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.sync.exact import Contribution, contribution_like
+from cuadrilla.train.loop import environment
+from cuadrilla.train.program import program
+from cuadrilla.train.referee import AUDIT_SHARE, Referee, difference
+from tests.hostile import HUGE, to
+from tests.runs import prepare, workers
+from tests.tasks import Normalised, RaggedRegression
+
+LEASE_SECONDS = 1.0
+
+Lie = Callable[[Contribution], Mapping[str, Any]]
+"""What a contribution's fields are to be instead."""
+
+
+class Crew:
+    """Members of a run, by what they send and are sent; time passes when one of them computes."""
+
+    def __init__(self, folder: Path, *sets: str, task: RaggedRegression | None = None) -> None:
+        self.now = 0.0
+        self.folder = folder
+        sets = ('engine.kind="crew"', workers([1.0, 1.0]), *sets)
+        self.parts = prepare(folder, task or RaggedRegression(), *sets, clock=lambda: self.now)
+        self.coordination = self.parts.coordination
+        if self.coordination._referee is not None:
+            self.coordination._referee.clock = lambda: self.now
+            self.coordination._referee.secret = random.Random(3)
+        self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
+        self.coordination.open(lambda worker, message: self.sent[worker].append(message))
+        self.layout = wire.Layout.of(contribution_like(self.parts.model, strict=self.parts.config.sync.strict))
+
+    def says(self, worker: str, message: pb.ToCoordinator, tensors: Mapping[str, Tensor] | None = None) -> None:
+        uploads = wire.Uploads()
+        packed = self.layout.pack(tensors) if tensors is not None else bytearray(self.layout.num_bytes)
+        uploads.put("u", self.layout.unpack(packed))
+        self.coordination.deliver(worker, wire.from_worker(message, uploads=uploads))
+
+    def joins(self, *names: str) -> None:
+        said = {**program(self.parts.task, self.parts.model), **environment(self.parts.device)}
+        for name in names:
+            self.says(name, to(hello=pb.Hello(protocol=1, speed_hint=1.0, environment=said)))
+
+    def lease_of(self, worker: str) -> Lease | None:
+        leases = [message for message in self.sent[worker] if isinstance(message, Lease)]
+        wanted = self.coordination._coordinator.ledger.leases
+        return leases[-1] if leases and leases[-1].lease_id in wanted else None
+
+    def answers(self, worker: str, lie: Lie | None = None) -> None:
+        """To its lease, if it has one: what is right, but for the lie."""
+        lease = self.lease_of(worker)
+        if lease is None:
+            return
+        self.now += LEASE_SECONDS
+        right = self.honest(lease)
+        fields = {
+            "tokens": right.tokens,
+            "loss_sum": right.loss,
+            "tensors": right.tensors,
+            **(lie(right) if lie else {}),
+        }
+        tensors = fields.pop("tensors")
+        self.says(
+            worker, to(contribute=pb.Contribute(lease_id=lease.lease_id, upload="u", valid=True, **fields)), tensors
+        )
+
+    def honest(self, lease: Lease) -> Contribution:
+        assert self.coordination._referee is not None
+        return self.coordination._referee.compute(lease.units)
+
+    def plays(self, rounds: int, lie: Lie) -> None:
+        """`mala` lies, `ana` does not."""
+        for _ in range(rounds):
+            self.answers("mala", lie)
+            self.answers("ana")
+
+    def named(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in read_jsonl(RunDir(self.folder).events) if row["event"] == kind]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Crew]]:
+    made: list[Crew] = []
+
+    def begin(*sets: str, **options: Any) -> Crew:
+        made.append(Crew(tmp_path / f"run-{len(made)}", *sets, **options))
+        return made[-1]
+
+    yield begin
+    for crew in made:
+        crew.parts.store.close()
+
+
+def scaled(tensors: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+    return {name: (tensor * factor).to(tensor.dtype) for name, tensor in tensors.items()}
+
+
+LIES: dict[str, Lie] = {
+    "ten times the loss, and hardly a gradient": lambda right: {
+        "loss_sum": 10 * right.loss,
+        "tensors": scaled(right.tensors, 1e-6),
+    },
+    "a thousand times the gradient": lambda right: {"tensors": scaled(right.tensors, 1e3)},
+    "all tokens of the world": lambda _: {"tokens": 2**63},
+    "a loss without end": lambda _: {"loss_sum": 1.7e308},
+    "a million times the loss": lambda right: {"loss_sum": 1e6 * right.loss},
+}
+
+
+@pytest.mark.parametrize("strict", ["false", "true"])
+@pytest.mark.parametrize("lie", LIES)
+def test_of_two_workers_the_one_that_lies_is_sent_away(make: Callable[..., Crew], lie: str, strict: str) -> None:
+    crew = make(f"sync.strict={strict}", "train.steps=12")
+    crew.joins("mala", "ana")
+    crew.plays(60, LIES[lie])
+    assert [row["worker"] for row in crew.named("evicted")] == ["mala"]
+    assert crew.named("units skipped") == []
+    assert crew.coordination.failure is None
+    assert crew.coordination.outcome is not None
+    assert crew.coordination.outcome.complete
+    assert crew.coordination.outcome.tokens < 12 * 997  # nothing of the lie was counted
+
+
+def test_who_computes_something_else_is_found_by_an_audit(make: Callable[..., Crew]) -> None:
+    """Of the right size, and in the wrong direction: nothing else notices it."""
+    crew = make("train.steps=1000")
+    crew.joins("mala", "ana")
+    for _ in range(600):
+        crew.plays(1, lambda right: {"tensors": scaled(right.tensors, -1.0)})
+        if crew.named("evicted"):
+            break
+    assert [row["worker"] for row in crew.named("evicted")] == ["mala"]
+    assert {row["worker"] for row in crew.named("audited") if row["found"]} == {"mala"}
+
+
+def test_honest_workers_are_audited_and_believed(make: Callable[..., Crew]) -> None:
+    crew = make("train.steps=150", task=RaggedRegression(dropout=0.1))
+    crew.joins("luis", "ana")
+    while crew.coordination.outcome is None:
+        crew.answers("luis")
+        crew.answers("ana")
+    assert crew.named("audited")
+    assert not any(row["found"] for row in crew.named("audited"))
+    assert crew.named("evicted") == crew.named("outlier") == crew.named("audit") == []
+
+
+def test_running_statistics_that_cannot_be_are_refused(make: Callable[..., Crew]) -> None:
+    crew = make("train.steps=8", task=Normalised())
+
+    def lie(right: Contribution) -> Mapping[str, Any]:
+        false = {name: tensor - 2**50 if "running_var" in name else tensor for name, tensor in right.tensors.items()}
+        return {"tensors": false}
+
+    crew.joins("mala", "ana")
+    crew.plays(40, lie)
+    assert [row["worker"] for row in crew.named("evicted")] == ["mala"]
+    assert crew.coordination.outcome is not None
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in crew.parts.model.state_dict().values())
+
+
+def test_audits_take_a_hundredth_of_the_time() -> None:
+    """An audit of three seconds each, between updates of a tenth."""
+    now, audited = [0.0], 0.0
+
+    def compute(_units: object) -> Contribution:
+        now[0] += 3.0
+        return right
+
+    right = Contribution(tensors={"w": torch.ones(2)}, tokens=1, loss=1.0)
+    referee = Referee(compute=compute, secret=random.Random(5), clock=lambda: now[0])
+    while now[0] < 1e5:
+        now[0] += 0.1
+        if referee.is_due(0.1):
+            audited += referee.audit([right, right], [(0,), (1,)])[2]
+    assert 0.5 * AUDIT_SHARE < audited / now[0] <= AUDIT_SHARE
+
+
+def test_a_machine_that_cannot_compute_a_lease_blames_nobody() -> None:
+    def compute(_units: object) -> Contribution:
+        raise MemoryError("out of memory")
+
+    right = Contribution(tensors={"w": torch.ones(2)}, tokens=1, loss=1.0)
+    referee = Referee(compute=compute, secret=random.Random(5), clock=lambda: 0.0)
+    assert referee.finds(right, (0,)) == ""
+    assert not referee.is_due(1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, ""),
+        ({"loss": 1.2}, ""),
+        ({"tokens": 3}, "3 tokens instead of 2"),
+        ({"loss": 2.0}, "a loss of 2 instead of 1"),
+        ({"tensors": {"w": torch.tensor([4.0, 4.0])}}, "a gradient of norm"),
+        ({"tensors": {"w": torch.tensor([1.0, -1.0])}}, "another direction"),
+    ],
+)
+def test_differences(changes: dict[str, Any], found: str) -> None:
+    right: dict[str, Any] = {"tensors": {"w": torch.tensor([1.0, 1.0])}, "tokens": 2, "loss": 1.0}
+    said = difference(Contribution(**{**right, **changes}), Contribution(**right))
+    assert found in said
+    assert bool(said) == bool(found)
+
+
+# Anything that has the form of a message, with any numbers
+
+NUMBERS = st.sampled_from([0, 1, 2, 9, 997, 2**31, 2**53, 2**63, HUGE])
+FLOATS = st.sampled_from([0.0, -0.0, 5e-324, 1e-9, 1.0, -1.0, 1e12, 1e300, -1e300, 1.7e308, float("inf"), float("nan")])
+VALUES = st.sampled_from([0.0, 1.0, -1.0, 1e-30, 1e18, -3e38, float("nan"), float("inf")])
+SAID = st.one_of(
+    st.builds(lambda speed: ("hello", speed), FLOATS),
+    st.builds(lambda passes: ("progress", passes), NUMBERS),
+    st.builds(
+        lambda *said: ("contribute", *said), NUMBERS, NUMBERS, FLOATS, FLOATS, VALUES, st.booleans(), st.booleans()
+    ),
+    st.just(("goodbye",)),
+    st.builds(lambda seconds: ("time", seconds), st.sampled_from([0.0, 1e-9, 0.6, 30.0, 1e6])),
+    st.just(("ana",)),
+)
+
+
+@pytest.mark.parametrize("kind", ["exact", "strict", "server"])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SAID, max_size=60))
+def test_no_numbers_end_the_run(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, said: list[tuple[Any, ...]]
+) -> None:
+    strategy = {"exact": (), "strict": ("sync.strict=true",), "server": ('sync.kind="server"', "sync.staleness=2")}
+    crew = Crew(tmp_path_factory.mktemp("run"), *strategy[kind], "train.steps=6")
+    crew.joins("mala", "ana")
+    try:
+        for words in said:
+            speak(crew, words)
+            crew.coordination.tick()
+            assert crew.coordination.failure is None
+        crew.coordination.left("mala", "gone")
+        for _ in range(500):  # a unit after another at worst
+            honest(crew)
+        assert crew.coordination.failure is None
+        assert crew.coordination.outcome is not None
+        assert crew.coordination.outcome.complete
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in crew.parts.model.state_dict().values())
+    finally:
+        crew.parts.store.close()
+
+
+def honest(crew: Crew) -> None:
+    """ana's answer to what she holds; she comes back when she was sent away."""
+    if any(isinstance(message, Stop) for message in crew.sent["ana"]):
+        crew.sent["ana"].clear()
+        crew.joins("ana")
+    lease = crew.lease_of("ana")
+    if lease is not None:
+        crew.now += 0.1
+        like = {name: torch.full(shape, 1, dtype=dtype) for name, dtype, shape in crew.layout.entries}
+        said = pb.Contribute(lease_id=lease.lease_id, tokens=9, loss_sum=9.0, upload="u", valid=True)
+        crew.says("ana", to(contribute=said), like)
+
+
+def speak(crew: Crew, words: tuple[Any, ...]) -> None:
+    match words:
+        case ("time", seconds):
+            crew.now += seconds
+            for name in ("mala", "ana"):
+                crew.coordination.heard(name, int(crew.now * 10) + 1)
+        case ("ana",):
+            honest(crew)
+        case _:
+            try:
+                said_by_mala(crew, words)
+            except LinkError:
+                crew.coordination.left("mala", "nonsense")  # what the door does
+
+
+def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
+    match words:
+        case ("hello", speed):
+            environment_of = {**program(crew.parts.task, crew.parts.model), **environment(crew.parts.device)}
+            crew.says("mala", to(hello=pb.Hello(protocol=1, speed_hint=speed, environment=environment_of)))
+        case ("progress", passes):
+            crew.says("mala", to(progress=pb.Progress(passes=passes)))
+        case ("goodbye",):
+            crew.says("mala", to(goodbye=pb.Goodbye(reason="tired")))
+        case ("contribute", lease_id, tokens, loss, transfer, value, valid, own):
+            lease = crew.lease_of("mala")
+            number = lease.lease_id if own and lease is not None else lease_id
+            tensors = {
+                name: torch.full(shape, value if dtype.is_floating_point else min(tokens, 2**63 - 1), dtype=dtype)
+                for name, dtype, shape in crew.layout.entries
+            }
+            said = pb.Contribute(
+                lease_id=number, tokens=tokens, loss_sum=loss, transfer_seconds=transfer, upload="u", valid=valid
+            )
+            crew.says("mala", to(contribute=said), tensors)
