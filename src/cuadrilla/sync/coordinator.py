@@ -78,7 +78,7 @@ class Rules:
     hung_after_seconds: float | None = None
     hung_after_leases: float = 3.0
     """Times as long as its lease should take; units are counted by the pass, and a pass may hold all of them."""
-    late_after_leases: float = 2.0
+    late_after_leases: float = 1.5
     """Whose lease takes so many times as long as it should is late: members that are idle try it, too."""
     overdue_after_leases: float = 20.0
 
