@@ -4,6 +4,7 @@ import contextlib
 import random
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +12,19 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.errors import LinkError
+from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.base import Hello, Lease, Stop
 from cuadrilla.link.grpc_client import SERVICE
-from cuadrilla.link.tls import SERVER_NAME
+from cuadrilla.link.invite import hash_secret, new_secret
+from cuadrilla.link.tls import SERVER_NAME, enrol_identity, node_request
+from tests import strangers
 from tests.hostile import (
     CEILING_SECONDS,
     HUNG_UP_SECONDS,
     MIB,
     PARAMETERS,
     SLACK_SECONDS,
+    Abuser,
     Crew,
     hello_bytes,
     memory_stays,
@@ -151,12 +156,12 @@ def grpc_message(message: bytes, *, length: int | None = None) -> bytes:
 
 
 class RawClient:
-    """A node on a TLS connection; one writes frames and reads frames."""
+    """Somebody on a TLS connection, from any address of this machine; one writes frames and reads frames."""
 
-    def __init__(self, crew: Crew, name: str, *, settings: bytes = b"") -> None:
-        plain = socket.create_connection(("127.0.0.1", crew.port))
+    def __init__(self, crew: Crew, context: ssl.SSLContext, *, host: str = "127.0.0.1", settings: bytes = b"") -> None:
+        plain = socket.create_connection(("127.0.0.1", crew.port), source_address=(host, 0))
         plain.settimeout(CEILING_SECONDS)
-        self.socket = tls_context(node=crew.folder / name).wrap_socket(plain)
+        self.socket = context.wrap_socket(plain)
         self.buffer = b""
         self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, settings))
 
@@ -201,7 +206,7 @@ class RawClient:
 @contextlib.contextmanager
 def raw_client(crew: Crew, *, settings: bytes = b"") -> Iterator[RawClient]:
     crew.node("mala")
-    made = RawClient(crew, "mala", settings=settings)
+    made = RawClient(crew, tls_context(node=crew.folder / "mala"), settings=settings)
     try:
         yield made
     finally:
@@ -214,6 +219,28 @@ def test_http2_by_hand_reaches_the_coordinator(crew: Crew) -> None:
         client.open("Session")
         client.send(grpc_message(hello_bytes()))
         assert isinstance(crew.heard.next("mala"), Hello)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="127.0.0.2 is no address of this machine")
+def test_idle_enrolments_do_not_keep_a_newcomer_out(crew: Crew, tmp_path: Path) -> None:
+    secret = new_secret()
+    crew.desk.adopt_invites({hash_secret(secret): 1})
+    context = strangers.context(strangers.with_the_enrol_key(tmp_path))
+    context.set_alpn_protocols(["h2"])
+    idle = [RawClient(crew, context, host="127.0.0.2") for _ in range(12)]
+    try:
+        for stranger in idle:
+            stranger.open("Enroll")
+        request = node_request(crew.folder / "berta", name="berta")
+        newcomer = Abuser(crew, enrol_identity(crew.keys.identity.certificate))
+        try:
+            message = pb.EnrolRequest(secret=secret, certificate_request=request)
+            assert newcomer.status("Enroll", [message]) == "OK"
+        finally:
+            newcomer.close()
+    finally:
+        for stranger in idle:
+            stranger.close()
 
 
 @pytest.mark.parametrize("method", ["Session", "Upload", "Describe", "Enroll"])

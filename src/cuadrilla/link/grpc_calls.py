@@ -7,7 +7,7 @@ is checked before anything of it is waited for: waiting takes a thread of the po
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -20,7 +20,9 @@ from cuadrilla.link.ciphers import is_only_new_tls
 from cuadrilla.link.tls import Identity
 
 MAX_CALLS = 8
-"""At once, of one node, or of all strangers together: a session and the one it replaces, transfers, and some spare."""
+"""At once, of one node: a session and the one it replaces, transfers, and some spare."""
+MAX_CALLS_OF_AN_ADDRESS, MAX_CALLS_OF_STRANGERS = 4, 64
+"""Of those who are not in the crew. Enrolling takes a call of less than a second."""
 MAX_WORKERS = 64
 MAX_MESSAGE_BYTES = 16 * wire.CHUNK_BYTES
 HANDSHAKE_SECONDS = 5.0
@@ -51,27 +53,34 @@ def start_server(address: str, *, handlers: Any, identity: Identity, roots: byte
 
 
 class Admission:
-    """Counts the calls of each node that are going on. Thread-safe."""
+    """Counts the calls that are going on: of each node, of each address's strangers, of all strangers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: Counter[str] = Counter()
 
     def admit(self, name: str, context: Any) -> None:
-        """Count a call of a node (or of a stranger: no name) for as long as it lasts; ends it if there are too many."""
+        """Count a call of a node for as long as it lasts; ends it if there are too many."""
+        self._admit({name: MAX_CALLS}, context)
+
+    def admit_stranger(self, host: str, context: Any) -> None:
+        """The same for somebody who is no node (yet)."""
+        self._admit({f"@{host}": MAX_CALLS_OF_AN_ADDRESS, "@": MAX_CALLS_OF_STRANGERS}, context)
+
+    def _admit(self, limits: Mapping[str, int], context: Any) -> None:
         with self._lock:
-            full = self._calls[name] >= MAX_CALLS
-            self._calls[name] += not full
+            full = any(self._calls[key] >= limit for key, limit in limits.items())
+            if not full:
+                self._calls.update(limits.keys())
         if full:
             refuse(context, "too many calls at once", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
-        if not context.add_callback(lambda: self._release(name)):  # it has ended meanwhile
-            self._release(name)
+        if not context.add_callback(lambda: self._release(limits)):  # it has ended meanwhile
+            self._release(limits)
 
-    def _release(self, name: str) -> None:
+    def _release(self, keys: Iterable[str]) -> None:
         with self._lock:
-            self._calls[name] -= 1
-            if not self._calls[name]:
-                del self._calls[name]
+            self._calls.subtract(keys)
+            self._calls = +self._calls
 
 
 def reads(call: Any, kind: Any) -> Callable[[Iterator[bytes], Any], Any]:

@@ -211,7 +211,7 @@ class CrewDesk:
         certificate = peer_certificate(context.auth_context())
         if certificate is None or not is_enrol(certificate):
             refuse(context, "this machine is in the crew already")
-        self._admission.admit("", context)
+        self._admission.admit_stranger(self._gate.host_of(context.peer()), context)
         cut_off(context, after=ENROL_SECONDS)
         request = only(requests, context)
         try:
