@@ -191,19 +191,14 @@ def is_served(guarded: Guarded, host: str) -> bool:
 
 
 def test_another_address_while_it_runs(guarded: Guarded) -> None:
-    """Those who are there stay; newcomers find it at the new address only."""
+    """Those who are there stay; newcomers find it at either, since the old one may come back."""
     before = guarded.call()
     assert answered(before)
     port = guarded.gate.listen(bind("127.0.0.5:0"))
     with socket.create_connection(("127.0.0.5", port), PATIENCE_SECONDS) as caller:
         assert answered(caller)
-    wait_for(lambda: not accepts(guarded.port))
+    assert answered(guarded.call())
     assert answered(before)
-
-
-def accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 # The port

@@ -2,12 +2,15 @@
 
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.lan import Member, ip, lan
+from cuadrilla.engines.worker import ASK_SECONDS
+from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import events, is_what_one_worker_gives, reached, wait_for
 from tests.machines import Machine, down, invite, language_run, present, up
@@ -68,9 +71,7 @@ def test_a_pulled_cable_a_deaf_card_and_a_new_address_cost_nothing(
         wait_for(lambda: "luis" not in present(run), crew)
         wait_for(reached(run, last_rows(run.metrics)[-1]["version"] + 2), crew)
     wait_for(lambda: "luis" in present(run), crew)
-    moved = network[2].namespace
-    ip("-n", moved, "addr", "del", f"{network[2].address}/24", "dev", "card")
-    ip("-n", moved, "addr", "add", "10.77.0.33/24", "dev", "card")
+    change_address(network[2], network[2].address, "10.77.0.33")
     wait_for(lambda: "luis" not in present(run), crew)
     wait_for(lambda: "luis" in present(run), crew)
     down(coordinator, crew)
@@ -91,3 +92,45 @@ def test_the_port_is_open_on_the_chosen_address_only(
     with pytest.raises(OSError), socket.create_connection((network[0].address, PORT), timeout=1):
         pass  # this machine is not on that network
     down(coordinator, crew)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+def test_the_coordinator_gets_another_address_and_the_crew_goes_on(
+    network: list[Member], machines: list[Machine], run: RunDir
+) -> None:
+    """Its own worker does not notice; who has joined is told what to type; and the old address may come back."""
+    coordinator, _, luis = machines
+    old, new = f"{network[0].address}:{PORT}", f"10.77.0.44:{PORT}"
+    crew = up(coordinator, run, PORT, workers="[1.0]")
+    joined = luis.start("join", "--name", "luis", says=invite(coordinator))
+    wait_for(lambda: present(run) == {"here-1", "luis"}, crew)
+
+    change_address(network[0], network[0].address, "10.77.0.44")
+    wait_for(lambda: Home(coordinator.home).open_crew()["address"] == new, crew)
+    wait_for(lambda: "luis" not in present(run), crew)
+    wait_for(reached(run, last_rows(run.metrics)[-1]["version"] + 2), crew)
+    assert present(run) == {"here-1"}
+    lost_at = time.monotonic()
+    wait_for(lambda: time.monotonic() > lost_at + ASK_SECONDS + 10, joined, seconds=60)
+    joined.terminate()
+    assert "cuadrilla join THAT_ADDRESS" in joined.communicate(timeout=60)[1]
+    again = luis.start("join", new)
+    wait_for(lambda: present(run) == {"here-1", "luis"}, crew)
+
+    change_address(network[0], "10.77.0.44", network[0].address)
+    wait_for(lambda: Home(coordinator.home).open_crew()["address"] == old, crew)
+    again.terminate()
+    again.communicate(timeout=60)
+    last = luis.start("join", old)
+    wait_for(lambda: "luis" in present(run), crew)
+    said = down(coordinator, crew)
+    assert last.wait(timeout=100) == 0
+    assert f"cuadrilla join {new}" in said
+    assert [row["worker"] for row in events(run, "evicted") if row["worker"] == "here-1"] == []
+    assert is_what_one_worker_gives(run)
+
+
+def change_address(member: Member, before: str, after: str) -> None:
+    ip("-n", member.namespace, "addr", "del", f"{before}/24", "dev", "card")
+    ip("-n", member.namespace, "addr", "add", f"{after}/24", "dev", "card")

@@ -69,19 +69,20 @@ def up(
         home.crew.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def opened(door: "Door") -> None:
-        write_json(
-            home.open_file,
-            {
-                "address": dialled or door.address,
-                "key_hash": door.key_hash.hex(),
-                "pid": pid_to_signal(),
-                "run": str(folder.path),
-            },
-        )
+        found = {"key_hash": door.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder.path)}
+        write_json(home.open_file, {"address": dialled or door.address, **found})
         here = f" (listens on {door.address})" if dialled else ""
         say(f"crew       {dialled or door.address}{here}; on another machine: cuadrilla join")
         _show_place(home, listens=door.address, dialled=dialled)
         _show_invite(home, uses=uses)
+
+    def moved(address: str) -> None:
+        say(f"network    this machine has another address: the crew is at {address} now")
+        if dialled:
+            say(f"network    others dial {dialled}: see that it still leads here")
+            return
+        write_json(home.open_file, {**home.open_crew(), "address": address})
+        say(f"crew       {address}; on the machines that are in the crew: cuadrilla join {address}")
 
     under_a_parent(folder, listen=listens)
     from cuadrilla.engines.crew import Opening
@@ -89,7 +90,7 @@ def up(
     with FolderLock(home.crew / "lock", purpose="cuadrilla up"):  # one coordinator has the keys and gets the invites
         try:
             opening = Opening(
-                home=home, opened=opened, standbys=frozenset(standby or []), listener=options.listener
+                home=home, opened=opened, moved=moved, standbys=frozenset(standby or []), listener=options.listener
             )  # fmt: skip
             outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=opening)
         finally:

@@ -53,13 +53,14 @@ class Door:
 @dataclass(frozen=True, kw_only=True)
 class Opening:
     """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
-    long as the run. `opened` is called once workers can dial in. `standbys`: nodes that may copy keys and run.
-    `cluster`: Ray, if its start has begun already; whoever began it ends it. `listener`: a descriptor of the crew's
-    port, if this process's parent holds it.
+    long as the run. `opened` is called once workers can dial in, `moved` with an address that came later. `standbys`:
+    nodes that may copy keys and run. `cluster`: Ray, if its start has begun already; whoever began it ends it.
+    `listener`: a descriptor of the crew's port, if this process's parent holds it.
     """
 
     home: Home | None = None
     opened: Callable[[Door], None] | None = None
+    moved: Callable[[str], None] | None = None
     standbys: frozenset[str] = frozenset()
     cluster: Starting | None = None
     listener: int = NO_LISTENER
@@ -104,7 +105,7 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
                     children.start(name, address=doors.link.desk.direct_address, identity=private / name, speed=speed)
             if opening.opened is not None:
                 opening.opened(_describe(doors, children))
-            return _coordinate(parts, doors, children, home=home)
+            return _coordinate(parts, doors, children, opening=opening)
     finally:
         children.end()
 
@@ -140,11 +141,13 @@ def _let_in(name: str, folder: Path, *, door: LinkDoor) -> None:
     door.nodes.add(name, certificate=certificate)
 
 
-def _coordinate(parts: Parts, doors: Doors, children: "_Children", *, home: Home | None) -> Outcome:
-    coordination, pause = parts.coordination, threading.Event()
+def _coordinate(parts: Parts, doors: Doors, children: "_Children", *, opening: Opening) -> Outcome:
+    coordination, pause, home = parts.coordination, threading.Event(), opening.home
     while coordination.outcome is None and coordination.failure is None:
         coordination.tick()
         doors.look(home=home)
+        if (address := doors.follow()) and opening.moved is not None:
+            opening.moved(address)
         children.look()
         if home is None and not children.alive and not (doors.ray and doors.ray.desk.may_have_workers()):
             coordination.fail(doors.ray.desk.failure() if doors.ray else children.failure())

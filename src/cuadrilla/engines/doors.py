@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 from cuadrilla.config import CrewEngine
 from cuadrilla.engines.bundle import offer
 from cuadrilla.engines.ray.cluster import Cluster, why_not
+from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
+from cuadrilla.host.card import Whereabouts
 from cuadrilla.link.base import ToWorker
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_ray import RayOffer
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
+from cuadrilla.link.invite import canonical_host
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, open_coordinator
 from cuadrilla.link.wire import Layout
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from cuadrilla.engines.ray.desk import RayDesk
 
 LOOK_SECONDS = 1.0
+FOLLOW_SECONDS = 2.0
 NO_LISTENER = -1
 
 log = logging.getLogger(__name__)
@@ -46,6 +50,8 @@ class LinkDoor:
     address: str
     keys: Coordinator
     nodes: AllowList
+    whereabouts: Whereabouts
+    listened: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,7 @@ class Doors:
         self.link: LinkDoor | None = None
         self.ray: RayDoor | None = None
         self._looked_at = 0.0
+        self._followed_at = 0.0
 
     def send(self, worker: str, message: ToWorker) -> None:
         """Put a message on its way, through the door by which the worker came."""
@@ -68,6 +75,29 @@ class Doors:
             self.ray.desk.send(worker, message)
         elif self.link is not None:
             self.link.desk.send(worker, message)
+
+    def follow(self) -> str:
+        """Listen at the address that this machine's card has now, if it is another one; it, or an empty text.
+
+        The old one is listened at as well: it may come back.
+        """
+        if self.link is None or time.monotonic() - self._followed_at < FOLLOW_SECONDS:
+            return ""
+        self._followed_at = time.monotonic()
+        door = self.link
+        host = door.whereabouts.moved_to()
+        if not host:
+            return ""
+        address = with_port(host, door.address.rpartition(":")[2])
+        if address not in door.listened:
+            try:
+                door.desk.listen(bind(address))
+            except LinkError as error:
+                log.warning("this machine's address is %s now: %s", host, error.message)
+                return ""
+        listened = door.listened | {address}
+        self.link = replace(door, address=address, whereabouts=Whereabouts(host), listened=listened)
+        return address
 
     def look(self, *, home: Home | None) -> None:
         """Who may not work any more, who may come: a few times a second."""
@@ -127,9 +157,21 @@ def open_doors(
             )
             stack.callback(desk.close)
             port = desk.serve(socket.socket(fileno=listener) if listener != NO_LISTENER else bind(engine.listen))
-            address = f"{engine.listen.rpartition(':')[0]}:{port}"
-            doors.link = LinkDoor(desk=desk, address=address, keys=keys, nodes=nodes)
+            host = engine.listen.rpartition(":")[0]
+            address = f"{host}:{port}"
+            doors.link = LinkDoor(
+                desk=desk,
+                address=address,
+                keys=keys,
+                nodes=nodes,
+                whereabouts=Whereabouts(canonical_host(host)),
+                listened=frozenset({address}),
+            )
         yield doors
+
+
+def with_port(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _ray_offer(cluster: Cluster) -> RayOffer:

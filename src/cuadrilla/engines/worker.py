@@ -31,6 +31,8 @@ GIVE_UP_SECONDS = 600.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
 LOYAL_SECONDS = 15.0
 """A coordinator that was killed is back by then; only later the standbys are dialled, too."""
+ASK_SECONDS = 30.0
+"""Then it says what its owner can do."""
 
 NO_SHAPE = Shape()
 
@@ -61,13 +63,14 @@ def run_worker(options: WorkerOptions) -> str:
     worker: _Worker | None = None
     pause, reached = FIRST_PAUSE_SECONDS, time.monotonic()
     found = address = options.address
+    asked = False
     while True:
         began = time.monotonic()
         connection = options.connect(address)
         try:
             worker = worker or _Worker(connection, options)
             stop = worker.train(connection)
-            reached, pause = time.monotonic(), FIRST_PAUSE_SECONDS
+            reached, pause, asked = time.monotonic(), FIRST_PAUSE_SECONDS, False
             if not stop.again:
                 if stop.refused:
                     raise Refused(stop.reason, hint="see the coordinator's log")
@@ -81,6 +84,12 @@ def run_worker(options: WorkerOptions) -> str:
             if time.monotonic() - reached > options.give_up_seconds:
                 raise
             log.warning("%s; trying again in %.2g s", error.message, pause)
+            if not asked and time.monotonic() - reached > ASK_SECONDS:
+                asked = True
+                log.warning(
+                    "the coordinator may have another address now, its screen says so: end this here (Ctrl-C) and type"
+                    " `cuadrilla join THAT_ADDRESS`"
+                )
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             if time.monotonic() - reached > LOYAL_SECONDS:

@@ -143,17 +143,15 @@ class Gate:
         return port
 
     def listen(self, listener: socket.socket) -> int:
-        """Take connections there instead of where they were taken before; those that are there stay."""
+        """Take connections there, too; returns its port."""
         listener.setblocking(False)
         port: int = listener.getsockname()[1]
 
-        def change() -> None:
-            for old in self._listeners:
-                self._forget_socket(old)
-            self._listeners = [listener]
+        def add() -> None:
+            self._listeners.append(listener)
             self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
 
-        self._do(change)
+        self._do(add)
         return port
 
     @property

@@ -125,6 +125,10 @@ class CrewDesk:
         )
         return self._gate.open(listener, inner_port=inner_port)
 
+    def listen(self, listener: socket.socket) -> None:
+        """Take connections there, too: the same machine at another address."""
+        self._gate.listen(listener)
+
     @property
     def direct_address(self) -> str:
         """What the worker processes of this machine dial."""
