@@ -27,6 +27,8 @@ class Joined:
     folder: Path
     address: str
     name: str
+    term: int = 0
+    """See `link/base.py`, KnownTerm."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,20 @@ class Home:
     def cache(self) -> Path:
         return self.path / "cache"
 
+    @property
+    def term(self) -> int:
+        """How many times the crew that this machine coordinates was promoted to another machine."""
+        return _number(read_object(self.crew / "term.json").get("term"))
+
+    def begin_term(self, term: int) -> None:
+        """Raises ResourceError."""
+        write_json(self.crew / "term.json", {"term": term})
+
+    @property
+    def standbys_file(self) -> Path:
+        """Where this crew's standbys would coordinate: name → address."""
+        return self.crew / "standbys.json"
+
     def leave_invite(self, secret_hash: bytes, *, uses: int) -> None:
         """Hand an invite to the coordinator that runs on this machine; it looks every moment. Raises ResourceError."""
         with storage_errors(self.invites):
@@ -92,12 +108,13 @@ class Home:
         for file in sorted((self.path / "joined").glob("*/crew.json")):
             value = read_object(file)
             if isinstance(value.get("address"), str) and isinstance(value.get("name"), str):
-                found.append(Joined(folder=file.parent, address=value["address"], name=value["name"]))
+                term = _number(value.get("term"))
+                found.append(Joined(folder=file.parent, address=value["address"], name=value["name"], term=term))
         return sorted(found, key=lambda crew: crew.address)
 
     def remember(self, crew: Joined) -> None:
         """Write down where a crew's coordinator was found. Raises ResourceError."""
-        write_json(crew.folder / "crew.json", {"address": crew.address, "name": crew.name})
+        write_json(crew.folder / "crew.json", {"address": crew.address, "name": crew.name, "term": crew.term})
 
     def trusted(self) -> set[str]:
         """Hashes (SHA-256, hexadecimal) of code that may run here."""
@@ -115,6 +132,10 @@ class Home:
         if not value:
             raise LinkError("no coordinator runs on this machine", hint="start one: cuadrilla up RUN")
         return value
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0
 
 
 def read_object(path: Path) -> dict[str, Any]:

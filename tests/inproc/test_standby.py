@@ -8,12 +8,12 @@ import torch
 
 from cuadrilla.engines.standby import Follower, Twin, newest_version
 from cuadrilla.errors import CheckpointError, LinkError
-from cuadrilla.link.base import Refused, Version
+from cuadrilla.link.base import Hello, KnownTerm, Refused, Version
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.checkpoint import list_checkpoints, save_checkpoint
 from cuadrilla.train.journal import Journal
-from tests.hostile import PARAMETERS, Crew
+from tests.hostile import LAYOUT, PARAMETERS, Crew
 
 TENSORS = {"weight": torch.arange(300_000.0)}  # more than one chunk
 ELSEWHERE = "127.0.0.2:47470"
@@ -164,3 +164,26 @@ def test_others_get_nothing(crew: Crew, journal: Journal, eva: Connection) -> No
     crew.nodes.remove("eva")
     with pytest.raises(Refused, match="is not in the crew"):
         eva.crew_keys()
+
+
+def test_a_coordinator_of_an_earlier_term_is_nobodys(crew: Crew) -> None:
+    """Neither at the first call nor in a session that had begun before; a later term is learned."""
+    learned: list[int] = []
+    term = KnownTerm(0, learned=learned.append)
+    connection = Connection(crew.address, identity=crew.node("eva"), term=term)
+    try:
+        assert connection.describe().config == "{}"
+        session = connection.session(parameters=LAYOUT)
+        session.call(Hello(speed_hint=1.0))
+        crew.heard.next("eva")
+        term.meet(2, address="elsewhere")
+        crew.desk.send("eva", Version(version=1, parameters=PARAMETERS))
+        with pytest.raises(LinkError, match="old coordinator"):
+            session.next_event()
+        session.close()
+        with pytest.raises(LinkError, match=r"term 0, not 2"):
+            connection.describe()
+        assert learned == [2]
+    finally:
+        connection.close()
+    assert crew.works()

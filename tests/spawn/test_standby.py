@@ -8,9 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cuadrilla.errors import LinkError
 from cuadrilla.home import Home, read_object
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import is_what_one_worker_gives, reached, wait_for
+from tests.commands import events, is_what_one_worker_gives, reached, wait_for
 from tests.machines import Machine, down, invite, language_run, present, up
 
 
@@ -72,6 +73,9 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     wait_for(lambda: present(copy) == {"ana", "luis"}, promoted, seconds=200)
     at = last_rows(copy.metrics)[-1]["version"] if copy.metrics.exists() else known
     wait_for(reached(copy, at + 5), promoted)
+    old = coordinator.run("up", str(run.path), "--listen", f"127.0.0.1:{port}")
+    assert old.returncode == LinkError.exit_code, old.stderr
+    assert f"which goes on at 127.0.0.2:{port}" in old.stderr
     said = down(eva, promoted)
     assert f"is known to have announced step {known}" in said
     assert int(said.split("promoted   goes on from step ")[1].split(";")[0]) >= known
@@ -81,7 +85,17 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     keys = [file for folder in (twin(eva) / "crew", Home(eva.home).crew) for file in folder.glob("*.key")]
     assert [stat.S_IMODE(file.stat().st_mode) for file in keys] == [0o600] * 4
     assert stat.S_IMODE(twin(eva).stat().st_mode) == 0o700
-    assert [crew.address for crew in Home(machine("ana").home).joined()] == [f"127.0.0.2:{port}"]
+    ana = machine("ana")
+    assert [(crew.address, crew.term) for crew in Home(ana.home).joined()] == [(f"127.0.0.2:{port}", 1)]
+
+    before = len(events(run, "joined"))
+    crew = up(coordinator, run, port, "--force")  # all the same: who knows better does not work for it
+    worker = ana.start("join", f"127.0.0.1:{port}")
+    assert worker.stderr is not None
+    assert any("this crew's old coordinator" in line for line in worker.stderr)
+    assert len(events(run, "joined")) == before
+    end(worker)
+    down(coordinator, crew)
 
 
 def test_nobody_becomes_a_standby_without_being_named(

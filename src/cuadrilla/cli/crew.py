@@ -10,10 +10,11 @@ import re
 import signal
 import socket
 import sys
+import threading
 from dataclasses import replace
 from getpass import getpass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -56,6 +57,7 @@ def up(
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Although a standby goes on with the crew.")] = False,
 ) -> None:
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
     listens = listening_address(listen)
@@ -84,6 +86,8 @@ def up(
         write_json(home.open_file, {**home.open_crew(), "address": address})
         say(f"crew       {address}; on the machines that are in the crew: cuadrilla join {address}")
 
+    if not options.supervised and not force:
+        refuse_if_promoted(home)
     under_a_parent(folder, listen=listens)
     from cuadrilla.engines.crew import Opening
 
@@ -96,6 +100,18 @@ def up(
         finally:
             home.open_file.unlink(missing_ok=True)
     report_outcome(outcome, folder)
+
+
+def refuse_if_promoted(home: Home) -> None:
+    """Two coordinators would train two models. Raises LinkError."""
+    from cuadrilla.engines.standby import taken_over
+
+    if address := taken_over(home):
+        raise LinkError(
+            f"this crew was promoted to its standby, which goes on at {address}",
+            hint="work for it: an invite from there, then `cuadrilla join --new` here; or, to go on here all the same,"
+            " stop it there and add --force",
+        )
 
 
 def check_doors(engine: CrewEngine, *, listen: str) -> None:
@@ -200,27 +216,43 @@ def join(
     from cuadrilla.engines.bundle import fetch
     from cuadrilla.engines.ray.node import Ways, work_through_ray
     from cuadrilla.engines.worker import WorkerOptions, run_worker
+    from cuadrilla.link.base import KnownTerm
     from cuadrilla.link.grpc_client import Connection
     from cuadrilla.link.tls import load_node
 
     def prepare(connection: "RunConnection", description: "RunDescription") -> tuple[Config, Path]:
         found = fetch(connection, description, home=home, report=say, data=data)
-        home.remember(crew)
+        known.change()
         say(f"working    as {crew.name} for {crew.address}; Ctrl-C leaves")
         return found
 
     set_up_logging(None, worker=crew.name, verbose=options.debug)
     identity = load_node(crew.folder)
+    known = _Known(home, crew)
+    term = KnownTerm(crew.term, learned=lambda value: known.change(term=value))
     reason = work_through_ray(Ways(crew=crew, identity=identity, prepare=prepare)) or run_worker(
         WorkerOptions(
             address=crew.address,
-            connect=lambda address: Connection(address, identity=identity),
+            connect=lambda address: Connection(address, identity=identity, term=term),
             prepare=prepare,
             threads=threads,
-            moved=lambda address: home.remember(replace(crew, address=address)),
+            moved=lambda address: known.change(address=address),
         )
     )
     say(f"done       {reason}")
+
+
+class _Known:
+    """What this machine writes down about the crew it works for, from two threads."""
+
+    def __init__(self, home: Home, crew: Joined) -> None:
+        self._home, self._crew = home, crew
+        self._lock = threading.Lock()
+
+    def change(self, **changes: Any) -> None:
+        with self._lock:
+            self._crew = replace(self._crew, **changes)
+            self._home.remember(self._crew)
 
 
 def find_crew(home: Home, address: str) -> Joined | None:
@@ -233,7 +265,7 @@ def find_crew(home: Home, address: str) -> Joined | None:
         if crew.address == address:
             return crew
     if len(joined) == 1:
-        return Joined(folder=joined[0].folder, address=address or joined[0].address, name=joined[0].name)
+        return replace(joined[0], address=address or joined[0].address)
     if joined and not address:
         raise LinkError(
             f"this machine has joined {len(joined)} crews: {', '.join(crew.address for crew in joined)}",

@@ -153,8 +153,9 @@ def open_doors(
             ray = _ray_offer(cluster) if cluster is not None and not cluster.practice else None
             standby = StandbyDesk(names=standbys, keys=folder, run=run.path)
             desk = CrewDesk(
-                keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, ray=ray, standby=standby, **layouts
-            )
+                keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, ray=ray, standby=standby,
+                term=home.term if home else 0, **layouts,
+            )  # fmt: skip
             stack.callback(desk.close)
             port = desk.serve(socket.socket(fileno=listener) if listener != NO_LISTENER else bind(engine.listen))
             host = engine.listen.rpartition(":")[0]

@@ -26,10 +26,11 @@ from cuadrilla.config import Config, FileTask
 from cuadrilla.engines.bundle import fetch
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined, read_object
-from cuadrilla.link.base import Refused
+from cuadrilla.link.base import KnownTerm, Refused
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_standby import CHECKPOINT_FILE, JOURNAL_FILE
-from cuadrilla.link.tls import COORDINATOR_FILES, key_hash, load_node, open_coordinator
+from cuadrilla.link.invite import SECRET_BYTES, Invite
+from cuadrilla.link.tls import COORDINATOR_FILES, key_hash, load_node, open_coordinator, pinned_certificate
 from cuadrilla.rundir import RunDir, fsync_folder, storage_errors, write_atomic, write_json
 from cuadrilla.runfile import to_toml
 from cuadrilla.train.checkpoint import list_checkpoints, prune_checkpoints, verify_checkpoint, version_of
@@ -38,6 +39,7 @@ from cuadrilla.train.journal import has_segment, read_segment
 POLL_SECONDS = 0.5
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
 KEPT_CHECKPOINTS = 2
+ASK_SECONDS = 2.0
 
 Report = Callable[[str], None]
 
@@ -85,7 +87,8 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
         twin.keys.mkdir(mode=0o700, exist_ok=True)
     pause, told = FIRST_PAUSE_SECONDS, ""
     while True:
-        connection = Connection(crew.address, identity=load_node(crew.folder))
+        term = KnownTerm(crew.term, learned=lambda value: home.remember(replace(crew, term=value)))
+        connection = Connection(crew.address, identity=load_node(crew.folder), term=term)
         follower = Follower(connection, twin, report=report)
         try:
             follower.begin(home, crew)
@@ -271,7 +274,22 @@ def promote(home: Home, crew: Joined, twin: Twin) -> int:
         home.crew.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (*COORDINATOR_FILES, "nodes.json"):
         write_atomic(home.crew / name, (twin.keys / name).read_bytes(), private=True)
+    home.begin_term(crew.term + 1)
     return version
+
+
+def taken_over(home: Home) -> str:
+    """Where a standby of this machine's crew coordinates now; empty if none answers with the crew's key."""
+    if not (home.crew / "server.pem").exists():
+        return ""
+    expected = key_hash((home.crew / "server.pem").read_bytes())
+    for address in read_object(home.standbys_file).values():
+        host, _, port = str(address).rpartition(":")
+        with suppress(LinkError, ValueError):
+            invite = Invite(host=host.strip("[]"), port=int(port), key_hash=expected, secret=bytes(SECRET_BYTES))
+            pinned_certificate(invite, timeout_seconds=ASK_SECONDS)
+            return str(address)
+    return ""
 
 
 def newest_version(run: RunDir) -> int:

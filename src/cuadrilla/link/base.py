@@ -4,7 +4,7 @@ A link carries small messages both ways and named tensors beside them. The in-pr
 reference, so a receiver copies what it wants to keep. Every implementation delivers messages of one worker in order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,6 +83,28 @@ class Stop:
     reason: str
     refused: bool = False
     again: bool = False
+
+
+@dataclass
+class KnownTerm:
+    """How many times a crew was promoted to another machine, as far as this one knows: who knows less is an old
+    coordinator, that was believed to be gone. `learned` is called with a higher number.
+    """
+
+    value: int = 0
+    learned: Callable[[int], None] = lambda _term: None
+
+    def meet(self, term: int, *, address: str) -> None:
+        """Raises LinkError for a coordinator of an earlier term."""
+        if term < self.value:
+            raise LinkError(
+                f"{address} is this crew's old coordinator: another machine was promoted since (term {term}, not"
+                f" {self.value})",
+                hint="stop it there (cuadrilla down); the crew goes on where it was promoted",
+            )
+        if term > self.value:
+            self.value = term
+            self.learned(term)
 
 
 class Refused(LinkError):

@@ -27,14 +27,16 @@ class EnrolReply(_message.Message):
     def __init__(self, certificate: _Optional[bytes] = ..., ca: _Optional[bytes] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("config", "files", "cuadrilla")
+    __slots__ = ("config", "files", "cuadrilla", "term")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     CUADRILLA_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     config: str
     files: _containers.RepeatedCompositeFieldContainer[File]
     cuadrilla: str
-    def __init__(self, config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., cuadrilla: _Optional[str] = ...) -> None: ...
+    term: int
+    def __init__(self, config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., cuadrilla: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class File(_message.Message):
     __slots__ = ("path", "sha256", "num_bytes")
@@ -104,14 +106,16 @@ class ToCoordinator(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., contribute: _Optional[_Union[Contribute, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("version", "parameters", "standbys")
+    __slots__ = ("version", "parameters", "standbys", "term")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     STANDBYS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     version: int
     parameters: str
     standbys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., parameters: _Optional[str] = ..., standbys: _Optional[_Iterable[str]] = ...) -> None: ...
+    term: int
+    def __init__(self, version: _Optional[int] = ..., parameters: _Optional[str] = ..., standbys: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "version", "units", "planned_tokens")

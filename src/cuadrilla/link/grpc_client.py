@@ -18,7 +18,7 @@ import grpc
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Goodbye, Progress, Refused, Stop, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import Goodbye, KnownTerm, Progress, Refused, Stop, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity
@@ -41,7 +41,7 @@ SERVICE = "/cuadrilla.crew.v1.Crew/"
 class Connection:
     """A node's connection to the coordinator at `address` (HOST:PORT)."""
 
-    def __init__(self, address: str, *, identity: Identity) -> None:
+    def __init__(self, address: str, *, identity: Identity, term: KnownTerm | None = None) -> None:
         credentials = grpc.ssl_channel_credentials(
             root_certificates=identity.ca, private_key=identity.key, certificate_chain=identity.certificate
         )
@@ -55,6 +55,7 @@ class Connection:
             ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
         ]
         self._address = address
+        self._term = term or KnownTerm()
         self._memory = wire.Memory(keep=1)
         self._channel = grpc.secure_channel(address, credentials, options=options)
 
@@ -65,10 +66,15 @@ class Connection:
         return reply.certificate, reply.ca
 
     def describe(self) -> RunDescription:
-        """Raises LinkError."""
+        """Raises LinkError, also for a coordinator of an earlier term."""
         run = self._unary("Describe", pb.Nothing(), pb.Run)
         files = tuple(OfferedFile(path=f.path, sha256=f.sha256, num_bytes=f.num_bytes) for f in run.files)
+        self.meet(run.term)
         return RunDescription(config=run.config, files=files, cuadrilla=run.cuadrilla)
+
+    def meet(self, term: int) -> None:
+        """Raises LinkError for a coordinator of an earlier term."""
+        self._term.meet(term, address=self._address)
 
     def fetch(self, file: OfferedFile, *, to: Path) -> None:
         """Download a file and check its hash; a broken download goes on where it stopped. Raises LinkError."""
@@ -269,9 +275,10 @@ class GrpcLink:
         problem = LinkError("the coordinator ended the session", hint="it is asked again")
         try:
             for received in self._responses:
-                self.heard_at = time.monotonic()
                 if received.HasField("version"):
+                    self._connection.meet(received.version.term)
                     self.standbys = tuple(received.version.standbys)
+                self.heard_at = time.monotonic()
                 self._inbox.put(wire.from_coordinator(received))
         except grpc.RpcError as error:
             problem = as_link_error(error, address="the coordinator")

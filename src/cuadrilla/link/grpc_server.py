@@ -97,7 +97,9 @@ class CrewDesk:
         contribution: wire.Layout,
         ray: RayOffer | None = None,
         standby: StandbyDesk | None = None,
+        term: int = 0,
     ) -> None:
+        self._term = term
         self._ray = ray
         self._keys = keys
         self._nodes = nodes
@@ -158,7 +160,10 @@ class CrewDesk:
             self._end(session, message)
         elif session is not None:
             session.version = name or session.version
-            session.outbox.put(wire.to_worker(message, parameters=name, standbys=self._standby.addresses()))
+            session.outbox.put(self._for_worker(message, parameters=name))
+
+    def _for_worker(self, message: ToWorker, *, parameters: str) -> pb.ToWorker:
+        return wire.to_worker(message, parameters=parameters, standbys=self._standby.addresses(), term=self._term)
 
     def adopt_invites(self, invites: Mapping[bytes, int]) -> None:
         """Let new nodes in for a while: SHA-256 of an invite's secret → for how many nodes it is good."""
@@ -242,7 +247,7 @@ class CrewDesk:
             pb.File(path=path, sha256=sha256, num_bytes=here.stat().st_size)
             for path, (here, sha256) in self._offer.files.items()
         ]
-        return pb.Run(config=self._offer.config, files=files, cuadrilla=__version__)
+        return pb.Run(config=self._offer.config, files=files, cuadrilla=__version__, term=self._term)
 
     def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
         session = _Session(self._caller(context), context)

@@ -22,6 +22,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.grpc_calls import cut_off, only, reads, refuse, serialize
 from cuadrilla.link.invite import canonical_host
 from cuadrilla.link.tls import COORDINATOR_FILES
+from cuadrilla.rundir import write_json
 
 CUT_SECONDS, COPY_SECONDS = 10.0, 600.0
 CHECKPOINT_FILE = re.compile(
@@ -95,7 +96,9 @@ class StandbyDesk:
         except LinkError as error:
             refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
         with self._lock:
-            self._addresses[name] = address
+            if self._addresses.get(name) != address:
+                self._addresses[name] = address
+                write_json(self.keys / "standbys.json", self._addresses)
 
     def _files(self) -> Iterator[pb.GrownFile]:
         """Of the newest checkpoint and of the journal; what vanishes meanwhile is left out."""

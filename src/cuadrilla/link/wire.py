@@ -322,11 +322,11 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
             raise LinkError("a message of no known kind", hint="install the same version on both machines")
 
 
-def to_worker(message: ToWorker, *, parameters: str = "", standbys: Iterable[str] = ()) -> pb.ToWorker:
+def to_worker(message: ToWorker, *, parameters: str = "", standbys: Iterable[str] = (), term: int = 0) -> pb.ToWorker:
     """A message to a worker for the wire; `parameters` names the download of a Version, which tells of `standbys`."""
     match message:
         case Version():
-            version = pb.Version(version=message.version, parameters=parameters, standbys=standbys)
+            version = pb.Version(version=message.version, parameters=parameters, standbys=standbys, term=term)
             return pb.ToWorker(version=version)
         case Lease():
             return pb.ToWorker(
