@@ -31,6 +31,7 @@ from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 TARGETS = {"worker killed": 2.0, "worker frozen": 8.0, "coordinator killed": 15.0}
 CPU = "CPU to come back"
 NUM_WORKERS = 3
+SPEEDS = "1.0,0.5,0.5"
 STEPS_BEFORE, STEPS_WATCHED = 5, 3
 PATIENCE_SECONDS, POLL_SECONDS = 120.0, 0.002
 RUN = """
@@ -59,10 +60,10 @@ every_tokens = 1_000_000_000
 class Crew:
     """A crew that trains until it is told to stop, as one sees it from outside."""
 
-    def __init__(self, run: RunDir, *, door: str) -> None:
+    def __init__(self, run: RunDir, *, door: str, speeds: str = SPEEDS) -> None:
         self._run = run
         self.door = door
-        command = [sys.executable, "-m", "cuadrilla", "train", str(run.path), "--practice", "1.0,0.5,0.5"]
+        command = [sys.executable, "-m", "cuadrilla", "train", str(run.path), "--practice", speeds]
         command += ["--set", f'engine.kind="{door}"']
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -1,6 +1,8 @@
 """Whole runs under a virtual clock: random faults from a seed, I1-I7 after every event (`engines/simulate.py`)."""
 
+import itertools
 import logging
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -113,6 +115,21 @@ def test_a_worker_that_becomes_ten_times_slower_costs_its_own_share(seed: int) -
     assert len(times) > 5
     assert units / (times[-1] - times[0]) >= 0.85 * (sum(rates.values()) + slow / SLOWNESS)
     assert not report.counts["lost"] + report.counts["hung"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 7])
+def test_the_round_in_which_it_happens_takes_two_and_a_half_times_as_long_at_most(seed: int) -> None:
+    """In the middle of its lease, among three or more: those who are done with theirs share it."""
+    world = World(seed, [Fault(at=100.0, kind="slow", worker="w0", seconds=FOREVER - 1)], rules=LONG_ROUNDS)
+    world.crew.bad_unit, world.crew.bad_rate = -1, 0.0
+    for worker in world.crew.workers.values():
+        worker.bad = False
+    assert len(world.crew.workers) >= 3  # of two, the other one may have all of a fast one's lease to do
+    times = world.run().committed_at
+    last = sum(at < 100.0 for at in times)
+    undisturbed_rounds = [later - earlier for earlier, later in itertools.pairwise(times[:last])]
+    assert len(undisturbed_rounds) > 3
+    assert times[last] - times[last - 1] <= 2.5 * statistics.median(undisturbed_rounds)
 
 
 def test_everything_happens() -> None:
