@@ -4,16 +4,15 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from bench import limits
 from bench.lan import Member, limit_rate
 
 CGROUP = Path("/sys/fs/cgroup")
-PERIOD_MICROSECONDS = 100_000
 
 
 def need_namespaces() -> None:
@@ -54,47 +53,15 @@ def lose(member: Member, *, share: float, source: str = "") -> None:
         pytest.skip(f"needs iptables with the match statistic: {done.stderr.strip()}")
 
 
-@dataclass(frozen=True)
-class Share:
-    """A control group: what is started with `prefix` gets no more of the processor than `limit` says."""
-
-    folder: Path
-
-    @property
-    def prefix(self) -> tuple[str, ...]:
-        """To be put before `ip netns exec`, inside of which /sys/fs/cgroup cannot be seen."""
-        return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.folder / "cgroup.procs"))
-
-    def limit(self, cores: float) -> None:
-        quota = str(round(cores * PERIOD_MICROSECONDS))
-        if (self.folder / "cpu.max").exists():  # version 2
-            (self.folder / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
-        else:
-            (self.folder / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
-            (self.folder / "cpu.cfs_quota_us").write_text(quota)
-
-
 @contextmanager
-def shares(number: int) -> Iterator[list[Share]]:
+def shares(number: int) -> Iterator[list[limits.Share]]:
     """Control groups without a limit yet; skips where there are none. What was started in them must have ended."""
-    if (CGROUP / "cpu" / "cpu.cfs_quota_us").exists():
-        root = CGROUP / "cpu"
-    elif "cpu" in _text(CGROUP / "cgroup.subtree_control").split():
-        root = CGROUP
-    else:
-        pytest.skip("needs the cpu controller of control groups (version 1, or in cgroup.subtree_control)")
-    made = [Share(root / f"cua-{os.getpid()}-{index}") for index in range(1, number + 1)]
-    try:
-        for share in made:
-            try:
-                share.folder.mkdir()
-            except OSError as error:
-                pytest.skip(f"needs to make control groups: {error.strerror}")
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(limits.shares(number))
+        except OSError as error:
+            pytest.skip(f"needs control groups: {error}")
         yield made
-    finally:
-        for share in made:
-            if share.folder.exists():
-                share.folder.rmdir()
 
 
 @contextmanager

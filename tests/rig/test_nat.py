@@ -10,11 +10,12 @@ import pytest
 
 from bench import nat
 from bench.lan import CARD, Member, ip, lan
+from bench.limits import Share
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import is_what_one_worker_gives, reached, wait_for
 from tests.machines import Machine, down, invite, language_run, present, up
-from tests.networks import Share, need_namespaces, shares, silent
+from tests.networks import need_namespaces, shares, silent
 
 pytestmark = pytest.mark.thorough
 

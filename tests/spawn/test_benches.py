@@ -21,6 +21,7 @@ NEEDS = {"train": "transformers", "generate": "transformers", "novels": "transfo
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",
     "generate": "--shape 10m --prompt-tokens 4 --new-tokens 3 --repeats 1 --threads 1",
+    "goodput": "--minutes 1 --seconds 3",
     "late": "--times 1 --batch 16",
     "link": "--parameters 50000 --rate 0 --rounds 1",
     "loop": "--size micro --steps 6 --threads 1",
