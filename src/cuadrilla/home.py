@@ -17,7 +17,7 @@ from typing import Any
 import platformdirs
 
 from cuadrilla.errors import LinkError
-from cuadrilla.rundir import storage_errors, write_json
+from cuadrilla.rundir import make_private, write_json
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ class Home:
 
     def leave_invite(self, secret_hash: bytes, *, uses: int) -> None:
         """Hand an invite to the coordinator that runs on this machine; it looks every moment. Raises ResourceError."""
-        with storage_errors(self.invites):
-            self.invites.mkdir(mode=0o700, exist_ok=True)
+        make_private(self.invites)
         write_json(self.invites / f"{secret_hash.hex()[:16]}.json", {"secret_sha256": secret_hash.hex(), "uses": uses})
 
     def take_invites(self) -> dict[bytes, int]:
@@ -122,8 +121,7 @@ class Home:
 
     def trust(self, sha256: str) -> None:
         """Approve code by its hash. Raises ResourceError."""
-        with storage_errors(self.path):
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.path)
         write_json(self.path / "trusted.json", {"sha256": sorted({*self.trusted(), sha256})})
 
     def open_crew(self) -> dict[str, Any]:

@@ -1,18 +1,23 @@
-"""Names and safe writes in a run directory: the folder that holds `run.toml`.
+"""Names in a run directory, the folder that holds `run.toml`; safe writes and wary reads, there and elsewhere.
 
 Invariants
+* A file that somebody else may have made is looked at before it is opened: a device never ends, a pipe waits.
 * One writer: `RunLock` holds `lock` (pid, host, start time of the process) for as long as a training runs.
 * A file that is written whole appears whole: temporary name in the same folder, fsync, `os.replace`, fsync folder.
+* What a training writes is its owner's alone, whatever the umask: samples and weights tell what they were made from.
 * A file that is appended to (`metrics.jsonl`, `events.jsonl`) is one JSON object per line; a torn last line, left by
   a power cut, is skipped by `read_jsonl`.
 """
 
+import errno
 import glob
 import json
+import math
 import os
 import shlex
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,6 +32,8 @@ from cuadrilla.errors import ConfigError, ResourceError
 
 SCHEMA = 1
 PRIVATE_PREFIX = "cuadrilla-private-"
+MAX_JSON_BYTES = 100 * 2**20  # a manifest of a hundred thousand sources has a third of that
+MAX_LINE_CHARACTERS = 2**24  # a row with a sample has a few thousand
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,36 @@ def typed(path: Path) -> str:
     return shlex.quote(str(path))
 
 
+def require_regular(path: Path, *, most_bytes: int | None = None) -> None:
+    """Raises OSError, without opening it, if `path` is no regular file or has more bytes than that."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if most_bytes is not None and status.st_size > most_bytes:
+        raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
+
+
+def read_regular(path: Path, *, most_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """A whole file that somebody else may have made. Raises OSError as `require_regular` does."""
+    require_regular(path, most_bytes=most_bytes)
+    with open(path, "rb") as file:
+        raw = file.read(most_bytes + 1)
+    if len(raw) > most_bytes:  # it has grown meanwhile, or says that it is empty, as those in /proc do
+        raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
+    return raw
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone can look into; one that is there stays as it is. Raises ResourceError."""
+    with storage_errors(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def open_private(path: str, flags: int) -> int:
+    """For `open`: a file that it makes can be read by its owner alone, from the first byte on."""
+    return os.open(path, flags, 0o600)
+
+
 def fsync_folder(folder: Path) -> None:
     """Make the names in `folder` durable. A no-op where folders cannot be opened (Windows)."""
     if os.name == "nt":
@@ -126,7 +163,9 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
         try:
-            with open(temporary, "xb" if private else "wb", opener=_open_private if private else None) as file:
+            if private:  # of a process with the same number that was killed; in a container all have the same
+                temporary.unlink(missing_ok=True)
+            with open(temporary, "xb" if private else "wb", opener=open_private if private else None) as file:
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
@@ -142,46 +181,67 @@ def remove_leftovers(path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write `value` with its schema number, atomically."""
-    write_atomic(path, json.dumps({"schema": SCHEMA, **value}, indent=1, ensure_ascii=False) + "\n")
+def write_json(path: Path, value: dict[str, Any], *, private: bool = False) -> None:
+    """Write `value` with its schema number, atomically. Raises ResourceError."""
+    raw = json.dumps({"schema": SCHEMA, **value}, indent=1, ensure_ascii=False) + "\n"
+    write_atomic(path, raw, private=private)
 
 
 def append_event(path: Path, kind: str, **fields: Any) -> None:
     """One line in `events.jsonl`. Raises ResourceError."""
     line = json.dumps({"time": time.time(), "event": kind, **fields}, ensure_ascii=False)
-    with storage_errors(path), open(path, "a", encoding="utf-8") as file:
+    with storage_errors(path), open(path, "a", encoding="utf-8", opener=open_private) as file:
         file.write(line + "\n")
 
 
-def no_number(_name: str) -> None:
-    """For `json.loads`: NaN and infinities, which Python writes, are no JSON."""
+def finite_json(raw: str | bytes) -> Any:
+    """A JSON value in which NaN and infinities are None: Python writes them, and reads 1e999 as one.
+
+    Raises ValueError, RecursionError.
+    """
+    return json.loads(raw, parse_constant=_no_number, parse_float=_finite)
+
+
+def _no_number(_name: str) -> None: ...
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of an append-only file; a missing file has none, a torn line is skipped. NaN and infinities are None."""
+    """The rows of an append-only file; a missing file has none, a torn line is skipped. NaN and infinities are None.
+
+    Raises ConfigError if it is no regular file.
+    """
+    return (row for row in read_lines(path) if row is not None)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """As `read_jsonl`, with None for each line that is no row."""
     if not path.exists():
         return
+    try:
+        require_regular(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="move it away, or name another run") from error
     with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
+        while line := file.readline(MAX_LINE_CHARACTERS):
             try:
-                row = json.loads(line, parse_constant=no_number)
+                row = finite_json(line)
             except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                yield row
+                row = None
+            yield row if isinstance(row, dict) else None
 
 
 def last_rows(path: Path, *, key: str = "version") -> list[dict[str, Any]]:
     """Rows of an append-only file with only the last one kept per `key`: a resumed run repeats some versions."""
     rows: dict[Any, dict[str, Any]] = {}
     for row in read_jsonl(path):
-        rows.pop(row.get(key), None)
-        rows[row.get(key)] = row
+        if not isinstance(row.get(key), (list, dict)):
+            rows.pop(row.get(key), None)
+            rows[row.get(key)] = row
     return list(rows.values())
 
 
@@ -245,16 +305,17 @@ class FolderLock:
 
 
 @contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder for keys that only this user can read, for as long as the block lasts.
+def private_folder(prefix: str = PRIVATE_PREFIX, *, where: Path | None = None) -> Iterator[Path]:
+    """A folder that only this user can look into, for as long as the block lasts. `where`: the temporary folder.
 
     Those of processes that were killed are removed: nobody can use what is in them, nobody should.
     """
-    for folder in Path(tempfile.gettempdir()).glob(f"{PRIVATE_PREFIX}*"):
+    where = where or Path(tempfile.gettempdir())
+    for folder in where.glob(f"{prefix}*"):
         with suppress(OSError):  # another user's
             if is_abandoned(folder / "lock"):
                 shutil.rmtree(folder)
-    with tempfile.TemporaryDirectory(prefix=PRIVATE_PREFIX) as name, FolderLock(Path(name, "lock"), purpose=""):
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=where) as name, FolderLock(Path(name, "lock"), purpose=""):
         yield Path(name)
 
 

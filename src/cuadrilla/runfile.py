@@ -19,7 +19,7 @@ import tomli_w
 
 from cuadrilla.config import SCHEMA, Config, Section
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import RunDir, typed
+from cuadrilla.rundir import RunDir, read_regular, typed
 
 MAX_FILE_BYTES = 1_000_000
 MAX_NESTING = 8
@@ -56,7 +56,7 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
             path = path / "run.toml"
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes", hint="a run file is a page of TOML")
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", hint="write one with `cuadrilla new NAME`"
@@ -71,7 +71,7 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
 def read_run_config(run: RunDir) -> Config:
     """What a run directory was last trained with: its config.json. Raises ConfigError."""
     try:
-        values = json.loads(run.config.read_text(encoding="utf-8"))["values"]
+        values = json.loads(read_regular(run.config))["values"]
         return Config.model_validate(values)
     except FileNotFoundError as error:
         raise ConfigError(

@@ -84,7 +84,8 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     assert is_what_one_worker_gives(copy, begun_in=run)
     keys = [file for folder in (twin(eva) / "crew", Home(eva.home).crew) for file in folder.glob("*.key")]
     assert [stat.S_IMODE(file.stat().st_mode) for file in keys] == [0o600] * 4
-    assert stat.S_IMODE(twin(eva).stat().st_mode) == 0o700
+    private = (twin(eva), copy.path, copy.checkpoints, copy.journal, Home(eva.home).cache)
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in private} == {0o700}
     ana = machine("ana")
     assert [(crew.address, crew.term) for crew in Home(ana.home).joined()] == [(f"127.0.0.2:{port}", 1)]
 

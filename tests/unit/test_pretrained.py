@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
+from cuadrilla.data.tryout import tokenizer_json
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import save_hf
@@ -15,7 +16,6 @@ from cuadrilla.model.pretrained import (
     find_weights,
     read_pretrained,
     save_pretrained,
-    tokenizer_json,
 )
 from cuadrilla.model.unpickle import weights_in
 

@@ -110,6 +110,31 @@ def test_a_loss_that_was_not_finite_is_a_gap(run: RunDir) -> None:
     assert page["values"] == {"optim.clip": None}
 
 
+STRANGE = ("text", [1.0], {"x": "y"}, True, None, 10**400, "\ud800")
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=ascii)
+def test_what_should_be_a_number_and_is_none_is_left_out(run: RunDir, value: object) -> None:
+    """The file may have been written by anybody; 3000 rows, so that neighbours become one."""
+    keys = ("tokens", "loss", "grad_norm", "tokens_per_second", "shares", "val_loss", "sample")
+    with open(run.metrics, "a") as file:
+        for version in range(7, 3000):
+            file.write(json.dumps({"version": version, **dict.fromkeys(keys, value)}) + "\n")
+        for wrong in ({"shares": {"ana": value}}, {"loss": "NUMBER"}):
+            line = json.dumps({"version": 3000, **wrong})
+            file.write(line.replace('"NUMBER"', "1e999") + "\n")
+        file.write(json.dumps({"version": value, "loss": value}) + "\n")
+    for key in ("time", "event", "worker", "version"):
+        with open(run.events, "a") as file:
+            file.write(json.dumps({"event": "joined", "worker": "ana", key: value}) + "\n")
+    run.env.write_text(json.dumps({"packages": value, "cpu": value}))
+    page = shown(render(read_report(run)))
+    assert page["rows"][-1]["version"] == 3000
+    drawn = [number for line in page["rows"] for key, number in line.items() if key != "shares"]
+    assert all(number is None or type(number) in (int, float) for number in drawn)
+    assert {type(event["time"]) for event in page["events"]} <= {int, float, type(None)}
+
+
 @pytest.mark.parametrize("value", [3, None, [], [3], {"x": 3}])
 def test_files_of_another_shape_leave_a_report(run: RunDir, value: object) -> None:
     (run.path / "manifest.json").write_text(json.dumps({"sources": value, "splits": value}))

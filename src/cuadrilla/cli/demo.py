@@ -18,7 +18,7 @@ from cuadrilla.data.options import Options
 from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.monitor.report import read_report, render
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl, storage_errors, typed, write_atomic
+from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, typed, write_atomic
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ def demo(
     """Train a small Spanish GPT-2 on built-in stories, evaluate it and read what it writes (about 4 minutes)."""
     began = time.monotonic()
     run = RunDir(folder)
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     under_a_parent(run)
     say(f"1/4 data        {stories:,} built-in stories, tokenizer of {VOCABULARY:,}")
     with shown_progress() as progress:

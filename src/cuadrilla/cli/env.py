@@ -9,7 +9,7 @@ import typer
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.host.environment import compare_environments, read_environment
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, read_regular
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -44,7 +44,7 @@ def diff(
 def _read(path: Path) -> dict[str, Any]:
     file = RunDir(path).env if path.is_dir() else path
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(file))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {file}: {error}", hint="name a run folder that has been trained") from error
     if not isinstance(value, dict):

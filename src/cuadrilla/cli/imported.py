@@ -9,7 +9,7 @@ import typer
 
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import RunDir, storage_errors, typed, write_atomic, write_json
+from cuadrilla.rundir import RunDir, make_private, storage_errors, typed, write_atomic, write_json
 from cuadrilla.runfile import dump, quoted, read_run_file
 
 if TYPE_CHECKING:
@@ -40,11 +40,12 @@ def import_model(
         say(f"note: while the pickle was read: {found.note}")
     work = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
+        make_private(work)
         save_pretrained(found, work / MODEL_FOLDER)
         made = RunDir(work)
         write_atomic(made.run_file, run_file_text(found.model.config, data=data))
         resolved = read_run_file(made.run_file)
-        write_json(made.config, {"values": dump(resolved.config), "origins": resolved.origins})
+        write_json(made.config, {"values": dump(resolved.config), "origins": resolved.origins}, private=True)
         with storage_errors(to):
             if to.exists():
                 to.rmdir()

@@ -16,7 +16,7 @@ from cuadrilla.config import Config, CrewEngine, LocalEngine, NesterovSection, S
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
-from cuadrilla.rundir import FolderLock, RunDir, storage_errors, typed, write_atomic, write_json
+from cuadrilla.rundir import FolderLock, RunDir, make_private, typed, write_atomic, write_json
 from cuadrilla.runfile import Resolved, dump, quoted, read_run_config, read_run_file
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def new(
     if target.exists():
         raise ConfigError(f"{target} exists", hint="choose another name, or edit that file")
     text = run_file_text(size, data=data)
-    with storage_errors(target):
-        name.mkdir(parents=True, exist_ok=True)
+    make_private(name)
     write_atomic(target, text)
     say(f"wrote {target}\n\nnext: cuadrilla train {typed(target)}")
 
@@ -169,8 +168,7 @@ def train_run(
         from cuadrilla.train.metrics import JsonlSink
         from cuadrilla.train.setup import assemble, make_task
 
-        with storage_errors(folder.logs):
-            folder.logs.mkdir(exist_ok=True)
+        make_private(folder.logs)
         handler = set_up_logging(folder.logs, worker="coordinator", verbose=options.debug)
         sinks: list[Sink] = []
         try:
@@ -179,8 +177,8 @@ def train_run(
             parts = assemble(
                 resolved.config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at
             )
-            write_json(folder.config, {"values": dump(resolved.config), "origins": resolved.origins})
-            write_json(folder.env, read_environment())
+            write_json(folder.config, {"values": dump(resolved.config), "origins": resolved.origins}, private=True)
+            write_json(folder.env, read_environment(), private=True)
             sinks.extend([*_views(folder, parts), *more_sinks])
             _introduce(resolved.config, parts)
             with stop_on_signals(parts.coordination.request_stop):

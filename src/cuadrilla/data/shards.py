@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from cuadrilla.errors import DataError
-from cuadrilla.rundir import fsync_folder, storage_errors, write_atomic
+from cuadrilla.rundir import fsync_folder, read_regular, storage_errors, write_atomic
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     hint = f"prepare it with `cuadrilla data prepare SOURCES --out {folder}`"
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path))
     except (FileNotFoundError, NotADirectoryError):
         missing = "does not exist" if not folder.exists() else f"is not a finished data folder: it has no {MANIFEST}"
         raise DataError(f"{folder} {missing}", hint=hint) from None
@@ -188,7 +188,7 @@ def verify_folder(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     """`verify_shard` for every shard, and the tokenizer's hash. Raises DataError that names the file at fault."""
     path = folder / TOKENIZER
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        found = hashlib.sha256(read_regular(path)).hexdigest()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}", hint="prepare the folder again") from error
     if found != manifest.tokenizer_sha256:

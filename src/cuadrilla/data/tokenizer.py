@@ -3,6 +3,8 @@
 Invariants
 * `decode(encode(text)) == text` for every Unicode text: nothing is normalised here, the alphabet is the 256 bytes.
 * `encode` never emits the end-of-text id: its literal spelling in a text is encoded as ordinary characters.
+* Nothing in a tokenizer.json replaces text: the steps before the merges and behind the ids only turn text into bytes
+  and back. One that others have made is loaded when a child process has tried it out (`foreign.py`).
 * The same texts give the same bytes of `tokenizer.json`, in any order, on any number of cores. `sha256()` is the hash
   of those bytes; a manifest names it.
 
@@ -11,15 +13,17 @@ be exported as GPT-2.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from cuadrilla.data.foreign import MAX_FILE_BYTES, tried_once
 from cuadrilla.errors import DataError
-from cuadrilla.rundir import write_atomic
+from cuadrilla.rundir import read_regular, write_atomic
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB = 257
@@ -33,7 +37,7 @@ class Tokenizer:
     """Text to token ids and back. Make one with `train` or `load`."""
 
     def __init__(self, raw: bytes, *, name: str = "the tokenizer") -> None:
-        """`raw` is the content of a `tokenizer.json`. Raises DataError if it breaks an invariant."""
+        """`raw`: what a `tokenizer.json` holds, ours or `foreign.tried`. Raises DataError if it breaks an invariant."""
         self._raw = raw
         self._inner = _parse(raw, name)
         ids = self._inner.get_vocab(with_added_tokens=True)
@@ -44,11 +48,14 @@ class Tokenizer:
             )
         self.end_of_text: int = end
         self.vocab_size: int = max(ids.values()) + 1
-        probe = self.encode(_PROBE)
-        if end in probe or self.decode(probe) != _PROBE:
+        if _replaces_text(self._inner) or not self._gives_back(_PROBE):
             raise DataError(
                 f"{name} loses or changes text", hint="use a byte-level tokenizer such as GPT-2's, or train one"
             )
+
+    def _gives_back(self, text: str) -> bool:
+        ids = self.encode(text)
+        return self.end_of_text not in ids and self.decode(ids) == text
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
@@ -72,10 +79,13 @@ class Tokenizer:
         return cls(inner.to_str().encode())
 
     @classmethod
-    def load(cls, path: Path, *, sha256: str | None = None) -> Self:
-        """Read a `tokenizer.json`, ours or another model's; with `sha256`, refuse any other than that one."""
+    def load(cls, path: Path, *, sha256: str | None = None, known: bool = False) -> Self:
+        """Read a `tokenizer.json`, ours or another model's; with `sha256`, refuse any other than that one.
+
+        `known`: the process that started this one has loaded it. Raises DataError.
+        """
         try:
-            raw = path.read_bytes()
+            raw = read_regular(path, most_bytes=MAX_FILE_BYTES)
         except OSError as error:
             raise DataError(
                 f"cannot read the tokenizer {path}: {error.strerror or error}", hint="name a tokenizer.json"
@@ -86,7 +96,7 @@ class Tokenizer:
                 f"{path} has hash {found[:12]}, but the manifest names {sha256[:12]}: the tokens were made by another",
                 hint="put the right tokenizer.json back, or prepare the folder again",
             )
-        return cls(raw, name=str(path))
+        return cls(raw if known else tried_once(path, sha256=found), name=str(path))
 
     def save(self, path: Path) -> None:
         write_atomic(path, self._raw)
@@ -131,6 +141,19 @@ def _parse(raw: bytes, name: str) -> tokenizers.Tokenizer:
     if isinstance(inner.model, models.BPE) and inner.model.dropout:
         inner.model.dropout = None
     return inner
+
+
+def _replaces_text(inner: tokenizers.Tokenizer) -> bool:
+    """Whether it has steps that, on other text than the probe, could lose some or write a million letters for one."""
+    steps = (inner.normalizer, inner.decoder)
+    parts: list[Any] = [json.loads(step.__getstate__()) for step in steps if step is not None]
+    while parts:
+        part = parts.pop()
+        if part["type"] == "Sequence":
+            parts += part.get("normalizers") or part.get("decoders") or []
+        elif part["type"] != "ByteLevel":
+            return True
+    return False
 
 
 def _batches(texts: Iterable[str], *, size: int = 256) -> Iterator[list[str]]:

@@ -161,7 +161,7 @@ def _encoder(job: EncodeJob | LoadJob) -> tuple[Tokenizer, Encoder]:
     """Made once for each process: loading a tokenizer takes longer than a chunk."""
     key = (job.tokenizer_sha256, job.encoder)
     if key not in _encoders:
-        tokenizer = Tokenizer.load(Path(job.tokenizer), sha256=job.tokenizer_sha256)
+        tokenizer = Tokenizer.load(Path(job.tokenizer), sha256=job.tokenizer_sha256, known=True)
         _encoders.clear()
         _encoders[key] = (tokenizer, make_encoder(tokenizer, job.encoder))
     return _encoders[key]

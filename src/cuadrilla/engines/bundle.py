@@ -21,7 +21,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.base import Refused
 from cuadrilla.link.offer import Offer, OfferedFile, RunConnection, RunDescription
-from cuadrilla.rundir import storage_errors, typed
+from cuadrilla.rundir import make_private, storage_errors, typed
 from cuadrilla.runfile import dump, load_dumped
 
 DATA_FILE = re.compile(r"data/(manifest\.json|tokenizer\.json|(train|val)-\d{5}\.bin)")
@@ -77,6 +77,7 @@ def fetch(
     _check_names(config, description)
     key = bundle_hash(description)
     folder = home.cache / key[:32]
+    make_private(home.cache)
     for file in description.files:
         target = folder / file.path
         if target.is_file() and target.stat().st_size == file.num_bytes and _sha256(target) == file.sha256:

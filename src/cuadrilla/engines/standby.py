@@ -31,7 +31,7 @@ from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_standby import CHECKPOINT_FILE, JOURNAL_FILE
 from cuadrilla.link.invite import SECRET_BYTES, Invite
 from cuadrilla.link.tls import COORDINATOR_FILES, key_hash, load_node, open_coordinator, pinned_certificate
-from cuadrilla.rundir import RunDir, fsync_folder, storage_errors, write_atomic, write_json
+from cuadrilla.rundir import RunDir, fsync_folder, make_private, storage_errors, write_atomic, write_json
 from cuadrilla.runfile import to_toml
 from cuadrilla.train.checkpoint import list_checkpoints, prune_checkpoints, verify_checkpoint, version_of
 from cuadrilla.train.journal import has_segment, read_segment
@@ -83,8 +83,7 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
     _check_free(home, crew)
     if twin.run.metrics.exists():
         raise ConfigError(f"the copy was promoted and is trained here: {twin.run.path}", hint="move it away first")
-    with storage_errors(twin.folder):
-        twin.keys.mkdir(mode=0o700, exist_ok=True)
+    make_private(twin.keys)
     pause, told = FIRST_PAUSE_SECONDS, ""
     while True:
         term = KnownTerm(crew.term, learned=lambda value: home.remember(replace(crew, term=value)))
@@ -130,9 +129,8 @@ class Follower:
         if home.joined_folder(key_hash(server)) != crew.folder:
             raise LinkError("the keys are another crew's", hint="join it with an invite, then: cuadrilla standby")
         config, folder = fetch(self._connection, self._connection.describe(), home=home, report=self._report)
-        with storage_errors(self.twin.run.path):
-            for part in (self.twin.run.checkpoints, self.twin.run.journal):
-                part.mkdir(parents=True, exist_ok=True)
+        for part in (self.twin.run.path, self.twin.run.checkpoints, self.twin.run.journal):
+            make_private(part)
         write_atomic(self.twin.run.run_file, to_toml(_placed(config, folder)))
 
     def _crew_keys(self, crew: Joined) -> dict[str, bytes]:
@@ -270,8 +268,7 @@ def promote(home: Home, crew: Joined, twin: Twin) -> int:
     """
     _check_free(home, crew)
     version = newest_version(twin.run)
-    with storage_errors(home.crew):
-        home.crew.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(home.crew)
     for name in (*COORDINATOR_FILES, "nodes.json"):
         write_atomic(home.crew / name, (twin.keys / name).read_bytes(), private=True)
     home.begin_term(crew.term + 1)

@@ -1,5 +1,6 @@
-"""What a process gives up for good before it opens something that it has no reason to trust.
+"""A child process for something that there is no reason to trust, and what it gives up for good before it opens that.
 
+`run_confined` starts a module of ours with next to no environment and waits for it; the module calls `confine` first.
 Linux lets any process refuse itself system calls (seccomp):
 https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html
 Where something cannot be given up, that is returned as a sentence for the user, "" otherwise.
@@ -9,8 +10,16 @@ import ctypes
 import errno
 import os
 import platform
+import subprocess
 import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+INHERITED = ("PATH", "PYTHONPATH", "SYSTEMROOT", "TMPDIR", "TEMP", "VIRTUAL_ENV")
+MAX_SAID_BYTES = 10**6
+MAX_REASON = 300
 
 # Numbers from the kernel's tables of system calls.
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -31,6 +40,55 @@ class _Instruction(ctypes.Structure):
 
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("first", ctypes.POINTER(_Instruction)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a child ended; `code` is None if it did not in time."""
+
+    code: int | None
+    said: str
+    complaint: str
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, in a line."""
+        if self.code is None:
+            return "it took too long"
+        if self.code < 0:
+            return f"its reader was ended by signal {-self.code}"
+        lines = [line.strip() for line in self.complaint.splitlines() if line.strip()]
+        return (lines or [f"exit code {self.code}"])[-1][:MAX_REASON]
+
+
+def run_confined(module: str, *arguments: str, folder: Path, timeout_seconds: float) -> Ended:
+    """Run a module of ours in `folder` as a child that may fail in any way."""
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    if "PYTHONPATH" in environment:  # the child begins in another folder
+        places = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, places))
+    environment["TOKENIZERS_PARALLELISM"] = "false"  # each thread of that library would reserve memory for itself
+    command = [sys.executable, "-m", module, *arguments]
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=complained, env=environment, cwd=folder
+        )
+        code = None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                code = child.wait(timeout=timeout_seconds)
+        finally:
+            child.kill()
+            child.wait()
+        said.seek(0)
+        complained.seek(0)
+        texts = [file.read(MAX_SAID_BYTES).decode(errors="replace") for file in (said, complained)]
+    return Ended(code=code, said=texts[0], complaint=texts[1])
+
+
+def confine(num_bytes: int, *, cpu_seconds: int) -> str:
+    """Give up the network, new programs, more memory and larger files than `num_bytes`, and time; what could not be."""
+    return "; ".join(filter(None, (limit_resources(num_bytes, cpu_seconds=cpu_seconds), cut_off())))
 
 
 def cut_off() -> str:
@@ -77,5 +135,7 @@ def limit_resources(num_bytes: int, *, cpu_seconds: int) -> str:
     }
     for kind, value in wanted.items():
         if kind != resource.RLIMIT_AS or used:
+            _, allowed = resource.getrlimit(kind)
+            value = value if allowed == resource.RLIM_INFINITY else min(value, allowed)
             resource.setrlimit(kind, (value, value))
     return "" if used else f"on {platform.system()} the memory of this process is not limited"

@@ -26,10 +26,11 @@ from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError
 from cuadrilla.model.gpt2 import GPT2, LAYER_NORM_EPSILON, GPT2Config
 from cuadrilla.model.weights import WEIGHTS, read_tensors, weights_of
-from cuadrilla.rundir import fsync_folder, storage_errors, write_atomic
+from cuadrilla.rundir import fsync_folder, read_regular, storage_errors, write_atomic
 
 FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 PREFIX = "transformer."
+MAX_CONFIG_BYTES = 2**20  # those that are published have one or two thousand, with names of labels a hundred times that
 HEAD = "lm_head.weight"
 EMBEDDING = "transformer.wte.weight"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -177,7 +178,7 @@ def _tokenizer_config(config: GPT2Config) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_regular(path, most_bytes=MAX_CONFIG_BYTES))
     except OSError as error:
         raise CheckpointError(
             f"cannot read {path}: {error.strerror or error}",

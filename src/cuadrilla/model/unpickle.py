@@ -3,16 +3,12 @@
     python -m cuadrilla.model.unpickle SOURCE TARGET
 
 torch's restricted reader (`weights_only=True`) builds tensors and plain values only, and refuses every other name.
-Behind it, in case it has a hole: the process has next to no environment; on Linux it may open no socket and start no
-program from the moment it reads (seccomp); memory, processor time and the size of what it writes are limited. It says
-on stdout, before it reads, what it could not give up.
+Behind it, in case it has a hole (`host/confine.py`): the process has next to no environment; on Linux it may open no
+socket and start no program from the moment it reads (seccomp); memory, processor time and the size of what it writes
+are limited. It says on stdout, before it reads, what it could not give up.
 """
 
-import os
-import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +17,12 @@ import torch
 from torch import Tensor
 
 from cuadrilla.errors import CheckpointError, ResourceError
-from cuadrilla.host.confine import cut_off, limit_resources
+from cuadrilla.host.confine import MAX_REASON, Ended, confine, run_confined
+from cuadrilla.model.weights import require_weights
 
 TIMEOUT_SECONDS = 900.0
-MAX_REASON = 300
 MEMORY_PER_BYTE = 4
 SPARE_BYTES = 2**30
-INHERITED = ("PATH", "PYTHONPATH", "SYSTEMROOT", "TMPDIR", "TEMP", "VIRTUAL_ENV")
 NESTED = ("state_dict", "model_state_dict", "model")
 """Where training programs put the weights beside other things."""
 
@@ -37,40 +32,24 @@ def read_pickled(source: Path, target: Path, *, timeout_seconds: float = TIMEOUT
 
     Raises CheckpointError with the child's reason, ResourceError when there is no room for the result.
     """
-    environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    command = [sys.executable, "-m", __name__, str(source.resolve()), str(target.resolve())]
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=complained, env=environment, cwd=target.parent
-        )
-        try:
-            child.wait(timeout=timeout_seconds)
-        except subprocess.TimeoutExpired:
-            raise CheckpointError(
-                f"{source} was not read within {timeout_seconds:.0f} s", hint="copy the original again"
-            ) from None
-        finally:
-            child.kill()
-            child.wait()
-        said.seek(0)
-        complained.seek(0)
-        notes, complaint = said.read(10_000).decode(errors="replace"), complained.read(10**6).decode(errors="replace")
-    if child.returncode:
-        if "No space left" in complaint:
+    require_weights(source)
+    paths = (str(source.resolve()), str(target.resolve()))
+    ended = run_confined(__name__, *paths, folder=target.parent, timeout_seconds=timeout_seconds)
+    if ended.code is None:
+        raise CheckpointError(f"{source} was not read within {timeout_seconds:.0f} s", hint="copy the original again")
+    if ended.code:
+        if "No space left" in ended.complaint:
             raise ResourceError(f"no room to write {target}", hint="free some space or choose another disk")
         raise CheckpointError(
-            f"{source} cannot be read: {_reason(complaint, child.returncode)}",
+            f"{source} cannot be read: {_reason(ended)}",
             hint="only tensors and plain values are read; ask its maker for safetensors",
         )
-    return notes.strip()
+    return ended.said.strip()
 
 
-def _reason(complaint: str, code: int) -> str:
-    if code < 0:
-        return f"its reader was ended by signal {-code}"
-    lines = [line.strip()[:MAX_REASON] for line in complaint.splitlines() if line.strip()]
-    refused = [line for line in lines if re.search("unsupported", line, re.IGNORECASE)]
-    return (refused or lines[-1:] or [f"exit code {code}"])[0]
+def _reason(ended: Ended) -> str:
+    refused = [line.strip() for line in ended.complaint.splitlines() if "unsupported" in line.lower()]
+    return refused[0][:MAX_REASON] if refused else ended.reason
 
 
 def weights_in(value: Any) -> dict[str, Tensor]:
@@ -87,8 +66,7 @@ def weights_in(value: Any) -> dict[str, Tensor]:
 def main(source: Path, target: Path) -> None:
     torch.set_num_threads(1)
     num_bytes = MEMORY_PER_BYTE * source.stat().st_size + SPARE_BYTES
-    notes = [limit_resources(num_bytes, cpu_seconds=int(TIMEOUT_SECONDS)), cut_off()]
-    sys.stdout.write("; ".join(filter(None, notes)))
+    sys.stdout.write(confine(num_bytes, cpu_seconds=int(TIMEOUT_SECONDS)))
     sys.stdout.flush()
     tensors = weights_in(torch.load(source, map_location="cpu", weights_only=True))
     # Each on its own: a tied head shares its memory with the embedding, which safetensors refuses.

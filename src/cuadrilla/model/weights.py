@@ -3,8 +3,8 @@
     model.safetensors        model-00001-of-00002.safetensors ...  model.safetensors.index.json
 
 The index says for each tensor in which part it is. It is believed in nothing: a part is a file of its folder and has a
-plain name, and parts hold exactly the tensors that the index says. Nothing is ever unpickled; headers and the index are
-measured before they are parsed.
+plain name, and parts hold exactly the tensors that the index says. Nothing is ever unpickled; files, headers and the
+index are measured before they are opened or parsed.
 """
 
 import json
@@ -16,6 +16,8 @@ import safetensors
 from torch import Tensor
 
 from cuadrilla.errors import CheckpointError
+from cuadrilla.host.facts import read_facts
+from cuadrilla.rundir import read_regular, require_regular
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -32,6 +34,23 @@ def weights_of(folder: Path) -> Path:
     return folder / (WEIGHTS if is_whole else INDEX)
 
 
+def require_weights(*files: Path) -> None:
+    """Raises CheckpointError, before they are opened, for what is no file, and for more than memory can hold."""
+    try:
+        for path in files:
+            require_regular(path)
+        num_bytes = sum(path.stat().st_size for path in files)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename}: {error.strerror or error}", hint=_AGAIN) from error
+    memory_bytes = read_facts().usable_memory_bytes
+    if memory_bytes is not None and num_bytes > memory_bytes:
+        raise CheckpointError(
+            f"{files[0].parent} has {num_bytes / 2**30:,.1f} GiB of weights, this machine a memory of "
+            f"{memory_bytes / 2**30:,.1f} GiB",
+            hint="all of it is read into memory: take a machine with more of it, or a smaller model",
+        )
+
+
 def files_of(path: Path) -> list[Path]:
     """What holds the tensors: the file itself, or the parts of an index by name. Raises CheckpointError."""
     return [path] if path.name != INDEX else [path.with_name(name) for name in sorted(_read_index(path))]
@@ -42,7 +61,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if path.name != INDEX:
         return _read_file(path)
     tensors: dict[str, Tensor] = {}
-    for name, expected in _read_index(path).items():
+    parts = _read_index(path)
+    require_weights(*map(path.with_name, parts))
+    for name, expected in parts.items():
         found = _read_file(path.with_name(name))
         if odd := sorted(found.keys() ^ expected):
             what = f"lacks {odd[0]}" if odd[0] in expected else f"has {odd[0]}"
@@ -54,11 +75,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def _read_index(path: Path) -> dict[str, set[str]]:
     """The tensors of each part. Raises CheckpointError; also if a part is not there."""
     try:
-        with open(path, "rb") as file:
-            raw = file.read(MAX_HEADER_BYTES + 1)
-        if len(raw) > MAX_HEADER_BYTES:
-            raise ValueError(f"it has more than {MAX_HEADER_BYTES:,} bytes")
-        content: Any = json.loads(raw)
+        content: Any = json.loads(read_regular(path, most_bytes=MAX_HEADER_BYTES))
         found = content["weight_map"]
         if not isinstance(found, dict) or not found:
             raise ValueError("it names no tensors")
@@ -86,6 +103,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         if path.with_name("pytorch_model.bin").exists():
             raise CheckpointError(f"{path.parent} holds only pytorch_model.bin, a pickle", hint=PICKLE_HINT)
         raise CheckpointError(f"{path} does not exist", hint="name a folder with config.json and model.safetensors")
+    require_weights(path)
     try:
         _check_header(path)
         with safetensors.safe_open(path, framework="pt") as file:

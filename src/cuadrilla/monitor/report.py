@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import RunDir, last_rows, no_number, read_jsonl
+from cuadrilla.rundir import RunDir, finite_json, last_rows, read_jsonl, read_regular
 
 MAX_POINTS = 2000
 """Of a curve: a page has no more columns of pixels. Longer ones are averaged; evaluated steps keep their place."""
 MAX_EVENTS = 1000
 MAX_SAMPLES = 200
 MAX_SOURCES = 200
+MAX_NUMBER = 1e300
+MAX_TIME = 1e11  # seconds; a browser knows dates up to the year 275,760
 QUIET_EVENTS = ("checkpoint",)
 MEANS = ("loss", "grad_norm", "tokens_per_second", "lr_factor", "seconds")
 
@@ -60,8 +62,9 @@ class Report:
 
 def read_report(run: RunDir) -> Report:
     """Raises ConfigError when the folder holds no training yet."""
-    rows = last_rows(run.metrics)
-    rows = sorted((row for row in rows if isinstance(row.get("version"), int)), key=lambda row: int(row["version"]))
+    written = last_rows(run.metrics)
+    written = sorted((row for row in written if _is_number(row.get("version"))), key=lambda row: row["version"])
+    rows = [_figures(row) for row in written]
     if not rows:
         raise ConfigError(f"{run.path} has no training to report", hint="cuadrilla train it first")
     happened = list(read_jsonl(run.events))
@@ -73,14 +76,14 @@ def read_report(run: RunDir) -> Report:
         state=str(status.get("state", "unknown")),
         made=time.time(),
         version=rows[-1]["version"],
-        tokens=int(rows[-1].get("tokens", 0)),
-        rows=thinned([_without_texts(row) for row in rows], most=MAX_POINTS),
+        tokens=int(rows[-1].get("tokens") or 0),
+        rows=thinned(rows, most=MAX_POINTS),
         events=_timeline(happened),
         machines=machines(happened, rows),
-        samples=[{"version": row["version"], "text": row["sample"]} for row in rows if "sample" in row][-MAX_SAMPLES:],
+        samples=_samples(written)[-MAX_SAMPLES:],
         values=values,
         changed=sorted(key for key, origin in _part(config, "origins").items() if origin != "default"),
-        environment=_read_object(run.env),
+        environment=_environment(run),
         data=_data(run, values),
     )
 
@@ -112,8 +115,26 @@ def mean_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: sum(row.get("shares", {}).get(name, 0.0) for row in rows) / len(rows) for name in sorted(names)}
 
 
-def _without_texts(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if not isinstance(value, str)}
+def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What can be drawn of a row: numbers, gaps, and shares that are numbers. Anybody may have written the file."""
+    figures = {key: value for key, value in row.items() if value is None or _is_number(value)}
+    shares = {name: value for name, value in _part(row, "shares").items() if _is_number(value)}
+    figures.pop("shares", None)
+    return figures | ({"shares": shares} if shares else {})
+
+
+def _is_number(value: object) -> bool:
+    """One with which can be reckoned: JSON knows integers beyond any float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
+
+
+def _samples(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{"version": row["version"], "text": row["sample"]} for row in rows if isinstance(row.get("sample"), str)]
+
+
+def _environment(run: RunDir) -> dict[str, Any]:
+    found = _read_object(run.env)
+    return found | {"packages": _part(found, "packages")}
 
 
 def machines(happened: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Machine]:
@@ -146,12 +167,13 @@ def _timeline(happened: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The newest events, without the regular ones; each with the step during which it happened."""
     version, shown = 0, []
     for event in happened:
-        version = max(version, event["version"]) if isinstance(event.get("version"), int) else version
+        version = max(version, event["version"]) if _is_number(event.get("version")) else version
         if event.get("event") not in QUIET_EVENTS:
             details = {key: value for key, value in event.items() if key not in ("time", "event", "version", "units")}
-            shown.append(
-                {"time": event.get("time"), "event": event.get("event"), "version": version, "details": details}
-            )
+            at: Any = event.get("time")
+            if not _is_number(at) or not 0 < at < MAX_TIME:
+                at = None
+            shown.append({"time": at, "event": str(event.get("event")), "version": version, "details": details})
     return shown[-MAX_EVENTS:]
 
 
@@ -180,7 +202,7 @@ def _data(run: RunDir, values: Mapping[str, Any]) -> dict[str, Any]:
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON object; {} where there is none that can be read: a report shows what is left of a run."""
     try:
-        return _part({"": json.loads(path.read_text(encoding="utf-8"), parse_constant=no_number)}, "")
+        return _part({"": finite_json(read_regular(path))}, "")
     except (OSError, ValueError, RecursionError):
         return {}
 
@@ -206,6 +228,7 @@ def render(report: Report) -> str:
     page = (here / "report.html").read_text(encoding="utf-8")
     # "<" never appears inside the script element that holds the data: nothing there can end it.
     data = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    data = data.encode(errors="replace").decode()  # halves of a character, which JSON can spell
     parts = {
         "STYLE": (here / "vendor" / "uPlot.min.css").read_text() + (here / "report.css").read_text(encoding="utf-8"),
         "CHARTS": (here / "vendor" / "uPlot.iife.min.js").read_text(encoding="utf-8"),

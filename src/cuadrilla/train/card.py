@@ -15,7 +15,7 @@ from cuadrilla.data.shards import Manifest, Source, read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2Config
 from cuadrilla.model.pretrained import ORIGIN
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl, read_regular
 from cuadrilla.train.trained import Stored
 
 MAX_SOURCES = 40
@@ -165,7 +165,7 @@ def _dotted(number: int) -> str:
 def _origin(folder: Path) -> str:
     """What `cuadrilla import` has noted about the weights in this folder."""
     try:
-        values: Any = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+        values: Any = json.loads(read_regular(folder / ORIGIN))
         return f"{values['name']} (licence {values['licence']}; SHA-256 of its weights {values['sha256']})"
     except (OSError, ValueError, KeyError, TypeError):
         return f"the weights in {folder.name}"
@@ -173,7 +173,7 @@ def _origin(folder: Path) -> str:
 
 def _machine(run: RunDir) -> str:
     try:
-        values: Any = json.loads(run.env.read_text(encoding="utf-8"))
+        values: Any = json.loads(read_regular(run.env))
     except (OSError, ValueError):
         return ""
     known = (values.get("cpu"), values.get("system")) if isinstance(values, dict) else ()

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from cuadrilla import __version__
 from cuadrilla.errors import CheckpointError
-from cuadrilla.rundir import fsync_folder, storage_errors
+from cuadrilla.rundir import fsync_folder, make_private, storage_errors
 
 SCHEMA = 1
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -60,7 +60,7 @@ def save_checkpoint(
     target = folder / f"v{state['version']:08d}"
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
     with storage_errors(target):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         _remove_leftovers(folder)
         temporary.mkdir()
         try:

@@ -19,7 +19,7 @@ from cuadrilla.model.generate import Sampling, for_inference, generate_batch
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import LanguageTask, prefers_good
 from cuadrilla.model.task import Task
-from cuadrilla.rundir import storage_errors, write_atomic
+from cuadrilla.rundir import make_private, write_atomic
 from cuadrilla.train.metrics import Scalars
 from cuadrilla.train.precision import Precision
 
@@ -64,8 +64,7 @@ class Observer:
         """A sample that cannot be written is no reason to stop a training."""
         path = self.samples / f"v{version:08d}.txt"
         try:
-            with storage_errors(path):
-                self.samples.mkdir(exist_ok=True)
+            make_private(self.samples)
             write_atomic(path, text + "\n")
         except ResourceError as error:
             log.warning("%s", error.message)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from cuadrilla.errors import CheckpointError, ResourceError
-from cuadrilla.rundir import fsync_folder, storage_errors
+from cuadrilla.rundir import fsync_folder, make_private, storage_errors
 
 _FRAME = struct.Struct("<QII")
 _LENGTHS = struct.Struct("<QI")
@@ -55,7 +55,7 @@ class Journal:
         self.close()
         path = _segment(self._folder, version)
         with storage_errors(path):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_private(self._folder)
             self._file = open(path, "wb")  # noqa: SIM115  stays open between commits
             fsync_folder(self._folder)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from cuadrilla.errors import EnvironmentProblem
-from cuadrilla.rundir import storage_errors
+from cuadrilla.rundir import make_private, open_private, storage_errors
 
 Scalars = Mapping[str, float | int | str | Mapping[str, float]]
 """Numbers by name; a mapping holds one for each worker."""
@@ -33,7 +33,9 @@ class JsonlSink:
 
     def __init__(self, path: Path) -> None:
         with storage_errors(path):
-            self._file: TextIO = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  open for the whole run
+            self._file: TextIO = open(  # noqa: SIM115  open for the whole run
+                path, "a", encoding="utf-8", buffering=1, opener=open_private
+            )
 
     def log(self, step: int, scalars: Scalars) -> None:
         row = {"version": step, **finite(scalars)}
@@ -54,6 +56,7 @@ class TensorBoardSink:
             raise EnvironmentProblem(
                 "TensorBoard is not installed", hint='pip install "cuadrilla[tensorboard]"'
             ) from error
+        make_private(folder)
         self._folder = folder
         self._writer: Any = SummaryWriter(str(folder))
 

@@ -20,7 +20,7 @@ from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.task import Task, load_task
-from cuadrilla.rundir import RunDir, typed, write_atomic
+from cuadrilla.rundir import RunDir, read_regular, typed, write_atomic
 from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.coordinator import Coordinator, Rules
 from cuadrilla.sync.exact import ExactMerge, trainable
@@ -117,10 +117,16 @@ def measure_length(
 
 
 def _keep_tokenizer(task: language.LanguageTask, run: RunDir) -> None:
-    """The data folder may go away; the model's tokenizer stays. Raises ResourceError."""
-    content = (task.folder / TOKENIZER).read_bytes()
-    if not run.tokenizer.exists() or run.tokenizer.read_bytes() != content:
-        write_atomic(run.tokenizer, content)
+    """The data folder may go away; the model's tokenizer stays. Raises DataError, ResourceError."""
+    try:
+        content = read_regular(task.folder / TOKENIZER)
+        kept = read_regular(run.tokenizer) if run.tokenizer.exists() else b""
+    except OSError as error:
+        raise DataError(
+            f"cannot read {error.filename}: {error.strerror}", hint="prepare the data folder again"
+        ) from error
+    if kept != content:
+        write_atomic(run.tokenizer, content, private=True)
 
 
 def assemble(

@@ -228,7 +228,11 @@ class Store:
     def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None:
         """`status.json`: how the run stands now, for those who watch."""
         try:
-            write_json(self.run.status, {"state": state, "pid": os.getpid(), "version": version, **finite(row)})
+            write_json(
+                self.run.status,
+                {"state": state, "pid": os.getpid(), "version": version, **finite(row)},
+                private=True,
+            )
         except ResourceError as error:
             log.warning("%s", error.message)
 

@@ -17,7 +17,7 @@ from cuadrilla.model.language import shape_of
 from cuadrilla.model.pretrained import read_pretrained
 from cuadrilla.model.task import Task
 from cuadrilla.model.weights import WEIGHTS
-from cuadrilla.rundir import RunDir, typed
+from cuadrilla.rundir import RunDir, require_regular, typed
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.checkpoint import check_shapes, find_newest, load_newest, version_of
 from cuadrilla.train.coordinate import model_tensors
@@ -85,6 +85,7 @@ class Stored:
     def read(self, name: str) -> Tensor:
         """One parameter, in fp32 on the CPU. Raises CheckpointError."""
         try:
+            require_regular(self.file)
             with safetensors.safe_open(self.file, framework="pt") as file:
                 tensor: Tensor = file.get_tensor(name)
         except (safetensors.SafetensorError, OSError) as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cuadrilla.errors import DataError, EnvironmentProblem
+from cuadrilla.rundir import require_regular
 
 CHUNK_BYTES = 2**20
 MAX_UNPACKED_BYTES = 2**38
@@ -62,6 +63,7 @@ class Budget:
 def chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
     """The bytes as they lie on disk; `digest` learns all of them. Raises DataError if they cannot be read."""
     try:
+        require_regular(path)
         with open(path, "rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 if digest is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cuadrilla.data.get.origin import RECORD
 from cuadrilla.errors import DataError
-from cuadrilla.rundir import SCHEMA, remove_leftovers, write_json
+from cuadrilla.rundir import SCHEMA, read_regular, remove_leftovers, write_json
 
 UNKNOWN = "unknown"
 MAX_LICENCE = 200
@@ -105,7 +105,7 @@ def _read(path: Path) -> list[Record]:
     """Nothing if there is no file. Raises DataError for one that is not a record of ours."""
     hint = f"move {path} away to fetch everything again, or choose another folder with --to"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path))
         if content["schema"] != SCHEMA:
             raise DataError(f"{path} is of another version of cuadrilla", hint=hint)
         found = [Record(**row) for row in content["files"]]

@@ -1,0 +1,98 @@
+"""The child process of `foreign.py`: reads a tokenizer of others, tries it out, and leaves its content behind.
+
+    python -m cuadrilla.data.tryout NAME SOURCE TARGET
+
+SOURCE is a tokenizer.json, or a folder that holds one or GPT-2's first form of it: vocab.json, merges.txt and, for
+tokens that were added later, added_tokens.json. What a person could repair is said on stdout as JSON.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from cuadrilla.data.foreign import MAX_BYTES, MAX_FILE_BYTES
+from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
+from cuadrilla.errors import DataError
+from cuadrilla.host.confine import confine
+from cuadrilla.rundir import read_regular, typed
+
+TOKENIZER = "tokenizer.json"
+VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
+SPARE_BYTES, MEMORY_PER_BYTE = 2**29, 32  # 12 are needed for a vocabulary of 260,000; parts need twice that
+CPU_SECONDS = 120  # such a vocabulary takes 1.2
+
+_SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def tokenizer_json(source: Path) -> bytes:
+    """A tokenizer.json as it is, or the one of a folder; made from its parts if there are only those.
+
+    Raises DataError. What it gives is not checked: `Tokenizer` does it.
+    """
+    try:
+        if not source.is_dir():
+            return _read(source)
+        if (source / TOKENIZER).exists():
+            return _read(source / TOKENIZER)
+        if (source / VOCABULARY).exists() and (source / MERGES).exists():
+            return _from_parts(source)
+    except OSError as error:
+        raise DataError(
+            f"cannot read the tokenizer {error.filename}: {error.strerror or error}", hint="name a tokenizer.json"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"cannot read the tokenizer of {source}: {error}", hint="copy the model's tokenizer files again"
+        ) from error
+    raise DataError(
+        f"{source} has no {TOKENIZER}, nor {VOCABULARY} and {MERGES}",
+        hint=f"copy the model's tokenizer into {typed(source)}",
+    )
+
+
+def _from_parts(folder: Path) -> bytes:
+    vocab: Any = json.loads(_read(folder / VOCABULARY))
+    added: Any = json.loads(_read(folder / ADDED)) if (folder / ADDED).exists() else {}
+    if not isinstance(vocab, dict) or not isinstance(added, dict):
+        raise ValueError(f"{VOCABULARY} and {ADDED} must hold an object each")
+    lines = _read(folder / MERGES).decode().replace("\r\n", "\n").split("\n")
+    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    special = {**({END_OF_TEXT: vocab[END_OF_TEXT]} if END_OF_TEXT in vocab else {}), **added}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    value = {
+        "version": "1.0",
+        "added_tokens": [{"id": number, "content": token, **flags} for token, number in special.items()],
+        "normalizer": None,
+        "pre_tokenizer": _SPLITTING,
+        "post_processor": None,
+        "decoder": _SPLITTING,
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+    }
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _read(path: Path) -> bytes:
+    return read_regular(path, most_bytes=MAX_FILE_BYTES)
+
+
+def _size_of(source: Path) -> int:
+    """Bytes of what may be read, as far as they may be."""
+    files = [source / name for name in (TOKENIZER, VOCABULARY, MERGES, ADDED)] if source.is_dir() else [source]
+    return min(MAX_BYTES, sum(file.stat().st_size for file in files if file.is_file()))
+
+
+def main(name: str, source: Path, target: Path) -> int:
+    confine(SPARE_BYTES + MEMORY_PER_BYTE * _size_of(source), cpu_seconds=CPU_SECONDS)
+    try:
+        raw = tokenizer_json(source)
+        Tokenizer(raw, name=f"the tokenizer of {name}" if source.is_dir() else name)
+    except DataError as error:
+        sys.stdout.write(json.dumps({"error": error.message, "hint": error.hint}))
+        return error.exit_code
+    target.write_bytes(raw)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,60 @@
+"""What a training leaves is its owner's alone, whatever the umask and wherever the run folder lies."""
+
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.rundir import RunDir
+from tests.inside import cuadrilla
+from tests.models import language_run
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no modes of files")
+
+
+@pytest.fixture(autouse=True)
+def everybody_may_read() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def open_to_others(folder: Path) -> set[str]:
+    """What somebody else could read if `folder` let everybody in."""
+    found = set()
+    for path in folder.iterdir():
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            found |= {path.name} | (open_to_others(path) if path.is_dir() else set())
+    return found
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return language_run(tmp_path_factory.mktemp("made")).path
+
+
+def test_a_training_in_a_folder_that_is_open(prepared: Path, tmp_path: Path) -> None:
+    """The folder and its run file are somebody's choice; the rest is not."""
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    shutil.copy(prepared / "run.toml", run.run_file)
+    shutil.copytree(prepared.parent / "data", tmp_path / "data")
+    words = ("--set", "checkpoint.journal='on'", "--set", "sample.tokens=4", "--set", "sample.every_tokens=1")
+    done = cuadrilla("train", run.path, *words)
+    assert done.returncode == 0, done.stderr
+    made = {path.name for path in run.path.iterdir()}
+    assert made >= {"checkpoints", "journal", "logs", "samples", "tokenizer.json", "metrics.jsonl", "events.jsonl"}
+    assert open_to_others(run.path) == {"run.toml"}
+
+
+def test_run_folders_that_commands_make(prepared: Path, tmp_path: Path) -> None:
+    assert cuadrilla("new", tmp_path / "new").returncode == 0
+    assert cuadrilla("export", "hf", prepared, "--to", tmp_path / "hf").returncode == 0
+    done = cuadrilla("import", tmp_path / "hf", "--to", tmp_path / "imported")
+    assert done.returncode == 0, done.stderr
+    assert open_to_others(tmp_path) >= {"hf"}  # to be handed on
+    assert not open_to_others(tmp_path) & {"new", "imported"}
