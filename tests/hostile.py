@@ -70,6 +70,7 @@ class Crew:
         self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
         self.nodes = AllowList(folder / "crew" / "nodes.json")
         self.heard = Heard()
+        self.now = 0.0
         file = folder / "file.bin"
         file.write_bytes(b"shard" * 100)
         self.desk = CrewDesk(
@@ -80,6 +81,7 @@ class Crew:
             parameters=LAYOUT,
             contribution=contribution,
             standby=StandbyDesk(names=standbys, keys=folder / "crew", run=folder / "run"),
+            clock=lambda: self.now,
         )
         self.port = self.desk.serve(bind("127.0.0.1:0"))
         self.address = f"127.0.0.1:{self.port}"

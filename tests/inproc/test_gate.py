@@ -3,9 +3,13 @@
 import contextlib
 import socket
 import socketserver
+import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -252,3 +256,21 @@ def test_a_port_that_stays_taken_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(gate_module, "BIND_SECONDS", 0.5)
     with connected_to_itself() as own, pytest.raises(LinkError, match="stays in use although nobody listens"):
         bind(f"127.0.0.1:{own.getsockname()[1]}")
+
+
+def test_the_folder_of_a_killed_one_is_removed() -> None:
+    """By the next gate, which is that of the coordinator that takes its place."""
+    code = (
+        "import os; from cuadrilla.link.gate import Gate\n"
+        "gate = Gate(); print(gate._folder, flush=True); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    left = Path(killed.stdout.strip())
+    assert stat.S_IMODE(left.stat().st_mode) == 0o700
+    gate = Gate()
+    assert not left.exists()
+    of_a_living_one = gate._folder
+    Gate().close()
+    assert of_a_living_one.exists()
+    gate.close()
+    assert not of_a_living_one.exists()

@@ -2,7 +2,10 @@
 
 import contextlib
 import logging
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -14,12 +17,15 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Contribute, Goodbye, Hello, Refused
+from cuadrilla.link.grpc_calls import MAX_CALLS_OF_AN_ADDRESS
 from cuadrilla.link.grpc_client import Connection
+from cuadrilla.link.grpc_server import NEWS_AT_ONCE, NEWS_PER_SECOND
 from cuadrilla.link.invite import MAX_WRONG_TRIES, hash_secret, new_secret
 from cuadrilla.link.tls import Identity, enrol_identity, node_request, open_coordinator
 from tests.crews import join, pem_of
 from tests.hostile import (
     CEILING_SECONDS,
+    HUGE,
     LAYOUT,
     MIB,
     WHOLE,
@@ -30,6 +36,7 @@ from tests.hostile import (
     chunk,
     first_chunk,
     hello_bytes,
+    to,
     wait_for,
 )
 
@@ -38,6 +45,7 @@ from tests.hostile import (
 LET_IN = {"Describe": "OK", "Session": "OK", "Upload": "FAILED_PRECONDITION", "Download": "NOT_FOUND"}
 LET_IN |= {"Check": "OK", "Receive": "OK", "Send": "OK", "Average": "INVALID_ARGUMENT"}
 LET_IN |= dict.fromkeys(("Keys", "Growth", "Copy"), "PERMISSION_DENIED")  # for standbys that were named
+LET_IN |= {"Leave": "OK"}  # the last one that it can call
 """What a listed node without a session gets: the method itself answers."""
 
 
@@ -85,6 +93,11 @@ def caller(kind: str, crew: Crew) -> Identity | None:
         case "enrol":
             return enrol_identity(crew.keys.identity.certificate)
     return None
+
+
+def common_name(certificate: bytes) -> str:
+    [found] = x509.load_pem_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found.value)
 
 
 REFUSED = "PERMISSION_DENIED"
@@ -165,6 +178,69 @@ def test_guesses_do_not_fill_the_log(crew: Crew, caplog: pytest.LogCaptureFixtur
     assert len(caplog.records) <= 4 * MAX_WRONG_TRIES
 
 
+def test_a_refused_name_uses_no_invite_up(crew: Crew) -> None:
+    secret = new_secret()
+    crew.desk.adopt_invites({hash_secret(secret): 1})
+    connection = Connection(crew.address, identity=enrol_identity(crew.keys.identity.certificate))
+    request = node_request(crew.folder / "clone", name="ana")
+    for _ in range(3):
+        with pytest.raises(Refused, match="another machine is in this crew under the name ana") as caught:
+            connection.enroll(secret=secret, request=request)
+        assert "join --name" in caught.value.hint
+    enrolled = connection.enroll(secret=secret, request=request, numbered=True)
+    with pytest.raises(Refused, match="has been used"):
+        connection.enroll(secret=secret, request=request, numbered=True)
+    connection.close()
+    assert enrolled.name == "ana-2"
+    assert crew.nodes.name_of(enrolled.certificate) == "ana-2"
+    assert common_name(enrolled.certificate) == "ana-2"
+    assert crew.works()
+
+
+def test_many_machines_of_one_name_at_once(crew: Crew) -> None:
+    secret = new_secret()
+    crew.desk.adopt_invites({hash_secret(secret): MAX_CALLS_OF_AN_ADDRESS})
+    stranger = enrol_identity(crew.keys.identity.certificate)
+
+    def enrol(number: int) -> str:
+        connection = Connection(crew.address, identity=stranger)
+        request = node_request(crew.folder / f"clone-{number}", name="aula")
+        try:
+            return connection.enroll(secret=secret, request=request, numbered=True).name
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(MAX_CALLS_OF_AN_ADDRESS) as pool:
+        names = sorted(pool.map(enrol, range(MAX_CALLS_OF_AN_ADDRESS)))
+    assert names == ["aula", *(f"aula-{number}" for number in range(2, MAX_CALLS_OF_AN_ADDRESS + 1))]
+    assert crew.works()
+
+
+def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> None:
+    """Also no standby, although its name was named: another machine may have it next."""
+    crew = Crew(tmp_path, standbys=frozenset({"eva"}))
+    connection = Connection(crew.address, identity=crew.node("eva"))
+    assert connection.crew_keys()
+    session = connection.session(parameters=LAYOUT)
+    session.call(Hello(speed_hint=1.0))
+    assert isinstance(crew.heard.next("eva"), Hello)
+    connection.leave()
+    with pytest.raises(Refused, match="not in the crew"):
+        connection.leave()
+    crew.desk.end_kicked()
+    assert crew.desk.workers() == ["ana"]
+    session.close()
+    connection.close()
+    shutil.rmtree(crew.folder / "eva")
+    again = Connection(crew.address, identity=crew.node("eva"))  # another key
+    assert again.describe().config
+    with pytest.raises(Refused, match="has not been named as a standby"):
+        again.crew_keys()
+    again.close()
+    assert crew.works()
+    crew.close()
+
+
 HOSTILE_ENROLMENTS = {
     "nothing": pb.EnrolRequest(),
     "a request of 3 MiB": pb.EnrolRequest(certificate_request=b"-----BEGIN" + b"A" * 3 * MIB),
@@ -218,6 +294,37 @@ def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, m
         for client in clients:
             client.close()
     assert answered == NUM_STALLED
+
+
+SAID = {
+    "hello": hello_bytes(),
+    "an answer without a lease": to(contribute=pb.Contribute(lease_id=HUGE)).SerializeToString(),
+    "goodbye": to(goodbye=pb.Goodbye(reason="x" * 1000)).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("said", SAID.values(), ids=list(SAID))
+def test_what_no_work_needs_is_paced(crew: Crew, said: bytes) -> None:
+    """Each is an event in a file, or a step of the coordinator."""
+    most = int(NEWS_AT_ONCE)
+    with abuser(crew, crew.node("mala")) as client:
+        told = client.say(hello_bytes(), *[said] * (2 * most))
+        assert told[-1].stop.refused
+        assert crew.heard.messages["mala"].qsize() < most
+        assert client.status("Session", []) == "RESOURCE_EXHAUSTED"
+        crew.now += 1.01 / NEWS_PER_SECOND
+        assert client.status("Session", []) == "OK"
+        assert client.status("Session", []) == "RESOURCE_EXHAUSTED"
+    for _ in range(2 * most):  # who works is not slowed
+        assert crew.works()
+
+
+def test_sessions_are_paced(crew: Crew) -> None:
+    with abuser(crew, crew.node("mala")) as client:
+        got = [client.status("Session", []) for _ in range(2 * int(NEWS_AT_ONCE))]
+    assert got.count("OK") == NEWS_AT_ONCE
+    assert set(got) == {"OK", "RESOURCE_EXHAUSTED"}
+    assert crew.works()
 
 
 # One identity, two connections

@@ -148,6 +148,7 @@ def test_hundreds_of_damaged_messages_over_sessions(crew: Crew) -> None:
     seeds = [message.SerializeToString() for message in SEEDS[pb.ToCoordinator]]
     with abuser(crew, crew.node("mala")) as client, memory_stays(96 * MIB):
         for _ in range(300):
+            crew.now += 60  # as slowly as nobody minds
             client.say(*(mutated(chance.choice(seeds), chance) for _ in range(3)))
     while not crew.heard.messages["mala"].empty():
         heard = crew.heard.next("mala")

@@ -10,6 +10,7 @@ import pytest
 
 import cuadrilla
 from cuadrilla import __version__
+from cuadrilla.cli.crew import host_name
 from cuadrilla.home import Home
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
@@ -232,6 +233,31 @@ def test_invites_that_do_not_work(machine: Callable[[str], Machine], run: RunDir
     down(coordinator, crew)
 
 
+def test_cloned_machines_get_in_and_who_has_left_comes_back(
+    machine: Callable[[str], Machine], run: RunDir, port: int
+) -> None:
+    """All of them have this machine's host name; none is told to be another."""
+    coordinator, first, second = machine("coordinator"), machine("first"), machine("second")
+    crew = up(coordinator, run, port, workers="[]")
+    text, name = invite(coordinator, "--uses", "3"), host_name()
+    workers = []
+    for each, given in ((first, name), (second, f"{name}-2")):
+        workers.append(each.start("join", says=text))
+        wait_for(lambda given=given: given in present(run), workers[-1])
+    left = first.run("leave")
+    assert (left.returncode, "keeps its key" in left.stderr) == (0, False), left.stderr
+    assert not list((Home(first.home).path / "joined").iterdir())
+    assert workers[0].wait(timeout=60) == 5
+    assert coordinator.run("nodes").stdout.split()[2::2] == [f"{name}-2"]
+    workers[0] = first.start("join", "--name", name, says=text)
+    wait_for(lambda: present(run) == {name, f"{name}-2"}, workers[0])
+    seen = down(coordinator, crew)
+    assert f"a new machine calls itself {name}, as another does: here it is {name}-2" in seen
+    assert f"{name} has left the crew" in seen
+    said = [worker.communicate(timeout=60)[1] for worker in workers]
+    assert f"as {name}-2: another machine there calls itself {name}, too" in said[1]
+
+
 def test_code_runs_only_where_its_owner_has_approved_it(
     machine: Callable[[str], Machine], tmp_path: Path, port: int
 ) -> None:
@@ -247,8 +273,11 @@ def test_code_runs_only_where_its_owner_has_approved_it(
     worker = ana.start("join")
     assert crew.wait(timeout=60) == 0
     assert worker.wait(timeout=60) == 0
-    assert ana.run("leave").returncode == 0
-    assert not list((Home(ana.home).path / "joined").iterdir())
+    left = ana.run("leave")
+    assert left.returncode == 0, left.stderr
+    assert "the coordinator does not know" in left.stderr
+    assert not Home(ana.home).joined()
+    assert {file.name for file in (Home(ana.home).path / "joined").rglob("*.*")} == {"node.key"}
 
 
 @pytest.mark.parametrize(

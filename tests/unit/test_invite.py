@@ -263,6 +263,15 @@ def test_an_invite_is_good_once() -> None:
     assert invites.redeem(secret, now=VALID_SECONDS + 1) is Outcome.USED_UP  # used before it could expire
 
 
+def test_one_who_redeemed_it_and_was_not_let_in_has_not_used_it() -> None:
+    invites = Invites()
+    secret, other = invites.open(now=0.0), invites.open(now=0.0)
+    assert invites.redeem(secret, now=1.0) is Outcome.ACCEPTED
+    invites.give_back(secret)
+    assert [invites.redeem(secret, now=2.0) for _ in range(2)] == [Outcome.ACCEPTED, Outcome.USED_UP]
+    assert [invites.redeem(other, now=2.0) for _ in range(2)] == [Outcome.ACCEPTED, Outcome.USED_UP]
+
+
 def test_uses() -> None:
     invites = Invites()
     secret = invites.open(3, now=0.0)

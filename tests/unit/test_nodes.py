@@ -70,6 +70,19 @@ def test_one_name_one_key(tmp_path: Path, crew: Coordinator) -> None:
     assert nodes.name_of(luis) == "ana"
 
 
+def test_machines_of_one_name_are_numbered(tmp_path: Path, crew: Coordinator) -> None:
+    nodes, long = AllowList(tmp_path / "nodes.json"), 63 * "a"
+    keys = [node_certificate(tmp_path / str(number), name="aula", crew=crew) for number in range(13)]
+    given = [nodes.add("aula", certificate=key, numbered=True) for key in keys[:11]]
+    assert given == ["aula", *(f"aula-{number}" for number in range(2, 12))]
+    assert [nodes.add("aula", certificate=key, numbered=True) for key in keys[:11]] == given  # each keeps its own
+    assert nodes.add("otra", certificate=keys[3], numbered=True) == "aula-4"  # whatever it calls itself meanwhile
+    nodes.remove("aula-5")
+    assert nodes.add("aula", certificate=keys[11], numbered=True) == "aula-5"
+    assert nodes.add(long, certificate=keys[4], numbered=True) == long
+    assert nodes.add(long, certificate=keys[12], numbered=True) == 61 * "a" + "-2"
+
+
 def test_the_enrol_key_is_never_a_node(tmp_path: Path, crew: Coordinator) -> None:
     enrol = enrol_identity(crew.identity.certificate)
     assert key_of(enrol).public_key() == x509.load_pem_x509_certificate(ENROL_CERTIFICATE).public_key()

@@ -27,7 +27,7 @@ from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.log import set_up_logging, tear_down_logging
-from cuadrilla.rundir import FolderLock, RunDir, storage_errors, write_json
+from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_json
 from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def up(
     check_doors(resolved.config.engine, listen=listen)
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
     home = Home.of_user()
-    with storage_errors(home.crew):
-        home.crew.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(home.crew)
 
     def opened(door: "Door") -> None:
         found = {"key_hash": door.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder.path)}
@@ -198,7 +197,9 @@ def _show_invite(home: Home, *, uses: int) -> None:
 
 def join(
     address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Default: the invite's.")] = "",
-    name: Annotated[str, typer.Option(help="This machine's name in the crew (default: its host name).")] = "",
+    name: Annotated[
+        str, typer.Option(help="This machine's name in the crew (default: its host name, numbered if it is taken).")
+    ] = "",
     invite_file: Annotated[Path | None, typer.Option(help="Read the invite from a file.")] = None,
     new: Annotated[
         bool, typer.Option("--new", help="Ask for an invite although this machine has joined before.")
@@ -212,7 +213,7 @@ def join(
     home = Home.of_user()
     crew = None if new or invite_file else find_crew(home, address)
     if crew is None:
-        crew = enrol(home, read_invite(invite_file), address=address, name=name or host_name())
+        crew = enrol(home, read_invite(invite_file), address=address, name=name)
     from cuadrilla.engines.bundle import fetch
     from cuadrilla.engines.ray.node import Ways, work_through_ray
     from cuadrilla.engines.worker import WorkerOptions, run_worker
@@ -286,12 +287,16 @@ def read_invite(file: Path | None) -> str:
 
 
 def enrol(home: Home, text: str, *, address: str, name: str) -> Joined:
-    """Check who answers, then trade the invite for a certificate of this machine's own key. Raises LinkError."""
+    """Check who answers, then trade the invite for a certificate of this machine's own key.
+
+    `name`: empty for its host name, or that with a number if another machine has it. Raises LinkError.
+    """
     from cuadrilla.link.grpc_client import Connection
     from cuadrilla.link.invite import Invite, check_node_name
     from cuadrilla.link.tls import enrol_identity, node_request, pinned_certificate, save_node
 
-    check_node_name(name)
+    wanted = name or host_name()
+    check_node_name(wanted)
     invite = Invite.parse(text)
     if address:
         host, _, port = address.rpartition(":")
@@ -299,16 +304,18 @@ def enrol(home: Home, text: str, *, address: str, name: str) -> Joined:
             raise ConfigError(f"{address!r} is not an address and a port", hint="write it as 192.168.1.50:47470")
         invite = Invite(host=host, port=int(port), key_hash=invite.key_hash, secret=invite.secret)
     pinned = pinned_certificate(invite)
-    crew = Joined(folder=home.joined_folder(invite.key_hash), address=invite.address, name=name)
-    request = node_request(crew.folder, name=name)
+    folder = home.joined_folder(invite.key_hash)
+    request = node_request(folder, name=wanted)
     connection = Connection(invite.address, identity=enrol_identity(pinned))
     try:
-        certificate, ca = connection.enroll(secret=invite.secret, request=request)
+        enrolled = connection.enroll(secret=invite.secret, request=request, numbered=not name)
     finally:
         connection.close()
-    save_node(crew.folder, certificate=certificate, ca=ca, server=pinned)
+    save_node(folder, certificate=enrolled.certificate, ca=enrolled.ca, server=pinned)
+    crew = Joined(folder=folder, address=invite.address, name=enrolled.name)
     home.remember(crew)
-    say(f"joined     the crew at {crew.address} as {name}")
+    note = "" if crew.name == wanted else f": another machine there calls itself {wanted}, too"
+    say(f"joined     the crew at {crew.address} as {crew.name}{note}")
     return crew
 
 
@@ -349,15 +356,44 @@ def trust(
 
 
 def leave(address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]")] = "") -> None:
-    """Forget a crew that this machine has joined: its keys here are deleted."""
+    """Leave a crew that this machine has joined: its name there is free again, what is kept of it here is deleted."""
     crew = find_crew(Home.of_user(), address)
     if crew is None or (address and crew.address != address and not crew.folder.exists()):
         raise LinkError("this machine has joined no such crew", hint="see what is in CUADRILLA_HOME/joined")
+    problem, keeps_key = _tell_leaving(crew)
     with storage_errors(crew.folder):
         for file in crew.folder.iterdir():
-            file.unlink()
-        crew.folder.rmdir()
-    say(f"left the crew at {crew.address}; there, `cuadrilla kick {crew.name}` removes this machine from the list")
+            if not keeps_key or file.name != "node.key":
+                file.unlink()
+        if not keeps_key:
+            crew.folder.rmdir()
+    say(f"left the crew at {crew.address}")
+    if problem:
+        say(f"the coordinator does not know: {problem}")
+        say(f"there, `cuadrilla kick {crew.name}` takes this machine off the list")
+    if keeps_key:
+        say("this machine keeps its key, to come back under that name with a new invite")
+
+
+def _tell_leaving(crew: Joined) -> tuple[str, bool]:
+    """Have the coordinator take this machine off its list: why it did not, and whether the key is still good there."""
+    from cuadrilla.link.base import Refused
+    from cuadrilla.link.grpc_client import Connection
+    from cuadrilla.link.tls import load_node
+
+    try:
+        connection = Connection(crew.address, identity=load_node(crew.folder))
+    except LinkError as error:
+        return error.message, False
+    try:
+        connection.leave()
+    except Refused:  # it was kicked
+        return "", False
+    except LinkError as error:
+        return error.message, True
+    finally:
+        connection.close()
+    return "", False
 
 
 def down() -> None:

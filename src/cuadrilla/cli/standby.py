@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from cuadrilla.cli.crew import enrol, find_crew, host_name, listening_address, read_invite
+from cuadrilla.cli.crew import enrol, find_crew, listening_address, read_invite
 from cuadrilla.cli.output import options, say
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.log import set_up_logging
-from cuadrilla.rundir import FolderLock, storage_errors
+from cuadrilla.rundir import FolderLock, make_private
 
 SURELY_GONE_SECONDS = 20.0
 """A killed coordinator is started again by its parent, and is back by then on a machine that is not very slow."""
@@ -37,13 +37,12 @@ def standby(
     home = Home.of_user()
     crew = None if invite_file else find_crew(home, address)
     if crew is None:
-        crew = enrol(home, read_invite(invite_file), address=address, name=name or host_name())
+        crew = enrol(home, read_invite(invite_file), address=address, name=name)
     set_up_logging(None, worker=crew.name, verbose=options.debug)
     from cuadrilla.engines.standby import Twin, follow
 
     twin = Twin.of(home, crew)
-    with storage_errors(twin.folder):
-        twin.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(twin.folder)
     with FolderLock(twin.lock, purpose="following the coordinator; stop `cuadrilla standby` there first"):
         say(f"following  {crew.address} as {crew.name}; Ctrl-C ends it")
         follow(home, crew, listen=listening_address(listen), report=say)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cuadrilla.config import CrewEngine
 from cuadrilla.engines.bundle import offer
@@ -130,7 +130,7 @@ def open_doors(
     engine = parts.config.engine
     assert isinstance(engine, CrewEngine)
     offered = offer(parts.config, run.path)
-    layouts = {
+    layouts: dict[str, Any] = {
         "parameters": Layout.of(version_like(parts.model)),
         "contribution": Layout.of(contribution_like(parts.model, strict=parts.config.sync.strict)),
     }

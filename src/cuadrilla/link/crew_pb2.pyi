@@ -11,20 +11,24 @@ class Nothing(_message.Message):
     def __init__(self) -> None: ...
 
 class EnrolRequest(_message.Message):
-    __slots__ = ("secret", "certificate_request")
+    __slots__ = ("secret", "certificate_request", "numbered")
     SECRET_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NUMBERED_FIELD_NUMBER: _ClassVar[int]
     secret: bytes
     certificate_request: bytes
-    def __init__(self, secret: _Optional[bytes] = ..., certificate_request: _Optional[bytes] = ...) -> None: ...
+    numbered: bool
+    def __init__(self, secret: _Optional[bytes] = ..., certificate_request: _Optional[bytes] = ..., numbered: _Optional[bool] = ...) -> None: ...
 
 class EnrolReply(_message.Message):
-    __slots__ = ("certificate", "ca")
+    __slots__ = ("certificate", "ca", "name")
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     CA_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     certificate: bytes
     ca: bytes
-    def __init__(self, certificate: _Optional[bytes] = ..., ca: _Optional[bytes] = ...) -> None: ...
+    name: str
+    def __init__(self, certificate: _Optional[bytes] = ..., ca: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("config", "files", "cuadrilla", "term")

@@ -22,14 +22,13 @@ import itertools
 import logging
 import os
 import selectors
-import shutil
 import socket
 import sys
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,8 @@ from time import monotonic, sleep
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.invite import canonical_host
+from cuadrilla.link.pace import Pace
+from cuadrilla.rundir import private_folder
 
 MAX_STRANGERS = 64
 MAX_STRANGERS_OF_AN_ADDRESS = 16
@@ -46,7 +47,6 @@ SILENT_SECONDS = 5.0
 """For its first byte."""
 NEW_PER_SECOND, NEW_AT_ONCE = 20.0, 60.0
 """Of one address, which may be that of a router with a classroom behind it."""
-MAX_PACES = 4096
 MAX_OF_A_NODE = 8
 DEAD_SECONDS = 60
 """What is sent and not confirmed for so long goes to nobody."""
@@ -55,6 +55,7 @@ BACKLOG = 128
 BIND_SECONDS = 15.0
 BIND_PAUSE_SECONDS = 0.2
 LOOK_SECONDS = 0.25
+PREFIX = "cuadrilla-gate-"
 LONGEST_PATH = 80  # of a socket: the kernel's limit is 107 on Linux and 103 on macOS, and names are added
 
 log = logging.getLogger(__name__)
@@ -68,22 +69,6 @@ class _Half:
     target: socket.socket
     waiting: memoryview = field(default_factory=lambda: memoryview(b""))
     ended: bool = False
-
-
-class _Pace:
-    """How many connections each address may open now."""
-
-    def __init__(self) -> None:
-        self._left: dict[str, tuple[float, float]] = {}
-
-    def admits(self, host: str, now: float) -> bool:
-        left, since = self._left.get(host, (NEW_AT_ONCE, now))
-        left = min(NEW_AT_ONCE, left + (now - since) * NEW_PER_SECOND)
-        if len(self._left) >= MAX_PACES:  # those who were quiet longest begin anew
-            del self._left[next(iter(self._left))]
-        self._left.pop(host, None)
-        self._left[host] = (max(left - 1, 0.0), now)
-        return left >= 1
 
 
 @dataclass(eq=False)
@@ -109,14 +94,15 @@ class Gate:
 
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._folder = Path(tempfile.mkdtemp(prefix="cuadrilla-gate-", dir=_short_folder()))
+        self._private = ExitStack()
+        self._folder = self._private.enter_context(private_folder(PREFIX, where=_short_folder()))
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, _Connection] = {}
         self._by_name: dict[str, _Connection] = {}
-        self._pace = _Pace()
+        self._pace = Pace(per_second=NEW_PER_SECOND, at_once=NEW_AT_ONCE)
         self._listeners: list[socket.socket] = []
         self._todo: list[Callable[[], None]] = []
         self._numbers = itertools.count(1)
@@ -367,7 +353,7 @@ class Gate:
         for sock in (*self._listeners, self._wake, self._woken):
             self._forget_socket(sock)
         self._selector.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._private.close()
 
 
 def bind(address: str) -> socket.socket:
@@ -430,6 +416,7 @@ def _reset(sock: socket.socket) -> None:
     sock.close()
 
 
-def _short_folder() -> str | None:
-    """Where to make a folder whose sockets have names that are short enough; None for the usual place."""
-    return None if sys.platform == "win32" or len(tempfile.gettempdir()) <= LONGEST_PATH - 40 else "/tmp"
+def _short_folder() -> Path:
+    """Where to make a folder whose sockets have names that are short enough."""
+    usual = tempfile.gettempdir()
+    return Path(usual if sys.platform == "win32" or len(usual) <= LONGEST_PATH - 40 else "/tmp")

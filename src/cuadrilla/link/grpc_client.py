@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, KnownTerm, Progress, Refused, Stop, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.inbox import Inbox
+from cuadrilla.link.invite import check_node_name
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity
 
@@ -36,6 +38,15 @@ PIECE_BYTES = 64 * 2**20
 MEASURE_SECONDS = 40.0
 """A measurement of bandwidth: longer than the coordinator lets one take."""
 SERVICE = "/cuadrilla.crew.v1.Crew/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolled:
+    """A node's name in the crew, its certificate, and that of the crew's CA."""
+
+    name: str
+    certificate: bytes
+    ca: bytes
 
 
 class Connection:
@@ -59,11 +70,19 @@ class Connection:
         self._memory = wire.Memory(keep=1)
         self._channel = grpc.secure_channel(address, credentials, options=options)
 
-    def enroll(self, *, secret: bytes, request: bytes) -> tuple[bytes, bytes]:
-        """Certificate of this node and of the crew's CA for an invite's secret. Raises LinkError."""
-        message = pb.EnrolRequest(secret=secret, certificate_request=request)
+    def enroll(self, *, secret: bytes, request: bytes, numbered: bool = False) -> Enrolled:
+        """Trade an invite's secret for a certificate. Raises LinkError.
+
+        `numbered`: if the name in the request is another machine's, it with a number behind it will do.
+        """
+        message = pb.EnrolRequest(secret=secret, certificate_request=request, numbered=numbered)
         reply = self._unary("Enroll", message, pb.EnrolReply)
-        return reply.certificate, reply.ca
+        check_node_name(reply.name)
+        return Enrolled(name=reply.name, certificate=reply.certificate, ca=reply.ca)
+
+    def leave(self) -> None:
+        """This node's name is free again, and its key opens nothing more. Raises LinkError."""
+        self._unary("Leave", pb.Nothing(), pb.Nothing)
 
     def describe(self) -> RunDescription:
         """Raises LinkError, also for a coordinator of an earlier term."""
@@ -300,6 +319,11 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
         case grpc.StatusCode.PERMISSION_DENIED:
             return Refused(
                 f"the coordinator refused: {details}", hint="ask there for a new invite, then: cuadrilla join --new"
+            )
+        case grpc.StatusCode.ALREADY_EXISTS:
+            return Refused(
+                f"the coordinator refused: {details}",
+                hint="the invite is still good, for a free name or this machine's own: cuadrilla join --name NAME",
             )
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             return LinkError(f"{address} cannot be reached: {details}", hint="is the coordinator running?")

@@ -8,6 +8,8 @@ Invariants
   certificate opens `Enroll` alone, which answers only while an invite is open.
 * The network sees the gate (`gate.py`), which keeps seats free for those who are known.
 * A worker has one session: a newer one of the same key ends the older one, whose late messages no longer count.
+* A node answers its leases as fast as it can, and sends heartbeats; anything else that it says, and each session that
+  it begins, costs us an event or a step of the coordinator, and is paced. Too much of it ends the session.
 * Nothing is allocated for a peer beyond the tensors that this run expects of it, one set at a time.
 * A connection that ends without goodbye is a worker that left; a silent one is found by the coordinator's clock.
 """
@@ -17,7 +19,7 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -29,15 +31,16 @@ from cuadrilla import __version__
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribute, Goodbye, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.link.gate import Gate
 from cuadrilla.link.grpc_calls import MAX_WORKERS, Admission, cut_off, only, reads, refuse, serialize, start_server
 from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
 from cuadrilla.link.grpc_standby import StandbyDesk
 from cuadrilla.link.invite import Invites, Outcome
-from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.nodes import AllowList, NameTaken
 from cuadrilla.link.offer import Offer
+from cuadrilla.link.pace import Pace
 from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
 from cuadrilla.log import TALK
 
@@ -50,6 +53,8 @@ KEPT_VERSIONS = 2
 KEPT_UPLOADS = 4
 """Memory of so many contributions is kept for the next round; more workers than that pay for fresh memory."""
 STOP_SECONDS = 5.0
+NEWS_PER_SECOND, NEWS_AT_ONCE = 1.0, 60.0
+"""Of one node, beside answers and heartbeats. One on a bad line begins a session and says Hello every few seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +78,8 @@ class _Session:
     uploads: wire.Uploads = field(default_factory=wire.Uploads)
     reason: str = "the connection ended"
     version: str = ""
+    leases: set[int] = field(default_factory=set)
+    """Those that it has not answered yet."""
     joined: bool = False
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
     uploading: bool = False
@@ -98,6 +105,7 @@ class CrewDesk:
         ray: RayOffer | None = None,
         standby: StandbyDesk | None = None,
         term: int = 0,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._term = term
         self._ray = ray
@@ -109,9 +117,12 @@ class CrewDesk:
         self._contribution = contribution
         self._standby = standby or StandbyDesk()
         self._invites = Invites()
+        self._enrolling = threading.Lock()
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
         self._admission = Admission()
+        self._clock = clock
+        self._pace = Pace(per_second=NEWS_PER_SECOND, at_once=NEWS_AT_ONCE)
         self._versions: dict[str, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._server: Any = None
@@ -156,6 +167,8 @@ class CrewDesk:
                     self._standby.announced = message.version
         with self._lock:
             session = self._sessions.get(worker)
+            if session is not None and isinstance(message, Lease):
+                session.leases.add(message.lease_id)
         if session is not None and isinstance(message, Stop):
             self._end(session, message)
         elif session is not None:
@@ -167,7 +180,7 @@ class CrewDesk:
 
     def adopt_invites(self, invites: Mapping[bytes, int]) -> None:
         """Let new nodes in for a while: SHA-256 of an invite's secret → for how many nodes it is good."""
-        with self._lock:
+        with self._enrolling:
             for secret_hash, uses in invites.items():
                 self._invites.adopt(secret_hash, uses=uses, now=monotonic())
 
@@ -206,6 +219,7 @@ class CrewDesk:
             SERVICE,
             {
                 "Enroll": unary(reads(self._enroll, pb.EnrolRequest), response_serializer=serialize),
+                "Leave": unary(reads(self._leave, pb.Nothing), response_serializer=serialize),
                 "Describe": unary(reads(self._describe, pb.Nothing), response_serializer=serialize),
                 "Session": stream(reads(self._session, pb.ToCoordinator), response_serializer=serialize),
                 "Upload": unary(reads(self._upload, pb.Chunk), response_serializer=serialize),
@@ -224,22 +238,46 @@ class CrewDesk:
         cut_off(context, after=ENROL_SECONDS)
         request = only(requests, context)
         try:
-            name, signed = self._keys.sign(request.certificate_request)
-            with self._lock:
-                was_open = self._invites.is_open(monotonic())
-                outcome = self._invites.redeem(request.secret, now=monotonic())
-                closed = was_open and outcome is Outcome.WRONG and not self._invites.is_open(monotonic())
-            if outcome is not Outcome.ACCEPTED:
-                level = logging.WARNING if was_open else logging.DEBUG  # guessing on is no news
-                log.log(level, "a machine that calls itself %s was not let in: %s", name, outcome.value)
-                if closed:
-                    log.warning("all invites are closed after wrong tries; make a new one")
-                refuse(context, outcome.value)
-            self._nodes.add(name, certificate=signed)
+            wanted, signed = self._keys.sign(request.certificate_request)
+            with self._enrolling:
+                self._redeem(request.secret, wanted, context)
+                try:
+                    name = self._nodes.add(wanted, certificate=signed, numbered=request.numbered)
+                except CuadrillaError:
+                    self._invites.give_back(request.secret)
+                    raise
+            _, signed = self._keys.sign(request.certificate_request, name=name)
+        except NameTaken as error:
+            log.info("a machine was not let in: %s; its invite is still good", error.message)
+            refuse(context, error.message, code=grpc.StatusCode.ALREADY_EXISTS)
         except CuadrillaError as error:
             refuse(context, error.message)
         log.info("%s joined the crew", name)
-        return pb.EnrolReply(certificate=signed, ca=self._keys.identity.ca)
+        if name != wanted:
+            log.info("a new machine calls itself %s, as another does: here it is %s", wanted, name, extra=TALK)
+        return pb.EnrolReply(certificate=signed, ca=self._keys.identity.ca, name=name)
+
+    def _redeem(self, secret: bytes, name: str, context: Any) -> None:
+        """Use an invite up for the machine that calls itself `name`, or end its call."""
+        was_open = self._invites.is_open(monotonic())
+        outcome = self._invites.redeem(secret, now=monotonic())
+        if outcome is Outcome.ACCEPTED:
+            return
+        level = logging.WARNING if was_open else logging.DEBUG  # guessing on is no news
+        log.log(level, "a machine that calls itself %s was not let in: %s", name, outcome.value)
+        if was_open and outcome is Outcome.WRONG and not self._invites.is_open(monotonic()):
+            log.warning("all invites are closed after wrong tries; make a new one")
+        refuse(context, outcome.value)
+
+    def _leave(self, _requests: Iterator[pb.Nothing], context: Any) -> pb.Nothing:
+        name = self._caller(context)
+        try:
+            self._nodes.remove(name)
+        except CuadrillaError as error:
+            refuse(context, error.message, code=grpc.StatusCode.UNAVAILABLE)
+        self._standby.forget(name)
+        log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
+        return pb.Nothing()
 
     def _describe(self, _requests: Iterator[pb.Nothing], context: Any) -> pb.Run:
         self._caller(context)
@@ -252,6 +290,8 @@ class CrewDesk:
     def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
         session = _Session(self._caller(context), context)
         with self._lock:
+            if not self._pace.admits(session.worker, self._clock()):
+                refuse(context, "this node begins too many sessions", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
             if len(self._sessions) >= MAX_WORKERS and session.worker not in self._sessions:
                 refuse(context, f"the crew is full: {MAX_WORKERS} workers")
             older = self._sessions.get(session.worker)
@@ -278,6 +318,8 @@ class CrewDesk:
                 if isinstance(message, Progress):
                     session.passes = message.passes
                     self._tell_progress(session)
+                elif not self._is_due(session, message):
+                    raise LinkError("it says much more than its work needs", hint="install the same version there")
                 else:
                     if not session.joined:
                         log.info("%s joined", session.worker, extra=TALK)
@@ -294,6 +336,13 @@ class CrewDesk:
             self._forget(session)
             session.outbox.put(None)
             cut_off(session.context, after=END_SECONDS)
+
+    def _is_due(self, session: _Session, message: ToCoordinator) -> bool:
+        with self._lock:
+            if isinstance(message, Contribute) and message.lease_id in session.leases:
+                session.leases.remove(message.lease_id)
+                return True
+            return self._pace.admits(session.worker, self._clock())
 
     def _tell_progress(self, session: _Session) -> None:
         if session.joined:

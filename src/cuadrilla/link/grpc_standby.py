@@ -2,6 +2,7 @@
 
 Invariants
 * Only listed nodes that the coordinator's owner has named are answered: with the keys a node can be the coordinator.
+  A name that was given up is no standby's any more, whoever has it next.
 * Only files of a checkpoint or of the journal are given, by names that fit exactly.
 * What was announced is read before the files are listed: whoever copies them has at least that version.
 """
@@ -48,6 +49,12 @@ class StandbyDesk:
         """Where the crew would go on, as the standbys have said."""
         with self._lock:
             return sorted(self._addresses.values())
+
+    def forget(self, name: str) -> None:
+        """The node of that name has left the crew."""
+        with self._lock:
+            self.names -= {name}
+            self._addresses.pop(name, None)
 
     def handlers(self, caller: Callable[[Any], str]) -> dict[str, Any]:
         """`caller(context)` names the node that calls, and ends the call of anybody else."""

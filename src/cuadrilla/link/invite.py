@@ -50,7 +50,8 @@ CODES = re.compile(rf"\.{CODE}{{{KEY_CHARS}}}\.{CODE}{{{SECRET_CHARS}}}\.{CODE}{
 ADDRESS = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:]+):(?P<port>[1-9][0-9]{0,4})")
 LABEL = "[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"
 NAME = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(\.{LABEL})*")
-NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+MAX_NAME = 63
+NODE_NAME = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
 AROUND = "\"'`´“”„‘’«»<>.,;"  # what people and chats put around a text
 INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # Unicode: spaces, line ends, controls, zero-width characters
 
@@ -108,7 +109,7 @@ def check_node_name(name: str) -> None:
     if not NODE_NAME.fullmatch(name):
         raise LinkError(
             f"{name[:80]!r} cannot be the name of a node",
-            hint="use up to 63 small letters a to z, digits and hyphens inside, such as laptop-ana",
+            hint=f"use up to {MAX_NAME} small letters a to z, digits and hyphens inside, such as laptop-ana",
         )
 
 
@@ -280,6 +281,12 @@ class Invites:
         if outcome is Outcome.ACCEPTED:
             found.uses_left -= 1
         return outcome
+
+    def give_back(self, secret: bytes) -> None:
+        """One who redeemed it was not let in: it was not used."""
+        given = hash_secret(secret)
+        for issued in self._issued:
+            issued.uses_left += issued.secret_hash == given
 
     def _count_wrong(self, now: float) -> None:
         for issued in self._issued:

@@ -6,16 +6,21 @@ Invariants
 * The published enrol key is never a node's.
 """
 
+import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.invite import NODE_NAME, check_node_name
+from cuadrilla.link.invite import MAX_NAME, NODE_NAME, check_node_name
 from cuadrilla.link.tls import is_enrol, key_hash
-from cuadrilla.rundir import FolderLock, storage_errors, write_json
+from cuadrilla.rundir import FolderLock, make_private, write_json
+
+
+class NameTaken(LinkError):
+    """Under another name the machine could get in."""
 
 
 class AllowList:
@@ -49,21 +54,28 @@ class AllowList:
         wanted = key_hash(certificate)
         return next((name for name, known in self.nodes().items() if known == wanted), None)
 
-    def add(self, name: str, *, certificate: bytes) -> None:
-        """Let a certificate's key in under a name; the same pair again is no change. Raises LinkError."""
+    def add(self, name: str, *, certificate: bytes, numbered: bool = False) -> str:
+        """Let a certificate's key in under a name, and return the name; the same pair again is no change.
+
+        `numbered`: a key that is there keeps its name, and one whose name is another's gets the next free one such as
+        `name-2`. Raises LinkError; NameTaken when another name would do.
+        """
         check_node_name(name)
         if is_enrol(certificate):  # anybody can sign with that key: a node that had it could be anybody
             raise LinkError("the published enrol key cannot be a node's", hint="let the node make a key of its own")
         new = key_hash(certificate)
         with self._changing() as nodes:
+            own = next((own for own, known in nodes.items() if known == new), "")
+            if numbered:
+                name = own or _free(name, nodes)
             if nodes.get(name, new) != new:
                 hint = f"join under another name, or remove the old one with `cuadrilla kick {name}`"
-                raise LinkError(f"another machine is in this crew under the name {name}", hint=hint)
-            other = next((other for other, known in nodes.items() if known == new), name)
-            if other != name:
-                hint = f"use that name, or remove it with `cuadrilla kick {other}`"
-                raise LinkError(f"this machine's key is in this crew under the name {other}", hint=hint)
+                raise NameTaken(f"another machine is in this crew under the name {name}", hint=hint)
+            if own not in ("", name):
+                hint = f"use that name, or remove it with `cuadrilla kick {own}`"
+                raise NameTaken(f"this machine's key is in this crew under the name {own}", hint=hint)
             nodes[name] = new
+        return name
 
     def remove(self, name: str) -> None:
         """Let a node in no more. Raises LinkError if there is none of that name."""
@@ -75,10 +87,16 @@ class AllowList:
     @contextmanager
     def _changing(self) -> Iterator[dict[str, bytes]]:
         """The nodes, written back at the end. Two processes never change them at once: no removal gets lost."""
-        with storage_errors(self._path):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._path.parent)
         lock = self._path.with_name(f"{self._path.name}.lock")
         with self._lock, FolderLock(lock, purpose="changing the list of nodes"):
             nodes = self.nodes()
             yield nodes
             write_json(self._path, {"nodes": {name: value.hex() for name, value in sorted(nodes.items())}})
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """`name`, or `name-2`, `name-3`, ...: cloned machines have one host name."""
+    suffixes = (f"-{number}" for number in itertools.count(2))
+    numbered = (name[: MAX_NAME - len(suffix)] + suffix for suffix in suffixes)
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)

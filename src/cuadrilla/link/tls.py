@@ -41,7 +41,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.invite import Invite, check_node_name
-from cuadrilla.rundir import storage_errors, typed, write_atomic
+from cuadrilla.rundir import make_private, typed, write_atomic
 
 SERVER_NAME = "coordinator.cuadrilla"  # what every node expects, wherever the coordinator runs
 BACK_DATED = timedelta(hours=48)
@@ -87,9 +87,13 @@ class Coordinator:
         """Whose certificates the server accepts: the crew's, and the published one of those who want to enrol."""
         return self.identity.ca + ENROL_CERTIFICATE
 
-    def sign(self, request: bytes) -> tuple[str, bytes]:
-        """Name and certificate for a node's request. Gives no right: that is `AllowList.add`. Raises LinkError."""
-        name, key = _read_request(request)
+    def sign(self, request: bytes, *, name: str = "") -> tuple[str, bytes]:
+        """Name and certificate for a node's request. Gives no right: that is `AllowList.add`. Raises LinkError.
+
+        `name`: another one than the request's.
+        """
+        wanted, key = _read_request(request)
+        name = name or wanted
         ca = x509.load_pem_x509_certificate(self.identity.ca)
         # It begins with the CA: the clock of the day it is made says nothing.
         begins, usage = ca.not_valid_before_utc, ExtendedKeyUsageOID.CLIENT_AUTH
@@ -113,7 +117,7 @@ def node_request(folder: Path, *, name: str) -> bytes:
     check_node_name(name)
     path = folder / "node.key"
     if not path.exists():
-        _make_folder(folder)
+        make_private(folder)
         write_atomic(path, _key_pem(ec.generate_private_key(CURVE)), private=True)
     key = _read_key(path)
     request = (
@@ -215,7 +219,7 @@ def _fetch(invite: Invite, *, timeout_seconds: float) -> bytes:
 
 
 def _make_coordinator(folder: Path, *, now: datetime) -> None:
-    _make_folder(folder)
+    make_private(folder)
     ca_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
     # A name of its own, so that certificates of two crews are never taken for one another's.
     name = f"cuadrilla crew {os.urandom(8).hex()}"
@@ -307,11 +311,6 @@ def _parse_certificate(pem: bytes, *, what: str = "the other side's answer", hin
     except (ValueError, UnsupportedAlgorithm):
         raise LinkError(f"{what} does not hold a certificate (PEM)", hint=hint) from None
     return certificate
-
-
-def _make_folder(folder: Path) -> None:
-    with storage_errors(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _read_file(path: Path, *, private: bool) -> bytes:
