@@ -29,7 +29,7 @@ from cuadrilla import __version__
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import KICKED, NOT_LISTED, Goodbye, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.link.gate import Gate
 from cuadrilla.link.grpc_calls import MAX_WORKERS, Admission, cut_off, only, reads, refuse, serialize, start_server
 from cuadrilla.link.grpc_check import CheckDesk
@@ -116,6 +116,7 @@ class CrewDesk:
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._server: Any = None
         self._gate = Gate()
+        self._listed = set(nodes.nodes())
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
@@ -176,10 +177,12 @@ class CrewDesk:
         listed = self._nodes.nodes()
         with self._lock:
             kicked = [session for name, session in self._sessions.items() if name not in listed]
+        for name in sorted((self._listed | {session.worker for session in kicked}) - set(listed)):
+            log.info("%s was kicked", name, extra=TALK)
+        self._listed = set(listed)
         for session in kicked:
-            reason = "this node was removed from the crew"
-            self._end(session, Stop(reason=reason, refused=True))
-            self._receiver.left(session.worker, reason)
+            self._end(session, Stop(reason=KICKED, refused=True))
+            self._receiver.left(session.worker, "it was kicked")
         self._gate.forget_all_but(listed)
 
     def workers(self) -> list[str]:
@@ -379,7 +382,7 @@ class CrewDesk:
             log.warning("%s", error.message)
             name = None
         if name is None:
-            refuse(context, "this node is not in the crew (any more)")
+            refuse(context, NOT_LISTED)
         self._gate.know(context.peer(), name)
         self._admission.admit(name, context)
         return name
