@@ -25,10 +25,12 @@ import pytest
 from hypothesis import settings
 
 from cuadrilla.link.ciphers import allow_only_new_tls
+from cuadrilla.log import silence_grpc
 from tests.schedule import uses_ray
 
 pytest_plugins = ["tests.durations"]
 allow_only_new_tls()
+silence_grpc()
 
 # Tests run side by side and start processes: threads of one small product that wait for each other on busy cores cost
 # a hundred times what they save. What is about several threads sets their number itself. Before torch is imported.

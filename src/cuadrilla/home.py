@@ -19,6 +19,8 @@ import platformdirs
 from cuadrilla.errors import LinkError
 from cuadrilla.rundir import make_private, write_json
 
+DOWN = "down"
+
 
 @dataclass(frozen=True)
 class Joined:
@@ -130,6 +132,13 @@ class Home:
         if not value:
             raise LinkError("no coordinator runs on this machine", hint="start one: cuadrilla up RUN")
         return value
+
+    def announce_down(self) -> None:
+        """Before the coordinator of this machine gets its signal: so it knows whose it is. Raises ResourceError."""
+        write_json(self.open_file, {**self.open_crew(), DOWN: True})
+
+    def goes_down(self) -> bool:
+        return read_object(self.open_file).get(DOWN) is True
 
 
 def _number(value: object) -> int:

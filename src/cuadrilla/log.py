@@ -1,17 +1,27 @@
 """Logging set-up: one rotated file per process in the run directory, each line tagged with the worker's name.
 
-Warnings and worse also go to stderr. Called once by an entry point, never at import.
+Warnings and worse also go to stderr; what gRPC and Ray have to say goes to the file only. Nothing in a record acts on
+a terminal, in the file neither: somebody will read it on one. Called once by an entry point, never at import.
 """
 
 import logging
 import logging.handlers
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
+
+from cuadrilla.printable import printable
 
 TALK = {"talk": True}
 """`log.info(..., extra=TALK)`: not a warning, but a person should see it."""
 MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 4
+FILE_FORMAT = "%(asctime)s %(levelname)s %(worker)s | %(name)s: %(message)s"
+OURS, LIBRARIES = "cuadrilla", ("grpc", "ray")
+STDERR = 2
 
 
 class _WorkerTag(logging.Filter):
@@ -40,33 +50,97 @@ class _Talk(logging.Filter):
         return self._verbose or talk or record.levelno >= logging.WARNING
 
 
+class _Console(logging.StreamHandler[TextIO]):
+    """Writes to what is stderr at the moment, which a progress bar or `libraries_apart` may have replaced."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """Not a formatter: Ray gives all handlers of its logger one of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool = False) -> logging.Handler | None:
-    """Log to `folder/log.WORKER.txt` (if a folder is given) and warnings to stderr.
+    """Log to `folder/log.WORKER.txt` (if a folder is given) and warnings of ours to stderr.
 
     Returns the file handler, so that a caller that outlives the run can remove it with `tear_down_logging`.
     """
-    root = logging.getLogger("cuadrilla")
+    root = logging.getLogger(OURS)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
-    tag = _WorkerTag(worker)
-    if not any(getattr(handler, "is_cuadrilla_stderr", False) for handler in root.handlers):
-        console = logging.StreamHandler(sys.stderr)
+    if not any(isinstance(handler, _Console) for handler in root.handlers):
+        console = _Console()
         console.addFilter(_Talk(verbose=verbose))
         console.setFormatter(logging.Formatter("%(prefix)s%(message)s"))
-        console.is_cuadrilla_stderr = True  # type: ignore[attr-defined]
         root.addHandler(console)
     if folder is None:
         return None
-    handler = logging.handlers.RotatingFileHandler(
+    handler = _LogFile(
         folder / f"log.{worker}.txt", maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8"
     )
-    handler.addFilter(tag)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(worker)s | %(name)s: %(message)s"))
-    root.addHandler(handler)
+    handler.addFilter(_WorkerTag(worker))
+    handler.setFormatter(logging.Formatter(FILE_FORMAT))
+    for name in (OURS, *LIBRARIES):
+        logging.getLogger(name).addHandler(handler)
     return handler
 
 
 def tear_down_logging(handler: logging.Handler | None) -> None:
     """Close and remove a handler made by `set_up_logging`; None is allowed."""
     if handler is not None:
-        logging.getLogger("cuadrilla").removeHandler(handler)
+        for name in (OURS, *LIBRARIES):
+            logging.getLogger(name).removeHandler(handler)
         handler.close()
+
+
+def silence_grpc() -> None:
+    """For this process and its children; to be called before anything imports grpc, which reads the variable once.
+
+    Its C++ core writes every failed handshake to stderr, with what the stranger sent as it came: it would fill a file,
+    too. Who has set the variable wants to read that. A failed assertion of gRPC still ends the process (SIGABRT).
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def to_files_only(library: str) -> None:
+    """For a library that was just imported: what it logs goes into our files, if there are any, and nowhere else."""
+    logger = logging.getLogger(library)
+    logger.propagate = False
+    ours = [handler for handler in logger.handlers if isinstance(handler, _LogFile)]
+    logger.handlers[:] = [*ours, logging.NullHandler()]  # without any handler Python itself writes to stderr
+
+
+@contextmanager
+def libraries_apart(path: Path) -> Iterator[None]:
+    """What C and C++ write to file 2 by themselves is appended to `path`; Python's stderr stays where it is.
+
+    For libraries that can be told no other place. Processes that are started meanwhile inherit that file.
+    """
+    before, terminal = sys.stderr, os.dup(STDERR)
+    try:
+        with open(path, "ab") as file:
+            os.dup2(file.fileno(), STDERR)
+        if _writes_to(before, STDERR):
+            encoding, errors = before.encoding, before.errors
+            sys.stderr = open(terminal, "w", buffering=1, encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115
+        yield
+    finally:
+        with suppress(OSError):
+            sys.stderr.flush()
+        sys.stderr = before
+        os.dup2(terminal, STDERR)
+        os.close(terminal)
+
+
+def _writes_to(stream: TextIO | None, number: int) -> bool:
+    try:
+        return stream is not None and stream.fileno() == number
+    except (OSError, ValueError):  # in memory, or closed
+        return False

@@ -5,9 +5,11 @@ import torch
 
 from cuadrilla.link import wire
 from cuadrilla.link.base import Version
-from cuadrilla.link.offer import RunDescription
+from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.wire import Layout
+from tests.commands import wait_for
 from tests.doors import Run
+from tests.hostile import Heard
 
 
 @pytest.mark.parametrize("door", ["ray"], indirect=True)
@@ -25,3 +27,19 @@ def test_a_version_that_is_announced_before_the_one_before_is_fetched(door: Run)
     link = RayLink(actor._mail, parameters=layout)
     assert [link.download(f"version-{version}")["w"].tolist() for version in (2, 3)] == [[2.0, 2.0], [3.0, 3.0]]
     assert list(actor._mail.versions) == ["version-3"]  # memory of the object store is given back
+
+
+@pytest.mark.parametrize("door", ["ray"], indirect=True)
+def test_a_worker_whose_node_has_gone_is_an_error_and_no_traceback(door: Run) -> None:
+    """Its machine was switched off between the offer and the start. A thread that raises fails a test."""
+    from cuadrilla.engines.ray.desk import RayDesk
+    from cuadrilla.engines.ray.worker import Place
+
+    layout = Layout.of({"w": torch.zeros(2)})
+    offer = Offer(config="", files={})
+    desk = RayDesk(receiver=Heard(), offer=offer, parameters=layout, contribution=layout)
+    desk.place(Place(name="ana", node="a" * 56))
+    wait_for(lambda: not desk.may_have_workers())
+    assert "\n" not in desk.failure().message
+    assert "not schedulable" in desk.failure().message
+    desk.close()

@@ -94,6 +94,24 @@ def test_the_port_is_open_on_the_chosen_address_only(
     down(coordinator, crew)
 
 
+def test_a_network_that_leads_nowhere_else_is_found(
+    network: list[Member], machines: list[Machine], run: RunDir
+) -> None:
+    """A switch without a router: no default route. With two networks the owner has to say which one."""
+    coordinator, _, _ = machines
+    crew = coordinator.start("up", str(run.path), "--set", "engine.workers=[]")
+    wait_for(lambda: Home(coordinator.home).open_file.exists(), crew)
+    assert Home(coordinator.home).open_crew()["address"] == f"{network[0].address}:{PORT}"
+    down(coordinator, crew)
+    here = network[0].namespace
+    ip("-n", here, "link", "add", "second", "type", "veth", "peer", "name", "end")
+    ip("-n", here, "addr", "add", "10.78.0.1/24", "dev", "second")
+    for card in ("second", "end"):
+        ip("-n", here, "link", "set", card, "up")
+    done = coordinator.run("up", str(run.path))
+    assert (done.returncode, f"--listen {network[0].address} or 10.78.0.1" in done.stderr) == (5, True), done.stderr
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_the_coordinator_gets_another_address_and_the_crew_goes_on(

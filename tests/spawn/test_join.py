@@ -1,5 +1,6 @@
 """Machines that join a coordinator: invites, what they fetch, who is refused, kicked, comes back. Each has a home."""
 
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import cuadrilla
 from cuadrilla import __version__
 from cuadrilla.cli.crew import host_name
 from cuadrilla.home import Home
+from cuadrilla.link.base import COME_AGAIN, KICKED, NOT_LISTED
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import is_what_one_worker_gives, make_run, reached, wait_for
@@ -37,10 +39,18 @@ def test_two_machines_join_fetch_the_data_and_one_is_kicked(
     assert coordinator.run("kick", "luis").returncode == 0
     said = second.communicate(timeout=60)[1]
     assert second.returncode == 5, said
-    assert "was removed from the crew" in said or "is not in the crew (any more)" in said
+    assert KICKED in said or NOT_LISTED in said
+    assert COME_AGAIN in said
     wait_for(reached(run, last_rows(run.metrics)[-1]["version"] + 5), crew)
-    assert "ana joined" in down(coordinator, crew)
-    assert first.wait(timeout=60) == 0
+    coordinator_said = down(coordinator, crew)
+    assert "ana joined" in coordinator_said
+    assert "luis was kicked" in coordinator_said
+    assert "the run was stopped by `cuadrilla down` at step" in coordinator_said
+    said = first.communicate(timeout=60)[1]
+    assert first.returncode == 0, said
+    assert said.count("working    as ana") == 1
+    assert re.search(r"^step \d+  share \d+ %  [\d,]+ tokens/s$", said, re.MULTILINE)
+    assert "done       the run was stopped by `cuadrilla down`" in said
     assert is_what_one_worker_gives(run)
     fetched = {path.name for path in Home(ana.home).cache.rglob("*.*")}
     assert fetched == {path.name for path in (run.path / "data").glob("*.*")}
@@ -82,7 +92,9 @@ def test_a_coordinator_that_comes_back_finds_its_workers_again(
     crew = up(coordinator, run, port)
     wait_for(reached(run, announced + 5), crew)
     down(coordinator, crew)
-    assert worker.wait(timeout=60) == 0
+    said = worker.communicate(timeout=60)[1]
+    assert worker.returncode == 0, said
+    assert [said.count(words) for words in ("working    as ana", "back at work")] == [1, 1]
     assert is_what_one_worker_gives(run)
 
 
@@ -98,7 +110,7 @@ def test_a_coordinator_with_a_new_address_is_known_by_its_key(
     down(coordinator, crew)
     said = worker.communicate(timeout=60)[1]
     assert worker.returncode == 0, said
-    assert "done       SIGTERM received" in said
+    assert "done       the run was stopped by `cuadrilla down`" in said
     announced = last_rows(run.metrics)[-1]["version"]
     coordinator.address = "127.0.0.2"
     crew = up(coordinator, run, port)
@@ -268,8 +280,14 @@ def test_code_runs_only_where_its_owner_has_approved_it(
     assert refused.returncode == 5
     assert "has not been approved on this machine" in refused.stderr
     sha256 = refused.stderr.split("cuadrilla trust ")[1].split()[0]
-    assert ana.run("trust", sha256[:-1]).returncode == 2
-    assert ana.run("trust", sha256).returncode == 0
+    elsewhere = f"localhost:{port}"
+    assert "has not been approved on this machine" in ana.run("join", elsewhere).stderr
+    assert [crew.address for crew in Home(ana.home).joined()] == [elsewhere]  # the question has not made it forget
+    for beginning in (sha256[:7], sha256[:8] + "g", "0" * 8 if sha256[:8] != "0" * 8 else "1" * 8):
+        assert ana.run("trust", beginning).returncode == 2
+    assert not Home(ana.home).trusted()
+    assert ana.run("trust", sha256[:8]).returncode == 0
+    assert Home(ana.home).trusted() == {sha256}
     worker = ana.start("join")
     assert crew.wait(timeout=60) == 0
     assert worker.wait(timeout=60) == 0

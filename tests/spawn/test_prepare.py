@@ -400,3 +400,21 @@ def test_novels_lose_their_blank_indentation(tmp_path):
     original = sorted(word for path in novels for word in path.read_text(encoding="utf-8").split())
     kept = sorted(word for text in texts for word in text.split())
     assert len(kept) >= 0.999 * len(original)
+
+
+def test_files_with_names_that_look_like_markup_are_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names are in errors, in what is skipped and in the table at the end. `[/x]` is a file in a folder."""
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "obras [").mkdir()
+    for name in ("Marianela [es].txt", "obras [/x].txt"):
+        (tmp_path / name).write_text(f"{name}: en un lugar de cuyo nombre no quiero acordarme. " * 20)
+    (tmp_path / "a\x1b[31m [b].pdf").write_text("x")
+    done = cuadrilla("data", "prepare", tmp_path, "--out", tmp_path / "data", "--vocab", "300")
+    assert done.returncode == 0, done.stderr
+    assert "/Marianela [es].txt " in done.stdout
+    assert "/obras [/x].txt " in done.stdout
+    assert "a\\u001b[31m [b].pdf" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    missing = cuadrilla("data", "prepare", tmp_path / "obras [/y].txt", "--out", tmp_path / "data")
+    assert missing.returncode == 4
+    assert "obras [/y].txt" in missing.stderr

@@ -74,7 +74,10 @@ def test_a_killed_actor_is_started_again_and_changes_nothing(crew: "subprocess.P
     actors(crew)[0].kill()
     wait_for(joined(run, 3), crew)
     wait_for(goes_on(run), crew)
-    assert "its dashboard at http://127.0.0.1:" in stop(crew)
+    said = stop(crew)
+    assert "its dashboard at http://127.0.0.1:" in said
+    assert not [words for words in ("raylet", "core_worker", "SIGTERM handler", ".cc:") if words in said]
+    assert (run.logs / "ray.txt").exists()
     assert is_what_one_worker_gives(run, *STRICT)
     left = events(run, "left")[0]
     assert [row["worker"] for row in events(run, "joined")].count(left["worker"]) == 2

@@ -1,5 +1,7 @@
 """A crew under siege: strangers at its port stop neither the run, nor newcomers, nor a coordinator that comes back."""
 
+import contextlib
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +25,7 @@ from tests.commands import (
 )
 from tests.crews import NOW, join
 from tests.machines import Machine, down, invite, language_run, present, up
-from tests.strangers import idle, siege, with_the_enrol_key
+from tests.strangers import context, idle, siege, with_the_enrol_key
 
 STRICT = ("--set", "sync.strict=true")
 IN_CI, LONG = 400, 40_000
@@ -108,3 +110,19 @@ def test_a_killed_coordinator_has_its_port_again_whatever_lingers_there(
     assert worker.poll() is None
     down(main, crew)
     assert is_what_one_worker_gives(run)
+
+
+def test_what_strangers_send_reaches_no_terminal(tmp_path: Path, run: RunDir, port: int) -> None:
+    """The name that a TLS client asks for is in gRPC's own messages, as it came."""
+    main = Machine(tmp_path / "coordinator", prefix=("env", "-u", "GRPC_VERBOSITY"))
+    crew = up(main, run, port)
+    for _ in range(3):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), 5.0) as plain,
+            context().wrap_socket(plain, server_hostname="\x1b]0;owned\x07") as tls,
+        ):
+            tls.recv(1)
+    said = down(main, crew)
+    assert "\x1b" not in said
+    assert "handshake" not in said.lower()

@@ -1,18 +1,40 @@
 """A coordinator that is killed is started again by its parent: no step is lost, every signal arrives once."""
 
+import contextlib
 import json
+import os
+import pty
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from tests.commands import coordinator, is_what_one_worker_gives, make_run, reached, start, stop, train, wait_for
+from tests.commands import (
+    COMMAND,
+    coordinator,
+    is_what_one_worker_gives,
+    make_run,
+    reached,
+    start,
+    stop,
+    train,
+    wait_for,
+)
+from tests.machines import Machine
 
 STRICT = ("--set", "sync.strict=true")
+IN_FRONT = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""A command in a session of its own, whose terminal is its standard input."""
 CREW = (*STRICT, "--practice", "0.5,0.25")
 
 
@@ -119,6 +141,28 @@ def test_stopped_while_it_comes_back_it_stays_away(crew: "subprocess.Popen[str]"
     assert num_restarts(run) == 0
 
 
+def test_a_terminal_that_is_closed_ends_a_coordinator_that_has_saved(
+    machine: Callable[[str], Machine], run: RunDir
+) -> None:
+    """The kernel tells the process in front of it, and what is written to it from then on is an error."""
+    terminal, theirs = pty.openpty()
+    command = [*COMMAND, "up", str(run.path), "--listen", "127.0.0.1:0", *STRICT, "--set", "engine.workers=[1.0]"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_FRONT, *command], env=machine("coordinator").environment(),
+        stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    os.set_blocking(terminal, False)
+    wait_for(lambda: read_all(terminal) and reached(run, 5)(), process)
+    everybody = psutil.Process(process.pid).children(recursive=True)
+    os.close(terminal)
+    assert process.wait(timeout=60) == 130
+    assert json.loads(run.status.read_text())["state"] == "stopped"
+    assert num_restarts(run) == 0
+    assert len(psutil.wait_procs(everybody, timeout=30)[0]) == 2
+    assert is_what_one_worker_gives(run, *STRICT)
+
+
 @pytest.mark.thorough
 def test_ctrl_z_stops_everybody_and_fg_goes_on(crew: "subprocess.Popen[str]", run: RunDir) -> None:
     wait_for(reached(run, 10), crew)
@@ -136,6 +180,14 @@ def test_the_parent_is_small(crew: "subprocess.Popen[str]", run: RunDir) -> None
     wait_for(reached(run, 1), crew)
     maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (crew.pid, coordinator(crew).pid)]
     assert ["libtorch" in text for text in maps] == [False, True]
+
+
+def read_all(terminal: int) -> bool:
+    """What has been written so far; else the writers would wait."""
+    with contextlib.suppress(BlockingIOError):
+        while os.read(terminal, 2**16):
+            pass
+    return True
 
 
 def frozen(process: psutil.Process) -> psutil.Process:

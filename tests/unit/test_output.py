@@ -1,4 +1,4 @@
-"""What reaches stdout when its encoding is not Unicode's, as in a pipe on Windows."""
+"""What reaches stdout and stderr: letters that an encoding lacks, and foreign text, which nothing may obey."""
 
 import io
 import json
@@ -6,10 +6,13 @@ import sys
 
 import pytest
 
-from cuadrilla.cli.output import emit, emit_json, emit_table, options
+from cuadrilla.cli.output import emit, emit_json, emit_table, options, report_error, say
+from cuadrilla.errors import DataError
 
 pytestmark = pytest.mark.unit
 
+FOREIGN = "Marianela [es] [/x] :book: \x1b]0;owned\x07\x9b31m\u202e.txt"
+SHOWN = "Marianela [es] [/x] :book: \\u001b]0;owned\\u0007\\u009b31m\\u202e.txt"
 NAME = "año 🙂 caf\udce9"
 
 
@@ -23,6 +26,11 @@ class Pipe(io.TextIOWrapper):
     def written(self) -> bytes:
         self.flush()
         return self.raw_bytes.getvalue()
+
+
+class Terminal(Pipe):
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(
@@ -51,3 +59,30 @@ def test_a_name_that_a_locale_keeps_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "stdout", pipe := Pipe("utf-8", errors="surrogateescape"))
     emit("caf\udce9")
     assert pipe.written() == b"caf\xe9\n"
+
+
+def test_a_terminal_gets_nothing_to_obey_and_a_pipe_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's text comes piece by piece, and may have to be saved as it is."""
+    for stdout, shown in ((Terminal("utf-8"), SHOWN), (Pipe("utf-8"), FOREIGN)):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        for char in FOREIGN:
+            emit(char, end="")
+        assert stdout.written().decode() == shown
+
+
+def test_tables_and_talk_show_foreign_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "json", False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "stdout", stdout := Pipe("utf-8"))
+    monkeypatch.setattr(sys, "stderr", stderr := Pipe("utf-8"))
+    emit_table([{"[b]name": FOREIGN}])
+    assert [line.rstrip() for line in stdout.written().decode().splitlines()] == ["[b]name", SHOWN]
+    say(FOREIGN)
+    assert stderr.written().decode() == SHOWN + "\n"
+
+
+def test_a_name_cannot_write_a_hint_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "json", False)
+    monkeypatch.setattr(sys, "stderr", stderr := Pipe("utf-8"))
+    report_error(DataError("cannot read a\n\nhint: b.txt", hint="check the path"))
+    assert stderr.written() == b"error: cannot read a\\n\\nhint: b.txt\n\nhint: check the path\n"

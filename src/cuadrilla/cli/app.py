@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,6 +19,7 @@ from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.engines.supervise import end_with, leave_terminal
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError, TaskError
 from cuadrilla.link.ciphers import allow_only_new_tls
+from cuadrilla.log import silence_grpc
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a path can be that no code can foresee; anything else is reported as ours."""
@@ -57,6 +59,8 @@ GROUPS = {
     "env": "The installed versions, now and when a run was made.",
 }
 HIDDEN = {"work"}
+
+log = logging.getLogger(__name__)
 
 
 def _show_version(value: bool) -> None:
@@ -105,6 +109,8 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
 def main() -> None:
     """Run a command; every error ends as one line of cause, one of remedy and a documented exit code."""
     allow_only_new_tls()
+    silence_grpc()
+    threading.excepthook = report_thread
     code = run()
     if "grpc" in sys.modules:
         # Its threads may be inside C++ code; the interpreter's farewell would end them there, by an abort (signal 6).
@@ -151,6 +157,16 @@ def _report_unforeseen(error: Exception) -> int:
     say(f"error: unexpected {type(error).__name__}: {error}")
     say("\nhint: run the same command with `cuadrilla --debug ...` and report what it prints")
     return 1
+
+
+def report_thread(failure: threading.ExceptHookArgs) -> None:
+    """An error that a thread lets out, as those of libraries do: a line here, the traceback in the log."""
+    if options.debug or failure.exc_value is None:
+        threading.__excepthook__(failure)
+    elif not isinstance(failure.exc_value, SystemExit):
+        name = failure.thread.name if failure.thread else "a thread"
+        log.error("%s has failed: %s: %s", name, failure.exc_type.__name__, failure.exc_value)
+        log.info("how it failed:", exc_info=failure.exc_value)
 
 
 def _place_in_task(error: BaseException) -> str:

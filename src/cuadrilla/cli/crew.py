@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from getpass import getpass
 from pathlib import Path
@@ -24,7 +25,7 @@ from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.train import report_outcome, train_run
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.supervise import end_with
-from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.errors import ConfigError, LinkError, ResourceError
 from cuadrilla.home import Home, Joined
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_json
@@ -161,17 +162,32 @@ def _show_place(home: Home, *, listens: str, dialled: str) -> None:
 
 
 def lan_address() -> str:
-    """The address of the network card with the default route; nothing is sent. Raises LinkError."""
+    """The address of the network card with the default route, or the only one. Nothing is sent. Raises LinkError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that is nobody's
             address: str = probe.getsockname()[0]
         except OSError:
-            raise LinkError(
-                "this machine has no network that other machines could be on",
-                hint="name an address with --listen, or rehearse alone: cuadrilla train --practice 1.0,0.5",
-            ) from None
+            return _only_address()
     return address
+
+
+def _only_address() -> str:
+    """On a network that leads nowhere else: a switch, a cable between two machines."""
+    from cuadrilla.host.card import reachable
+
+    found = reachable()
+    if not found:
+        raise LinkError(
+            "this machine has no network that other machines could be on",
+            hint="name an address with --listen, or rehearse alone: cuadrilla train --practice 1.0,0.5",
+        )
+    if len(found) > 1:
+        raise LinkError(
+            "this machine is on several networks, and none has a default route",
+            hint=f"name the address that the others reach: --listen {' or '.join(found)}",
+        )
+    return found[0]
 
 
 def invite(uses: Uses = 1) -> None:
@@ -221,10 +237,15 @@ def join(
     from cuadrilla.link.grpc_client import Connection
     from cuadrilla.link.tls import load_node
 
+    told = False
+
     def prepare(connection: "RunConnection", description: "RunDescription") -> tuple[Config, Path]:
+        nonlocal told
+        known.change()  # it has answered; to fetch may end with the question whether its code may run
         found = fetch(connection, description, home=home, report=say, data=data)
-        known.change()
-        say(f"working    as {crew.name} for {crew.address}; Ctrl-C leaves")
+        if not told:  # through Ray it is prepared for each time the cluster is joined
+            say(f"working    as {crew.name} for {crew.address}; Ctrl-C leaves")
+        told = True
         return found
 
     set_up_logging(None, worker=crew.name, verbose=options.debug)
@@ -238,6 +259,7 @@ def join(
             prepare=prepare,
             threads=threads,
             moved=lambda address: known.change(address=address),
+            report=say,
         )
     )
     say(f"done       {reason}")
@@ -346,13 +368,33 @@ def kick(name: Annotated[str, typer.Argument(help="A name from `cuadrilla nodes`
 
 
 def trust(
-    sha256: Annotated[str, typer.Argument(metavar="HASH", help="SHA-256 of the code, as `join` printed it.")],
+    sha256: Annotated[
+        str, typer.Argument(metavar="HASH", help="SHA-256 of the code, as `join` printed it, or its beginning.")
+    ],
 ) -> None:
     """Approve the code of a run by its hash, once it has been read: it may run on this machine."""
-    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
-        raise ConfigError(f"{sha256[:80]!r} is not a hash", hint="copy the 64 characters that `cuadrilla join` printed")
-    Home.of_user().trust(sha256)
-    say(f"{sha256[:16]}... may run on this machine")
+    home = Home.of_user()
+    whole = whole_hash(sha256, home=home)
+    home.trust(whole)
+    say(f"{whole} may run on this machine")
+
+
+def whole_hash(text: str, *, home: Home) -> str:
+    """The hash that `text` is, or begins: then of code that `join` has fetched. Raises ConfigError."""
+    from cuadrilla.engines.bundle import fetched_code
+
+    if not re.fullmatch(r"[0-9a-f]{8,64}", text):
+        raise ConfigError(
+            f"{text[:80]!r} is not a hash", hint="copy at least 8 of the 64 characters that `cuadrilla join` printed"
+        )
+    if len(text) == 64:
+        return text
+    found = [sha256 for sha256 in fetched_code(home) if sha256.startswith(text)]
+    if not found:
+        raise ConfigError(f"no code that was fetched has a hash with {text}", hint="type all 64 characters of it")
+    if len(found) > 1:
+        raise ConfigError(f"{text} begins {len(found)} hashes: {', '.join(found)}", hint="type one of them")
+    return found[0]
 
 
 def leave(address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]")] = "") -> None:
@@ -398,11 +440,14 @@ def _tell_leaving(crew: Joined) -> tuple[str, bool]:
 
 def down() -> None:
     """Stop the coordinator that runs on this machine: it saves, and the same `up` goes on from there."""
-    crew = Home.of_user().open_crew()
+    home = Home.of_user()
+    crew = home.open_crew()
+    with suppress(ResourceError):  # a full disk may be why it is to end
+        home.announce_down()
     try:
         os.kill(int(crew["pid"]), signal.SIGTERM)
     except ProcessLookupError:
-        Home.of_user().open_file.unlink(missing_ok=True)
+        home.open_file.unlink(missing_ok=True)
         raise LinkError("the coordinator is gone already", hint=f"go on: cuadrilla up {crew['run']}") from None
     say(f"the coordinator of {crew['run']} saves and stops")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cuadrilla.cli.output import emit, emit_json, options, say, stdout
+from cuadrilla.cli.output import emit, emit_json, options, say
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder, or a folder in Hugging Face's layout.")]
 
@@ -43,10 +43,9 @@ def generate(
         if options.json:
             written.append({"prompt": text, "text": "".join(pieces), "seed": seed + index})
             continue
-        stdout().write(text)
+        emit(text, end="")
         for piece in pieces:
-            stdout().write(piece)
-            stdout().flush()
+            emit(piece, end="")
         emit("\n" if index + 1 < num else "")
     if options.json:
         emit_json(written)

@@ -1,4 +1,8 @@
-"""How commands talk: data to stdout, everything else to stderr, JSON on request."""
+"""How commands talk: data to stdout, everything else to stderr, JSON on request.
+
+What others have written goes through `printable` on its way out: talk and tables always, other data where a person
+reads it, on a terminal. A pipe gets it as it is, and JSON stays the same value.
+"""
 
 import contextlib
 import io
@@ -10,8 +14,10 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cuadrilla.errors import CuadrillaError
+from cuadrilla.printable import one_line, printable
 
 
 @dataclass
@@ -32,6 +38,10 @@ class TalkConsole(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
+    def tell(self, text: str, *, style: str = "") -> None:
+        """Print a text as it is: neither the terminal nor rich finds anything in it to obey."""
+        self.print(Text(printable(text), style=style))
+
 
 options = Options()
 stderr = TalkConsole(stderr=True, highlight=False, soft_wrap=True)
@@ -40,7 +50,7 @@ stderr = TalkConsole(stderr=True, highlight=False, soft_wrap=True)
 def say(text: str) -> None:
     """One line of talk, on stderr; a terminal that has gone away is no reason to fail."""
     with contextlib.suppress(OSError):
-        stderr.print(text, markup=False)
+        stderr.tell(text)
 
 
 def stdout() -> TextIO:
@@ -50,34 +60,40 @@ def stdout() -> TextIO:
     return sys.stdout
 
 
-def emit(text: str) -> None:
-    """One line of data, on stdout."""
-    print(text, file=stdout(), flush=True)
+def emit(text: str, *, end: str = "\n") -> None:
+    """One line of data, or the next part of one, on stdout."""
+    file = stdout()
+    print(printable(text) if file.isatty() else text, end=end, file=file, flush=True)
 
 
 def emit_json(value: Any) -> None:
     file = stdout()
     is_unicode = (file.encoding or "utf-8").lower().startswith("utf")
-    print(json.dumps(value, indent=1, ensure_ascii=not is_unicode, default=str), file=file, flush=True)
+    print(printable(json.dumps(value, indent=1, ensure_ascii=not is_unicode, default=str)), file=file, flush=True)
 
 
-def emit_table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> None:
+def emit_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour."""
     if options.json:
         emit_json(list(rows))
         return
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else []:
-        table.add_column(str(column), overflow="fold")
+        table.add_column(_cell(column), overflow="fold")
     for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
+        table.add_row(*map(_cell, row.values()))
     Console(file=stdout(), highlight=False).print(table)
 
 
+def _cell(value: object) -> Text:
+    """Not a string: rich would take `[es]` in a file's name for markup, and `:book:` for a picture."""
+    return Text("" if value is None else one_line(str(value)))
+
+
 def report_error(error: CuadrillaError) -> None:
-    """`error:` line, blank, `hint:` line; with `--json` also as data."""
+    """`error:` line, blank, `hint:` line; with `--json` also as data. No name in them makes a line of its own."""
     if options.json:
         emit_json({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
-    say(f"error: {error.message}")
+    say(f"error: {one_line(error.message)}")
     if error.hint:
-        say(f"\nhint: {error.hint}")
+        say(f"\nhint: {one_line(error.hint)}")

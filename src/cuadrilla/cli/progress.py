@@ -5,6 +5,7 @@ A closed stderr (the terminal went away) silences it and never stops the trainin
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -51,7 +52,8 @@ class ProgressSink:
 
     def close(self) -> None:
         if self._bar is not None and not self._broken:
-            self._bar.stop()
+            with suppress(OSError):
+                self._bar.stop()
 
     def _show(self, step: int, row: Scalars) -> None:
         if "val_loss" in row:
@@ -61,15 +63,15 @@ class ProgressSink:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, numbers=numbers)
             if sample:
-                self._bar.console.print(f"step {step} «{sample}»", markup=False, style="dim")
+                stderr.tell(f"step {step} «{sample}»", style="dim")
             return
         now = self._clock()
         if now - self._last_line >= LINE_SECONDS or step == self._total or "val_loss" in row:
             self._last_line = now
             left = (self._total_tokens - _number(row, "tokens")) / max(_number(row, "tokens_per_second"), 1e-9)
-            stderr.print(f"step {step}/{self._total}  {numbers}  ETA {_clock_time(left)}", markup=False)
+            stderr.tell(f"step {step}/{self._total}  {numbers}  ETA {_clock_time(left)}")
             if sample:
-                stderr.print(f"  «{sample}»", markup=False)
+                stderr.tell(f"  «{sample}»")
 
 
 def describe_evaluation(row: Scalars) -> str:

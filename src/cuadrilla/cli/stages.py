@@ -7,6 +7,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from cuadrilla.cli.output import say, stderr
 from cuadrilla.data import sources
+from cuadrilla.printable import one_line
 
 
 @contextmanager
@@ -22,7 +23,7 @@ def shown_progress() -> Iterator[sources.Progress]:
 
         yield line
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
@@ -30,7 +31,7 @@ def shown_progress() -> Iterator[sources.Progress]:
             if stage not in tasks:
                 for task in tasks.values():
                     bars.stop_task(task)
-                tasks[stage] = bars.add_task(stage)
+                tasks[stage] = bars.add_task(one_line(stage))
             bars.update(tasks[stage], completed=done, total=total or None)
 
         yield bar

@@ -2,7 +2,8 @@
 
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -132,8 +133,8 @@ def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
         say(f"\nnext: cuadrilla eval {typed(folder.path)}")
         if read_run_config(folder).task.kind == "language":
             say(f"      cuadrilla generate {typed(folder.path)}")
-    elif "received" in outcome.reason:
-        say(f"\nstopped at step {outcome.version} and saved; the same command goes on from there")
+    elif outcome.interrupted:
+        say(f"\n{outcome.reason} at step {outcome.version} and saved; the same command goes on from there")
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
     else:
         say(f"\n{outcome.reason}: saved; the same command goes on from there")
@@ -162,14 +163,16 @@ def train_run(
     """Train one run directory under its lock, with progress on stderr. `opening`: of a crew that is not practice."""
     from cuadrilla.engines.ray.cluster import cluster_of
 
-    practice, engine = opening is None or opening.home is None, resolved.config.engine
-    with FolderLock(folder.lock, purpose="training"), cluster_of(engine, folder, practice=practice) as cluster:
+    home, engine = opening.home if opening else None, resolved.config.engine
+    with (
+        FolderLock(folder.lock, purpose="training"),
+        _logging_to(folder.logs),
+        cluster_of(engine, folder, practice=home is None) as cluster,
+    ):
         from cuadrilla.engines.local import run_local, stop_on_signals  # torch is loaded while Ray is being started
         from cuadrilla.train.metrics import JsonlSink
         from cuadrilla.train.setup import assemble, make_task
 
-        make_private(folder.logs)
-        handler = set_up_logging(folder.logs, worker="coordinator", verbose=options.debug)
         sinks: list[Sink] = []
         try:
             task = make_task(resolved.config, folder.path)
@@ -181,7 +184,7 @@ def train_run(
             write_json(folder.env, read_environment(), private=True)
             sinks.extend([*_views(folder, parts), *more_sinks])
             _introduce(resolved.config, parts)
-            with stop_on_signals(parts.coordination.request_stop):
+            with stop_on_signals(parts.coordination.request_stop, home=home):
                 match resolved.config.engine:
                     case LocalEngine():
                         return run_local(parts)
@@ -192,7 +195,17 @@ def train_run(
         finally:
             for sink in sinks:
                 sink.close()
-            tear_down_logging(handler)
+
+
+@contextmanager
+def _logging_to(folder: Path) -> Iterator[None]:
+    """From before Ray is started, which has its say at once."""
+    make_private(folder)
+    handler = set_up_logging(folder, worker="coordinator", verbose=options.debug)
+    try:
+        yield
+    finally:
+        tear_down_logging(handler)
 
 
 def _views(folder: RunDir, parts: "Parts") -> "list[Sink]":

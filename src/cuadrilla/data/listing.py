@@ -6,7 +6,6 @@ files that are not text by their suffix are skipped in a folder and refused when
 
 import difflib
 import os
-import re
 import stat
 import unicodedata
 from collections import Counter
@@ -18,8 +17,8 @@ from cuadrilla.data.formats.form import ACCEPTED, form_of
 from cuadrilla.data.get.origin import RECORD
 from cuadrilla.data.get.record import UNKNOWN, licences
 from cuadrilla.errors import DataError
+from cuadrilla.printable import one_line
 
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]")
 _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".npy", ".npz")
 
 
@@ -120,10 +119,9 @@ def _list_folder(folder: Path, listing: Listing, *, exclude: Path) -> None:
 def _portable(name: str) -> str:
     """The same name on every machine: macOS decomposes letters, and Linux allows bytes that are not UTF-8.
 
-    Controls would break lines, and reach terminals.
+    It is shown wherever a run's data are: controls would break lines, and reach terminals.
     """
-    text = _CONTROLS.sub("\ufffd", os.fsencode(name).decode("utf-8", errors="replace"))
-    return unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", one_line(os.fsencode(name).decode("utf-8", errors="replace")))
 
 
 def _add(file: Listed, listing: Listing) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cuadrilla import __version__
@@ -118,8 +118,19 @@ def _link(here: Path, target: Path, file: OfferedFile) -> None:
 
 def bundle_hash(description: RunDescription) -> str:
     """SHA-256 (hexadecimal) of the names and contents of a run's files."""
-    lines = [f"{file.path} {file.sha256.hex()}\n" for file in description.files]
-    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+    return _hash_of({file.path: file.sha256 for file in description.files})
+
+
+def fetched_code(home: Home) -> list[str]:
+    """The hashes of all code in the cache that is whole."""
+    folders = sorted({path.parent for path in home.cache.glob("*/*.py")})
+    found = {folder: _hash_of({file.name: _sha256(file) for file in folder.glob("*.py")}) for folder in folders}
+    return [sha256 for folder, sha256 in found.items() if sha256.startswith(folder.name)]
+
+
+def _hash_of(files: Mapping[str, bytes]) -> str:
+    lines = sorted(f"{path} {sha256.hex()}\n" for path, sha256 in files.items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _check_names(config: Config, description: RunDescription) -> None:

@@ -8,7 +8,8 @@ Invariants
 * The child is a process group of its own, and what the parent receives is forwarded: Ctrl-C in a terminal, `kill` and
   a signal to the whole group each reach the child exactly once. (Both in one group: Ctrl-C would be seen twice, and
   twice means leave at once.) So it is the terminal's background: it may write there, not read.
-* Who asked for an end gets it: after SIGINT or SIGTERM nothing is started again.
+* Who asked for an end gets it: after SIGINT or SIGTERM nothing is started again; nor after the SIGHUP of a closed
+  terminal, where the child serves a port.
 * A parent that is killed takes the child with it: the child reads from a pipe whose only writer is the parent.
 * Three deaths in a row without a step between them are no accident, and end it.
 """
@@ -50,7 +51,7 @@ def supervise(
     command = [sys.executable, "-m", "cuadrilla", *flags, *arguments]
     fruitless, progress = 0, _progress(run)
     try:
-        with _Forwarder.of_signals() as forwarder:
+        with _Forwarder.of_signals(ends_with_terminal=listener is not None) as forwarder:
             while True:
                 code = forwarder.run(command, handed_on=handed_on)
                 if code >= 0:
@@ -101,15 +102,16 @@ def leave_terminal() -> None:
 class _Forwarder:
     """Starts one child after the other and hands on signals. Used by the main thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends_with_terminal: bool) -> None:
         self.asked = False
+        self._ends_with_terminal = ends_with_terminal
         self._child: subprocess.Popen[bytes] | None = None
         self._waiting: deque[int] = deque()
 
     @classmethod
     @contextmanager
-    def of_signals(cls) -> Iterator["_Forwarder"]:
-        forwarder = cls()
+    def of_signals(cls, *, ends_with_terminal: bool) -> Iterator["_Forwarder"]:
+        forwarder = cls(ends_with_terminal=ends_with_terminal)
         wanted = {
             signal.SIGINT: forwarder._forward,
             signal.SIGTERM: forwarder._forward,
@@ -138,7 +140,7 @@ class _Forwarder:
             self._child = None
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
-        self.asked = self.asked or number != signal.SIGHUP
+        self.asked = self.asked or number != signal.SIGHUP or self._ends_with_terminal
         self._waiting.append(number)
         self._hand_on()
 

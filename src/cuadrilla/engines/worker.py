@@ -17,10 +17,12 @@ from cuadrilla.config import Config
 from cuadrilla.engines.local import num_cores
 from cuadrilla.errors import LinkError
 from cuadrilla.host.memory import keep_freed_memory
-from cuadrilla.link.base import Link, Refused, Stop
+from cuadrilla.link.base import COME_AGAIN, KICKED, Link, Refused, Stop
 from cuadrilla.link.offer import RunConnection, RunDescription
 from cuadrilla.link.shaped import Shape, ShapedLink
+from cuadrilla.link.watched import WatchedLink
 from cuadrilla.link.wire import Layout
+from cuadrilla.log import TALK
 from cuadrilla.sync.exact import ExactWorker, version_like
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.loop import WorkerSettings, train
@@ -47,6 +49,7 @@ class WorkerOptions:
     """How this process takes part. `threads` 0: as many as this process may use.
 
     `connect` dials an address; `moved` is called with the address of the coordinator when it was found elsewhere.
+    `report` hears now and then how the work goes.
     """
 
     address: str
@@ -56,6 +59,7 @@ class WorkerOptions:
     threads: int = 0
     give_up_seconds: float = GIVE_UP_SECONDS
     moved: Callable[[str], None] | None = None
+    report: Callable[[str], None] | None = None
 
 
 def run_worker(options: WorkerOptions) -> str:
@@ -68,12 +72,17 @@ def run_worker(options: WorkerOptions) -> str:
         began = time.monotonic()
         connection = options.connect(address)
         try:
-            worker = worker or _Worker(connection, options)
+            if worker is None:
+                worker = _Worker(connection, options)
+            else:
+                connection.describe()  # raises unless the coordinator answers
+                log.info("back at work", extra=TALK)
             stop = worker.train(connection)
             reached, pause, asked = time.monotonic(), FIRST_PAUSE_SECONDS, False
             if not stop.again:
                 if stop.refused:
-                    raise Refused(stop.reason, hint="see the coordinator's log")
+                    hint = COME_AGAIN if stop.reason == KICKED else "see the coordinator's log"
+                    raise Refused(stop.reason, hint=hint)
                 return stop.reason
             log.warning("%s: joining again", stop.reason)
         except Refused:
@@ -121,6 +130,7 @@ class _Worker:
         keep_freed_memory()
         self._config = config
         self._shape = options.shape
+        self._report = options.report
         self._task = make_task(config, folder)
         device = choose_device(config.train.device)
         self._model = make_model(self._task, seed=config.run.seed).to(device)
@@ -143,6 +153,10 @@ class _Worker:
         link: Link = session
         if self._shape != NO_SHAPE:
             link = ShapedLink(session, shape=self._shape)
+        if self._report is not None:
+            section = self._config.train
+            units = section.batch_sequences // section.unit_sequences
+            link = WatchedLink(link, report=self._report, units_per_round=units)
         sync = ExactWorker(self._model, strict=self._config.sync.strict)
         try:
             return train(link, task=self._task, model=self._model, sync=sync, worker=self._settings)

@@ -22,6 +22,14 @@ def _plain(text: str) -> str:
         return ""
 
 
+def reachable() -> list[str]:
+    """IPv4 addresses at which others may find this machine; self-assigned ones only if it has no other."""
+    running = {card for card, state in psutil.net_if_stats().items() if state.isup}
+    found = [ipaddress.ip_address(text) for card, own in addresses().items() if card in running for text in own]
+    others = [address for address in found if address.version == 4 and not address.is_loopback]
+    return [str(address) for address in others if not address.is_link_local] or [str(address) for address in others]
+
+
 @dataclass
 class Whereabouts:
     """The address that others find this machine at. One that is no card's (a name, all addresses) never changes."""

@@ -14,6 +14,9 @@ from cuadrilla.errors import LinkError
 
 Tensors = Mapping[str, Tensor]
 TensorRef = object  # what `upload` returned: an address of tensors, meaningful to both ends of one link
+KICKED = "this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)"
+NOT_LISTED = "this node is not in the crew (any more): `cuadrilla kick` removes one"
+COME_AGAIN = "ask there for a new invite, then: cuadrilla join --new"
 
 
 @dataclass(frozen=True, kw_only=True)

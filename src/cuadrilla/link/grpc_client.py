@@ -19,11 +19,23 @@ import grpc
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Goodbye, KnownTerm, Progress, Refused, Stop, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import (
+    COME_AGAIN,
+    Goodbye,
+    KnownTerm,
+    Progress,
+    Refused,
+    Stop,
+    TensorRef,
+    Tensors,
+    ToCoordinator,
+    ToWorker,
+)
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.invite import check_node_name
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity
+from cuadrilla.printable import one_line
 
 HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
@@ -89,7 +101,7 @@ class Connection:
         run = self._unary("Describe", pb.Nothing(), pb.Run)
         files = tuple(OfferedFile(path=f.path, sha256=f.sha256, num_bytes=f.num_bytes) for f in run.files)
         self.meet(run.term)
-        return RunDescription(config=run.config, files=files, cuadrilla=run.cuadrilla)
+        return RunDescription(config=run.config, files=files, cuadrilla=one_line(run.cuadrilla, most=wire.MAX_TEXT))
 
     def meet(self, term: int) -> None:
         """Raises LinkError for a coordinator of an earlier term."""
@@ -114,7 +126,7 @@ class Connection:
         """Address and token of the run's Ray head, for a node that listens on `port`. Raises LinkError: why not Ray."""
         head = self._unary("RayHead", pb.RayNode(ray=ray, python=python, port=port), pb.RayHead)
         if head.refusal:
-            raise LinkError(head.refusal)
+            raise LinkError(one_line(head.refusal, most=wire.MAX_REASON))
         return head.address, head.token
 
     def receive_for(self, seconds: float) -> int:
@@ -296,7 +308,7 @@ class GrpcLink:
             for received in self._responses:
                 if received.HasField("version"):
                     self._connection.meet(received.version.term)
-                    self.standbys = tuple(received.version.standbys)
+                    self.standbys = tuple(one_line(place, most=wire.MAX_TEXT) for place in received.version.standbys)
                 self.heard_at = time.monotonic()
                 self._inbox.put(wire.from_coordinator(received))
         except grpc.RpcError as error:
@@ -314,12 +326,11 @@ class GrpcLink:
 def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
     """What a failed call means for a person."""
     code = error.code() if isinstance(error, grpc.Call) else None
-    details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
+    # Whoever answers writes them: the coordinator, but also what else listens at that address.
+    details = one_line((error.details() if isinstance(error, grpc.Call) else None) or str(error), most=wire.MAX_REASON)
     match code:
         case grpc.StatusCode.PERMISSION_DENIED:
-            return Refused(
-                f"the coordinator refused: {details}", hint="ask there for a new invite, then: cuadrilla join --new"
-            )
+            return Refused(f"the coordinator refused: {details}", hint=COME_AGAIN)
         case grpc.StatusCode.ALREADY_EXISTS:
             return Refused(
                 f"the coordinator refused: {details}",

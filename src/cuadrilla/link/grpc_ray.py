@@ -18,6 +18,8 @@ import grpc
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.grpc_calls import only, reads, serialize
+from cuadrilla.link.wire import MAX_REASON
+from cuadrilla.printable import one_line
 
 CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 ANSWER_SECONDS = 10.0
@@ -78,7 +80,7 @@ def admits(address: str, *, token: str) -> bool:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 return False
             raise LinkError(
-                f"no Ray head answers at {address}: {error.details()}",
+                f"no Ray head answers at {address}: {one_line(error.details() or '', most=MAX_REASON)}",
                 hint="start one there (ray start --head), or leave engine.ray_address empty",
             ) from None
     return True

@@ -31,7 +31,18 @@ from cuadrilla import __version__
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribute, Goodbye, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import (
+    KICKED,
+    NOT_LISTED,
+    Contribute,
+    Goodbye,
+    Lease,
+    Progress,
+    Stop,
+    ToCoordinator,
+    ToWorker,
+    Version,
+)
 from cuadrilla.link.gate import Gate
 from cuadrilla.link.grpc_calls import MAX_WORKERS, Admission, cut_off, only, reads, refuse, serialize, start_server
 from cuadrilla.link.grpc_check import CheckDesk
@@ -127,6 +138,9 @@ class CrewDesk:
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._server: Any = None
         self._gate = Gate()
+        self._listed = set(nodes.nodes())
+        self._leavers: set[str] = set()
+        """Who is gone by its own will: that is no kick."""
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
@@ -189,10 +203,13 @@ class CrewDesk:
         listed = self._nodes.nodes()
         with self._lock:
             kicked = [session for name, session in self._sessions.items() if name not in listed]
+        for name in sorted((self._listed | {session.worker for session in kicked}) - set(listed) - self._leavers):
+            log.info("%s was kicked", name, extra=TALK)
+        self._leavers -= self._listed - set(listed)
+        self._listed = set(listed)
         for session in kicked:
-            reason = "this node was removed from the crew"
-            self._end(session, Stop(reason=reason, refused=True))
-            self._receiver.left(session.worker, reason)
+            self._end(session, Stop(reason=KICKED, refused=True))
+            self._receiver.left(session.worker, "it was kicked")
         self._gate.forget_all_but(listed)
 
     def workers(self) -> list[str]:
@@ -271,9 +288,11 @@ class CrewDesk:
 
     def _leave(self, _requests: Iterator[pb.Nothing], context: Any) -> pb.Nothing:
         name = self._caller(context)
+        self._leavers.add(name)
         try:
             self._nodes.remove(name)
         except CuadrillaError as error:
+            self._leavers.discard(name)
             refuse(context, error.message, code=grpc.StatusCode.UNAVAILABLE)
         self._standby.forget(name)
         log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
@@ -428,7 +447,7 @@ class CrewDesk:
             log.warning("%s", error.message)
             name = None
         if name is None:
-            refuse(context, "this node is not in the crew (any more)")
+            refuse(context, NOT_LISTED)
         self._gate.know(context.peer(), name)
         self._admission.admit(name, context)
         return name

@@ -33,6 +33,7 @@ from cuadrilla.link.base import (
     ToWorker,
     Version,
 )
+from cuadrilla.printable import one_line
 
 PROTOCOL = 1
 """Major version of the protocol: the only version that must match between machines."""
@@ -42,7 +43,8 @@ DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.int64, torch.int32, torch.bfloat16)
 }
 MAX_UNITS = 2**20
-MAX_REASON = 10_000
+MAX_REASON = 1_000
+"""Of why a coordinator sends a worker home, or does not answer: it is printed there, as a part of a line."""
 MAX_TEXT = 200
 """Of what a worker says about itself: it is printed here and sent to other workers."""
 MAX_FACTS = 100
@@ -300,7 +302,8 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
             hello = received.hello
             _require(hello.protocol == PROTOCOL, f"it speaks protocol {hello.protocol}, this machine {PROTOCOL}")
             _require(1 / MAX_SPEED < hello.speed_hint < MAX_SPEED, "its speed is not one that a machine has")
-            known = {_plain(key): _plain(value) for key, value in islice(hello.environment.items(), MAX_FACTS)}
+            facts = islice(hello.environment.items(), MAX_FACTS)
+            known = {one_line(key, most=MAX_TEXT): one_line(value, most=MAX_TEXT) for key, value in facts}
             return Hello(speed_hint=hello.speed_hint, environment=known)
         case "progress":
             return Progress(passes=received.progress.passes)
@@ -317,7 +320,7 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
                 valid=answer.valid and tensors is not None and math.isfinite(answer.loss_sum),
             )
         case "goodbye":
-            return Goodbye(reason=_plain(received.goodbye.reason))
+            return Goodbye(reason=one_line(received.goodbye.reason, most=MAX_TEXT))
         case _:
             raise LinkError("a message of no known kind", hint="install the same version on both machines")
 
@@ -357,7 +360,7 @@ def from_coordinator(received: pb.ToWorker) -> ToWorker:
             )
         case "stop":
             stop = received.stop
-            return Stop(reason=stop.reason[:MAX_REASON], refused=stop.refused, again=stop.again)
+            return Stop(reason=one_line(stop.reason, most=MAX_REASON), refused=stop.refused, again=stop.again)
         case _:
             raise LinkError("a message of no known kind", hint="install the same version on both machines")
 
@@ -382,11 +385,6 @@ class Uploads:
 def version_name(version: int) -> str:
     """What the parameters of a version are called on the wire."""
     return f"version-{version}"
-
-
-def _plain(text: str) -> str:
-    """A short piece of a peer's text that is safe on a terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text[:MAX_TEXT])
 
 
 def _require(condition: bool, problem: str) -> None:

@@ -38,11 +38,12 @@ GRADIENT_RATIO, LOSS_RATIO = 100.0, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended: `complete`, or stopped early for `reason`."""
+    """How a run ended: `complete`, or stopped early for `reason`; `interrupted` by a person who asked for it."""
 
     version: int
     tokens: int
     complete: bool
+    interrupted: bool
     reason: str
     last_row: Mapping[str, Any]
 
@@ -105,6 +106,7 @@ class Coordination:
         self._zero_units: set[int] = set()
         self._send: Send = _nobody
         self._stop_reason = f"step {stop_at} reached" if 0 < stop_at <= coordinator.version else ""
+        self._interrupted = False
         self._row: dict[str, Any] = {}
         self.outcome: Outcome | None = None
         self.failure: BaseException | None = None
@@ -129,7 +131,7 @@ class Coordination:
 
     def request_stop(self, reason: str) -> None:
         """Checkpoint and stop at the next message of any worker. Safe in a signal handler."""
-        self._stop_reason = reason
+        self._stop_reason, self._interrupted = reason, True
 
     def left(self, worker: str, reason: str) -> None:
         """A door reports that a worker died. Raises nothing."""
@@ -450,7 +452,12 @@ class Coordination:
         version, tokens = self._coordinator.version, self._coordinator.tokens
         self._store.save(self._snapshot, version=version)
         self.outcome = Outcome(
-            version=version, tokens=tokens, complete=action.complete, reason=action.reason, last_row=self._row
+            version=version,
+            tokens=tokens,
+            complete=action.complete,
+            interrupted=self._interrupted and not action.complete,
+            reason=action.reason,
+            last_row=self._row,
         )
         self._store.status("complete" if action.complete else "stopped", version=version, row=self._row)
         self._store.event("finished", version=version, complete=action.complete, reason=action.reason)

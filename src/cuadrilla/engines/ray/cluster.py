@@ -26,6 +26,7 @@ from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.engines.supervise import was_restarted
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.link.grpc_ray import admits
+from cuadrilla.log import FILE_FORMAT, libraries_apart, to_files_only
 from cuadrilla.rundir import RunDir, private_folder, storage_errors
 
 MIN_VERSION = (2, 56)
@@ -73,12 +74,15 @@ Starting = Callable[[], Cluster | None]
 def cluster_of(engine: LocalEngine | CrewEngine, run: RunDir, *, practice: bool) -> Iterator[Starting]:
     """Begin to start or to join what this engine asks for; it ends behind the block.
 
-    One thread does it all and stays: Linux ends Ray's processes with the thread that started them.
+    One thread does it all and stays: Linux ends Ray's processes with the thread that started them. Ray's C++ writes its
+    errors, and each signal that this process gets, to stderr: they are in `logs/ray.txt`.
     """
     if engine.kind == "local" or not engine.uses_ray or (engine.kind == "auto" and why_not()):
         yield lambda: None
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="ray") as thread:
+    with storage_errors(run.logs):
+        run.logs.mkdir(exist_ok=True)
+    with libraries_apart(run.logs / "ray.txt"), ThreadPoolExecutor(1, thread_name_prefix="ray") as thread:
         stack = ExitStack()
         cluster = thread.submit(stack.enter_context, _wanted(engine, run, practice=practice))
         try:
@@ -166,10 +170,10 @@ def read_token() -> str:
 def _connected(address: str, *, settings: dict[str, Any]) -> Iterator[Any]:
     import ray
 
+    to_files_only("ray")
+    logs = {"log_to_driver": False, "logging_level": logging.INFO, "logging_format": FILE_FORMAT}
     try:
-        context = ray.init(
-            address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **settings
-        )
+        context = ray.init(address=address, **logs, **settings)
     except (ConnectionError, ray.exceptions.RaySystemError) as error:
         raise LinkError(f"no Ray cluster at {address}: {error}", hint="is its head running?") from None
     except RuntimeError as error:

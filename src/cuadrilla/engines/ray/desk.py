@@ -183,8 +183,11 @@ class RayDesk:
             except RayActorError as error:
                 self._lose(worker, _first_line(error))
                 if ray.wait([done], timeout=RESTART_SECONDS)[0]:  # not to be started again
-                    self._ended(worker, {"error": _first_line(error), "exit_code": EnvironmentProblem.exit_code})
+                    self._failed(worker, error)
                     return
+            except (RayError, OSError) as error:  # its node has gone for good; a file that it asks for cannot be read
+                self._failed(worker, error)
+                return
 
     def _hear(self, worker: _Attended, passes: int, parcels: list[Parcel]) -> bool:
         """Whether these were its last words."""
@@ -232,6 +235,9 @@ class RayDesk:
         worker.joined, worker.expected = False, True
         self._receiver.left(worker.place.name, reason)
 
+    def _failed(self, worker: _Attended, error: RayError | OSError) -> None:
+        self._ended(worker, {"error": _first_line(error), "exit_code": EnvironmentProblem.exit_code})
+
     def _ended(self, worker: _Attended, result: Mapping[str, str | int]) -> None:
         worker.ended_at = monotonic()
         if "error" not in result or self._closing.is_set():
@@ -261,6 +267,6 @@ class RayDesk:
             return file.read(BLOCK_BYTES)
 
 
-def _first_line(error: RayError) -> str:
+def _first_line(error: RayError | OSError) -> str:
     """Ray's texts have many lines; the first says what."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

