@@ -138,9 +138,7 @@ class CrewDesk:
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._server: Any = None
         self._gate = Gate()
-        self._listed = set(nodes.nodes())
-        self._leavers: set[str] = set()
-        """Who is gone by its own will: that is no kick."""
+        self._listed, self._left = set(nodes.nodes()), set[str]()
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
@@ -203,13 +201,14 @@ class CrewDesk:
         listed = self._nodes.nodes()
         with self._lock:
             kicked = [session for name, session in self._sessions.items() if name not in listed]
-        for name in sorted((self._listed | {session.worker for session in kicked}) - set(listed) - self._leavers):
+            gone = (self._listed | {session.worker for session in kicked}) - set(listed)
+            left, self._left, self._listed = gone & self._left, self._left - gone, set(listed)
+        for name in sorted(gone - left):
             log.info("%s was kicked", name, extra=TALK)
-        self._leavers -= self._listed - set(listed)
-        self._listed = set(listed)
         for session in kicked:
-            self._end(session, Stop(reason=KICKED, refused=True))
-            self._receiver.left(session.worker, "it was kicked")
+            has_left = session.worker in left
+            self._end(session, Stop(reason="this machine has left the crew" if has_left else KICKED, refused=True))
+            self._receiver.left(session.worker, "it has left the crew" if has_left else "it was kicked")
         self._gate.forget_all_but(listed)
 
     def workers(self) -> list[str]:
@@ -288,11 +287,13 @@ class CrewDesk:
 
     def _leave(self, _requests: Iterator[pb.Nothing], context: Any) -> pb.Nothing:
         name = self._caller(context)
-        self._leavers.add(name)
+        with self._lock:
+            self._left.add(name)
         try:
             self._nodes.remove(name)
         except CuadrillaError as error:
-            self._leavers.discard(name)
+            with self._lock:
+                self._left.discard(name)
             refuse(context, error.message, code=grpc.StatusCode.UNAVAILABLE)
         self._standby.forget(name)
         log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)

@@ -27,7 +27,7 @@ from cuadrilla.engines.supervise import was_restarted
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.link.grpc_ray import admits
 from cuadrilla.log import FILE_FORMAT, libraries_apart, to_files_only
-from cuadrilla.rundir import RunDir, private_folder, storage_errors
+from cuadrilla.rundir import RunDir, make_private, private_folder, storage_errors
 
 MIN_VERSION = (2, 56)
 """Older ones have known holes (CVE-2026-57516) or no token authentication."""
@@ -80,8 +80,7 @@ def cluster_of(engine: LocalEngine | CrewEngine, run: RunDir, *, practice: bool)
     if engine.kind == "local" or not engine.uses_ray or (engine.kind == "auto" and why_not()):
         yield lambda: None
         return
-    with storage_errors(run.logs):
-        run.logs.mkdir(exist_ok=True)
+    make_private(run.logs)
     with libraries_apart(run.logs / "ray.txt"), ThreadPoolExecutor(1, thread_name_prefix="ray") as thread:
         stack = ExitStack()
         cluster = thread.submit(stack.enter_context, _wanted(engine, run, practice=practice))
