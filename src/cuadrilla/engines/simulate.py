@@ -29,7 +29,7 @@ from cuadrilla.engines.virtual_disk import (
 )
 from cuadrilla.engines.virtual_disk import Violation as Violation
 from cuadrilla.errors import ResourceError
-from cuadrilla.link.base import Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribute, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.sync.coordinator import Coordinator, Rules
 from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.sync.server import ServerCoordinator
@@ -215,7 +215,8 @@ class World:
                 connection.passes, worker.worked_at, worker.owes = message.passes, self.clock.now, False
             self.coordination.heard(worker.name, message.passes)
         else:
-            worker.owes = False
+            answers = isinstance(message, Contribute) and message.lease_id in self.coordinator.ledger.leases
+            worker.owes = worker.owes and not answers and not isinstance(message, Hello)
             self.coordination.deliver(worker.name, message)
 
     def close(self, connection: Connection) -> None:

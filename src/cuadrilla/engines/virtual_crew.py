@@ -32,9 +32,13 @@ class Clock:
 
     def after(self, seconds: float, call: Callable[[], None], *, place: int = 0) -> int:
         """Ring later; returns its place among those of the same time, which an alarm that is put off can keep."""
+        return self.at(self.now + seconds, call, place=place)
+
+    def at(self, when: float, call: Callable[[], None], *, place: int = 0) -> int:
+        """The same at a given time. (`after(when - now)` is not exact, and may change the order of two.)"""
         if not place:
             place = self._number = self._number + 1
-        heapq.heappush(self._heap, (self.now + seconds, place, call))
+        heapq.heappush(self._heap, (when, place, call))
         return place
 
     def next(self) -> Callable[[], None]:
@@ -142,7 +146,7 @@ class Crew:
             if connection.open or (connection.lingers and direction == "up"):
                 deliver()
 
-        self.clock.after(connection.arrival[direction] - self.clock.now, arrive)
+        self.clock.at(connection.arrival[direction], arrive)
 
     def send(self, connection: Connection, message: ToWorker) -> None:
         """To a worker; a frozen process reads it when it thaws."""
@@ -172,7 +176,7 @@ class Crew:
             if worker.life != life:
                 return
             if self.clock.now < worker.frozen_until:
-                self.clock.after(worker.frozen_until - self.clock.now, ring, place=place)
+                self.clock.at(worker.frozen_until, ring, place=place)
             else:
                 call()
 

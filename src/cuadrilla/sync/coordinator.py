@@ -53,6 +53,8 @@ PROBE_COST = 0.05
 MAX_TRANSFER_SHARE = 0.9
 """Of the time to an answer: a member that claims more would look faster than it can be shown to be."""
 MIN_LATE_SECONDS = 0.5
+UNKNOWN_LATE_SECONDS = 30.0
+"""Of a lease, as long as nobody was measured."""
 FIRST_PROGRESS_SECONDS = 600.0
 """A worker's first pass may compile its model; a member that nothing is known of yet may take as long."""
 MIN_OVERDUE_SECONDS, MAX_OVERDUE_SECONDS = 600.0, 6 * 3600.0
@@ -309,8 +311,13 @@ class Coordinator:
         return self._send(self.ledger.grant_again(worker, units, version=self.version))
 
     def _is_late(self, lease: Grant) -> bool:
-        limit = max(MIN_LATE_SECONDS, self.rules.late_after_leases * self._expected_seconds(lease))
-        return self.now - self.members[lease.worker].granted_at > limit
+        member, expected = self.members[lease.worker], self._expected_seconds(lease)
+        if math.isinf(expected):  # what it took to its last progress is all that is known
+            known = max(0.0, member.progress_at - member.granted_at)
+            limit = max(UNKNOWN_LATE_SECONDS, self.rules.hung_after_leases * known)
+        else:
+            limit = max(MIN_LATE_SECONDS, self.rules.late_after_leases * expected)
+        return self.now - member.granted_at > limit
 
     def _has_gathered(self) -> bool:
         if not self.gathered and self.members:
