@@ -80,3 +80,12 @@ def test_a_kick_is_said_once_whether_or_not_the_node_is_there(crew: Crew, caplog
     assert said == ["luis was kicked", "ana was kicked"]
     stop = crew.session.next_event()
     assert stop == Stop(reason=KICKED, refused=True)
+
+
+def test_who_leaves_was_not_kicked(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="cuadrilla")
+    crew.ana.leave()
+    crew.desk.end_kicked()
+    said = [record.getMessage() for record in caplog.records if getattr(record, "talk", False)]
+    assert said == ["ana has left the crew; with an invite it may come back"]
+    assert crew.session.next_event() == Stop(reason="this machine has left the crew", refused=True)
