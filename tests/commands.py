@@ -84,7 +84,7 @@ def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[
 
 
 def wait_for(
-    condition: Callable[[], bool], process: "subprocess.Popen[str] | None" = None, *, seconds: float = 60
+    condition: Callable[[], bool], process: "subprocess.Popen[str] | None" = None, *, seconds: float = 150
 ) -> None:
     """Until the condition holds; fails after a generous ceiling, or when the process ends before."""
     deadline = time.monotonic() + seconds
@@ -97,7 +97,7 @@ def wait_for(
 def stop(process: "subprocess.Popen[str]") -> str:
     """Ask a training to save and stop, as `down` and Ctrl-C do; what it has said."""
     process.terminate()
-    said = process.communicate(timeout=100)[1]
+    said = process.communicate(timeout=150)[1]
     assert process.returncode == 130, said
     assert "Traceback" not in said
     return said

@@ -69,7 +69,7 @@ class Machine:
             return cuadrilla(*arguments, env=self.environment(), says=says)
         return subprocess.run(
             [*self.prefix, *COMMAND, *arguments], env=self.environment(), input=says,
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip
 
     def environment(self) -> dict[str, str]:
@@ -100,7 +100,7 @@ def down(coordinator: Machine, crew: "subprocess.Popen[str]") -> str:
     """Stop the crew; what its coordinator has said."""
     done = coordinator.run("down")
     assert done.returncode == 0, done.stderr
-    said = crew.communicate(timeout=100)[1]
+    said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 130, said
     assert "Traceback" not in said
     return said

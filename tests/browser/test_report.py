@@ -41,7 +41,7 @@ def page(tmp_path: Path) -> Path:
 def test_the_page_draws_itself(page: Path, tmp_path: Path) -> None:
     assert CHROMIUM is not None
     command = [CHROMIUM, *OPTIONS, f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     dom = done.stdout
     assert 'data-ready="yes"' in dom
     assert len(re.findall(r"<canvas", dom)) == 6  # loss, bits per byte, tokens/s, shares, gradient norm, learning rate

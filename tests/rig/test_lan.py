@@ -75,7 +75,7 @@ def test_a_pulled_cable_a_deaf_card_and_a_new_address_cost_nothing(
     wait_for(lambda: "luis" not in present(run), crew)
     wait_for(lambda: "luis" in present(run), crew)
     down(coordinator, crew)
-    assert [worker.wait(timeout=100) for worker in workers] == [0, 0]
+    assert [worker.wait(timeout=150) for worker in workers] == [0, 0]
     assert is_what_one_worker_gives(run)
 
 
@@ -132,18 +132,18 @@ def test_the_coordinator_gets_another_address_and_the_crew_goes_on(
     lost_at = time.monotonic()
     wait_for(lambda: time.monotonic() > lost_at + ASK_SECONDS + 10, joined, seconds=60)
     joined.terminate()
-    assert "cuadrilla join THAT_ADDRESS" in joined.communicate(timeout=60)[1]
+    assert "cuadrilla join THAT_ADDRESS" in joined.communicate(timeout=150)[1]
     again = luis.start("join", new)
     wait_for(lambda: present(run) == {"here-1", "luis"}, crew)
 
     change_address(network[0], "10.77.0.44", network[0].address)
     wait_for(lambda: Home(coordinator.home).open_crew()["address"] == old, crew)
     again.terminate()
-    again.communicate(timeout=60)
+    again.communicate(timeout=150)
     last = luis.start("join", old)
     wait_for(lambda: "luis" in present(run), crew)
     said = down(coordinator, crew)
-    assert last.wait(timeout=100) == 0
+    assert last.wait(timeout=150) == 0
     assert f"cuadrilla join {new}" in said
     assert [row["worker"] for row in events(run, "evicted") if row["worker"] == "here-1"] == []
     assert is_what_one_worker_gives(run)

@@ -97,7 +97,7 @@ def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
     flapping = subprocess.Popen([*network.router.prefix, "sh", "-c", FLAP.format(port="inside2")])
     with silent(network.workers["eva"].namespace, CARD, rate=RATE):  # she hears what she cannot answer
         wait_for(lambda: "eva" not in present(run), crew)
-    assert flapping.wait(timeout=60) == 0
+    assert flapping.wait(timeout=150) == 0
     wait_for(lambda: present(run) == set(CORES), crew)
 
     ip("-n", network.router.namespace, "link", "set", CARD, "down")  # the crew in halves: only one of them commits
@@ -113,7 +113,7 @@ def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
     for name in CORES:
         limits[name].limit(UNLIMITED)
     down(coordinator, crew)
-    heard = [worker.communicate(timeout=100)[1] for worker in workers]
+    heard = [worker.communicate(timeout=150)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * len(workers)
     assert ["through Ray" in text for text in heard] == [kind == "auto"] * 2 + [False] * 2
     assert ["cannot call back" in text for text in heard] == [False] * 2 + [kind == "auto"] * 2
@@ -132,4 +132,4 @@ def test_a_coordinator_behind_nat_is_reached_by_a_published_port(
     worker = outside.start("join", "--name", "ana", says=text)
     wait_for(lambda: "ana" in present(run), worker)
     down(hidden, crew)
-    assert worker.wait(timeout=60) == 0
+    assert worker.wait(timeout=150) == 0

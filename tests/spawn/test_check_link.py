@@ -71,7 +71,7 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     made = Crew(tmp_path_factory.mktemp("crew"))
     yield made
     made.process.terminate()  # a killed one would leave its temporary folder
-    made.process.communicate(timeout=60)
+    made.process.communicate(timeout=150)
     for machine in made.machines:
         machine.stop()
 
@@ -254,10 +254,10 @@ def test_a_sender_that_falls_silent_is_cut(
 
     def silence() -> Iterator[pb.Chunk]:
         yield wire.chunk_of(b"hola")
-        end.wait(timeout=60)
+        end.wait(timeout=150)
 
     call = ana._channel.stream_unary(SERVICE + "Send", request_serializer=pb.Chunk.SerializeToString)
-    future = call.future(silence(), timeout=60)
+    future = call.future(silence(), timeout=150)
     assert future.code() is grpc.StatusCode.CANCELLED
     end.set()
     assert measures(luis)

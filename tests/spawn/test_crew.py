@@ -131,7 +131,7 @@ def test_without_workers_the_run_ends_and_can_go_on(crew: "subprocess.Popen[str]
     wait_for(reached(run, 10), crew)
     for child in coordinator(crew).children():
         child.kill()
-    said = crew.communicate(timeout=60)[1]
+    said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 3, said
     assert "all worker processes were killed" in said
     assert goes_on_alone(run)
@@ -145,7 +145,7 @@ def test_ctrl_c_reaches_the_whole_terminal_and_nobody_stays(run: RunDir) -> None
     wait_for(reached(run, 10), crew)
     workers = coordinator(crew).children()
     os.killpg(crew.pid, signal.SIGINT)
-    said = crew.communicate(timeout=60)[1]
+    said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 130, said
     assert "Traceback" not in said
     assert len(psutil.wait_procs(workers, timeout=30)[0]) == 3

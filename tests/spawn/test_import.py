@@ -104,7 +104,7 @@ def test_a_child_that_takes_too_long_is_ended(published: Path, tmp_path: Path) -
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: seccomp")
 def test_the_child_opens_no_socket_and_starts_no_program() -> None:
-    done = subprocess.run([sys.executable, "-c", CUT_OFF], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", CUT_OFF], capture_output=True, text=True, timeout=150, check=True)
     found = json.loads(done.stdout)
     if found["note"]:
         pytest.skip(f"needs seccomp: {found['note']}")

@@ -52,7 +52,7 @@ def machine(tmp_path: Path) -> Iterator[Start]:
         if process.poll() is None:
             process.terminate()
     for process in started:
-        process.communicate(timeout=60)
+        process.communicate(timeout=150)
 
 
 def family(*processes: "subprocess.Popen[str]") -> list[psutil.Process]:
@@ -79,7 +79,7 @@ def has_joined(run: RunDir, *workers: str) -> Callable[[], bool]:
 
 
 def said_to_end(process: "subprocess.Popen[str]") -> tuple[str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=150)
     return out, err
 
 
@@ -124,4 +124,4 @@ def test_training_alone_opens_nothing(run: RunDir) -> None:
         assert open_sockets(family(process)) == []
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=150)

@@ -38,7 +38,7 @@ def test_text_data_and_run_in_a_folder_of_any_name(tmp_path: Path, name: str) ->
 def test_a_full_disk_behind_what_is_printed(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [*COMMAND, "config", "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            [*COMMAND, "config", "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=150, check=False
         )
     assert done.returncode == 8
     assert "cannot write what this command prints" in done.stderr

@@ -57,7 +57,7 @@ def run(*arguments, env=None, prefix=()):
         [*prefix, *COMMAND, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=150,
         env={**os.environ, **(env or {})},
     )
 

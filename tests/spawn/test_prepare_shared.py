@@ -112,7 +112,7 @@ def test_a_script_without_a_main_guard_may_prepare(library, prepared, tmp_path):
         "prepare([sys.argv[1]], out=Path(sys.argv[2]), options=Options(vocab=300, processes=2))\n"
     )
     command = [sys.executable, str(script), str(library), str(tmp_path / "out")]
-    assert subprocess.run(command, timeout=100, check=False).returncode == 0
+    assert subprocess.run(command, timeout=150, check=False).returncode == 0
     assert contents(tmp_path / "out") == contents(prepared)
 
 

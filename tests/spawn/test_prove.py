@@ -37,7 +37,7 @@ def command(run: RunDir, *arguments: str) -> list[str]:
 def prove(run: RunDir, temporary: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TMPDIR": str(temporary)}
     return subprocess.run(
-        command(run, *arguments), env=environment, capture_output=True, text=True, timeout=100, check=False
+        command(run, *arguments), env=environment, capture_output=True, text=True, timeout=150, check=False
     )
 
 
@@ -92,7 +92,7 @@ def test_ctrl_c_leaves_nothing(run: RunDir, temporary: Path) -> None:
     wait_for(lambda: len(psutil.Process(process.pid).children()) == 2, process)
     workers = psutil.Process(process.pid).children()
     os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=150)[1]
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert "interrupted" in said

@@ -120,7 +120,7 @@ def test_a_signal_saves_and_stops(crew: "subprocess.Popen[str]", run: RunDir, nu
     wait_for(reached(run, 5), crew)
     family = descendants(crew)
     crew.send_signal(number)
-    said = crew.communicate(timeout=60)[1]
+    said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 130, said
     assert "saved" in said
     assert not psutil.wait_procs(family, timeout=30)[1]
@@ -176,8 +176,8 @@ class Head:
     def stop(self) -> None:
         family = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
         self.process.terminate()
-        self.process.wait(timeout=60)
-        for process in psutil.wait_procs(family, timeout=60)[1]:
+        self.process.wait(timeout=150)
+        for process in psutil.wait_procs(family, timeout=150)[1]:
             process.kill()
         self._scratch.cleanup()
 
@@ -210,7 +210,7 @@ def test_a_node_of_a_running_cluster_works_once_its_owner_has_approved_the_code(
     assert code.read_text() == (run.path / "task.py").read_text()
     assert not events(run, "joined")
     crew.send_signal(signal.SIGINT)
-    said = crew.communicate(timeout=60)[1]
+    said = crew.communicate(timeout=150)[1]
     assert "has not been approved on this machine" in said
     [approve] = [line for line in said.splitlines() if "cuadrilla trust" in line]
     owner = os.environ | {"CUADRILLA_HOME": str(head.home)}
@@ -224,7 +224,7 @@ def test_a_node_of_a_running_cluster_works_once_its_owner_has_approved_the_code(
 def test_a_wrong_token_is_refused(head: Head, run: RunDir, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("fedcba9876543210" * 4)
     crew = in_cluster(run, head, RAY_AUTH_TOKEN_PATH=str(tmp_path / "wrong"))
-    said = crew.communicate(timeout=100)[1]
+    said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 5, said
     assert "refuses this token" in said
     assert "Traceback" not in said
@@ -232,7 +232,7 @@ def test_a_wrong_token_is_refused(head: Head, run: RunDir, tmp_path: Path) -> No
 
 def test_no_token_is_an_error_before_anything_is_sent(head: Head, run: RunDir, tmp_path: Path) -> None:
     crew = in_cluster(run, head, RAY_AUTH_TOKEN_PATH=str(tmp_path / "none"))
-    said = crew.communicate(timeout=100)[1]
+    said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 3, said
     assert "no token for the Ray cluster" in said
 
@@ -244,7 +244,7 @@ def test_a_cluster_that_asks_for_no_token_is_refused(run: RunDir, tmp_path: Path
         wait_for(head.listens)
         mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
         crew = in_cluster(run, head, **mine)
-        said = crew.communicate(timeout=100)[1]
+        said = crew.communicate(timeout=150)[1]
     finally:
         head.stop()
     assert crew.returncode == 3, said
@@ -256,7 +256,7 @@ def test_no_cluster_is_an_error(run: RunDir, tmp_path: Path) -> None:
     where = f'engine.ray_address="127.0.0.1:{free_port()}"'
     mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     crew = start(run, *RAY, "--set", where, env=os.environ | mine)
-    said = crew.communicate(timeout=100)[1]
+    said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 5, said
     assert "no Ray head answers at" in said
     assert "Traceback" not in said

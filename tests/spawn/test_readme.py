@@ -67,7 +67,7 @@ def up_and_join(run: str, folder: Path) -> None:
     )  # fmt: skip
     assert coordinator.stdout is not None
     typed(["join"], folder, says=coordinator.stdout.readline(), home="another")
-    assert coordinator.wait(timeout=100) == 0
+    assert coordinator.wait(timeout=150) == 0
     coordinator.communicate()
 
 

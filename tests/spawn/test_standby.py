@@ -33,7 +33,7 @@ def announced(machine: Machine) -> int:
 
 def end(process: "subprocess.Popen[str]") -> None:
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=150)
 
 
 @pytest.mark.thorough
@@ -80,7 +80,7 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     assert f"is known to have announced step {known}" in said
     assert int(said.split("promoted   goes on from step ")[1].split(";")[0]) >= known
     assert "nothing that is known of is lost" in said
-    assert [worker.wait(timeout=60) for worker in workers] == [0, 0]
+    assert [worker.wait(timeout=150) for worker in workers] == [0, 0]
     assert is_what_one_worker_gives(copy, begun_in=run)
     keys = [file for folder in (twin(eva) / "crew", Home(eva.home).crew) for file in folder.glob("*.key")]
     assert [stat.S_IMODE(file.stat().st_mode) for file in keys] == [0o600] * 4

@@ -85,7 +85,7 @@ def test_killed_while_training_and_while_coming_back(crew: "subprocess.Popen[str
 def test_dying_again_and_again_ends_with_an_error(run: RunDir) -> None:
     (run.path / "task.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     process = start(run, *CREW)
-    said = process.communicate(timeout=100)[1]
+    said = process.communicate(timeout=150)[1]
     assert process.returncode == 3, said
     assert num_restarts(run) == 2
     assert "the coordinator died 3 times without a step between (the last time by SIGSEGV)" in said
@@ -101,7 +101,7 @@ def test_a_signal_to_the_parent_saves_and_stops_once(
     wait_for(reached(run, 10), crew)
     everybody = psutil.Process(crew.pid).children(recursive=True)
     crew.send_signal(number)
-    said = crew.communicate(timeout=60)[1]
+    said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 130, said
     assert "and saved; the same command goes on" in said
     assert json.loads(run.status.read_text())["state"] == "stopped"
@@ -121,7 +121,7 @@ def test_two_signals_leave_at_once(crew: "subprocess.Popen[str]", run: RunDir) -
     crew.send_signal(signal.SIGTERM)
     wait_for(lambda: {signal.SIGINT, signal.SIGTERM} <= pending(child.pid), crew)
     child.resume()
-    said = crew.communicate(timeout=60)[1]
+    said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 130, said
     assert "and saved" not in said
     assert json.loads(run.status.read_text())["state"] == "running"
@@ -136,7 +136,7 @@ def test_stopped_while_it_comes_back_it_stays_away(crew: "subprocess.Popen[str]"
     crew.send_signal(signal.SIGTERM)
     wait_for(lambda: signal.SIGTERM in pending(child.pid), crew)
     child.kill()
-    said = crew.communicate(timeout=60)[1]
+    said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 128 + signal.SIGKILL, said
     assert num_restarts(run) == 0
 
@@ -156,7 +156,7 @@ def test_a_terminal_that_is_closed_ends_a_coordinator_that_has_saved(
     wait_for(lambda: read_all(terminal) and reached(run, 5)(), process)
     everybody = psutil.Process(process.pid).children(recursive=True)
     os.close(terminal)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=150) == 130
     assert json.loads(run.status.read_text())["state"] == "stopped"
     assert num_restarts(run) == 0
     assert len(psutil.wait_procs(everybody, timeout=30)[0]) == 2

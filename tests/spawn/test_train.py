@@ -36,7 +36,7 @@ def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir, nu
     process = start(run)
     wait_for(reached(run, 20), process)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=150)
     assert process.returncode == 130
     assert "the same command goes on" in said
     assert "Traceback" not in said
@@ -52,7 +52,7 @@ def test_two_signals_leave_at_once_and_the_last_checkpoint_is_whole(run: RunDir)
     wait_for(reached(run, 60), process)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=150)
     assert process.returncode == 130
     for path in list_checkpoints(run.checkpoints):
         verify_checkpoint(path)
@@ -70,7 +70,7 @@ def test_a_closed_terminal_does_not_stop_the_training(run: RunDir) -> None:
     process.send_signal(signal.SIGHUP)
     wait_for(reached(run, last_rows(run.metrics)[-1]["version"] + 60), process)
     process.terminate()
-    assert process.wait(timeout=100) == 130
+    assert process.wait(timeout=150) == 130
     assert is_what_one_worker_gives(run)
 
 
