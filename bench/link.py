@@ -155,7 +155,7 @@ def start(kind: str, members: Sequence[Member], folder: Path, arguments: argpars
         program = [sys.executable, "-m", "bench.link_nodes"]
         own = {"kind": role, "rank": rank, "name": f"worker-{rank}", "own_address": member.address}
         nodes.append(Node(member, program=program, specification={**common, **own}))
-        if (not rank and kind == "crew") or kind == "ray":  # nodes of Ray one after another, see RayMachine
+        if (not rank and kind == "crew") or kind == "ray":  # nodes of Ray one after another
             nodes[-1].answer()
     for node in {"crew": nodes[1:], "ray": [], "gloo": nodes}[kind]:  # a gloo group begins when all are there
         node.answer()

@@ -6,14 +6,15 @@ As the product makes them (`cuadrilla up`, `cuadrilla join`), but for the enrolm
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from cuadrilla.engines.ray.cluster import NAME_LABEL, Cluster, started
+from cuadrilla.engines.ray.cluster import NAME_LABEL, Cluster, short_folder, started
 from cuadrilla.engines.ray.node import RayNode
+from cuadrilla.rundir import private_folder
 
 JOIN_SECONDS, LOOK_SECONDS = 120.0, 0.2
 
@@ -21,7 +22,7 @@ JOIN_SECONDS, LOOK_SECONDS = 120.0, 0.2
 @contextmanager
 def head(folder: Path, *, address: str) -> Iterator[Cluster]:
     """Ray's own imports come after this: it reads its environment when it is imported."""
-    with started(private=folder, host=address, num_workers=0, practice=False, dashboard=False) as cluster:
+    with started(host=address, num_workers=0, practice=False, dashboard=False) as cluster:
         (folder / "head.json").write_text(json.dumps({"address": cluster.address, "token": cluster.token}))
         yield cluster
 
@@ -29,22 +30,23 @@ def head(folder: Path, *, address: str) -> Iterator[Cluster]:
 class RayMachine:
     """A machine that is a node of the cluster, whose head is there: it does what Ray does on it.
 
-    Ready when its raylet runs. These machines share one file system: two that start at once choose the same socket.
+    Ready when its raylet runs.
     """
 
     def __init__(self, *, folder: str, name: str, own_address: str, **_: Any) -> None:
         found = json.loads((Path(folder) / "head.json").read_text())
-        own = Path(folder) / f"ray-{name}"
-        own.mkdir()
+        self._open = ExitStack()
+        own = self._open.enter_context(private_folder(where=short_folder()))
         self._node = RayNode(head=found["address"], token=found["token"], host=own_address, name=name, folder=own)
         deadline = time.monotonic() + JOIN_SECONDS
         while not has_raylet():
-            if not self._node.runs or time.monotonic() > deadline:
+            if not self._node.look() or time.monotonic() > deadline:
                 raise SystemExit(f"Ray did not start on {name}")
             time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
         self._node.stop()
+        self._open.close()
 
 
 def has_raylet() -> bool:

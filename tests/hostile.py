@@ -22,6 +22,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import Contribute, Hello, Lease, ToCoordinator, Version
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_client import SERVICE, Connection
+from cuadrilla.link.grpc_ray import RayHeadDesk
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
 from cuadrilla.link.nodes import AllowList
@@ -64,7 +65,12 @@ class Crew:
     """A desk that serves, its keys, and an honest worker `ana` that has joined."""
 
     def __init__(
-        self, folder: Path, *, contribution: wire.Layout = LAYOUT, standbys: frozenset[str] = frozenset()
+        self,
+        folder: Path,
+        *,
+        contribution: wire.Layout = LAYOUT,
+        standbys: frozenset[str] = frozenset(),
+        ray: RayHeadDesk | None = None,
     ) -> None:
         self.folder = folder
         self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
@@ -80,6 +86,7 @@ class Crew:
             offer=Offer(config="{}", files={"file.bin": (file, b"f" * 32)}),
             parameters=LAYOUT,
             contribution=contribution,
+            ray=ray,
             standby=StandbyDesk(names=standbys, keys=folder / "crew", run=folder / "run"),
             clock=lambda: self.now,
         )

@@ -23,15 +23,14 @@ NUM_ACTORS = 3
 
 
 @pytest.fixture(scope="package", params=[pytest.param("ray", marks=NEEDS_RAY), *IN_THREADS])
-def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | Run]:
+def door(request: pytest.FixtureRequest) -> Iterator[str | Run]:
     """pytest takes the tests door by door. Ray comes first: it is started once, and ends when the next one begins."""
     if request.param != "ray":
         yield request.param
         return
     from cuadrilla.engines.ray import cluster
 
-    folder = tmp_path_factory.mktemp("ray")
-    with cluster.started(private=folder, host=cluster.LOOPBACK, num_workers=NUM_ACTORS, practice=True):
+    with cluster.started(host=cluster.LOOPBACK, num_workers=NUM_ACTORS, practice=True):
         from tests.ray_door import RayDoor
 
         yield RayDoor(num_workers=NUM_ACTORS)

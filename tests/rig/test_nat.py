@@ -84,10 +84,11 @@ def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
     """
     kind = "crew" if importlib.util.find_spec("ray") is None else "auto"
     coordinator = machine("coordinator", network.coordinator)
-    crew = up(coordinator, run, PORT, "--set", f'engine.kind="{kind}"')
+    named = [word for name in CORES if kind == "auto" for word in ("--ray-node", name)]
+    crew = up(coordinator, run, PORT, "--set", f'engine.kind="{kind}"', *named)
     text = invite(coordinator, "--uses", "4")
     workers = [
-        machine(name, member, share=limits[name]).start("join", "--name", name, says=text)
+        machine(name, member, share=limits[name]).start("join", "--name", name, "--ray", says=text)
         for name, member in network.workers.items()
     ]
     wait_for(lambda: present(run) == set(CORES), crew, seconds=150)

@@ -25,7 +25,7 @@ from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.train import report_outcome, train_run
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.supervise import end_with
-from cuadrilla.errors import ConfigError, LinkError, ResourceError
+from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.home import Home, Joined
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_json
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cuadrilla.link.offer import RunConnection, RunDescription
 
 DEFAULT_PORT = 47470
+RAY = "Everybody in this Ray cluster can run programs as you on this machine."
 Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
 
 
@@ -55,6 +56,10 @@ def up(
         list[str] | None,
         typer.Option(metavar="NAME", help="A node that may copy this crew's keys and run: `cuadrilla standby` there."),
     ] = None,
+    ray_node: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"A node for this run's Ray cluster, if its owner joins with --ray. {RAY}"),
+    ] = None,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
     ] = False,
@@ -65,7 +70,8 @@ def up(
     dialled = dialled_address(address, port=listens.rpartition(":")[2])
     resolved = read_run_file(run, sets=[*(sets or []), f'engine.listen="{listens}"'], processes=True)
     assert isinstance(resolved.config.engine, CrewEngine)
-    check_doors(resolved.config.engine, listen=listen)
+    ray_nodes = frozenset(ray_node or [])
+    check_doors(resolved.config.engine, listen=listen, ray_nodes=ray_nodes)
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
     home = Home.of_user()
     make_private(home.crew)
@@ -75,6 +81,8 @@ def up(
         write_json(home.open_file, {"address": dialled or door.address, **found})
         here = f" (listens on {door.address})" if dialled else ""
         say(f"crew       {dialled or door.address}{here}; on another machine: cuadrilla join")
+        if ray_nodes:
+            say(f"Ray        for {', '.join(sorted(ray_nodes))} with `cuadrilla join --ray` there. {RAY}")
         _show_place(home, listens=door.address, dialled=dialled)
         _show_invite(home, uses=uses)
 
@@ -94,8 +102,13 @@ def up(
     with FolderLock(home.crew / "lock", purpose="cuadrilla up"):  # one coordinator has the keys and gets the invites
         try:
             opening = Opening(
-                home=home, opened=opened, moved=moved, standbys=frozenset(standby or []), listener=options.listener
-            )  # fmt: skip
+                home=home,
+                opened=opened,
+                moved=moved,
+                standbys=frozenset(standby or []),
+                ray_nodes=ray_nodes,
+                listener=options.listener,
+            )
             outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=opening)
         finally:
             home.open_file.unlink(missing_ok=True)
@@ -114,13 +127,31 @@ def refuse_if_promoted(home: Home) -> None:
         )
 
 
-def check_doors(engine: CrewEngine, *, listen: str) -> None:
-    """Machines join over the crew link; Ray opens many ports, so its network has to be named. Raises ConfigError."""
+def check_doors(engine: CrewEngine, *, listen: str, ray_nodes: frozenset[str]) -> None:
+    """Machines join over the crew link; Ray opens many ports, so its network has to be named. Raises CuadrillaError."""
+    from cuadrilla.engines.ray.cluster import why_not
+    from cuadrilla.link.invite import check_node_name
+
     if not engine.uses_link:
         raise ConfigError(
             'machines join over the crew link: engine.kind = "ray" has none', hint='use engine.kind = "auto"'
         )
-    if engine.uses_ray and not listen and not engine.ray_address:
+    if not ray_nodes:
+        return
+    for name in ray_nodes:
+        check_node_name(name)
+    if not engine.uses_ray:
+        raise ConfigError(
+            '--ray-node: engine.kind = "crew" uses no Ray', hint="write --set 'engine.kind=\"auto\"', or no --ray-node"
+        )
+    if engine.ray_address:
+        raise ConfigError(
+            f"--ray-node: the cluster at {engine.ray_address} is not this run's, and its token not ours to give",
+            hint="its owner lets machines in, by `ray start --address` on them",
+        )
+    if reason := why_not():
+        raise EnvironmentProblem(reason, hint="without --ray-node all machines use the crew link")
+    if not listen:
         raise ConfigError(
             "Ray opens ports on the network of this machine: name it", hint=f"--listen {lan_address()}, for example"
         )
@@ -220,6 +251,10 @@ def join(
     new: Annotated[
         bool, typer.Option("--new", help="Ask for an invite although this machine has joined before.")
     ] = False,
+    ray: Annotated[
+        bool | None,
+        typer.Option("--ray/--no-ray", help=f"If the coordinator offers Ray, use it. {RAY} Without either: asked."),
+    ] = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with (0: all cores).")] = 0,
     data: Annotated[
         Path | None, typer.Option(help="The run's prepared data, if it lies on this machine: nothing is fetched.")
@@ -231,7 +266,7 @@ def join(
     if crew is None:
         crew = enrol(home, read_invite(invite_file), address=address, name=name)
     from cuadrilla.engines.bundle import fetch
-    from cuadrilla.engines.ray.node import Ways, work_through_ray
+    from cuadrilla.engines.ray.node import Consent, Ways, work_through_ray
     from cuadrilla.engines.worker import WorkerOptions, run_worker
     from cuadrilla.link.base import KnownTerm
     from cuadrilla.link.grpc_client import Connection
@@ -252,7 +287,9 @@ def join(
     identity = load_node(crew.folder)
     known = _Known(home, crew)
     term = KnownTerm(crew.term, learned=lambda value: known.change(term=value))
-    reason = work_through_ray(Ways(crew=crew, identity=identity, prepare=prepare)) or run_worker(
+    consent = Consent(ray, ask=_ask_for_ray if sys.stdin.isatty() else None)
+    ways = Ways(crew=crew, identity=identity, prepare=prepare, consent=consent, term=term)
+    reason = work_through_ray(ways) or run_worker(
         WorkerOptions(
             address=crew.address,
             connect=lambda address: Connection(address, identity=identity, term=term),
@@ -263,6 +300,16 @@ def join(
         )
     )
     say(f"done       {reason}")
+
+
+def _ask_for_ray() -> bool:
+    """Whether this machine is to be a node of the coordinator's Ray cluster, in words that say what that means."""
+    say(f"Ray        the coordinator offers its Ray cluster. {RAY}")
+    say("           The crew link, without Ray, is safe beside strangers: nobody runs anything here but the training.")
+    try:
+        return typer.confirm("join the Ray cluster?", default=False, err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
 
 
 class _Known:

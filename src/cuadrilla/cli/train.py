@@ -164,10 +164,11 @@ def train_run(
     from cuadrilla.engines.ray.cluster import cluster_of
 
     home, engine = opening.home if opening else None, resolved.config.engine
+    nodes = opening.ray_nodes if opening else frozenset[str]()
     with (
         FolderLock(folder.lock, purpose="training"),
         _logging_to(folder.logs),
-        cluster_of(engine, folder, practice=home is None) as cluster,
+        cluster_of(engine, folder, practice=home is None, nodes=nodes) as cluster,
     ):
         from cuadrilla.engines.local import run_local, stop_on_signals  # torch is loaded while Ray is being started
         from cuadrilla.train.metrics import JsonlSink

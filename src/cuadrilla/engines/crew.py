@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from cuadrilla.config import CrewEngine
-from cuadrilla.engines.doors import NO_LISTENER, Doors, LinkDoor, RayDoor, open_doors
-from cuadrilla.engines.ray.cluster import Starting, cluster_of
+from cuadrilla.engines.doors import NO_LISTENER, Doors, LinkDoor, RayDoor, RayUse, open_doors
+from cuadrilla.engines.ray.cluster import RunCluster, cluster_of
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.host.memory import num_killed_for_memory
@@ -54,15 +55,17 @@ class Door:
 class Opening:
     """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
     long as the run. `opened` is called once workers can dial in, `moved` with an address that came later. `standbys`:
-    nodes that may copy keys and run. `cluster`: Ray, if its start has begun already; whoever began it ends it.
-    `listener`: a descriptor of the crew's port, if this process's parent holds it.
+    nodes that may copy keys and run. `ray_nodes`: nodes that may run programs here, through Ray. `cluster`: Ray, if its
+    start has begun already; whoever began it ends it. `listener`: a descriptor of the crew's port, if this process's
+    parent holds it.
     """
 
     home: Home | None = None
     opened: Callable[[Door], None] | None = None
     moved: Callable[[str], None] | None = None
     standbys: frozenset[str] = frozenset()
-    cluster: Starting | None = None
+    ray_nodes: frozenset[str] = frozenset()
+    cluster: RunCluster | None = None
     listener: int = NO_LISTENER
 
 
@@ -81,25 +84,23 @@ def run_crew(parts: Parts, run: RunDir, *, opening: Opening) -> Outcome:
         torch.set_num_threads(before)
 
 
-def _cluster(parts: Parts, run: RunDir, *, opening: Opening) -> AbstractContextManager[Starting]:
-    return cluster_of(parts.config.engine, run, practice=opening.home is None)
+def _cluster(parts: Parts, run: RunDir, *, opening: Opening) -> AbstractContextManager[RunCluster | None]:
+    return cluster_of(parts.config.engine, run, practice=opening.home is None, nodes=opening.ray_nodes)
 
 
 def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outcome:
     engine, home = parts.config.engine, opening.home
     assert isinstance(engine, CrewEngine)
-    assert opening.cluster is not None
     names = [f"{'here' if home else 'worker'}-{index + 1}" for index in range(len(engine.workers))]
     places = dict(zip(names, engine.workers, strict=True))
+    place = partial(_place_in_ray, places, engine=engine, run=run)
+    ray = RayUse(cluster=opening.cluster, nodes=opening.ray_nodes, opened=place)
     children = _Children(engine=engine, run=run, event=parts.store.event)
     try:
         with open_doors(
-            parts, run, home=home, private=private, cluster=opening.cluster(), standbys=opening.standbys,
-            listener=opening.listener,
-        ) as doors:  # fmt: skip
-            if doors.ray is not None:
-                _place_in_ray(places, doors.ray, engine=engine, run=run)
-            elif doors.link is not None:
+            parts, run, home=home, private=private, ray=ray, standbys=opening.standbys, listener=opening.listener
+        ) as doors:
+            if doors.ray is None and doors.link is not None:
                 for name, speed in places.items():
                     _let_in(name, private / name, door=doors.link)
                     children.start(name, address=doors.link.desk.direct_address, identity=private / name, speed=speed)

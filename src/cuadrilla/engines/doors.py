@@ -4,23 +4,24 @@ import logging
 import platform
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuadrilla.config import CrewEngine
 from cuadrilla.engines.bundle import offer
-from cuadrilla.engines.ray.cluster import Cluster, why_not
-from cuadrilla.errors import LinkError
+from cuadrilla.engines.ray.cluster import Cluster, RunCluster, why_no_cluster
+from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.host.card import Whereabouts
 from cuadrilla.link.base import ToWorker
 from cuadrilla.link.gate import bind
-from cuadrilla.link.grpc_ray import RayOffer
+from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
 from cuadrilla.link.invite import canonical_host
@@ -60,12 +61,26 @@ class RayDoor:
     cluster: Cluster
 
 
-class Doors:
-    """What is open, filled while it is opened. At least one is there."""
+@dataclass(frozen=True, kw_only=True)
+class RayUse:
+    """How a run uses Ray. `cluster` None: not at all. `nodes`: who may have its token, if they want it. `opened` is
+    called with each door: after a kick there is another one.
+    """
 
-    def __init__(self) -> None:
+    cluster: RunCluster | None
+    nodes: frozenset[str] = frozenset()
+    opened: Callable[[RayDoor], None]
+
+
+class Doors:
+    """What is open, filled while it is opened. At least one is there, unless Ray is being started again."""
+
+    def __init__(self, *, use: RayUse, make_desk: "Callable[[], RayDesk]") -> None:
         self.link: LinkDoor | None = None
         self.ray: RayDoor | None = None
+        self.heads = RayHeadDesk(names=use.nodes)
+        self._use = use
+        self._make_desk = make_desk
         self._looked_at = 0.0
         self._followed_at = 0.0
 
@@ -109,6 +124,41 @@ class Doors:
             self._looked_at = time.monotonic()
             if not self.ray.cluster.practice:
                 self.ray.desk.place_on_new_nodes()
+                self._renew_for_kicked(self.ray.desk)
+        elif self.ray is None and self._use.cluster is not None and self._use.cluster.is_there():
+            self._open_ray_again(self._use.cluster)
+
+    def open_ray(self, cluster: Cluster) -> None:
+        """Let workers come through this cluster. A running one of others gets no nodes from us: its token is theirs."""
+        self.ray = RayDoor(desk=self._make_desk(), cluster=cluster)
+        dashboard = f"its dashboard at http://{cluster.dashboard}" if cluster.dashboard else "without a dashboard"
+        log.info("Ray runs at %s, %s", cluster.address, dashboard, extra=TALK)
+        self.heads.offer(_offer_of(cluster) if cluster.ours and not cluster.practice else None)
+        self._use.opened(self.ray)
+
+    def close_ray(self) -> None:
+        if self.ray is not None:
+            self.ray.desk.close()
+
+    def _renew_for_kicked(self, desk: "RayDesk") -> None:
+        """Whoever was kicked and has the token could go on running programs in the cluster: it is replaced."""
+        if self.link is None or self._use.cluster is None:
+            return
+        kicked = self.heads.kicked(self.link.nodes.nodes().values())
+        if kicked:
+            names = ", ".join(kicked)
+            log.info("%s had the token of the Ray cluster: it ends, and another one begins", names, extra=TALK)
+            self.heads.withdraw()
+            self.ray = None
+            self._use.cluster.replace(partial(desk.disband, f"the Ray cluster ended because {names} was kicked"))
+
+    def _open_ray_again(self, cluster: RunCluster) -> None:
+        try:
+            self.open_ray(cluster.wait())
+        except CuadrillaError as error:
+            log.warning("Ray is not used any more: %s", error.message)
+            self.heads.offer(None)
+            self._use = replace(self._use, cluster=None)
 
 
 @contextmanager
@@ -118,14 +168,14 @@ def open_doors(
     *,
     home: Home | None,
     private: Path,
-    cluster: Cluster | None,
+    ray: RayUse,
     standbys: frozenset[str] = frozenset(),
     listener: int = NO_LISTENER,
 ) -> Iterator[Doors]:
     """The doors that this run's engine asks for; closed behind the block. Raises LinkError.
 
-    `home` holds the keys of this machine's crew; without one the keys last as long as the run. `cluster`: Ray's, if
-    it is used. `standbys`: nodes that may copy keys and run. `listener`: see `Opening`.
+    `home` holds the keys of this machine's crew; without one the keys last as long as the run. `standbys`: nodes that
+    may copy keys and run. `listener`: see `Opening`.
     """
     engine = parts.config.engine
     assert isinstance(engine, CrewEngine)
@@ -134,26 +184,27 @@ def open_doors(
         "parameters": Layout.of(version_like(parts.model)),
         "contribution": Layout.of(contribution_like(parts.model, strict=parts.config.sync.strict)),
     }
-    doors = Doors()
+
+    def ray_desk() -> "RayDesk":
+        from cuadrilla.engines.ray.desk import RayDesk
+
+        return RayDesk(receiver=parts.coordination, offer=offered, **layouts)
+
+    doors = Doors(use=ray, make_desk=ray_desk)
     with ExitStack() as stack:
         parts.coordination.open(doors.send)  # before anybody can come in
-        if cluster is not None:
-            from cuadrilla.engines.ray.desk import RayDesk
-
-            ray_desk = RayDesk(receiver=parts.coordination, offer=offered, **layouts)
-            stack.callback(ray_desk.close)
-            doors.ray = RayDoor(desk=ray_desk, cluster=cluster)
-            dashboard = f"its dashboard at http://{cluster.dashboard}" if cluster.dashboard else "without a dashboard"
-            log.info("Ray runs at %s, %s", cluster.address, dashboard, extra=TALK)
+        stack.callback(doors.close_ray)
+        if ray.cluster is not None:
+            doors.open_ray(ray.cluster.wait())
         elif engine.kind == "auto":
-            log.info("crew link for all machines: %s", why_not(), extra=TALK)
+            reason = why_no_cluster(engine, practice=home is None, nodes=ray.nodes)
+            log.info("crew link for all machines: %s", reason, extra=TALK)
         if engine.uses_link:
             folder = home.crew if home else private / "crew"
             keys, nodes = open_coordinator(folder, now=datetime.now(UTC)), AllowList(folder / "nodes.json")
-            ray = _ray_offer(cluster) if cluster is not None and not cluster.practice else None
             standby = StandbyDesk(names=standbys, keys=folder, run=run.path)
             desk = CrewDesk(
-                keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, ray=ray, standby=standby,
+                keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, ray=doors.heads, standby=standby,
                 term=home.term if home else 0, **layouts,
             )  # fmt: skip
             stack.callback(desk.close)
@@ -175,6 +226,6 @@ def with_port(host: str, port: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _ray_offer(cluster: Cluster) -> RayOffer:
+def _offer_of(cluster: Cluster) -> RayOffer:
     ray, python = metadata.version("ray"), platform.python_version()
     return RayOffer(address=cluster.address, token=cluster.token, ray=ray, python=python)

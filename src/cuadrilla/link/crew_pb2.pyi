@@ -204,24 +204,32 @@ class ReceiveRequest(_message.Message):
     def __init__(self, seconds: _Optional[float] = ...) -> None: ...
 
 class RayNode(_message.Message):
-    __slots__ = ("ray", "python", "port")
+    __slots__ = ("ray", "python", "port", "consents", "member")
     RAY_FIELD_NUMBER: _ClassVar[int]
     PYTHON_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
+    CONSENTS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     ray: str
     python: str
     port: int
-    def __init__(self, ray: _Optional[str] = ..., python: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+    consents: bool
+    member: bytes
+    def __init__(self, ray: _Optional[str] = ..., python: _Optional[str] = ..., port: _Optional[int] = ..., consents: _Optional[bool] = ..., member: _Optional[bytes] = ...) -> None: ...
 
 class RayHead(_message.Message):
-    __slots__ = ("address", "token", "refusal")
+    __slots__ = ("address", "token", "refusal", "ask", "later")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
     address: str
     token: str
     refusal: str
-    def __init__(self, address: _Optional[str] = ..., token: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
+    ask: bool
+    later: bool
+    def __init__(self, address: _Optional[str] = ..., token: _Optional[str] = ..., refusal: _Optional[str] = ..., ask: _Optional[bool] = ..., later: _Optional[bool] = ...) -> None: ...
 
 class CrewKeys(_message.Message):
     __slots__ = ("files",)

@@ -122,12 +122,11 @@ class Connection:
         seconds: float = self._unary("Check", pb.Nothing(), pb.CheckReply).unix_seconds
         return seconds
 
-    def ray_head(self, *, ray: str, python: str, port: int) -> tuple[str, str]:
-        """Address and token of the run's Ray head, for a node that listens on `port`. Raises LinkError: why not Ray."""
-        head = self._unary("RayHead", pb.RayNode(ray=ray, python=python, port=port), pb.RayHead)
-        if head.refusal:
-            raise LinkError(one_line(head.refusal, most=wire.MAX_REASON))
-        return head.address, head.token
+    def ray_head(self, node: pb.RayNode) -> pb.RayHead:
+        """Address and token of the run's Ray head for this node, or why it gets none. Raises LinkError."""
+        head: pb.RayHead = self._unary("RayHead", node, pb.RayHead)
+        head.refusal = one_line(head.refusal, most=wire.MAX_REASON)
+        return head
 
     def receive_for(self, seconds: float) -> int:
         """Bytes that come from the coordinator in so many seconds. Raises LinkError."""

@@ -1,15 +1,25 @@
-"""Whether Ray works between two machines, found out before Ray is started: it would find out half a minute later.
+"""Whether a node gets Ray's token: whether both owners want that, and whether Ray works between the two machines.
 
-Ray needs equal versions and connections both ways. So a node that has joined over the crew link says what it runs and
-listens on a port for a moment; the coordinator calls back the address that it sees. Behind a NAT that is the router's.
-A node that passes gets the cluster's token, over the crew link; Ray knows one token for all and cannot take it back.
+Everybody in a Ray cluster can run programs on all its machines, as the user who started Ray there. So two people must
+have said yes: the coordinator's owner has named the node (`cuadrilla up --ray-node`), the node's owner consents
+(`cuadrilla join --ray`, or the answer to a question). Nobody else gets the token.
+
+Ray needs equal versions and connections both ways, and would find out half a minute after its start that it has not
+got them. So a node that has joined over the crew link says what it runs and listens on a port for a moment; the
+coordinator calls back the address that it sees. Behind a NAT that is the router's. Consent is asked for last: a person
+is asked only what makes a difference.
+
+Ray knows one token for all and cannot take it back: when a node that has it is kicked, the cluster must be replaced.
 
 A head is asked whether it wants a token over Ray's own gRPC: Ray says of a wrong token, of none and of no head alike
 that it could not connect. Source: `CheckAlive` of ray/protobuf/gcs_service.proto; docs.ray.io, "Token authentication".
 """
 
+import hashlib
+import hmac
 import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +28,7 @@ import grpc
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.grpc_calls import only, reads, serialize
+from cuadrilla.link.tls import key_hash, peer_certificate
 from cuadrilla.link.wire import MAX_REASON
 from cuadrilla.printable import one_line
 
@@ -36,37 +47,89 @@ class RayOffer:
     python: str
 
 
+@dataclass
 class RayHeadDesk:
-    """The handler.
+    """Tells nodes where Ray's head is. `names`: the nodes that the coordinator's owner has named. Thread-safe."""
 
-    `caller(context)` names the node that calls, and ends the call of anybody else; `host_of(peer)` is the address from
-    which it has come.
-    """
+    names: frozenset[str] = frozenset()
+    _offer: RayOffer | None = None
+    _starting: bool = False
+    _given: dict[bytes, str] = field(default_factory=dict)
+    """Who has the token: the hash of its key, and its name."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __init__(self, *, caller: Callable[[Any], str], host_of: Callable[[str], str], offer: RayOffer | None) -> None:
-        self._caller = caller
-        self._host_of = host_of
-        self._offer = offer
+    def offer(self, offer: RayOffer | None) -> None:
+        """A new cluster, whose token nobody has yet; or none."""
+        with self._lock:
+            self._offer, self._starting, self._given = offer, False, {}
 
-    def handlers(self) -> dict[str, Any]:
+    def withdraw(self) -> None:
+        """Another cluster is being started: whoever asks is to ask again."""
+        with self._lock:
+            self._offer, self._starting = None, True
+
+    def kicked(self, listed: Collection[bytes]) -> list[str]:
+        """Who has the token and is not among these keys any more. Such a name counts no longer: it was for a machine
+        that has gone, and the next machine under it may be anybody's.
+        """
+        with self._lock:
+            gone = sorted(name for key, name in self._given.items() if key not in listed)
+            self.names = self.names.difference(gone)
+            return gone
+
+    def handlers(self, caller: Callable[[Any], str], *, host_of: Callable[[str], str]) -> dict[str, Any]:
+        """`caller(context)` names the node that calls, and ends the call of anybody else; `host_of(peer)` is the
+        address from which it has come.
+        """
+
+        def head(requests: Iterator[pb.RayNode], context: Any) -> pb.RayHead:
+            name = caller(context)
+            certificate = peer_certificate(context.auth_context())
+            assert certificate is not None
+            node, key = only(requests, context), key_hash(certificate)
+            with self._lock:
+                offer, named, starting = self._offer, name in self.names, self._starting
+            if not named:
+                reason = f"the coordinator's owner has not named {name} for Ray (cuadrilla up --ray-node {name})"
+                return pb.RayHead(refusal=reason)
+            if offer is None:
+                reason = "is being started again" if starting else "does not run on the coordinator"
+                return pb.RayHead(refusal=f"Ray {reason}", later=starting)
+            if node.member:
+                same = hmac.compare_digest(node.member, token_hash(offer.token))
+                return pb.RayHead(refusal="" if same else "that cluster has ended")
+            reason = _why_not(node, offer, host=host_of(context.peer()))
+            if reason or not node.consents:
+                return pb.RayHead(refusal=reason or "this machine's owner has not said --ray", ask=not reason)
+            return self._give(offer, key=key, name=name)
+
         unary = grpc.stream_unary_rpc_method_handler
-        return {"RayHead": unary(reads(self._head, pb.RayNode), response_serializer=serialize)}
+        return {"RayHead": unary(reads(head, pb.RayNode), response_serializer=serialize)}
 
-    def _head(self, requests: Iterator[pb.RayNode], context: Any) -> pb.RayHead:
-        self._caller(context)
-        node = only(requests, context)
-        offer = self._offer
-        if offer is None:
-            return pb.RayHead(refusal="the coordinator uses no Ray")
-        if (node.ray, node.python) != (offer.ray, offer.python):
-            there, here = f"Ray {offer.ray} with Python {offer.python}", f"Ray {node.ray} with Python {node.python}"
-            return pb.RayHead(refusal=f"{there} on the coordinator, {here[:100]} on this machine")
-        host = self._host_of(context.peer())
-        try:
-            socket.create_connection((host, node.port), timeout=CALL_BACK_SECONDS).close()
-        except (OSError, OverflowError):
-            return pb.RayHead(refusal=f"the coordinator cannot call back {host}: a NAT or a firewall is between")
+    def _give(self, offer: RayOffer, *, key: bytes, name: str) -> pb.RayHead:
+        """The token, if the cluster is still the one: no kick must miss who has it."""
+        with self._lock:
+            if offer is not self._offer or name not in self.names:
+                return pb.RayHead(refusal="Ray is being started again", later=True)
+            self._given[key] = name
         return pb.RayHead(address=offer.address, token=offer.token)
+
+
+def token_hash(token: str) -> bytes:
+    """By which a node says whose token it has."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _why_not(node: pb.RayNode, offer: RayOffer, *, host: str) -> str:
+    """Why Ray would not work between `host` and here, or nothing."""
+    if (node.ray, node.python) != (offer.ray, offer.python):
+        there, here = f"Ray {offer.ray} with Python {offer.python}", f"Ray {node.ray} with Python {node.python}"
+        return f"{there} on the coordinator, {here[:100]} on this machine"
+    try:
+        socket.create_connection((host, node.port), timeout=CALL_BACK_SECONDS).close()
+    except (OSError, OverflowError):
+        return f"the coordinator cannot call back {host}: a NAT or a firewall is between"
+    return ""
 
 
 def admits(address: str, *, token: str) -> bool:

@@ -46,7 +46,7 @@ from cuadrilla.link.base import (
 from cuadrilla.link.gate import Gate
 from cuadrilla.link.grpc_calls import MAX_WORKERS, Admission, cut_off, only, reads, refuse, serialize, start_server
 from cuadrilla.link.grpc_check import CheckDesk
-from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
+from cuadrilla.link.grpc_ray import RayHeadDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
 from cuadrilla.link.invite import Invites, Outcome
 from cuadrilla.link.nodes import AllowList, NameTaken
@@ -113,13 +113,13 @@ class CrewDesk:
         offer: Offer,
         parameters: wire.Layout,
         contribution: wire.Layout,
-        ray: RayOffer | None = None,
+        ray: RayHeadDesk | None = None,
         standby: StandbyDesk | None = None,
         term: int = 0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._term = term
-        self._ray = ray
+        self._ray = ray or RayHeadDesk()
         self._keys = keys
         self._nodes = nodes
         self._receiver = receiver
@@ -241,7 +241,7 @@ class CrewDesk:
                 "Upload": unary(reads(self._upload, pb.Chunk), response_serializer=serialize),
                 "Download": stream(reads(self._download, pb.DownloadRequest)),
                 **CheckDesk(caller=self._caller).handlers(),
-                **RayHeadDesk(caller=self._caller, host_of=self._gate.host_of, offer=self._ray).handlers(),
+                **self._ray.handlers(self._caller, host_of=self._gate.host_of),
                 **self._standby.handlers(self._caller),
             },
         )

@@ -1,26 +1,38 @@
 """Ray itself: started here for this run, or a running cluster that this run uses. Always with token authentication.
 
 A cluster without a token runs code for whoever reaches it. So a cluster of ours gets a fresh token, in a file that only
-this user can read; and a cluster of others must ask for one. In practice every port of Ray, its dashboard too, is on
-the loopback. Ray is stopped as it was started: by its own handle, never by name.
+this user can read; and a cluster of others must ask for one. In practice every port of Ray is on the loopback; else
+Ray listens on all addresses of the machine, for which it has no setting (`docs/architecture.md` lists the ports), its
+dashboard on the loopback. Its metrics, which ask for no token, are off. Ray is stopped as it was started: by its own
+handle, never by name.
+
+Invariants
+* A run that nobody has been named for starts no Ray, other than for practice.
+* Whatever Ray writes is below a folder that only this user can enter. (Ray makes its own folders writable for all.)
+* A cluster is never given another token: it is ended, with all its processes, and another one is begun.
 
 Ray takes as long to start as a coordinator takes to load torch and its run, so it is started beside that. A coordinator
 that was killed and is started again does without the dashboard, a third of what Ray's own processes compute.
 
-Source of the variables and of the version check: docs.ray.io, "Token authentication"; ray/_private/services.py.
+Source of the variables and of the version check: docs.ray.io, "Token authentication"; ray/_private/services.py,
+dashboard/head.py, autoscaler/v2/monitor.py of Ray 2.60.
 """
 
 import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.engines.supervise import was_restarted
@@ -36,6 +48,22 @@ LOOPBACK = "127.0.0.1"
 RESOURCE = "cuadrilla"
 """A node that is to work says so with this custom resource: one for each worker."""
 NAME_LABEL = "cuadrilla-node"
+LONGEST_FOLDER = 8
+"""A socket's name may have 107 bytes on Linux; what we and Ray put behind the usual folder's name takes up to 99."""
+KILL_SECONDS = 10.0
+NO_PORT = "-1"
+TOKEN, TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+VARIABLES: dict[str, str] = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    # These two metrics have no switch: they are served on all addresses, unless the port cannot be.
+    "AUTOSCALER_METRIC_PORT": NO_PORT,
+    "DASHBOARD_METRIC_PORT": NO_PORT,
+    # Else a SIGTERM that comes behind the start of Ray aborts the coordinator instead of saving and stopping.
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+}
+"""For every process of Ray that is started here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,28 +94,72 @@ def why_not() -> str:
     return ""
 
 
-Starting = Callable[[], Cluster | None]
-"""Waits until the cluster of a run is there. None: the run has none. Raises EnvironmentProblem, LinkError."""
+class RunCluster:
+    """The cluster of a run, which may be replaced. One thread does it all and stays: Linux ends Ray's processes with
+    the thread that started them.
+    """
+
+    def __init__(self, begin: Callable[[], AbstractContextManager[Cluster]]) -> None:
+        self._begin = begin
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._stack = ExitStack()
+        self._cluster: Future[Cluster] = self._thread.submit(self._enter)
+
+    def wait(self) -> Cluster:
+        """The cluster, once it is there. Raises EnvironmentProblem, LinkError."""
+        return self._cluster.result()
+
+    def is_there(self) -> bool:
+        """Whether `wait` returns at once, or raises."""
+        return self._cluster.done()
+
+    def replace(self, part: Callable[[], None]) -> None:
+        """End it, with all its processes, and begin another one. `part` leaves the old one, in the same thread."""
+        self._cluster = self._thread.submit(self._another, part)
+
+    def close(self) -> None:
+        self._thread.submit(self._stack.close).result()
+        self._thread.shutdown()
+
+    def _enter(self) -> Cluster:
+        return self._stack.enter_context(self._begin())
+
+    def _another(self, part: Callable[[], None]) -> Cluster:
+        part()
+        self._stack.close()
+        return self._enter()
 
 
 @contextmanager
-def cluster_of(engine: LocalEngine | CrewEngine, run: RunDir, *, practice: bool) -> Iterator[Starting]:
-    """Begin to start or to join what this engine asks for; it ends behind the block.
+def cluster_of(
+    engine: LocalEngine | CrewEngine, run: RunDir, *, practice: bool, nodes: frozenset[str] = frozenset()
+) -> Iterator[RunCluster | None]:
+    """Begin to start or to join what this engine asks for; it ends behind the block. `nodes`: who may come.
 
-    One thread does it all and stays: Linux ends Ray's processes with the thread that started them. Ray's C++ writes its
-    errors, and each signal that this process gets, to stderr: they are in `logs/ray.txt`.
+    Ray's C++ writes its errors, and each signal that this process gets, to stderr: they are in `logs/ray.txt`.
     """
-    if engine.kind == "local" or not engine.uses_ray or (engine.kind == "auto" and why_not()):
-        yield lambda: None
+    if why_no_cluster(engine, practice=practice, nodes=nodes):
+        yield None
         return
+    assert isinstance(engine, CrewEngine)
     make_private(run.logs)
-    with libraries_apart(run.logs / "ray.txt"), ThreadPoolExecutor(1, thread_name_prefix="ray") as thread:
-        stack = ExitStack()
-        cluster = thread.submit(stack.enter_context, _wanted(engine, run, practice=practice))
+    with libraries_apart(run.logs / "ray.txt"):
+        cluster = RunCluster(partial(_wanted, engine, run, practice=practice))
         try:
-            yield cluster.result
+            yield cluster
         finally:
-            thread.submit(stack.close).result()
+            cluster.close()
+
+
+def why_no_cluster(engine: LocalEngine | CrewEngine, *, practice: bool, nodes: frozenset[str]) -> str:
+    """Why a run has no Ray, or nothing. `practice`: of this machine alone; else `nodes` may come."""
+    if engine.kind == "local" or not engine.uses_ray:
+        return f'engine.kind is "{engine.kind}"'
+    if engine.kind == "auto" and (reason := why_not()):
+        return reason
+    if not practice and not engine.ray_address and not nodes:
+        return "no machine has been named for Ray (--ray-node)"
+    return ""
 
 
 @contextmanager
@@ -98,35 +170,62 @@ def _wanted(engine: CrewEngine, run: RunDir, *, practice: bool) -> Iterator[Clus
         return
     host = LOOPBACK if practice else engine.listen.rpartition(":")[0]
     dashboard = not was_restarted(run)
-    with (
-        private_folder() as private,
-        started(
-            private=private, host=host, num_workers=len(engine.workers), practice=practice, dashboard=dashboard
-        ) as cluster,
-    ):
+    with started(host=host, num_workers=len(engine.workers), practice=practice, dashboard=dashboard) as cluster:
         yield cluster
 
 
 @contextmanager
-def started(*, private: Path, host: str, num_workers: int, practice: bool, dashboard: bool = True) -> Iterator[Cluster]:
-    """Ray on this machine for as long as the block lasts; its ports on `host`. Raises EnvironmentProblem."""
+def started(*, host: str, num_workers: int, practice: bool, dashboard: bool = True) -> Iterator[Cluster]:
+    """Ray on this machine for as long as the block lasts. Raises EnvironmentProblem."""
     _require_ray()
-    token = private / "ray.token"
-    write_token(token, secrets.token_hex(32))
-    environment = {"RAY_AUTH_TOKEN_PATH": str(token)}
-    if host == LOOPBACK:
-        # Ray takes the machine's address instead of the loopback, except where clusters are switched off.
-        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    with _variables(environment):
+    family: list[psutil.Process] = []
+    with private_folder(where=short_folder()) as private:
+        token = private / "ray.token"
+        write_token(token, secrets.token_hex(32))
+        environment = {TOKEN_FILE: str(token)}
+        if host == LOOPBACK:
+            # Ray takes the machine's address instead of the loopback, except where clusters are switched off.
+            environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         settings = {
             "_node_ip_address": host,
+            "_temp_dir": str(private / "ray"),
             "dashboard_host": LOOPBACK,
             "include_dashboard": dashboard and _has_dashboard(),
             "num_cpus": os.cpu_count(),
             "resources": {RESOURCE: num_workers},
         }
-        with _connected("local", settings=settings) as context:
-            yield _describe(context, ours=True, practice=practice)
+        try:
+            with _variables(environment), _connected("local", settings=settings) as context:
+                try:
+                    yield _describe(context, ours=True, practice=practice)
+                finally:
+                    family = _processes_of(private)
+        finally:
+            kill(family)  # an agent whose raylet is dead goes on for a minute, with the token and with open files
+
+
+def short_folder() -> Path:
+    """Where a private folder can be so that the names of Ray's sockets in it are not too long for the kernel."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(str(usual)) <= LONGEST_FOLDER else Path("/tmp")
+
+
+def _processes_of(folder: Path) -> list[psutil.Process]:
+    """Ray's processes that this one has started with that folder, and theirs."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if str(folder) in " ".join(child.cmdline()):
+                found += [child, *child.children(recursive=True)]
+    return found
+
+
+def kill(family: Sequence[psutil.Process]) -> None:
+    """End these processes, if they are still there."""
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=KILL_SECONDS)
 
 
 @contextmanager
@@ -154,13 +253,13 @@ def joined(address: str) -> Iterator[Cluster]:
 
 def token_file() -> Path:
     """Where Ray looks for this user's token."""
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    return Path(os.environ.get(TOKEN_FILE) or Path.home() / ".ray" / "auth_token")
 
 
 def read_token() -> str:
     """This user's token, as Ray will find it; empty if there is none."""
     try:
-        return os.environ.get("RAY_AUTH_TOKEN") or token_file().read_text(encoding="ascii").strip()
+        return os.environ.get(TOKEN) or token_file().read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""
 
@@ -168,18 +267,20 @@ def read_token() -> str:
 @contextmanager
 def _connected(address: str, *, settings: dict[str, Any]) -> Iterator[Any]:
     import ray
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
 
+    AuthenticationTokenLoader.instance().reset_cache()  # else a process keeps the token of its first cluster
     to_files_only("ray")
     logs = {"log_to_driver": False, "logging_level": logging.INFO, "logging_format": FILE_FORMAT}
     try:
         context = ray.init(address=address, **logs, **settings)
     except (ConnectionError, ray.exceptions.RaySystemError) as error:
         raise LinkError(f"no Ray cluster at {address}: {error}", hint="is its head running?") from None
-    except RuntimeError as error:
-        if "Version mismatch" not in str(error):
-            raise
-        text = " ".join(str(error).split())
-        raise EnvironmentProblem(text, hint="install the same Ray and the same Python on all its machines") from None
+    except (RuntimeError, TimeoutError) as error:
+        mismatch = "Version mismatch" in str(error)
+        text, same = " ".join(str(error).split()), "install the same Ray and the same Python on all its machines"
+        hint = same if mismatch else 'run the same command again, or use the crew link: engine.kind = "crew"'
+        raise EnvironmentProblem(text, hint=hint) from None
     try:
         yield context
     finally:
@@ -224,14 +325,23 @@ def write_token(path: Path, token: str) -> None:
 @contextmanager
 def _variables(environment: dict[str, str]) -> Iterator[None]:
     """Ray is told these things by variables only; they are read when it is imported and by the processes it starts."""
-    wanted = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", **environment}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = dict(os.environ)
+    if TOKEN_FILE in environment:
+        os.environ.pop(TOKEN, None)
+    os.environ.update(settled(before, environment))
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
+        for name in {*VARIABLES, *environment, TOKEN}:
+            if name in before:
+                os.environ[name] = before[name]
             else:
-                os.environ[name] = value
+                os.environ.pop(name, None)
+
+
+def settled(variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """`variables` with ours and `environment`. With a token's file in these, a token among those goes: Ray would take
+    that one, which others may have.
+    """
+    kept = {name: value for name, value in variables.items() if name != TOKEN or TOKEN_FILE not in environment}
+    return {**kept, **VARIABLES, **environment}

@@ -153,14 +153,24 @@ class RayDesk:
             "all worker processes were killed", hint="run the same command again: it goes on"
         )
 
-    def close(self) -> None:
-        """Send everybody home; whoever does not go is ended."""
+    def disband(self, reason: str) -> None:
+        """End everybody at once and say so: their work goes to others. Then the desk is closed."""
+        self._closing.set()
+        with self._lock:
+            joined = [worker for worker in self._workers.values() if worker.joined]
+        for worker in joined:
+            worker.joined = False
+            self._receiver.left(worker.place.name, reason)
+        self.close(finish_seconds=0.0)
+
+    def close(self, *, finish_seconds: float = FINISH_SECONDS) -> None:
+        """Send everybody home; whoever does not go in time is ended."""
         with self._lock:
             workers = list(self._workers.values())
         for worker in workers:
             self.send(worker.place.name, Stop(reason="the run has ended"))
         self._closing.set()
-        for patience in (FINISH_SECONDS, None):
+        for patience in (finish_seconds, None):
             for worker in workers:
                 assert worker.thread is not None
                 worker.thread.join(timeout=patience)

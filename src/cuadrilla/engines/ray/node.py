@@ -1,8 +1,10 @@
-"""A machine that has joined a crew becomes a node of its Ray cluster, if Ray works between the two machines.
+"""A machine that has joined a crew becomes a node of its Ray cluster, if both owners want that and Ray works there.
 
-`cuadrilla join` asks first (`link/grpc_ray.py`) and says which condition decided. Ray runs as a child of it: `ray start
---block`, with the token in a file of this user's, and ends with it. When the head ends, the run has ended or its
-coordinator is being started again: it is looked for, for a while.
+`cuadrilla join` asks the coordinator first (`link/grpc_ray.py`), then the machine's owner, and says which condition
+decided. Ray runs as a child of it: `ray start --block`, with the token and all that Ray writes in a folder of this
+user's, and ends with it. When the head ends, the run has ended or its coordinator is being started again: it is looked
+for, for a while. When the coordinator has another cluster (somebody was kicked), this machine leaves the old one within
+seconds and asks anew.
 """
 
 import json
@@ -14,8 +16,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -23,19 +26,32 @@ from types import FrameType
 import psutil
 
 from cuadrilla.config import Config
-from cuadrilla.engines.ray.cluster import NAME_LABEL, RESOURCE, why_not, write_token
+from cuadrilla.engines.ray.cluster import (
+    NAME_LABEL,
+    RESOURCE,
+    TOKEN_FILE,
+    kill,
+    settled,
+    short_folder,
+    why_not,
+    write_token,
+)
 from cuadrilla.engines.worker import Prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, LinkError
 from cuadrilla.home import Joined
-from cuadrilla.link.base import Refused
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link.base import KnownTerm, Refused
 from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.grpc_ray import admits
+from cuadrilla.link.grpc_ray import admits, token_hash
 from cuadrilla.link.tls import Identity
 from cuadrilla.log import TALK
+from cuadrilla.rundir import private_folder
 
 STOP_SECONDS = 15.0
 BACK_SECONDS = 25.0
 """A coordinator that was killed is back by then."""
+RENEWED_SECONDS = 60.0
+"""Another cluster runs by then; else the crew link is used."""
 PAUSE_SECONDS = 1.0
 LOOK_SECONDS = 2.0
 
@@ -43,50 +59,67 @@ log = logging.getLogger(__name__)
 
 
 class RayNode:
-    """Ray on this machine, as a node of the cluster at `head`."""
+    """Ray on this machine, as a node of the cluster at `head`. `folder`: a private one, with a short name."""
 
     def __init__(self, *, head: str, token: str, host: str, name: str, folder: Path) -> None:
+        self.member = token_hash(token)
+        self._family: set[psutil.Process] = set()
         self._token = folder / "ray.token"
         write_token(self._token, token)
         options = {
             "--address": head,
             "--node-ip-address": host,
+            "--temp-dir": str(folder / "ray"),
             "--resources": json.dumps({RESOURCE: 1}),
             "--labels": f"{NAME_LABEL}={name}",
-        }
-        environment = {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self._token),
-            "RAY_USAGE_STATS_ENABLED": "0",
         }
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
         self._process = subprocess.Popen(
             [*command, *(f"{option}={value}" for option, value in options.items())],
-            env=os.environ | environment,
+            env=settled(os.environ, {TOKEN_FILE: str(self._token)}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
 
-    @property
-    def runs(self) -> bool:
-        return self._process.poll() is None
+    def look(self) -> bool:
+        """Whether it runs. Remembers its processes: some may survive it, and then nobody could tell whose they were."""
+        if self._process.poll() is not None:
+            return False
+        with suppress(psutil.NoSuchProcess):
+            self._family.update(psutil.Process(self._process.pid).children(recursive=True))
+        return True
 
     def stop(self) -> None:
-        """End Ray here. Safe to call twice."""
-        family = []
-        with suppress(psutil.NoSuchProcess):
-            family = psutil.Process(self._process.pid).children(recursive=True)
+        """End Ray here, with all its processes. Safe to call twice."""
+        self.look()
         if self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
             self._process.kill()  # it may wait for a head that has gone, a minute or longer
-        for process in psutil.wait_procs(family, timeout=STOP_SECONDS)[1]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill(psutil.wait_procs(self._family, timeout=STOP_SECONDS)[1])
         self._process.wait()
         self._token.unlink(missing_ok=True)
+
+
+class Consent:
+    """What this machine's owner says about Ray: None as long as nobody has said anything.
+
+    `ask` asks the owner, None where nobody can answer: then there is no Ray.
+    """
+
+    def __init__(self, given: bool | None, *, ask: Callable[[], bool] | None = None) -> None:
+        self.given = given
+        self._ask = ask
+
+    def can_be_asked(self) -> bool:
+        return self.given is None and self._ask is not None
+
+    def ask(self) -> bool:
+        assert self._ask is not None
+        self.given = self._ask()
+        return self.given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +129,11 @@ class Ways:
     crew: Joined
     identity: Identity
     prepare: Prepare
+    consent: Consent
+    term: KnownTerm
+
+    def connection(self) -> Connection:
+        return Connection(self.crew.address, identity=self.identity, term=self.term)
 
 
 def work_through_ray(ways: Ways) -> str | None:
@@ -106,10 +144,10 @@ def work_through_ray(ways: Ways) -> str | None:
     worked, deadline = False, time.monotonic()
     signal.signal(signal.SIGTERM, _leave)
     while True:
-        connection = Connection(ways.crew.address, identity=ways.identity)
+        connection = ways.connection()
         try:
             config, _ = ways.prepare(connection, connection.describe())
-            node = _node_for(config, connection, ways.crew)
+            head = _head_for(config, connection, ways)
         except Refused:
             raise
         except LinkError:
@@ -121,22 +159,28 @@ def work_through_ray(ways: Ways) -> str | None:
             continue
         finally:
             connection.close()
-        if node is None:
+        if head is None:
             return None
-        try:
-            _stay(node, ways)
-        finally:
-            node.stop()
-        log.info("the coordinator is silent: looking for it", extra=TALK)
+        with private_folder(where=short_folder()) as folder:
+            node = RayNode(head=head.address, token=head.token, host=head.mine, name=ways.crew.name, folder=folder)
+            try:
+                reason = _stay(node, ways)
+            finally:
+                node.stop()
+        log.info("%s", reason, extra=TALK)
         worked, deadline = True, time.monotonic() + BACK_SECONDS
 
 
-def _stay(node: RayNode, ways: Ways) -> None:
-    """While Ray runs and the coordinator answers: Ray notices a minute later that its head is gone. Raises Refused."""
-    connection = Connection(ways.crew.address, identity=ways.identity)
+def _stay(node: RayNode, ways: Ways) -> str:
+    """While Ray runs and the coordinator has this cluster; why it ended. Raises Refused.
+
+    Ray itself would notice a minute later that its head is gone.
+    """
+    connection = ways.connection()
     try:
-        while node.runs:
-            connection.clock()
+        while node.look():
+            if refusal := connection.ray_head(pb.RayNode(member=node.member)).refusal:
+                return f"out of the Ray cluster: {refusal}"
             time.sleep(LOOK_SECONDS)
     except Refused:
         raise
@@ -144,6 +188,7 @@ def _stay(node: RayNode, ways: Ways) -> None:
         pass
     finally:
         connection.close()
+    return "the coordinator is silent: looking for it"
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
@@ -151,30 +196,59 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(INTERRUPTED_EXIT_CODE)
 
 
-def _node_for(config: Config, connection: Connection, crew: Joined) -> RayNode | None:
-    """This machine as a node, if the run uses Ray and Ray works between the two; says why."""
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Where to join. `mine`: the address of this machine that the head can reach."""
+
+    address: str
+    mine: str
+    token: str = field(repr=False)
+
+
+def _head_for(config: Config, connection: Connection, ways: Ways) -> Head | None:
+    """The head to join, if the run uses Ray, both owners want it and Ray works between the two; says why."""
     if config.engine.kind == "local" or not config.engine.uses_ray:
         return None
     try:
-        node = join_cluster(connection, coordinator=crew.address, name=crew.name, folder=crew.folder)
+        head = find_head(connection, coordinator=ways.crew.address, consent=ways.consent)
+    except Refused:
+        raise
     except LinkError as error:
         log.info("through the crew link: %s", error.message, extra=TALK)
         return None
-    log.info("through Ray: equal versions, and both machines reach each other", extra=TALK)
-    return node
+    log.info("through Ray: both owners want it, equal versions, and both machines reach each other", extra=TALK)
+    return head
 
 
-def join_cluster(connection: Connection, *, coordinator: str, name: str, folder: Path) -> RayNode:
-    """Become a node. `coordinator`: HOST:PORT of the crew link. Raises LinkError with the condition that forbids it."""
+def find_head(connection: Connection, *, coordinator: str, consent: Consent) -> Head:
+    """`coordinator`: HOST:PORT of the crew link. Raises LinkError with the condition that forbids it."""
     if reason := why_not():
         raise LinkError(reason)
+    if consent.given is False:
+        raise LinkError("this machine's owner wants no Ray on it")
     host, _, port = coordinator.rpartition(":")
     with socket.create_connection((host, int(port))) as way:
         mine: str = way.getsockname()[0]
+    deadline = time.monotonic() + RENEWED_SECONDS
+    while (answer := _ask(connection, mine, consent)).later and time.monotonic() < deadline:
+        time.sleep(PAUSE_SECONDS)
+    if answer.ask and consent.can_be_asked():  # a person thinks for longer than a port should be open
+        if not consent.ask():
+            raise LinkError("this machine's owner wants no Ray on it")
+        answer = _ask(connection, mine, consent)
+    if answer.refusal:
+        raise LinkError(answer.refusal)
+    if not admits(answer.address, token=answer.token):
+        raise LinkError(f"the head at {answer.address} does not know the token that the coordinator gave")
+    return Head(address=answer.address, token=answer.token, mine=mine)
+
+
+def _ask(connection: Connection, mine: str, consent: Consent) -> pb.RayHead:
     with socket.create_server((mine, 0)) as called_back:
-        head, token = connection.ray_head(
-            ray=metadata.version("ray"), python=platform.python_version(), port=called_back.getsockname()[1]
+        node = pb.RayNode(
+            ray=metadata.version("ray"),
+            python=platform.python_version(),
+            port=called_back.getsockname()[1],
+            consents=bool(consent.given),
         )
-    if not admits(head, token=token):
-        raise LinkError(f"the head at {head} does not know the token that the coordinator gave")
-    return RayNode(head=head, token=token, host=mine, name=name, folder=folder)
+        return connection.ray_head(node)
