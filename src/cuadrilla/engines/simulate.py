@@ -272,7 +272,7 @@ class World:
             case "kill" | "power off":
                 self.crew.end(worker, back_after=fault.seconds, lingers=lingers, noticed=fault.kind == "kill")
             case "freeze":
-                worker.frozen_until = self.clock.now + fault.seconds
+                worker.frozen_until = max(worker.frozen_until, self.clock.now + fault.seconds)
             case "slow":
                 worker.slow_until = self.clock.now + fault.seconds
             case "hang":  # it beats and never answers; in its first pass it would be let
