@@ -238,7 +238,7 @@ SAID = st.one_of(
 
 
 @pytest.mark.parametrize("kind", ["exact", "strict", "server"])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SAID, max_size=60))
 def test_no_numbers_end_the_run(
     kind: str, tmp_path_factory: pytest.TempPathFactory, said: list[tuple[Any, ...]]

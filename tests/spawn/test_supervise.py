@@ -29,12 +29,13 @@ from tests.machines import Machine
 
 STRICT = ("--set", "sync.strict=true")
 IN_FRONT = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
 os.setsid()
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""A command in a session of its own, whose terminal is its standard input."""
+"""A command in a session of its own, whose terminal is its standard input; not under `nohup`, as the tests may be."""
 CREW = (*STRICT, "--practice", "0.5,0.25")
 
 
