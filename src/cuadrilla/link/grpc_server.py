@@ -365,7 +365,7 @@ class CrewDesk:
             return self._pace.admits(session.worker, self._clock())
 
     def _tell_progress(self, session: _Session) -> None:
-        if session.joined:
+        if session.joined and not session.expected:  # an upload may go on when its session has ended
             self._receiver.heard(session.worker, session.passes + session.chunks)
 
     def _end(self, session: _Session, stop: Stop) -> None:

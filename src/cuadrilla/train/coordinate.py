@@ -260,6 +260,7 @@ class Coordination:
                     self._contributions.pop(action.lease_id, None)
                     self._store.event("discarded", lease=action.lease_id)
                 case events.Evict():
+                    self._heard.pop(action.worker, None)
                     self._store.event("evicted", worker=action.worker, reason=action.reason)
                     log.warning("%s: %s", action.worker, action.reason)
                     self._send(action.worker, Stop(reason=action.reason, refused=action.refused, again=action.again))
