@@ -91,7 +91,7 @@ class Crew:
         self.coordinator.start("up", str(self.run.path), "--listen", address, "--set", "engine.workers=[]")
         wait_for(lambda: (self.coordinator.home / "crew" / "open.json").exists())
         invite = self.coordinator.ask("invite", "--uses", str(len(self.workers)))
-        time.sleep(1.0)  # until the coordinator has taken it
+        wait_for(lambda: not list((self.coordinator.home / "crew" / "invites").glob("*.json")))  # it has taken it
         for name, worker in zip(NAMES, self.workers, strict=False):
             worker.start("join", "--name", name, "--threads", "1", says=invite)
         wait_for(lambda: self.joined() >= len(self.workers))

@@ -4,7 +4,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from cuadrilla.engines.worker import ASK_SECONDS
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import events, is_what_one_worker_gives, reached, wait_for
-from tests.machines import Machine, down, invite, language_run, present, up
+from tests.machines import Machine, down, invite, present, up
 from tests.networks import need_namespaces, silent, switch_port
 
 RATE = "400mbit"
@@ -25,22 +24,6 @@ def network() -> Iterator[list[Member]]:
     need_namespaces()
     with lan(3, rate=RATE) as members:
         yield members
-
-
-@pytest.fixture
-def machines(network: list[Member], tmp_path: Path) -> Iterator[list[Machine]]:
-    made = [
-        Machine(tmp_path / f"home-{index}", prefix=member.prefix, address=member.address)
-        for index, member in enumerate(network)
-    ]
-    yield made
-    for machine in made:
-        machine.stop()
-
-
-@pytest.fixture
-def run(tmp_path: Path, stories: Path) -> RunDir:
-    return language_run(tmp_path / "run", stories)
 
 
 def plug(member: Member, state: str) -> None:

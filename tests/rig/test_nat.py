@@ -14,7 +14,7 @@ from bench.limits import Share
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import is_what_one_worker_gives, reached, wait_for
-from tests.machines import Machine, down, invite, language_run, present, up
+from tests.machines import Machine, down, invite, present, up
 from tests.networks import need_namespaces, shares, silent
 
 pytestmark = pytest.mark.thorough
@@ -67,11 +67,6 @@ def machine(tmp_path: Path, network: Network) -> Iterator[Callable[..., Machine]
     yield get
     for each in made:
         each.stop()
-
-
-@pytest.fixture
-def run(tmp_path: Path, stories: Path) -> RunDir:
-    return language_run(tmp_path / "run", stories)
 
 
 @pytest.mark.timeout(500)

@@ -16,7 +16,7 @@ import pytest
 from bench.lan import Member, lan
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import COMMAND, is_what_one_worker_gives, reached, wait_for
-from tests.machines import Machine, down, invite, language_run, present, up
+from tests.machines import Machine, down, invite, present, up
 from tests.networks import need_namespaces
 
 pytestmark = [
@@ -45,22 +45,6 @@ def network() -> Iterator[list[Member]]:
     need_namespaces()
     with lan(4, rate="400mbit") as members:
         yield members
-
-
-@pytest.fixture
-def machines(network: list[Member], tmp_path: Path) -> Iterator[list[Machine]]:
-    made = [
-        Machine(tmp_path / f"home-{index}", prefix=member.prefix, address=member.address)
-        for index, member in enumerate(network)
-    ]
-    yield made
-    for machine in made:
-        machine.stop()
-
-
-@pytest.fixture
-def run(tmp_path: Path, stories: Path) -> RunDir:
-    return language_run(tmp_path / "run", stories)
 
 
 def rays(*roots: "subprocess.Popen[str]") -> dict[psutil.Process, Path]:

@@ -12,7 +12,7 @@ from bench.lan import CARD, Member, lan, limit_rate
 from cuadrilla.rundir import RunDir, last_rows
 from tests import relay
 from tests.commands import events, is_what_one_worker_gives, reached, wait_for
-from tests.machines import Machine, down, invite, language_run, present, up
+from tests.machines import Machine, down, invite, present, up
 from tests.networks import lose, need_namespaces, switch_port
 
 pytestmark = pytest.mark.thorough
@@ -57,11 +57,6 @@ def machines(network: Network, tmp_path: Path) -> Iterator[dict[str, Machine]]:
     yield made
     for machine in made.values():
         machine.stop()
-
-
-@pytest.fixture
-def run(tmp_path: Path, stories: Path) -> RunDir:
-    return language_run(tmp_path / "run", stories)
 
 
 def weaken(network: Network) -> None:

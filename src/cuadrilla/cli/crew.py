@@ -165,7 +165,7 @@ def listening_address(text: str) -> str:
 
 def dialled_address(text: str, *, port: str) -> str:
     """HOST:PORT as others dial it, from `--address`; without a port it is `port`. Raises LinkError."""
-    from cuadrilla.link.invite import canonical_host
+    from cuadrilla.link.invite import canonical_host, with_port
 
     if not text:
         return ""
@@ -173,8 +173,7 @@ def dialled_address(text: str, *, port: str) -> str:
     number = int(given or port)
     if not 1 <= number <= 65535:
         raise LinkError(f"{number} is not a port that others can dial", hint="write --address HOST:PORT")
-    host = canonical_host(host)
-    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+    return with_port(canonical_host(host), number)
 
 
 def _show_place(home: Home, *, listens: str, dialled: str) -> None:

@@ -24,7 +24,7 @@ from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
-from cuadrilla.link.invite import canonical_host
+from cuadrilla.link.invite import canonical_host, with_port
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, open_coordinator
 from cuadrilla.link.wire import Layout
@@ -220,10 +220,6 @@ def open_doors(
                 listened=frozenset({address}),
             )
         yield doors
-
-
-def with_port(host: str, port: str) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _offer_of(cluster: Cluster) -> RayOffer:

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from cuadrilla.errors import LinkError
+from cuadrilla.link.invite import with_port
 from cuadrilla.link.tls import SERVER_NAME, load_node
 
 CONNECT_SECONDS = 5.0
@@ -51,7 +52,7 @@ class Target:
 
     @property
     def address(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return with_port(self.host, self.port)
 
 
 def check_link(target: Target) -> Iterator[Row]:

@@ -78,7 +78,7 @@ class Invite:
     @property
     def address(self) -> str:
         """HOST:PORT as one dials it, an IPv6 address in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return with_port(self.host, self.port)
 
     def check_key(self, key_hash: bytes) -> None:
         """Raises LinkError unless the one who answers holds the key of the one who made this invite."""
@@ -111,6 +111,11 @@ def check_node_name(name: str) -> None:
             f"{name[:80]!r} cannot be the name of a node",
             hint=f"use up to {MAX_NAME} small letters a to z, digits and hyphens inside, such as laptop-ana",
         )
+
+
+def with_port(host: str, port: int | str) -> str:
+    """HOST:PORT, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def canonical_host(host: str) -> str:

@@ -351,10 +351,7 @@ class Coordination:
     def _is_wrong(self, action: events.Merge, index: int, said: Contribution) -> bool:
         assert self._referee is not None
         answer = action.answers[index]
-        found = self._referee.finds(said, self._units(answer))
-        if found:
-            log.warning("%s answers what this machine does not find: %s", answer.worker, found)
-        return bool(found)
+        return _is_found(self._referee.finds(said, self._units(answer)), worker=answer.worker)
 
     def _audited(self, action: events.Merge, contributions: Sequence[Contribution]) -> list[int]:
         """Now and then one contribution is computed here, too; it, if it is wrong."""
@@ -367,9 +364,7 @@ class Coordination:
             return []
         index, found, took = self._referee.audit(contributions, units)
         self._store.event("audited", worker=workers[index], units=units[index], seconds=round(took, 3), found=found)
-        if found:
-            log.warning("%s answers what this machine does not find: %s", workers[index], found)
-        return [index] if found else []
+        return [index] if _is_found(found, worker=workers[index]) else []
 
     def _units(self, answer: events.Answered) -> tuple[int, ...]:
         return self._coordinator.answers[answer.lease_id][1].units
@@ -464,6 +459,13 @@ class Coordination:
         self._store.event("finished", version=version, complete=action.complete, reason=action.reason)
         for worker in list(self._coordinator.members):
             self._send(worker, Stop(reason=action.reason))
+
+
+def _is_found(difference: str, *, worker: str) -> bool:
+    """Whether the referee has found something; says so."""
+    if difference:
+        log.warning("%s answers what this machine does not find: %s", worker, difference)
+    return bool(difference)
 
 
 def _differ(values: Sequence[float], ratio: float) -> bool:
