@@ -144,9 +144,8 @@ class Watcher:
             if fault.phase in OBSERVED and not marker.exists() and self._sees(fault):
                 coordinator(self.crew).kill()
                 marker.touch()  # behind it: this lets the next step go on
-            elif fault.action == "freeze" and fault.name not in self.woken and self._may_wake(fault, marker):
-                self.woken.add(fault.name)
-                psutil.Process(int(marker.read_text())).resume()
+            elif fault.action == "freeze" and fault.name not in self.woken:
+                self._wake(fault, marker)
         return self.crew.poll() is not None
 
     def wake_all(self) -> None:
@@ -167,12 +166,19 @@ class Watcher:
             case _:  # its temporary folder may have gone by now
                 return any(self.run.checkpoints.glob(f".{name}.*.tmp")) or (self.run.checkpoints / name).exists()
 
+    def _wake(self, fault: Fault, marker: Path) -> None:
+        if not marker.exists() or not marker.read_text():
+            return
+        try:
+            frozen = psutil.Process(int(marker.read_text()))
+            if frozen.status() == psutil.STATUS_STOPPED and self._may_wake(fault, marker):
+                frozen.resume()
+                self.woken.add(fault.name)
+        except psutil.NoSuchProcess:  # Ray ends an evicted worker; the coordinator's end would be a restart
+            self.woken.add(fault.name)
+
     def _may_wake(self, fault: Fault, marker: Path) -> bool:
         """A worker when it was evicted, the coordinator after a while."""
-        if not marker.exists() or not marker.read_text():
-            return False
-        if psutil.Process(int(marker.read_text())).status() != psutil.STATUS_STOPPED:
-            return False
         since = marker.stat().st_mtime
         if fault.phase in INSIDE:
             return time.time() - since >= fault.seconds
