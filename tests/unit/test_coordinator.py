@@ -119,6 +119,77 @@ def test_a_member_that_fails_what_others_can_compute_is_quarantined() -> None:
     assert all(not commit.merge.skipped for commit in crew.commits)
 
 
+def _fails(crew: Crew, worker: str, *, rounds: int) -> None:
+    """Whatever it is given, until so many versions more."""
+    wanted = len(crew.commits) + rounds
+    while len(crew.commits) < wanted:
+        lease_id, grant = next(iter(crew.leases.items()))
+        crew.answer(lease_id, valid=grant.worker != worker)
+
+
+def test_strikes_are_remembered_over_sessions_and_a_quarantine_doubles() -> None:
+    crew = Crew(c.Coordinator(rules=rules(num_versions=100)))
+    crew.join("good")
+    crew.answer(crew.of("good").lease_id)
+    for minutes in (10, 20, 40):
+        crew.join("broken")
+        while crew.evicted[-1:] == [] or crew.evicted[-1].worker != "broken":
+            _fails(crew, "broken", rounds=1)
+            if not crew.evicted:  # after its first bad round it leaves, and comes back as if it were new
+                crew.lose("broken")
+                crew.join("broken")
+        assert crew.evicted[-1].reason == f"sent unusable contributions: quarantined for {minutes} min"
+        crew.evicted.clear()
+        crew.now += 60 * minutes - 30
+        crew.join("broken")
+        [refused] = crew.evicted
+        assert refused.refused
+        assert "quarantined for 1 more min" in refused.reason
+        crew.now += 60
+        crew.evicted.clear()
+    assert all(not commit.merge.skipped for commit in crew.commits)
+
+
+def test_who_leaves_before_the_update_is_struck_all_the_same() -> None:
+    crew = Crew(c.Coordinator(rules=rules(num_versions=100)))
+    crew.join("good")
+    crew.answer(crew.of("good").lease_id)
+    for _ in range(2):
+        crew.join("broken")
+        crew.answer(crew.of("good").lease_id)
+        crew.answer(crew.of("broken").lease_id, valid=False)
+        crew.lose("broken")
+        _fails(crew, "broken", rounds=1)
+    crew.join("broken")
+    assert [evicted.worker for evicted in crew.evicted] == ["broken"]
+
+
+@pytest.mark.parametrize("stays", [0.1, 0.4, 1.0, 3.0])
+def test_who_takes_work_and_leaves_again_and_again_costs_little(stays: float) -> None:
+    """It claims to be fast, holds what it gets for so many seconds and comes back at once, under its name."""
+    crew = Crew(c.Coordinator(rules=rules(num_versions=100_000)))
+    crew.join("a")
+    crew.round(a=0.125)
+
+    def versions_in(seconds: float, *, disturbed: bool) -> int:
+        before, end, leaves = len(crew.commits), crew.now + seconds, crew.now
+        while crew.now < end:
+            crew.now += 0.05
+            if disturbed and crew.now >= leaves:
+                crew.lose("hog")
+                crew.join("hog", 1e12)
+                leaves = crew.now + stays
+            for lease_id, grant in list(crew.leases.items()):
+                if grant.worker == "a" and crew.now >= crew.granted_at[lease_id] + 0.125 * len(grant.units):
+                    crew.answer(lease_id, seconds=0.0)
+            crew.send(events.Tick())
+        return len(crew.commits) - before
+
+    alone = versions_in(600, disturbed=False)
+    versions_in(120, disturbed=True)  # what it may owe at first
+    assert versions_in(600, disturbed=True) > 0.8 * alone
+
+
 def test_silence_and_hanging() -> None:
     crew = Crew(c.Coordinator(rules=rules(lost_after_seconds=5.0, hung_after_seconds=10.0)))
     crew.join("a")

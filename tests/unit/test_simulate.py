@@ -40,7 +40,7 @@ HAPPENS = (  # among a hundred seeds, or the simulation has become too kind
     "lost",
     "non-finite",
     "not a member of this run any more",
-    "sent unusable contributions in two rounds",
+    "sent unusable contributions",
     "units skipped",
 )
 

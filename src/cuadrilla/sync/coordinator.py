@@ -13,7 +13,9 @@ itself only how that time divides into computing and transfer is used, within bo
 Invariants: each unit of a committed round was counted exactly once or skipped for a logged reason (I1); the version
 never decreases (I4); the units of a round do not depend on who is there (I6); the same events give the same actions.
 A contribution with a non-finite value is computed again, one unit at a time, by another member if there is one. A
-unit that fails twice is skipped as bad data; a member whose failures others could compute is evicted at the second.
+unit that fails twice is skipped as bad data; a member whose failures others could compute is evicted at the second, and
+stays away for a while that doubles each time. That, and how long it held what it did not answer, is remembered of a
+name over its sessions: leaving and coming back makes nobody new.
 """
 
 import math
@@ -44,7 +46,12 @@ from cuadrilla.sync.events import (
 from cuadrilla.sync.ledger import Grant, Ledger
 
 MAX_FAILURES_OF_A_UNIT = 2
-MAX_STRIKES_OF_A_MEMBER = 2
+MAX_STRIKES_OF_A_WORKER = 2
+MAX_DOUBLINGS = 10
+"""Of the quarantine: with its 10 minutes, a week."""
+FREE_OWED_SECONDS, OWED_SHARE = 30.0, 0.1
+"""So long, and such a part of the time since it first came, a worker may hold leases that it does not answer. One that
+has held more gets what was found of its speed when it comes back, and none of the units that are left over."""
 SPEED_MEMORY = 0.5
 MIN_MEASUREMENTS = 2
 """The first answer of a member tells little: caches are cold, code is compiled."""
@@ -83,6 +90,7 @@ class Rules:
     late_after_leases: float = 1.5
     """Whose lease takes so many times as long as it should is late: members that are idle try it, too."""
     overdue_after_leases: float = 20.0
+    quarantine_seconds: float = 600.0
 
 
 @dataclass(kw_only=True)
@@ -103,7 +111,21 @@ class Member:
     heard_at: float
     progress_at: float
     passes: int = 0
+
+
+@dataclass(kw_only=True)
+class Record:
+    """What is remembered of a worker until the coordinator ends. `strikes`: rounds in which it failed what others could.
+
+    `since`: when it first came. `owed_seconds`: how long it held leases that it did not answer, or too late. `last`: the
+    member that it was.
+    """
+
+    since: float
     strikes: int = 0
+    quarantined_until: float = -math.inf
+    owed_seconds: float = 0.0
+    last: Member | None = None
 
 
 @dataclass(kw_only=True)
@@ -115,6 +137,7 @@ class Coordinator:
     tokens: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     members: dict[str, Member] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
     answers: dict[int, tuple[Answered, Grant]] = field(default_factory=dict)
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
@@ -183,10 +206,15 @@ class Coordinator:
             return [*actions, Evict(worker=event.worker, reason=reason, refused=True), *self._deal()]
         self.departed.discard(event.worker)
         self.members[event.worker] = Member(hint=event.speed_hint, heard_at=now, progress_at=now)
+        self._remember(event.worker)
         return [*actions, *self._welcome(event.worker), *self._deal()]
 
     def _unsuitable(self, event: Joined) -> str:
         """Why this worker cannot be a member; in strict mode the first one says what the others must be like."""
+        record = self.records.get(event.worker)
+        if record is not None and record.quarantined_until > self.now:
+            minutes = math.ceil((record.quarantined_until - self.now) / 60)
+            return f"quarantined for {minutes} more min: unusable contributions in {record.strikes} rounds"
         if different := _differing(self.rules.program, event.environment):
             return f"another program than the coordinator's: {', '.join(different)}; all need the same version"
         if self.rules.same_environment:
@@ -199,12 +227,37 @@ class Coordinator:
     def _welcome(self, worker: str) -> list[Action]:
         return [SendVersion(worker=worker, version=self.version)]
 
+    def _remember(self, worker: str) -> None:
+        """A new member is what it was, if that was too often away with what it should have answered."""
+        record = self.records.setdefault(worker, Record(since=self.now))
+        if record.last is not None and self._owes(worker):
+            member = self.members[worker]
+            member.units_per_second, member.transfer_seconds = record.last.units_per_second, 0.0
+            member.measurements = MIN_MEASUREMENTS
+
+    def _owes(self, worker: str) -> bool:
+        record = self.records[worker]
+        return record.owed_seconds > FREE_OWED_SECONDS + OWED_SHARE * (self.now - record.since)
+
     def _remove(self, worker: str) -> list[Action]:
         self._depart(worker)
-        if self.members.pop(worker, None) is None:
+        if worker not in self.members:
             return [] if self.gathered else self._deal()
-        self.ledger.release(worker)
+        self._dismiss(worker)
         return self._deal()
+
+    def _dismiss(self, worker: str) -> None:
+        for lease in self.ledger.release(worker):
+            self._unanswered(lease)
+        self.records[worker].last = self.members.pop(worker)
+
+    def _unanswered(self, lease: Grant) -> None:
+        """Its worker is no faster than that shows."""
+        member, held = self.members[lease.worker], self.now - self.members[lease.worker].granted_at
+        self.records[lease.worker].owed_seconds += held
+        at_most = len(lease.units) / max(held, MIN_LATE_SECONDS)
+        if not member.units_per_second or at_most < member.units_per_second:
+            member.units_per_second = at_most
 
     def _depart(self, worker: str) -> None:
         """It is not waited for any more."""
@@ -334,7 +387,7 @@ class Coordinator:
         back during a round go to whoever is idle.
         """
         if not begins or not self.ledger.free:
-            return {worker: max(1, count) for worker, count in shares.items()}
+            return {worker: max(0 if self._owes(worker) else 1, count) for worker, count in shares.items()}
         shares = dict(shares)
         paces, fastest = self.paces(), max(shares, key=lambda name: (shares[name], name), default="")
         round_seconds = finish_seconds(len(self.ledger.free), paces=paces)
@@ -376,7 +429,7 @@ class Coordinator:
             return [Discard(lease_id=event.lease_id), *self._deal(), *self._close_round()]
         self._measure(member, len(grant.units), seconds=now - member.granted_at, transfer=event.transfer_seconds)
         self.answers[event.lease_id] = (event, grant)
-        self._void(grant.units, now)
+        self._void(grant.units)
         return [*self._deal(), *self._close_round()]
 
     def _measure(self, member: Member, num_units: int, *, seconds: float, transfer: float) -> None:
@@ -389,13 +442,10 @@ class Coordinator:
         member.transfer_seconds += (1 - memory) * (transfer - member.transfer_seconds)
         member.measurements += 1
 
-    def _void(self, units: Iterable[int], now: float) -> None:
-        """Nobody else's answer for these units is wanted; who was too late for them is no faster than that shows."""
+    def _void(self, units: Iterable[int]) -> None:
+        """Nobody else's answer for these units is wanted."""
         for lease in self.ledger.void(units):
-            member = self.members[lease.worker]
-            at_most = len(lease.units) / max(now - member.granted_at, MIN_LATE_SECONDS)
-            if not member.units_per_second or at_most < member.units_per_second:
-                member.units_per_second = at_most
+            self._unanswered(lease)
 
     def _fail(self, grant: Grant) -> None:
         """Units of a bad contribution: computed again, skipped when they failed before one at a time."""
@@ -458,16 +508,22 @@ class Coordinator:
         return [*actions, *self._deal(), *self._close_round()]
 
     def _strike(self, merge: Merge) -> list[Action]:
-        """A member failed units that others could compute: at the second such round it is evicted."""
+        """A worker failed units that others could compute: from the second such round on it is sent away for a while."""
         blameless = {worker for unit in merge.skipped for worker in self.failures.get(unit, ())}
         guilty = {worker for unit in merge.units for worker in self.failures.get(unit, ())} - blameless
         actions: list[Action] = []
-        for worker in sorted(guilty & self.members.keys()):
-            self.members[worker].strikes += 1
-            if self.members[worker].strikes >= MAX_STRIKES_OF_A_MEMBER and len(self.members) > 1:
-                del self.members[worker]
-                self.ledger.release(worker)
-                actions.append(Evict(worker=worker, reason="sent unusable contributions in two rounds: quarantined"))
+        for worker in sorted(guilty & self.records.keys()):
+            record = self.records[worker]
+            record.strikes += 1
+            more = record.strikes - MAX_STRIKES_OF_A_WORKER
+            if more < 0 or not self.members.keys() - {worker}:
+                continue
+            seconds = self.rules.quarantine_seconds * 2 ** min(more, MAX_DOUBLINGS)
+            record.quarantined_until = self.now + seconds
+            if worker in self.members:
+                self._dismiss(worker)
+                reason = f"sent unusable contributions: quarantined for {seconds / 60:.0f} min"
+                actions.append(Evict(worker=worker, reason=reason, refused=True))
         return actions
 
 
