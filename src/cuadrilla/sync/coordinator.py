@@ -115,10 +115,10 @@ class Member:
 
 @dataclass(kw_only=True)
 class Record:
-    """What is remembered of a worker until the coordinator ends. `strikes`: rounds in which it failed what others could.
+    """What is remembered of a worker until the coordinator ends.
 
-    `since`: when it first came. `owed_seconds`: how long it held leases that it did not answer, or too late. `last`: the
-    member that it was.
+    `since`: when it first came. `strikes`: rounds in which it failed what others could compute. `owed_seconds`: how long
+    it held leases that it did not answer, or too late. `last`: the member that it was.
     """
 
     since: float
@@ -508,7 +508,7 @@ class Coordinator:
         return [*actions, *self._deal(), *self._close_round()]
 
     def _strike(self, merge: Merge) -> list[Action]:
-        """A worker failed units that others could compute: from the second such round on it is sent away for a while."""
+        """A worker failed units that others could compute: from the second such round on it is sent away."""
         blameless = {worker for unit in merge.skipped for worker in self.failures.get(unit, ())}
         guilty = {worker for unit in merge.units for worker in self.failures.get(unit, ())} - blameless
         actions: list[Action] = []
