@@ -117,7 +117,7 @@ class Member:
 class Record:
     """What is remembered of a worker until the coordinator ends.
 
-    `since`: when it first came. `strikes`: rounds in which it failed what others could compute. `owed_seconds`: how long
+    `since`: when it first came. `strikes`: rounds in which it failed what others could. `owed_seconds`: how long
     it held leases that it did not answer, or too late. `last`: the member that it was.
     """
 
