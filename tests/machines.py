@@ -2,7 +2,10 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl
@@ -43,19 +46,29 @@ def language_run(folder: Path, data: Path, *, steps: int = ENDLESS) -> RunDir:
 
 
 class Machine:
-    """`prefix` goes before every command: into a network namespace, for example."""
+    """`prefix` goes before every command: into a network namespace, for example.
 
-    def __init__(self, home: Path, *, prefix: tuple[str, ...] = (), address: str = "127.0.0.1") -> None:
+    `talk`: a file for what its processes say, if nobody reads it while they run for long.
+    """
+
+    def __init__(
+        self, home: Path, *, prefix: tuple[str, ...] = (), address: str = "127.0.0.1", talk: Path | None = None
+    ) -> None:
         self.home = home
+        self.talk = talk
         self.prefix = prefix
         self.address = address
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *arguments: str, says: str = "") -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [*self.prefix, *COMMAND, *arguments], env=self.environment(), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        return self.start_program(*COMMAND, *arguments, says=says)
+
+    def start_program(self, *command: str, says: str = "") -> "subprocess.Popen[str]":
+        with self._output() as output:
+            process = subprocess.Popen(
+                [*self.prefix, *command], env=self.environment(), text=True,
+                stdin=subprocess.PIPE, stdout=output, stderr=output,
+            )  # fmt: skip
         self.started.append(process)
         assert process.stdin is not None
         process.stdin.write(says)
@@ -71,6 +84,14 @@ class Machine:
             [*self.prefix, *COMMAND, *arguments], env=self.environment(), input=says,
             capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip
+
+    @contextmanager
+    def _output(self) -> Iterator[int | IO[str]]:
+        if self.talk is None:
+            yield subprocess.PIPE
+            return
+        with self.talk.open("a") as file:
+            yield file
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "CUADRILLA_HOME": str(self.home)}
@@ -101,6 +122,8 @@ def down(coordinator: Machine, crew: "subprocess.Popen[str]") -> str:
     done = coordinator.run("down")
     assert done.returncode == 0, done.stderr
     said = crew.communicate(timeout=150)[1]
+    if coordinator.talk is not None:
+        said = coordinator.talk.read_text()
     assert crew.returncode == 130, said
     assert "Traceback" not in said
     return said

@@ -1,16 +1,18 @@
 """Strangers who knock at a crew's port in every way that needs no invite, each a bounded number of times."""
 
 import contextlib
+import itertools
 import random
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cuadrilla.link.tls import enrol_identity
 
 Knock = Callable[[socket.socket], None]
+LOOPBACK = tuple(f"127.0.0.{number}" for number in range(2, 202))
 
 
 def hello() -> bytes:
@@ -89,11 +91,26 @@ def siege(port: int, *, times: int, clients: int = 4, source: str = "127.0.0.{}"
         thread.join()
 
 
-def idle(port: int, *, number: int, folder: Path, source: str = "127.0.0.{}") -> list[socket.socket]:
-    """Connections that are through TLS, with the published key or that of `folder`, and say nothing more."""
-    tls, made = context(folder), []
-    for index in range(number):
+def idle(
+    port: int, *, number: int, folder: Path, host: str = "127.0.0.1", sources: Sequence[str] = LOOPBACK
+) -> list[socket.socket]:
+    """Connections that are through TLS, with the key of `folder`, and say nothing more."""
+    return list(_each(port, number=number, host=host, sources=sources, begin=context(folder).wrap_socket))
+
+
+def half_open(port: int, *, number: int, host: str, sources: Sequence[str]) -> list[socket.socket]:
+    """Connections that have sent a part of their first message, and wait."""
+
+    def begin(connection: socket.socket) -> socket.socket:
+        half(connection)
+        return connection
+
+    return list(_each(port, number=number, host=host, sources=sources, begin=begin))
+
+
+def _each(
+    port: int, *, number: int, host: str, sources: Sequence[str], begin: Callable[[socket.socket], socket.socket]
+) -> Iterator[socket.socket]:
+    for _, source in zip(range(number), itertools.cycle(sources), strict=False):
         with contextlib.suppress(OSError):
-            plain = socket.create_connection(("127.0.0.1", port), 5.0, (source.format(2 + index % 200), 0))
-            made.append(tls.wrap_socket(plain))
-    return made
+            yield begin(socket.create_connection((host, port), 5.0, (source, 0)))
