@@ -111,6 +111,7 @@ def test_ray_reaches_only_whom_both_owners_want(machines: list[Machine], run: Ru
     wait_for(lambda: present(run) == {"here-1", "ana", "luis", "eva"}, crew, seconds=SOON)
     assert rays(terminal.process)
     assert not rays(*others)
+    wait_for(lambda: "tokens/s" in terminal.said(), crew)  # as one sees it through the crew link
 
     folders = set(rays(crew).values()) | set(rays(terminal.process).values())
     assert len(folders) == 2

@@ -1,11 +1,18 @@
 """The root command: each verb alone, or all of them."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from typer.main import get_command
 
-from cuadrilla.cli.app import HIDDEN, VERBS, command_line
+from cuadrilla.cli.app import command_line
+from cuadrilla.cli.verbs import VERBS
 
 pytestmark = pytest.mark.unit
+
+MOST_LETTERS = 64
 
 
 def verbs(*arguments: str) -> set[str]:
@@ -22,6 +29,25 @@ def test_all_verbs_otherwise(arguments: tuple[str, ...]) -> None:
     assert verbs(*arguments) == set(VERBS)
 
 
-def test_what_is_hidden_is_hidden() -> None:
+def test_the_list_knows_the_commands_without_importing_them() -> None:
     commands = get_command(command_line([])).commands
-    assert {name for name, command in commands.items() if command.hidden} == HIDDEN
+    assert {name for name, command in commands.items() if command.hidden} == {"work"}
+    assert list(commands) == list(VERBS)
+    assert all(len(command.help or "") <= MOST_LETTERS for command in commands.values())
+    code = "import sys; from cuadrilla.cli.app import run; sys.argv[1:] = ['--help']; run(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {f"cuadrilla.cli.{verb.module}" for verb in VERBS.values()} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"), [("cuadrilla tra", "train"), ("cuadrilla train --allow", "--allow-changes")]
+)
+def test_a_shell_completes_commands_and_their_options(line: str, found: str) -> None:
+    asked = {"_CUADRILLA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv[0] = 'cuadrilla'; from cuadrilla.cli.app import main; main()",
+    ]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+    assert found in done.stdout.split()

@@ -16,50 +16,15 @@ import typer
 
 from cuadrilla import __version__
 from cuadrilla.cli.output import options, report_error, say
+from cuadrilla.cli.verbs import VERBS
 from cuadrilla.engines.supervise import end_with, leave_terminal
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError, TaskError
+from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.log import silence_grpc
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a path can be that no code can foresee; anything else is reported as ours."""
-VERBS = {
-    "demo": ("demo", "demo"),
-    "devices": ("devices", "devices"),
-    "data": ("data", "app"),
-    "config": ("config", "app"),
-    "new": ("train", "new"),
-    "train": ("train", "train"),
-    "prove": ("prove", "prove"),
-    "up": ("crew", "up"),
-    "join": ("crew", "join"),
-    "invite": ("crew", "invite"),
-    "nodes": ("crew", "nodes"),
-    "kick": ("crew", "kick"),
-    "trust": ("crew", "trust"),
-    "leave": ("crew", "leave"),
-    "down": ("crew", "down"),
-    "standby": ("standby", "standby"),
-    "promote": ("standby", "promote"),
-    "work": ("crew", "work"),
-    "check": ("check", "app"),
-    "eval": ("evaluate", "evaluate"),
-    "generate": ("model", "generate"),
-    "report": ("report", "report"),
-    "import": ("imported", "import_model"),
-    "export": ("export", "app"),
-    "env": ("env", "app"),
-}
-"""Where each verb is: (module, function, or group of verbs), in the order of the help."""
-GROUPS = {
-    "data": "Fetch text and prepare it for training.",
-    "config": "See what a run file really says.",
-    "check": "Try out what training will need.",
-    "export": "Write a run's language model in the forms that other programs open.",
-    "env": "The installed versions, now and when a run was made.",
-}
-HIDDEN = {"work"}
-
 log = logging.getLogger(__name__)
 
 
@@ -87,7 +52,7 @@ def root(
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:
-    """The root command with all its verbs, or with the one that is called: a verb costs what its module imports."""
+    """The root command with the verb that is called, or with the list of all: their modules cost a second to import."""
     app = typer.Typer(
         name="cuadrilla",
         help="Train one model on all the machines you already own, and rehearse it on one.",
@@ -96,18 +61,30 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(root)
     called = next((word for word in arguments if not word.startswith("-") and not word.isdigit()), "")
-    for verb in (called,) if called in VERBS else VERBS:
-        module, name = VERBS[verb]
-        found = getattr(import_module(f"cuadrilla.cli.{module}"), name)
+    if called in VERBS:
+        found = getattr(import_module(f"cuadrilla.cli.{VERBS[called].module}"), VERBS[called].name)
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=verb, help=GROUPS[verb])
+            app.add_typer(found, name=called, help=VERBS[called].help)
         else:
-            app.command(verb, hidden=verb in HIDDEN)(found)
+            app.command(called)(found)
+        return app
+    for word, verb in VERBS.items():
+        app.command(word, hidden=not verb.panel, help=verb.help, rich_help_panel=verb.panel)(_only_listed)
     return app
+
+
+def _completed() -> list[str]:
+    """The words of the line that a shell asks to complete: as Typer's scripts hand them on."""
+    return (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()[1:]
+
+
+def _only_listed() -> None:
+    raise AssertionError("a command that was not called")
 
 
 def main() -> None:
     """Run a command; every error ends as one line of cause, one of remedy and a documented exit code."""
+    keep_freed_memory()  # training, evaluation, generation and preparation allocate the same blocks again and again
     allow_only_new_tls()
     silence_grpc()
     threading.excepthook = report_thread
@@ -125,7 +102,7 @@ def main() -> None:
 def run() -> int:
     """Run the command of `sys.argv`; its exit code."""
     try:
-        command_line(sys.argv[1:])()
+        command_line(sys.argv[1:] or _completed())()
     except SystemExit as leaving:  # how Typer ends
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except CuadrillaError as error:

@@ -287,7 +287,7 @@ def join(
     known = _Known(home, crew)
     term = KnownTerm(crew.term, learned=lambda value: known.change(term=value))
     consent = Consent(ray, ask=_ask_for_ray if sys.stdin.isatty() else None)
-    ways = Ways(crew=crew, identity=identity, prepare=prepare, consent=consent, term=term)
+    ways = Ways(crew=crew, identity=identity, prepare=prepare, consent=consent, term=term, report=say)
     reason = work_through_ray(ways) or run_worker(
         WorkerOptions(
             address=crew.address,

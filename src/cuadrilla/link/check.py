@@ -170,7 +170,8 @@ def _addresses(target: Target) -> list[tuple[socket.AddressFamily, tuple[str, in
 @contextlib.contextmanager
 def _connected(target: Target) -> Iterator[socket.socket]:
     """A TCP connection. Raises LinkError if there is none; what happens on it is the caller's."""
-    firewall = f"allow TCP port {target.port} in the firewall of the coordinator's machine; check the address"
+    moved = "it may have another address by now, its screen says so: cuadrilla check link THAT_ADDRESS. If not,"
+    firewall = f"{moved} allow TCP port {target.port} in the firewall of the coordinator's machine"
     try:
         plain = socket.create_connection((target.host, target.port), timeout=CONNECT_SECONDS)
     except TimeoutError:
@@ -178,12 +179,12 @@ def _connected(target: Target) -> Iterator[socket.socket]:
     except ConnectionRefusedError:
         raise LinkError(
             f"nothing listens at {target.address}",
-            hint="start the coordinator there (cuadrilla up RUN), or check the address and the port that it prints",
+            hint=f"start the coordinator there (cuadrilla up RUN); {moved} compare the port that it prints",
         ) from None
     except OSError as error:
         hint = firewall
         if error.errno in UNREACHABLE:
-            hint = "check that both machines are on the same network and that the Wi-Fi does not keep them apart"
+            hint = f"{moved} check that both machines are on one network and that the Wi-Fi does not keep them apart"
             if sys.platform == "darwin":  # macOS 15 and later ask for each program
                 hint = "System Settings, Privacy & Security, Local Network: allow this terminal; then try again"
         raise LinkError(f"cannot reach {target.address}: {error.strerror or error}", hint=hint) from None

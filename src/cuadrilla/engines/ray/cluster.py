@@ -48,6 +48,8 @@ LOOPBACK = "127.0.0.1"
 RESOURCE = "cuadrilla"
 """A node that is to work says so with this custom resource: one for each worker."""
 NAME_LABEL = "cuadrilla-node"
+PROGRESS_FILE = "CUADRILLA_PROGRESS_FILE"
+"""Names the file in which a node's workers write how it goes, for who has joined there."""
 LONGEST_FOLDER = 8
 """A socket's name may have 107 bytes on Linux; what we and Ray put behind the usual folder's name takes up to 99."""
 KILL_SECONDS = 10.0

@@ -28,6 +28,7 @@ import psutil
 from cuadrilla.config import Config
 from cuadrilla.engines.ray.cluster import (
     NAME_LABEL,
+    PROGRESS_FILE,
     RESOURCE,
     TOKEN_FILE,
     kill,
@@ -64,7 +65,8 @@ class RayNode:
     def __init__(self, *, head: str, token: str, host: str, name: str, folder: Path) -> None:
         self.member = token_hash(token)
         self._family: set[psutil.Process] = set()
-        self._token = folder / "ray.token"
+        self._token, self._progress = folder / "ray.token", folder / "progress"
+        self._told = ""
         write_token(self._token, token)
         options = {
             "--address": head,
@@ -76,7 +78,7 @@ class RayNode:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
         self._process = subprocess.Popen(
             [*command, *(f"{option}={value}" for option, value in options.items())],
-            env=settled(os.environ, {TOKEN_FILE: str(self._token)}),
+            env=settled(os.environ, {TOKEN_FILE: str(self._token), PROGRESS_FILE: str(self._progress)}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -89,6 +91,12 @@ class RayNode:
         with suppress(psutil.NoSuchProcess):
             self._family.update(psutil.Process(self._process.pid).children(recursive=True))
         return True
+
+    def progress(self) -> str:
+        """What its worker has said since the last time; empty for nothing new."""
+        line = self._progress.read_text(encoding="utf-8") if self._progress.exists() else ""
+        told, self._told = self._told, line
+        return "" if line == told else line
 
     def stop(self) -> None:
         """End Ray here, with all its processes. Safe to call twice."""
@@ -131,6 +139,8 @@ class Ways:
     prepare: Prepare
     consent: Consent
     term: KnownTerm
+    report: Callable[[str], None]
+    """Hears how the work goes."""
 
     def connection(self) -> Connection:
         return Connection(self.crew.address, identity=self.identity, term=self.term)
@@ -181,6 +191,8 @@ def _stay(node: RayNode, ways: Ways) -> str:
         while node.look():
             if refusal := connection.ray_head(pb.RayNode(member=node.member)).refusal:
                 return f"out of the Ray cluster: {refusal}"
+            if line := node.progress():
+                ways.report(line)
             time.sleep(LOOK_SECONDS)
     except Refused:
         raise

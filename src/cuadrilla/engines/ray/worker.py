@@ -14,6 +14,7 @@ import os
 import queue
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ import ray
 
 from cuadrilla.config import Config
 from cuadrilla.engines.bundle import fetch
+from cuadrilla.engines.ray.cluster import PROGRESS_FILE
 from cuadrilla.engines.worker import WorkerOptions, run_worker
-from cuadrilla.errors import CuadrillaError
+from cuadrilla.errors import CuadrillaError, ResourceError
 from cuadrilla.home import Home
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
@@ -33,7 +35,7 @@ from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.offer import OfferedFile, RunConnection, RunDescription, keep_file
 from cuadrilla.link.shaped import parse_shape
 from cuadrilla.log import TALK, set_up_logging
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, write_atomic
 from cuadrilla.runfile import read_run_config
 
 HEARTBEAT_SECONDS = 1.0
@@ -151,6 +153,7 @@ class RayWorker:
                 prepare=prepare,
                 shape=parse_shape(place.link, speed=place.speed),
                 threads=place.threads,
+                report=_write_progress if PROGRESS_FILE in os.environ else None,
             )
         )
 
@@ -240,6 +243,11 @@ class RayLink:
 
 def _report(text: str) -> None:
     log.info(text, extra=TALK)
+
+
+def _write_progress(line: str) -> None:
+    with suppress(ResourceError):  # the node is being taken down, and its folder with it
+        write_atomic(Path(os.environ[PROGRESS_FILE]), line, private=True)
 
 
 def arrays_of(tensors: Tensors) -> Arrays:

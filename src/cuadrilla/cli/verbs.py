@@ -1,0 +1,47 @@
+"""The commands: where each one is, and its line in the list that `cuadrilla --help` shows, without importing it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """`module` of this folder, and in it the function, or the group of functions, that is the command.
+
+    `help`: one line of 64 characters at most; what the command itself says has room for more. `panel` "": not shown.
+    """
+
+    module: str
+    name: str
+    panel: str
+    help: str
+
+
+START, CREW, DATA, MODELS, LOOK = "Start", "Crew", "Data", "Models", "Look"
+VERBS = {
+    "demo": Verb("demo", "demo", START, "Train a small Spanish GPT-2 on built-in stories, in minutes."),
+    "new": Verb("train", "new", START, "Make a run folder with a commented run.toml."),
+    "train": Verb("train", "train", START, "Train, or go on where a run stopped."),
+    "up": Verb("crew", "up", CREW, "Coordinate a crew on this machine and train."),
+    "join": Verb("crew", "join", CREW, "Work for a crew's coordinator."),
+    "invite": Verb("crew", "invite", CREW, "Make an invite for the crew that runs on this machine."),
+    "nodes": Verb("crew", "nodes", CREW, "The machines of this machine's crew."),
+    "kick": Verb("crew", "kick", CREW, "Remove a machine from this machine's crew."),
+    "trust": Verb("crew", "trust", CREW, "Approve the code of a run, once it has been read."),
+    "leave": Verb("crew", "leave", CREW, "Leave a crew that this machine has joined."),
+    "down": Verb("crew", "down", CREW, "Stop the coordinator that runs on this machine."),
+    "standby": Verb("standby", "standby", CREW, "Keep a copy of a crew's run and keys, to go on with it."),
+    "promote": Verb("standby", "promote", CREW, "Coordinate the crew from this standby."),
+    "work": Verb("crew", "work", "", "What `train` starts for each practice worker."),
+    "data": Verb("data", "app", DATA, "Fetch text and prepare it for training."),
+    "generate": Verb("model", "generate", MODELS, "Write text with a trained model, as it comes."),
+    "eval": Verb("evaluate", "evaluate", MODELS, "Held-out loss and bits per byte; a table of several models."),
+    "export": Verb("export", "app", MODELS, "Write a run's model in the forms that other programs open."),
+    "import": Verb("imported", "import_model", MODELS, "Make a run that goes on from a model of others."),
+    "report": Verb("report", "report", LOOK, "Write one HTML page: curves, machines, samples."),
+    "devices": Verb("devices", "devices", LOOK, "This machine's devices; a sick one with the remedy."),
+    "config": Verb("config", "app", LOOK, "See what a run file really says."),
+    "check": Verb("check", "app", LOOK, "Try out what training will need."),
+    "prove": Verb("prove", "prove", LOOK, "Prove that a crew trains to the same bits as one machine."),
+    "env": Verb("env", "app", LOOK, "The installed versions, now and when a run was made."),
+}
+"""By what is typed, in the order of the help."""
