@@ -5,18 +5,22 @@ import random
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cuadrilla.cli.crew import enrol
 from cuadrilla.errors import LinkError
+from cuadrilla.home import Home
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.base import Hello, Lease, Stop
+from cuadrilla.link.grpc_calls import MAX_CALLS_OF_AN_ADDRESS
 from cuadrilla.link.grpc_client import SERVICE
-from cuadrilla.link.invite import hash_secret, new_secret
-from cuadrilla.link.tls import SERVER_NAME, enrol_identity, node_request
+from cuadrilla.link.invite import Invite, hash_secret, new_secret
+from cuadrilla.link.tls import SERVER_NAME, enrol_identity, key_hash, node_request
 from tests import strangers
 from tests.hostile import (
     CEILING_SECONDS,
@@ -28,6 +32,7 @@ from tests.hostile import (
     Crew,
     hello_bytes,
     memory_stays,
+    wait_for,
 )
 
 # What is no client of ours: closed, or harmless
@@ -241,6 +246,26 @@ def test_idle_enrolments_do_not_keep_a_newcomer_out(crew: Crew, tmp_path: Path) 
     finally:
         for stranger in idle:
             stranger.close()
+
+
+def test_a_newcomer_waits_for_its_turn_behind_others_at_its_address(
+    crew: Crew, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = new_secret()
+    crew.desk.adopt_invites({hash_secret(secret): 1})
+    context = strangers.context(strangers.with_the_enrol_key(tmp_path))
+    context.set_alpn_protocols(["h2"])
+    others = [RawClient(crew, context) for _ in range(MAX_CALLS_OF_AN_ADDRESS)]
+    for other in others:
+        other.open("Enroll")
+    wait_for(lambda: crew.desk._admission._calls["@127.0.0.1"] == MAX_CALLS_OF_AN_ADDRESS)
+    leaving = threading.Timer(2.0, lambda: [other.close() for other in others])
+    leaving.start()
+    hash_ = key_hash(crew.keys.identity.certificate)
+    invite = Invite(host="127.0.0.1", port=crew.port, key_hash=hash_, secret=secret)
+    assert enrol(Home(tmp_path / "home"), str(invite), address="", name="berta").name == "berta"
+    assert "waiting" in capsys.readouterr().err
+    leaving.join()
 
 
 @pytest.mark.parametrize("method", ["Session", "Upload", "Describe", "Enroll"])

@@ -6,11 +6,14 @@ by everybody on a machine.
 
 import os
 import platform
+import random
 import re
 import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from getpass import getpass
@@ -33,9 +36,11 @@ from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Door
+    from cuadrilla.link.grpc_client import Enrolled
     from cuadrilla.link.offer import RunConnection, RunDescription
 
 DEFAULT_PORT = 47470
+BUSY_SECONDS = 60.0
 RAY = "Everybody in this Ray cluster can run programs as you on this machine."
 Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
 
@@ -376,7 +381,7 @@ def enrol(home: Home, text: str, *, address: str, name: str) -> Joined:
     request = node_request(folder, name=wanted)
     connection = Connection(invite.address, identity=enrol_identity(pinned))
     try:
-        enrolled = connection.enroll(secret=invite.secret, request=request, numbered=not name)
+        enrolled = when_free(lambda: connection.enroll(secret=invite.secret, request=request, numbered=not name))
     finally:
         connection.close()
     save_node(folder, certificate=enrolled.certificate, ca=enrolled.ca, server=pinned)
@@ -385,6 +390,23 @@ def enrol(home: Home, text: str, *, address: str, name: str) -> Joined:
     note = "" if crew.name == wanted else f": another machine there calls itself {wanted}, too"
     say(f"joined     the crew at {crew.address} as {crew.name}{note}")
     return crew
+
+
+def when_free(enroll: "Callable[[], Enrolled]") -> "Enrolled":
+    """A whole classroom may come from one address, and a coordinator takes four at a time. Raises LinkError."""
+    from cuadrilla.link.base import Busy
+
+    deadline, told = time.monotonic() + BUSY_SECONDS, False
+    while True:
+        try:
+            return enroll()
+        except Busy:
+            if time.monotonic() > deadline:
+                raise
+            if not told:
+                say("waiting    for others who join from here, too")
+            told = True
+            time.sleep(random.uniform(0.5, 1.5))  # seconds
 
 
 def host_name() -> str:

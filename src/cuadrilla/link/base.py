@@ -114,6 +114,10 @@ class Refused(LinkError):
     """The coordinator was reached, and this node is not to work for it: trying again is no use."""
 
 
+class Busy(LinkError):
+    """The coordinator was reached, and takes no more calls from here just now."""
+
+
 ToCoordinator = Hello | Progress | Contribute | Goodbye
 ToWorker = Version | Lease | Stop
 

@@ -21,6 +21,7 @@ from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
     COME_AGAIN,
+    Busy,
     Goodbye,
     KnownTerm,
     Progress,
@@ -340,7 +341,7 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
         case grpc.StatusCode.UNIMPLEMENTED:
             return LinkError(f"{address} does not know this call: {details}", hint=UPDATE)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return LinkError(f"{address} is busy: {details}", hint="try again in half a minute")
+            return Busy(f"{address} is busy: {details}", hint="try again in half a minute")
         case _:
             return LinkError(f"{address} answered with an error: {details}", hint="see the coordinator's log")
 
