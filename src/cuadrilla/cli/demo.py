@@ -1,9 +1,12 @@
 """`cuadrilla demo`: the whole way in a few minutes, without a network: stories, tokenizer, training, evaluation."""
 
+import math
 import os
 import signal
+import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +20,7 @@ from cuadrilla.cli.train import train_run
 from cuadrilla.data.options import Options
 from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
+from cuadrilla.host.facts import read_facts
 from cuadrilla.monitor.report import read_report, render
 from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, typed, write_atomic
 from cuadrilla.runfile import read_run_file
@@ -24,9 +28,18 @@ from cuadrilla.runfile import read_run_file
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Door
 
-STEPS = 1100
-STORIES = 60_000
 VOCABULARY = 1024
+STEPS, LEAST_STEPS = 1100, 400
+BATCHES = (4, 16)
+"""Sequences in a step: as many as this machine can take, no fewer and no more than this."""
+TRAIN_SECONDS = 150.0
+EFFICIENCY = 0.6
+"""What three processes and a coordinator make of the cores, beside a model that has them for itself."""
+OTHER_SECONDS = 0.6
+"""For data, starting and evaluation, to each second of training."""
+WARM_PASSES, MEASURED_PASSES = 2, 7
+STORY_TOKENS, CONTEXT = 108, 256
+LEAST_STORIES = 2000
 RUN_FILE = """\
 # The demonstration run of `cuadrilla demo`: a small Spanish GPT-2 on the built-in stories.
 schema = 1
@@ -39,7 +52,7 @@ preset = "micro"
 
 [train]
 steps = {steps}
-batch_sequences = 16
+batch_sequences = {batch}
 unit_sequences = 1  # small units: so unequal workers can share a step fairly
 
 [optim]
@@ -49,11 +62,12 @@ adamw_lr = 0.003
 
 [engine]
 kind = "crew"
-workers = [1.0, 0.7, 0.3]
+workers = {speeds}
 
 [sample]
 tokens = 60
 """
+SPEEDS = [1.0, 0.7, 0.3]
 VICTIM = "worker-3"
 
 
@@ -90,18 +104,89 @@ class Accident:
         )
 
 
+@dataclass(frozen=True)
+class Size:
+    """How much of a demonstration a machine that trains on so many sequences in a second does in a few minutes."""
+
+    sequences_per_second: float
+    steps: int
+    batch: int
+
+    @classmethod
+    def fit(cls, sequences_per_second: float) -> "Size":
+        """Smaller steps on a slower machine; fewer only when they cannot be smaller."""
+        affordable = TRAIN_SECONDS * sequences_per_second
+        least, most = BATCHES
+        batch = min(most, max(least, int(affordable / STEPS)))
+        steps = min(STEPS, max(LEAST_STEPS, int(affordable / batch)))
+        return cls(sequences_per_second=sequences_per_second, steps=steps, batch=batch)
+
+    @property
+    def stories(self) -> int:
+        """As many as make one epoch."""
+        return self.steps * self.batch * CONTEXT // STORY_TOKENS
+
+    @property
+    def minutes(self) -> int:
+        return math.ceil((1 + OTHER_SECONDS) * self.steps * self.batch / self.sequences_per_second / 60)
+
+
+def sequences_per_second() -> float:
+    """How many sequences the crew will train on in a second, from passes of the model that it will train."""
+    import torch
+
+    from cuadrilla.config import ModelSection
+    from cuadrilla.model.gpt2 import GPT2
+    from cuadrilla.model.language import shape_of
+    from cuadrilla.train.precision import choose_device, choose_precision
+
+    device = choose_device("auto")
+    model = GPT2(shape_of(ModelSection(preset="micro"), tokens=VOCABULARY)).to(device)
+    choose_precision("auto", device=device).apply(model)
+    ids = torch.randint(VOCABULARY, (BATCHES[0], model.config.context), device=device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as each worker on its core
+    try:
+        times: list[float] = []
+        while len(times) < WARM_PASSES + MEASURED_PASSES:
+            began = time.monotonic()
+            loss = model.loss(ids, ids)
+            torch.autograd.backward([loss])
+            float(loss.detach())  # waits for a GPU
+            times.append(time.monotonic() - began)
+    finally:
+        torch.set_num_threads(threads)
+    cores = min(read_facts().usable_cores or 1.0, sum(SPEEDS))
+    return cores * EFFICIENCY * len(ids) / statistics.median(times[WARM_PASSES:])
+
+
 def demo(
     folder: Annotated[Path, typer.Option(help="Where to put data and run.")] = Path("demo"),
     steps: Annotated[
-        int, typer.Option(min=2, help="How long to train; after a few steps it has learnt nothing, and all is shown.")
-    ] = STEPS,
-    stories: Annotated[int, typer.Option(min=200, help="How many built-in stories to train on.")] = STORIES,
+        int,
+        typer.Option(
+            min=0,
+            help="How long to train (0: as this machine can in a few minutes). After a few steps it has learnt nothing,"
+            " and all is shown.",
+        ),
+    ] = 0,
+    stories: Annotated[int, typer.Option(min=0, help="How many built-in stories to train on (0: as needed).")] = 0,
 ) -> None:
-    """Train a small Spanish GPT-2 on built-in stories, evaluate it and read what it writes (about 4 minutes)."""
+    """Train a small Spanish GPT-2 on built-in stories, evaluate it and read what it writes (3 to 5 minutes).
+
+    How much it trains depends on how fast this machine is; it says so, and how long it will take.
+    """
     began = time.monotonic()
     run = RunDir(folder)
     make_private(folder)
     under_a_parent(run)
+    size = Size.fit(sequences_per_second())
+    if not run.run_file.exists():
+        write_atomic(run.run_file, RUN_FILE.format(steps=steps or size.steps, batch=size.batch, speeds=SPEEDS))
+    resolved = read_run_file(run.run_file)  # of the first time, if this goes on
+    size = replace(size, steps=resolved.config.train.steps, batch=resolved.config.train.batch_sequences)
+    stories = stories or max(LEAST_STORIES, size.stories)
+    say(f"                {size.sequences_per_second:,.0f} sequences/s here: about {size.minutes} min in all")
     say(f"1/4 data        {stories:,} built-in stories, tokenizer of {VOCABULARY:,}")
     with shown_progress() as progress:
         prepared = prepare(
@@ -110,14 +195,10 @@ def demo(
     tokens = {name: split.num_tokens for name, split in prepared.manifest.splits.items()}
     say(f"                {tokens['train']:,} tokens to train on, {tokens['val']:,} held out")
     say("\n2/4 train       on three unequal practice workers; Ctrl-C saves and stops; the same command goes on")
-    if not run.run_file.exists():
-        write_atomic(run.run_file, RUN_FILE.format(steps=steps))
-    accident = Accident(at=steps // 2)
+    accident = Accident(at=size.steps // 2)
     from cuadrilla.engines.crew import Opening
 
-    outcome = train_run(
-        read_run_file(run.run_file), run, opening=Opening(opened=accident.opened), more_sinks=[accident]
-    )
+    outcome = train_run(resolved, run, opening=Opening(opened=accident.opened), more_sinks=[accident])
     if not outcome.complete:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
     say(accident.report(run))
