@@ -1,5 +1,6 @@
 """Which arithmetic a device computes in, and why. Weights and optimizer state stay in fp32 everywhere."""
 
+import os
 import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from cuadrilla.host.facts import read_facts
 BF16_CUDA_CAPABILITY = (8, 0)
 FP16_CUDA_CAPABILITY = (6, 0)
 INITIAL_FP16_SCALE = 2.0**16
+ISA_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
+"""Limits that a user may set for oneDNN, which then does not use what the processor has."""
 _DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:(0|[1-9][0-9]?))?")
 
 
@@ -76,7 +79,8 @@ def choose_precision(requested: str, *, device: torch.device) -> Precision:
         case "cuda":
             return choose_for_cuda(torch.cuda.get_device_capability(device))
         case "cpu":
-            return choose_for_cpu(read_facts().cpu.instruction_sets or ())
+            limited = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ISA_WITHOUT_BF16
+            return choose_for_cpu(() if limited else read_facts().cpu.instruction_sets or ())
         case "xpu":
             return Precision(dtype=torch.bfloat16, reason="XPU")
         case _:
