@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +36,6 @@ EFFICIENCY = 0.6
 """What three processes and a coordinator make of the cores, beside a model that has them for itself."""
 OTHER_SECONDS = 0.6
 """For data, starting and evaluation, to each second of training."""
-WARM_PASSES, MEASURED_PASSES = 2, 7
 STORY_TOKENS, CONTEXT = 108, 256
 LEAST_STORIES = 2000
 RUN_FILE = """\
@@ -132,32 +130,13 @@ class Size:
 
 
 def sequences_per_second() -> float:
-    """How many sequences the crew will train on in a second, from passes of the model that it will train."""
-    import torch
-
+    """How many sequences the crew will train on in a second."""
     from cuadrilla.config import ModelSection
-    from cuadrilla.model.gpt2 import GPT2
-    from cuadrilla.model.language import shape_of
-    from cuadrilla.train.precision import choose_device, choose_precision
+    from cuadrilla.train.pace import passes_per_second
 
-    device = choose_device("auto")
-    model = GPT2(shape_of(ModelSection(preset="micro"), tokens=VOCABULARY)).to(device)
-    choose_precision("auto", device=device).apply(model)
-    ids = torch.randint(VOCABULARY, (BATCHES[0], model.config.context), device=device)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as each worker on its core
-    try:
-        times: list[float] = []
-        while len(times) < WARM_PASSES + MEASURED_PASSES:
-            began = time.monotonic()
-            loss = model.loss(ids, ids)
-            torch.autograd.backward([loss])
-            float(loss.detach())  # waits for a GPU
-            times.append(time.monotonic() - began)
-    finally:
-        torch.set_num_threads(threads)
+    batch = BATCHES[0]
     cores = min(read_facts().usable_cores or 1.0, sum(SPEEDS))
-    return cores * EFFICIENCY * len(ids) / statistics.median(times[WARM_PASSES:])
+    return cores * EFFICIENCY * batch * passes_per_second(ModelSection(preset="micro"), tokens=VOCABULARY, batch=batch)
 
 
 def demo(
