@@ -106,8 +106,8 @@ class TrainSection(Section):
     unit_sequences: Count = 8
     """Sequences in a unit, the atom of work handed to a worker. Must divide `batch_sequences`."""
     pass_sequences: CountOrZero = 0
-    """Most sequences in one forward and backward pass (0: a whole unit or more, as memory allows). Strict mode and
-    BatchNorm take a unit."""
+    """Most sequences in one forward and backward pass (0: about 2,048 tokens on a CPU, elsewhere as many as memory
+    allows). Strict mode and BatchNorm take a unit."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?|xpu(:\d+)?)$")] = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps, xpu."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

@@ -14,6 +14,7 @@ from cuadrilla.cli.output import stderr
 from cuadrilla.train.metrics import Scalars
 
 LINE_SECONDS = 10.0
+PATIENCE_SECONDS = 3.0
 SAMPLE_CHARACTERS = 160
 
 
@@ -27,6 +28,7 @@ class ProgressSink:
         self._total_tokens = total_tokens
         self._clock = clock
         self._last_line = -1e9
+        self._step_began = clock()
         self._broken = False
         self._evaluation = ""
         self._bar: Progress | None = None
@@ -43,10 +45,27 @@ class ProgressSink:
             self._bar.start()
 
     def log(self, step: int, scalars: Scalars) -> None:
+        self._step_began = self._clock()
         if self._broken:
             return
         try:
             self._show(step, scalars)
+        except OSError:
+            self._broken = True
+
+    def working(self, step: int, part: float) -> None:
+        """A step that takes long is shown before it is done, and what the whole run will take."""
+        seconds = self._clock() - self._step_began
+        if self._broken or seconds < PATIENCE_SECONDS or part >= 1:
+            return
+        numbers = f"{100 * part:.0f} % of it"
+        eta = f"ETA {_clock_time(seconds / part * (self._total - step + 1) - seconds)}"
+        try:
+            if self._bar is not None:
+                self._bar.update(self._task, numbers=f"{numbers}  {eta}" if step == 1 else numbers)
+            elif self._clock() - self._last_line >= LINE_SECONDS:
+                self._last_line = self._clock()
+                stderr.tell(f"step {step}/{self._total}  {numbers} in {seconds:.0f} s  {eta}")
         except OSError:
             self._broken = True
 

@@ -33,9 +33,13 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Heartbeat: `passes` counts everything the worker has finished since it joined."""
+    """Heartbeat: `passes` counts everything the worker has finished since it joined.
+
+    `part`: of its lease, so far; for who watches, and not sent to another process.
+    """
 
     passes: int
+    part: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

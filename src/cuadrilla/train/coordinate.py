@@ -22,7 +22,7 @@ from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.exact import Contribution, ExactMerge
 from cuadrilla.train.guard import Guard, Verdict
-from cuadrilla.train.metrics import Meter, Scalars, Sink
+from cuadrilla.train.metrics import Meter, Scalars, Sink, Watcher
 from cuadrilla.train.referee import Referee
 from cuadrilla.train.store import Store
 
@@ -206,6 +206,7 @@ class Coordination:
                 self._store.event("joined", worker=worker)
                 return events.Joined(worker=worker, speed_hint=message.speed_hint, environment=message.environment)
             case Progress():
+                self._tell_progress(message.part)
                 return events.Heard(worker=worker, passes=message.passes)
             case Goodbye():
                 self._heard.pop(worker, None)
@@ -431,6 +432,13 @@ class Coordination:
         resume()
         if version == self._stop_at:
             self._stop_reason = self._stop_reason or f"step {version} reached"
+
+    def _tell_progress(self, part: float) -> None:
+        """How far a step is that one worker makes alone: it may take minutes."""
+        if part and len(self._coordinator.members) == 1:
+            for sink in self._sinks:
+                if isinstance(sink, Watcher):
+                    sink.working(self._coordinator.version + 1, part)
 
     def _log_row(self, version: int) -> None:
         """Evaluate and sample what is due, and hand the row to the sinks."""

@@ -21,6 +21,8 @@ from cuadrilla.sync.exact import ExactWorker, Sums
 from cuadrilla.train.precision import Precision
 from cuadrilla.train.program import program
 
+CPU_PASS_TOKENS = 2048
+"""Of a pass on a processor: larger ones are no faster there, take more memory, and it would answer later."""
 LOSS_RESOLUTION = 2.0**24  # loss sums are multiples of 2^-24: their float64 sum does not depend on the order
 MIN_LOSS_SCALE = 2.0**-10
 OUT_OF_MEMORY_TEXTS = ("out of memory", "DefaultCPUAllocator", "can't allocate memory")
@@ -47,7 +49,7 @@ def train(
     precision.apply(model)
     model.train()
     loss_scale = precision.loss_scale
-    pass_limit = section.unit_sequences if sync.one_unit_per_pass else section.pass_sequences or section.batch_sequences
+    pass_limit = section.unit_sequences if sync.one_unit_per_pass else most_sequences(section, task, device)
     passes = 0
     transfer_seconds = upload_seconds = 0.0
 
@@ -90,7 +92,7 @@ def train(
             sync.local_step(sums)
             passes += 1
             first += count
-            link.call(Progress(passes=passes))
+            link.call(Progress(passes=passes, part=first / len(indices)))
 
             if first == len(indices) and precision.loss_scale != 1 and not unscale(sync, loss_scale):
                 if loss_scale > MIN_LOSS_SCALE:
@@ -120,6 +122,14 @@ def train(
 
     link.call(Goodbye(reason=event.reason))
     return event
+
+
+def most_sequences(section: TrainSection, task: Task, device: torch.device) -> int:
+    """In a pass. It depends on nothing that is measured: the same run has the same passes."""
+    whole = section.batch_sequences
+    return section.pass_sequences or (
+        whole if device.type != "cpu" else min(whole, max(1, CPU_PASS_TOKENS // task.defaults.length))
+    )
 
 
 class WorkerSettings:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.rundir import make_private, open_private, storage_errors
@@ -26,6 +26,13 @@ class Sink(Protocol):
     def log(self, step: int, scalars: Scalars) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A sink that also hears which part of a step is done, if it can be told."""
+
+    def working(self, step: int, part: float) -> None: ...
 
 
 class JsonlSink:

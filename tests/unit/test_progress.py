@@ -1,0 +1,58 @@
+"""What one sees of a training that takes long: a line within a step, and what all of it will take."""
+
+import pytest
+import torch
+
+from cuadrilla.cli.progress import LINE_SECONDS, ProgressSink
+from cuadrilla.config import TrainSection
+from cuadrilla.train.loop import CPU_PASS_TOKENS, most_sequences
+from tests.tasks import RaggedRegression
+
+pytestmark = pytest.mark.unit
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    sink = ProgressSink(total_versions=10, done=0, total_tokens=1000, clock=clock)
+    clock.now = 1.0
+    sink.working(1, 0.01)  # too early to say anything
+    assert capsys.readouterr().err == ""
+    clock.now = 6.0
+    sink.working(1, 0.1)  # a step takes a minute
+    assert capsys.readouterr().err == "step 1/10  10 % of it in 6 s  ETA 9:54\n"
+    clock.now = 7.0
+    sink.working(1, 0.12)
+    assert capsys.readouterr().err == ""
+    clock.now = 60.0
+    sink.log(1, {"loss": 2.0, "tokens": 100, "tokens_per_second": 1.7})
+    assert capsys.readouterr().err.startswith("step 1/10  loss 2.000")
+    clock.now = 60.0 + LINE_SECONDS
+    sink.working(2, 1 / 6)
+    assert capsys.readouterr().err == "step 2/10  17 % of it in 10 s  ETA 8:50\n"
+
+
+@pytest.mark.parametrize(
+    ("length", "settings", "expected"),
+    [
+        (256, {}, CPU_PASS_TOKENS // 256),
+        (10 * CPU_PASS_TOKENS, {}, 1),
+        (1, {}, 64),
+        (256, {"pass_sequences": 3}, 3),
+    ],
+)
+def test_a_processor_takes_so_many_sequences_at_a_time(length: int, settings: dict[str, int], expected: int) -> None:
+    task = RaggedRegression()
+    task.defaults = type(task.defaults)(length=length)
+    section = TrainSection(steps=1, batch_sequences=64, **settings)
+    assert most_sequences(section, task, CPU) == expected
+    if not settings:
+        assert most_sequences(section, task, torch.device("cuda")) == 64
