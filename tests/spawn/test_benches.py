@@ -27,6 +27,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
     "loop": "--size micro --steps 6 --threads 1",
     "novels": "TEXTS --size micro --tokens 2048 --every 3",
     "optimizers": "DATA --tokens 4096 --seeds 1",
+    "passes": "--sizes 1 2 --rounds 1 --threads 1 --vocabulary 300",
     "prepare": "TEXTS --rounds 1 --processes 1 --encoder words",
     "recovery": "--faults 1",
     "server": "--steps 22 --repeats 1 --stories 300",
