@@ -22,10 +22,17 @@ class ProgressSink:
     """Shows the rows of a run of `total_versions` steps."""
 
     def __init__(
-        self, *, total_versions: int, done: int, total_tokens: int, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        total_versions: int,
+        done: int,
+        total_tokens: int,
+        counted: str = "tokens",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_versions
         self._total_tokens = total_tokens
+        self._counted = counted
         self._clock = clock
         self._last_line = -1e9
         self._step_began = clock()
@@ -77,7 +84,8 @@ class ProgressSink:
     def _show(self, step: int, row: Scalars) -> None:
         if "val_loss" in row:
             self._evaluation = describe_evaluation(row)
-        numbers = f"loss {_number(row, 'loss'):.3f} {self._evaluation} {_number(row, 'tokens_per_second'):,.0f} tok/s"
+        speed = f"{_number(row, 'tokens_per_second'):,.0f} {self._counted}/s"
+        numbers = f"loss {_number(row, 'loss'):.3f} {self._evaluation} {speed}"
         sample = str(row.get("sample", "")).replace("\n", " ")[:SAMPLE_CHARACTERS]
         if self._bar is not None:
             self._bar.update(self._task, completed=step, numbers=numbers)

@@ -214,7 +214,10 @@ def _views(folder: RunDir, parts: "Parts") -> "list[Sink]":
     from cuadrilla.train.metrics import TensorBoardSink
 
     progress = ProgressSink(
-        total_versions=parts.length.num_versions, done=parts.resumed_at, total_tokens=parts.length.total_tokens
+        total_versions=parts.length.num_versions,
+        done=parts.resumed_at,
+        total_tokens=parts.length.total_tokens,
+        counted=parts.task.defaults.counted,
     )
     if importlib.util.find_spec("tensorboard") is None:
         say('TensorBoard files are not written: pip install "cuadrilla[tensorboard]" adds them')
@@ -230,7 +233,7 @@ def _introduce(config: Config, parts: "Parts") -> None:
         f"model      {num_parameters / 1e6:.2f} M parameters\n"
         f"device     {parts.device}, {parts.precision}\n"
         f"workers    {len(config.engine.workers)}{' processes' if config.engine.kind != 'local' else ''}\n"
-        f"run        {parts.length.num_versions} steps of {parts.length.round_tokens:,} tokens"
+        f"run        {parts.length.num_versions} steps of {parts.length.round_tokens:,} {parts.task.defaults.counted}"
     )
     if parts.resumed_at:
         say(f"resumed    at step {parts.resumed_at}")

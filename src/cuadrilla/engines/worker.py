@@ -156,7 +156,8 @@ class _Worker:
         if self._report is not None:
             section = self._config.train
             units = section.batch_sequences // section.unit_sequences
-            link = WatchedLink(link, report=self._report, units_per_round=units)
+            counted = self._task.defaults.counted
+            link = WatchedLink(link, report=self._report, units_per_round=units, counted=counted)
         sync = ExactWorker(self._model, strict=self._config.sync.strict)
         try:
             return train(link, task=self._task, model=self._model, sync=sync, worker=self._settings)

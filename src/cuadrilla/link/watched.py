@@ -21,11 +21,13 @@ class WatchedLink:
         *,
         report: Callable[[str], None],
         units_per_round: int,
+        counted: str = "tokens",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
         self._report = report
         self._units_per_round = units_per_round
+        self._counted = counted
         self._clock = clock
         self._told_at, self._told_step = -math.inf, -1
         self._lease: Lease | None = None
@@ -68,6 +70,6 @@ class WatchedLink:
         rounds = max(1, step - self._told_step)
         share = min(1.0, self._units / (rounds * self._units_per_round))
         speed = self._tokens / self._seconds if self._seconds > 0 else 0.0
-        self._report(f"step {step}  share {100 * share:.0f} %  {speed:,.0f} tokens/s")
+        self._report(f"step {step}  share {100 * share:.0f} %  {speed:,.0f} {self._counted}/s")
         self._told_at, self._told_step = now, step
         self._units, self._tokens, self._seconds = 0, 0, 0.0

@@ -34,6 +34,11 @@ class TaskDefaults:
     max_length: int | None = None
     not_matrices: tuple[str, ...] = ()
 
+    @property
+    def counted(self) -> str:
+        """What the task's losses count, for people."""
+        return "tokens" if self.length > 1 else "examples"
+
 
 @runtime_checkable
 class Task(Protocol):
