@@ -16,6 +16,8 @@ import pytest
 from cuadrilla.errors import LinkError
 from cuadrilla.link import gate as gate_module
 from cuadrilla.link.gate import (
+    BEGUN_AT_ONCE,
+    BEGUN_PER_SECOND,
     MAX_OF_A_NODE,
     MAX_STRANGERS,
     MAX_STRANGERS_OF_AN_ADDRESS,
@@ -183,6 +185,27 @@ def test_an_address_that_connects_without_end_is_slowed_down_alone(guarded: Guar
     assert is_served(guarded, "127.0.0.8")
     guarded.now += 1.0
     assert is_served(guarded, "127.0.0.9")
+
+
+def test_many_addresses_together_are_slowed_down_and_a_newcomer_is_not(guarded: Guarded) -> None:
+    """Each of them stays below its own pace."""
+    hosts = [f"127.0.1.{number}" for number in range(1, 9)]
+    for number in range(int(BEGUN_AT_ONCE)):
+        assert is_served(guarded, hosts[number % len(hosts)])
+    wait_for(lambda: not guarded.gate._connections)  # their seats are free again
+    waiting = [guarded.call(host) for host in hosts]
+    for caller in waiting:
+        caller.sendall(b"hello")
+    wait_for(lambda: len(guarded.gate._waiting) == len(hosts))
+    newcomer = guarded.call("127.0.0.1")
+    newcomer.sendall(b"hello")
+    wait_for(lambda: len(guarded.gate._waiting) == len(hosts) + 1)
+    assert len(guarded.echo.peers) == BEGUN_AT_ONCE
+    guarded.now += 1.01 / BEGUN_PER_SECOND
+    assert newcomer.recv(5) == b"hello"
+    assert len(guarded.echo.peers) == BEGUN_AT_ONCE + 1
+    guarded.now += (len(hosts) + 1) / BEGUN_PER_SECOND
+    assert all(caller.recv(5) == b"hello" for caller in waiting)
 
 
 def is_served(guarded: Guarded, host: str) -> bool:
