@@ -12,7 +12,7 @@ pytestmark = pytest.mark.unit
     [
         (1000.0, STEPS, BATCHES[1]),
         (10 * STEPS / TRAIN_SECONDS, STEPS, 10),
-        (0.7 * BATCHES[0] * STEPS / TRAIN_SECONDS, int(0.7 * STEPS), BATCHES[0]),
+        (0.95 * BATCHES[0] * STEPS / TRAIN_SECONDS, int(0.95 * STEPS), BATCHES[0]),
         (0.1, LEAST_STEPS, BATCHES[0]),
     ],
 )
