@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 VOCABULARY = 1024
 STEPS, LEAST_STEPS = 1100, 1000
 BATCHES = (8, 16)
-"""Sequences in a step: as many as this machine can take, but no fewer and no more. With 8 the stories are as good as with
-16 (docs/experiments.md); with less it was not tried."""
+"""Sequences in a step: as many as this machine can take, but no fewer and no more. With 8 the stories are as good as
+with 16 (docs/experiments.md); with less it was not tried."""
 TRAIN_SECONDS = 150.0
 EFFICIENCY = 0.6
 """What three processes and a coordinator make of the cores, beside a model that has them for itself."""
