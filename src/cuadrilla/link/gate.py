@@ -109,7 +109,7 @@ class Gate:
         self._connections: dict[socket.socket, _Connection] = {}
         self._by_name: dict[str, _Connection] = {}
         self._pace = Pace(per_second=NEW_PER_SECOND, at_once=NEW_AT_ONCE)
-        self._begins = Pace(per_second=BEGUN_PER_SECOND, at_once=BEGUN_AT_ONCE)
+        self._turns, self._turns_at = BEGUN_AT_ONCE, 0.0
         self._begun: Counter[str] = Counter()
         self._begun_since = 0.0
         self._waiting: list[_Connection] = []
@@ -267,8 +267,11 @@ class Gate:
     def _take_turns(self, now: float) -> None:
         if now - self._begun_since > OF_LATE_SECONDS:
             self._begun, self._begun_since = Counter(), now
+        self._turns = min(BEGUN_AT_ONCE, self._turns + (now - self._turns_at) * BEGUN_PER_SECOND)
+        self._turns_at = now
         self._waiting = [connection for connection in self._waiting if connection.outer in self._connections]
-        while self._waiting and self._begins.admits("", now):
+        while self._waiting and self._turns >= 1:
+            self._turns -= 1
             following = min(self._waiting, key=lambda connection: self._begun[connection.host])  # of equals the oldest
             self._waiting.remove(following)
             self._begun[following.host] += 1
