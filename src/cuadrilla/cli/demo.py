@@ -143,14 +143,16 @@ def sequences_per_second() -> float:
 def demo(
     folder: Annotated[Path, typer.Option(help="Where to put data and run.")] = Path("demo"),
     steps: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0,
-            help="How long to train (0: as this machine can in a few minutes). After a few steps it has learnt nothing,"
-            " and all is shown.",
+            min=2,
+            help="How long to train (default: as this machine can in a few minutes). After a few steps it has learnt"
+            " nothing, and all is shown.",
         ),
-    ] = 0,
-    stories: Annotated[int, typer.Option(min=0, help="How many built-in stories to train on (0: as needed).")] = 0,
+    ] = None,
+    stories: Annotated[
+        int | None, typer.Option(min=200, help="How many built-in stories to train on (default: as needed).")
+    ] = None,
 ) -> None:
     """Train a small Spanish GPT-2 on built-in stories, evaluate it and read what it writes (3 to 5 minutes).
 
