@@ -113,7 +113,7 @@ def is_what_one_worker_gives(run: RunDir, *sets: str, begun_in: RunDir | None = 
     with tempfile.TemporaryDirectory() as folder:
         alone = RunDir(Path(folder))
         for path in (begun_in or run).path.glob("*"):
-            if path.name in ("run.toml", "data") or path.suffix == ".py":
+            if path.name in ("run.toml", "data", "teachers") or path.suffix == ".py":
                 (alone.path / path.name).symlink_to(path)
         done = cuadrilla("train", folder, *sets, "--stop-at", str(versions[-1]))
         assert done.returncode == 0, done.stderr
@@ -128,6 +128,11 @@ def coordinator(crew: "subprocess.Popen[str]") -> psutil.Process:
 
 def reached(run: RunDir, version: int) -> Callable[[], bool]:
     return lambda: any(row["version"] >= version for row in read_jsonl(run.metrics))
+
+
+def goes_on(run: RunDir, *, steps: int = 5) -> Callable[[], bool]:
+    """Some steps more than there are now: none, it may be, where the machine is slow."""
+    return reached(run, max((row["version"] for row in read_jsonl(run.metrics)), default=0) + steps)
 
 
 def events(run: RunDir, kind: str) -> list[dict[str, Any]]:

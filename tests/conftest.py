@@ -10,9 +10,11 @@ Things that a fixture of a wider scope makes are not a test's: such fixtures are
 
 import gc
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +37,11 @@ silence_grpc()
 # Tests run side by side and start processes: threads of one small product that wait for each other on busy cores cost
 # a hundred times what they save. What is about several threads sets their number itself. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a machine keeps for its user is not the tests' to write. The processes of xdist inherit it from the first one.
+OWN_HOME = "CUADRILLA_HOME" not in os.environ
+if OWN_HOME:
+    os.environ["CUADRILLA_HOME"] = tempfile.mkdtemp(prefix="cuadrilla-tests-")
 
 TIERS = ("unit", "inproc", "spawn", "rig", "docker", "browser", "hardware", "soak")
 SMALL_DISK_BYTES = 2 * 2**20
@@ -214,6 +221,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_unconfigure() -> None:
+    if OWN_HOME:
+        shutil.rmtree(os.environ["CUADRILLA_HOME"], ignore_errors=True)
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.schedule import Groups
 

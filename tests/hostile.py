@@ -51,7 +51,7 @@ class Heard:
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         self.messages[worker].put(message)
 
-    def heard(self, worker: str, passes: int) -> None:
+    def heard(self, worker: str, passes: int, part: float = 0.0) -> None:
         self.progress[worker].append(passes)
 
     def left(self, worker: str, reason: str) -> None:

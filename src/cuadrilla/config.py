@@ -7,7 +7,7 @@ it. A component receives its own section, never `Config`.
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 SCHEMA = 1
 
@@ -73,6 +73,18 @@ class ModelSection(Section):
     init: str = ""
     """A folder in Hugging Face's layout, relative to the run file, whose weights a new run begins with; empty draws
     them from the seed. `cuadrilla import` writes one."""
+    inner: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """The MLP's inner width (0: four times the model's); this and the five below are for imported models."""
+    exact_gelu: bool = False
+    """GELU by the error function and not by tanh."""
+    epsilon: Annotated[float, Field(gt=0, le=0.1)] = 1e-5
+    """Added to the variance in layer norms."""
+    scale_attention: bool = True
+    """Divide attention's scores by the square root of a head's width."""
+    scale_by_layer: bool = False
+    """Divide them by the number of the layer, from 1, as well."""
+    tied: bool = True
+    """The head is the embedding."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about 30 % more time."""
@@ -92,6 +104,11 @@ class ModelSection(Section):
         """(layers, heads, width, context) with the preset filled in."""
         layers, heads, width, context = PRESETS[self.preset]
         return self.layers or layers, self.heads or heads, self.width or width, self.context or context
+
+
+def _as_list(value: object) -> object:
+    """One name may stand for a list of it; none for an empty one."""
+    return ([value] if value else []) if isinstance(value, str) else value
 
 
 class TrainSection(Section):
@@ -116,6 +133,11 @@ class TrainSection(Section):
     """CPU threads for each worker (0: all cores divided among the workers of this machine)."""
     compile: bool = False
     """Use torch.compile: slower start, faster steps on CUDA."""
+    teacher: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=16)] = []
+    """Runs, or folders in Hugging Face's layout, of the same tokenizer, relative to the run file: a part of the loss is
+    how far the model is from their mean probabilities. The run keeps a copy."""
+    teacher_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """That part."""
     clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Largest global gradient norm; larger ones are scaled down (0: never)."""
 
@@ -129,7 +151,7 @@ class TrainSection(Section):
                 f"{self.unit_sequences}; use {options}"
             )
         if sum(value > 0 for value in (self.tokens, self.epochs, self.steps)) > 1:
-            raise ValueError("set only one of tokens, epochs and steps; 0 takes one back, as in --set train.tokens=0")
+            raise ValueError("set only one of tokens, epochs and steps")
         return self
 
 

@@ -11,10 +11,12 @@
     ├── GuardError            7    training stopped itself
     └── ResourceError         8    disk or memory ran out
 
-Every error carries `message` (the cause, one line) and `hint` (what to do, one line). Raised for what a user can
-cause; our own invariants are `assert`s. The CLI prints both lines and exits with `exit_code`; nothing else catches
-the tree as a whole.
+Every error carries `message` (the cause, one line), `hint` (what to do, one line) and, where several things are wrong
+at once, `details` (a line for each). Raised for what a user can cause; our own invariants are `assert`s. The CLI prints
+them and exits with `exit_code`; nothing else catches the tree as a whole.
 """
+
+from collections.abc import Sequence
 
 INTERRUPTED_EXIT_CODE = 130
 
@@ -24,10 +26,11 @@ class CuadrillaError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", details: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.details = tuple(details)
 
 
 class ConfigError(CuadrillaError):

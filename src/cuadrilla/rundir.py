@@ -11,6 +11,7 @@ Invariants
 
 import errno
 import glob
+import hashlib
 import json
 import math
 import os
@@ -88,6 +89,11 @@ class RunDir:
         return self.path / "tokenizer.json"
 
     @property
+    def teachers(self) -> Path:
+        """Copies of the models that teach this one, each in a folder of its number."""
+        return self.path / "teachers"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
@@ -118,6 +124,11 @@ def read_regular(path: Path, *, most_bytes: int = MAX_JSON_BYTES) -> bytes:
     if len(raw) > most_bytes:  # it has grown meanwhile, or says that it is empty, as those in /proc do
         raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
     return raw
+
+
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_private(folder: Path) -> None:
@@ -151,6 +162,8 @@ def storage_errors(path: Path) -> Iterator[None]:
         hint = "free some space or choose another folder, then run the same command again"
         if isinstance(error, (FileExistsError, NotADirectoryError, IsADirectoryError, FileNotFoundError)):
             hint = "a file is where a folder should be, or a folder is in the way or missing: choose another name"
+        elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            hint = "it cannot be written by you: choose another folder, or give yourself permission"
         raise ResourceError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
 
 
@@ -314,7 +327,7 @@ def private_folder(prefix: str = PRIVATE_PREFIX, *, where: Path | None = None) -
     for folder in where.glob(f"{prefix}*"):
         with suppress(OSError):  # another user's
             if is_abandoned(folder / "lock"):
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)  # another process may be at it, too
     with tempfile.TemporaryDirectory(prefix=prefix, dir=where) as name, FolderLock(Path(name, "lock"), purpose=""):
         yield Path(name)
 

@@ -38,17 +38,29 @@ SYNONYMS = {  # what other tools call our keys
 }
 
 
+KEPT = "--set before"
+LENGTHS = ("tokens", "epochs", "steps")
+"""Keys of the section `train` of which one holds: the last that was said."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A checked run: `origins` maps `section.key` to "default", "file" or "--set"."""
+    """A checked run: `origins` maps `section.key` to "default", "file", "--set" or `KEPT`."""
 
     config: Config
     origins: dict[str, str]
+
+    @property
+    def kept(self) -> list[str]:
+        """What holds because it was typed at an earlier start."""
+        leaves = _leaves(dump(self.config))
+        return [f"{key}={_literal(leaves[key])}" for key, origin in self.origins.items() if origin == KEPT]
 
 
 def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False) -> Resolved:
     """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy.
 
+    A run that has begun keeps the `--set` values of its earlier starts, but for those of the section `engine`.
     `processes`: workers are not to be threads; where the engine is `local`, it becomes `crew`.
     """
     try:
@@ -65,11 +77,38 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8") from error
-    return resolve(text, sets=sets, name=str(path), processes=processes)
+    return resolve(text, sets=sets, kept=_kept_sets(RunDir(path.parent)), name=str(path), processes=processes)
+
+
+def _kept_sets(run: RunDir) -> list[str]:
+    """What was typed when the run in this folder was started; nothing if it has no checkpoint."""
+    if not _has_begun(run):
+        return []
+    try:
+        found = json.loads(read_regular(run.config))
+        values, origins = _leaves(found["values"]), found["origins"]
+        typed_before = [key for key, origin in origins.items() if origin in ("--set", KEPT)]
+        return [f"{key}={_literal(values[key])}" for key in typed_before if not key.startswith("engine.")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _has_begun(run: RunDir) -> bool:
+    try:
+        return any(run.checkpoints.iterdir())
+    except OSError:
+        return False
+
+
+def _literal(value: Any) -> str:
+    """A value as `--set` reads it."""
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
 
 
 def read_run_config(run: RunDir) -> Config:
-    """What a run directory was last trained with: its config.json. Raises ConfigError."""
+    """What a run directory was last trained with: its config.json; until then its run file. Raises ConfigError."""
+    if run.config.exists() and run.run_file.exists() and not _has_begun(run):
+        return read_run_file(run.run_file).config  # it was imported, and edited since
     try:
         values = json.loads(read_regular(run.config))["values"]
         return Config.model_validate(values)
@@ -82,14 +121,23 @@ def read_run_config(run: RunDir) -> Config:
         raise ConfigError(f"{run.config} cannot be read: {why}", hint=f"cuadrilla train {typed(run.path)}") from error
 
 
-def resolve(text: str, *, sets: Sequence[str] = (), name: str = "run.toml", processes: bool = False) -> Resolved:
-    """Check TOML text plus `--set` values; see `read_run_file`."""
+def resolve(
+    text: str,
+    *,
+    sets: Sequence[str] = (),
+    kept: Sequence[str] = (),
+    name: str = "run.toml",
+    processes: bool = False,
+) -> Resolved:
+    """Check TOML text plus `--set` values, those `kept` first; see `read_run_file`."""
     values = parse_toml(text, name=name)
     origins = {key: "file" for key in _leaves(values)}
-    for item in sets:
-        key, value = parse_set(item)
-        _assign(values, key, value)
-        origins[".".join(key)] = "--set"
+    for items, origin in ((kept, KEPT), (sets, "--set")):
+        parsed = [parse_set(item) for item in items]
+        _take_back_lengths(values, origins, [".".join(key) for key, value in parsed if value])
+        for key, value in parsed:
+            _assign(values, key, value)
+            origins[".".join(key)] = origin
     engine = values.setdefault("engine", {}) if processes else None
     if isinstance(engine, dict) and engine.get("kind", "local") == "local":
         engine["kind"] = "crew"
@@ -188,6 +236,16 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def _take_back_lengths(values: dict[str, Any], origins: dict[str, str], keys: Sequence[str]) -> None:
+    """A length that is given now holds instead of another one that was given before."""
+    train = values.get("train")
+    if isinstance(train, dict) and any(f"train.{length}" in keys for length in LENGTHS):
+        for length in LENGTHS:
+            if length in train and f"train.{length}" not in keys:
+                del train[length]
+                origins.pop(f"train.{length}", None)
 
 
 def _depth(value: Any, level: int = 0) -> int:

@@ -11,11 +11,12 @@ from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_hf
 from cuadrilla.cli.model import generate
 from cuadrilla.cli.output import options
-from cuadrilla.data.shards import read_manifest
+from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import read_run_config
 from cuadrilla.train.trained import find_stored
 
 
@@ -111,6 +112,37 @@ def test_without_a_text_all_are_measured_on_the_first_runs_held_out_text(
     table = capsys.readouterr().out
     assert "bits_per_byte" in table
     assert "±" in table
+
+
+def test_two_models_are_compared_on_the_same_items(
+    language: RunDir,
+    exported: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worse = load_hf(exported)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in worse.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    tokenizer = language.path / read_run_config(language).data.folder / TOKENIZER
+    save_hf(worse, tmp_path / "worse", tokenizer_path=tokenizer)
+    ours, theirs = as_json(capsys, monkeypatch, language.path, tmp_path / "worse")
+    (row,) = theirs["differences"]
+    values = [each["figures"][0]["value"] for each in (ours, theirs)]
+    assert row["value"] == pytest.approx(values[1] - values[0])
+    assert 0 < row["low"] < row["value"] < row["high"]
+    assert row["high"] - row["low"] < theirs["figures"][0]["high"] - theirs["figures"][0]["low"]  # surer than either
+    assert ours["differences"] == []
+
+
+def test_tests_are_read_before_a_model_is_loaded(language: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "no-model").mkdir()
+    with pytest.raises(DataError, match=r"nada\.tsv"):
+        evaluate([tmp_path / "no-model", language.path], pairs_file=[tmp_path / "nada.tsv"], device="cpu")
+    with pytest.raises(ConfigError, match="is named twice"):
+        evaluate([language.path, language.path / ".." / language.path.name], device="cpu")
 
 
 def test_what_cannot_be_compared_is_refused(language: RunDir, exported: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cuadrilla.cli.evaluate import evaluate
-from cuadrilla.cli.export import export_hf
+from cuadrilla.cli.export import export_gguf, export_hf
 from cuadrilla.cli.imported import import_model
 from cuadrilla.cli.model import generate
 from cuadrilla.cli.train import train_run
@@ -79,6 +79,36 @@ def test_it_writes_and_is_exported_before_it_is_trained(
     assert "begun from | published/model.safetensors (licence unknown" in (tmp_path / "again" / "README.md").read_text()
     prepare_data(tmp_path / "data", run / "model" / "tokenizer.json")
     evaluate([run], device="cpu")
+    assert "bits_per_byte" in capsys.readouterr().out
+
+
+def test_what_is_not_plain_about_it_stays_so(published: Path, tmp_path: Path) -> None:
+    peculiar = GPT2Config(
+        vocab_size=307, context=24, layers=1, heads=2, width=12, inner=20, exact_gelu=True, epsilon=1e-6,
+        scale_attention=False, scale_by_layer=True, tied=False,
+    )  # fmt: skip
+    save_hf(GPT2(peculiar), published, tokenizer_path=published / "tokenizer.json")
+    run = RunDir(tmp_path / "run")
+    import_model(published, to=run.path)
+    assert torch.equal(find_stored(run).read("lm_head.weight"), load_hf(published).head.weight)
+    prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
+    train(run, "train.steps=2", "optim.kind=muon")
+    export_hf(run.path, to=tmp_path / "again")
+    again = load_hf(tmp_path / "again")
+    assert again.config == peculiar
+    assert not torch.equal(again.head.weight, load_hf(published).head.weight)
+    with pytest.raises(CheckpointError, match="exact GELU and attention that is not scaled and attention that"):
+        export_gguf(run.path, to=tmp_path / "model.gguf")
+
+
+def test_the_run_file_holds_before_the_first_training(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(tmp_path / "run")
+    import_model(published, to=run.path)
+    prepare_data(tmp_path / "elsewhere", run.path / "model" / "tokenizer.json")
+    run.run_file.write_text(run.run_file.read_text().replace('"../data"', '"../elsewhere"'))
+    evaluate([run.path], device="cpu")
     assert "bits_per_byte" in capsys.readouterr().out
 
 

@@ -310,3 +310,55 @@ def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
                 lease_id=number, tokens=tokens, loss_sum=loss, transfer_seconds=transfer, upload="u", valid=valid
             )
             crew.says("mala", to(contribute=said), tensors)
+
+
+def test_who_waits_for_the_end_finds_all_members_told_why(make: Callable[..., Crew]) -> None:
+    """It closes the doors then: a farewell that comes later is not heard."""
+    crew = make("train.steps=12")
+    crew.joins("ana", "luis")
+    before: list[bool] = []
+
+    def send(worker: str, message: ToWorker) -> None:
+        if isinstance(message, Stop):
+            before.append(crew.coordination.outcome is None)
+
+    crew.coordination.open(send)
+    crew.coordination.request_stop("the run was stopped by Ctrl-C")
+    crew.coordination.tick()
+    assert before == [True, True]
+    assert crew.coordination.outcome is not None
+
+
+class Watched:
+    """A sink that hears how far a step is."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, float]] = []
+
+    def working(self, step: int, part: float) -> None:
+        self.heard.append((step, part))
+
+    def log(self, step: int, scalars: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_crews_step_is_shown_while_it_is_made(make: Callable[..., Crew]) -> None:
+    crew, watched = make("train.steps=12"), Watched()
+    crew.coordination._sinks = [watched]
+    crew.joins("ana", "luis")
+    shares = [len(lease.units) for name in ("ana", "luis") if (lease := crew.lease_of(name))]
+    assert len(shares) == 2
+    crew.coordination.heard("ana", 1, 0.5)
+    crew.coordination.tick()
+    assert watched.heard[-1] == (1, pytest.approx(0.5 * shares[0] / sum(shares)))
+    crew.answers("ana")
+    crew.coordination.heard("luis", 1, 0.25)
+    crew.coordination.tick()
+    assert watched.heard[-1] == (1, pytest.approx((shares[0] + 0.25 * shares[1]) / sum(shares)))
+    crew.answers("luis")
+    number = len(watched.heard)
+    crew.coordination.tick()
+    assert len(watched.heard) == number  # nothing of the second step is done

@@ -29,9 +29,9 @@ def impostor(crew: Crew, code: grpc.StatusCode) -> Iterator[str]:
 
     handlers = grpc.method_handlers_generic_handler(SERVICE, {"Describe": grpc.unary_unary_rpc_method_handler(refuse)})
     keys = crew.keys
-    server, port = start_server("127.0.0.1:0", handlers=handlers, identity=keys.identity, roots=keys.client_roots())
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    server = start_server("127.0.0.1:0", handlers=handlers, identity=keys.identity, roots=keys.client_roots())
+    yield f"127.0.0.1:{server.port}"
+    server.stop(0.0)
 
 
 @pytest.mark.parametrize(

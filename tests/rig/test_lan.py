@@ -10,8 +10,8 @@ import pytest
 from bench.lan import Member, ip, lan
 from cuadrilla.engines.worker import ASK_SECONDS
 from cuadrilla.home import Home
-from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import events, is_what_one_worker_gives, reached, wait_for
+from cuadrilla.rundir import RunDir
+from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import Machine, down, invite, present, up
 from tests.networks import need_namespaces, silent, switch_port
 
@@ -52,7 +52,7 @@ def test_a_pulled_cable_a_deaf_card_and_a_new_address_cost_nothing(
     wait_for(lambda: "luis" in present(run), crew)
     with silent(*switch_port(3), rate=RATE):
         wait_for(lambda: "luis" not in present(run), crew)
-        wait_for(reached(run, last_rows(run.metrics)[-1]["version"] + 2), crew)
+        wait_for(goes_on(run, steps=2), crew)
     wait_for(lambda: "luis" in present(run), crew)
     change_address(network[2], network[2].address, "10.77.0.33")
     wait_for(lambda: "luis" not in present(run), crew)
@@ -110,7 +110,7 @@ def test_the_coordinator_gets_another_address_and_the_crew_goes_on(
     change_address(network[0], network[0].address, "10.77.0.44")
     wait_for(lambda: Home(coordinator.home).open_crew()["address"] == new, crew)
     wait_for(lambda: "luis" not in present(run), crew)
-    wait_for(reached(run, last_rows(run.metrics)[-1]["version"] + 2), crew)
+    wait_for(goes_on(run, steps=2), crew)
     assert present(run) == {"here-1"}
     lost_at = time.monotonic()
     wait_for(lambda: time.monotonic() > lost_at + ASK_SECONDS + 10, joined, seconds=60)

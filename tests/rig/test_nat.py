@@ -12,8 +12,8 @@ from bench import nat
 from bench.lan import CARD, Member, ip, lan
 from bench.limits import Share
 from cuadrilla.link.invite import Invite
-from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import is_what_one_worker_gives, reached, wait_for
+from cuadrilla.rundir import RunDir
+from tests.commands import goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import Machine, down, invite, present, up
 from tests.networks import need_namespaces, shares, silent
 
@@ -98,7 +98,7 @@ def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
 
     ip("-n", network.router.namespace, "link", "set", CARD, "down")  # the crew in halves: only one of them commits
     wait_for(lambda: present(run) == {"ana", "luis"}, crew)
-    wait_for(reached(run, last_rows(run.metrics)[-1]["version"] + 2), crew)
+    wait_for(goes_on(run, steps=2), crew)
     ip("-n", network.router.namespace, "link", "set", CARD, "up")
     wait_for(lambda: present(run) == set(CORES), crew)
 

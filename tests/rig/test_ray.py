@@ -7,15 +7,15 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from bench.lan import Member, lan
-from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import COMMAND, is_what_one_worker_gives, reached, wait_for
+from cuadrilla.rundir import RunDir
+from tests.commands import COMMAND, goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import Machine, down, invite, present, up
 from tests.networks import need_namespaces
 
@@ -63,10 +63,6 @@ def lives(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def goes_on(run: RunDir) -> Callable[[], bool]:
-    return reached(run, last_rows(run.metrics)[-1]["version"] + 3)
 
 
 class Terminal:

@@ -26,6 +26,8 @@ LEAST_THROUGHPUT = 0.8
 SETTLE_SECONDS = 5.0
 MOST_GROWTH_BYTES = 48 * 2**20
 LAST_STEPS = 200
+MOST_COMPARED_STEPS = 10_000
+"""Three trainings of so many steps take ten minutes; the crew's own goes on to three times as many."""
 
 
 class Siege:
@@ -109,8 +111,9 @@ def machines(network: list[Member], groups: list[Share], tmp_path: Path) -> Iter
         machine.stop()
 
 
-def loss_at_the_end(run: RunDir) -> float:
-    return statistics.fmean(row["loss"] for row in last_rows(run.metrics)[-LAST_STEPS:])
+def loss_at(run: RunDir, step: int) -> float:
+    """The mean of the last steps up to this one."""
+    return statistics.fmean(row["loss"] for row in last_rows(run.metrics) if step - LAST_STEPS < row["version"] <= step)
 
 
 @pytest.mark.parametrize(
@@ -160,13 +163,13 @@ def test_a_crew_under_all_attacks_at_once(
     if stretches > 1:
         assert siege.ratio() >= LEAST_THROUGHPUT
     if not found["same_weights_as_one_worker"]:  # a lie that is small enough passes
-        steps = siege.version()
+        steps = min(siege.version(), MOST_COMPARED_STEPS)
         losses = [_undisturbed(tmp_path / f"seed-{seed}", stories, steps=steps, seed=seed) for seed in range(3)]
-        print(json.dumps({"loss": loss_at_the_end(run), "undisturbed": losses}))
-        assert loss_at_the_end(run) <= max(losses) + (max(losses) - min(losses))
+        print(json.dumps({"step": steps, "loss": loss_at(run, steps), "undisturbed": losses}))
+        assert loss_at(run, steps) <= max(losses) + (max(losses) - min(losses))
 
 
 def _undisturbed(folder: Path, data: Path, *, steps: int, seed: int) -> float:
     alone = language_run(folder, data)
     assert train(alone, "--set", f"run.seed={seed}", "--stop-at", str(steps)).returncode == 0
-    return loss_at_the_end(alone)
+    return loss_at(alone, steps)

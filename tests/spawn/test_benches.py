@@ -18,10 +18,12 @@ pytestmark = pytest.mark.thorough
 
 BENCHES = Path(__file__).parents[2] / "bench"
 NEEDS = {"train": "transformers", "generate": "transformers", "novels": "transformers", "ray": "ray"}
-SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
+SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: one of them
+    "duplicates": "TEXTS --made 2",
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",
     "generate": "--shape 10m --prompt-tokens 4 --new-tokens 3 --repeats 1 --threads 1",
     "goodput": "--minutes 1 --seconds 3",
+    "kernels": "--preset micro --rounds 1 --threads 1",
     "late": "--times 1 --batch 16",
     "link": "--parameters 50000 --rate 0 --rounds 1",
     "loop": "--size micro --steps 6 --threads 1",
@@ -31,6 +33,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
     "prepare": "TEXTS --rounds 1 --processes 1 --encoder words",
     "recovery": "--faults 1",
     "server": "--steps 22 --repeats 1 --stories 300",
+    "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300",
     "throughput": "--unit-ms 20 40 --units 4 --rounds 1 --steps 1 --repeats 1 --rate 0",
     "train": "--size micro --steps 3 --threads 1",
 }
@@ -87,7 +90,7 @@ def test_it_measures(
         pytest.skip(f"{needed} is not installed: pip install {needed}")
     if name == "optimizers":
         shutil.copytree(stories, tmp_path / "data")
-    places = {"TEXTS": str(texts), "DATA": str(tmp_path / "data")}
+    places = {"TEXTS": str(texts), "TEXT": str(texts / "0.txt"), "DATA": str(tmp_path / "data")}
     words = [places.get(word, word).replace("~", " ") for word in SMALLEST[name].split()]
     monkeypatch.setattr(sys, "argv", [name, *words])
     importlib.import_module(f"bench.{name}").main()

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ from tests.commands import (
     TASK,
     coordinator,
     events,
+    goes_on,
     is_what_one_worker_gives,
     joined,
     make_run,
@@ -50,11 +51,6 @@ def worker(crew: "subprocess.Popen[str]", name: str) -> psutil.Process:
     found = [child for child in coordinator(crew).children() if name in child.cmdline()]
     assert len(found) == 1
     return found[0]
-
-
-def goes_on(run: RunDir) -> Callable[[], bool]:
-    """Some steps more than there are now."""
-    return reached(run, max((row["version"] for row in read_jsonl(run.metrics)), default=0) + 5)
 
 
 def goes_on_alone(run: RunDir) -> bool:

@@ -16,7 +16,7 @@ from cuadrilla.home import Home
 from cuadrilla.link.base import COME_AGAIN, KICKED, NOT_LISTED
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import is_what_one_worker_gives, make_run, reached, wait_for
+from tests.commands import goes_on, is_what_one_worker_gives, make_run, reached, train, wait_for
 from tests.machines import Machine, down, invite, language_run, present, up
 
 
@@ -41,7 +41,7 @@ def test_two_machines_join_fetch_the_data_and_one_is_kicked(
     assert second.returncode == 5, said
     assert KICKED in said or NOT_LISTED in said
     assert COME_AGAIN in said
-    wait_for(reached(run, last_rows(run.metrics)[-1]["version"] + 5), crew)
+    wait_for(goes_on(run), crew)
     coordinator_said = down(coordinator, crew)
     assert "ana joined" in coordinator_said
     assert "luis was kicked" in coordinator_said
@@ -75,6 +75,23 @@ def test_a_machine_with_the_data_fetches_nothing_and_one_with_other_data_is_refu
     wait_for(reached(run, 5), crew)
     down(coordinator, crew)
     assert "fetching" not in worker.communicate(timeout=150)[1]
+    assert is_what_one_worker_gives(run)
+
+
+@pytest.mark.thorough
+def test_a_machine_fetches_the_teacher_of_a_run(
+    machine: Callable[[str], Machine], run: RunDir, stories: Path, port: int, tmp_path: Path
+) -> None:
+    teacher = language_run(tmp_path / "teacher", stories, steps=4)
+    assert train(teacher).returncode == 0
+    text = run.run_file.read_text().replace("[train]", f'[train]\nteacher = "{teacher.path}"')
+    run.run_file.write_text(text)
+    coordinator, ana = machine("coordinator"), machine("ana")
+    crew = up(coordinator, run, port)
+    worker = ana.start("join", "--name", "ana", says=invite(coordinator))
+    wait_for(reached(run, 5), crew)
+    down(coordinator, crew)
+    assert "fetching teachers/0/model.safetensors" in worker.communicate(timeout=150)[1]
     assert is_what_one_worker_gives(run)
 
 

@@ -128,6 +128,40 @@ def test_the_same_input_gives_the_same_bytes_and_is_recognised(books, tmp_path):
     assert {path.name: path.stat().st_mtime_ns for path in one.iterdir()} == times
 
 
+def test_whole_texts_are_held_out_where_there_are_enough_and_named_ones_where_asked_for(books, tmp_path):
+    def sides(out):
+        sources = read_manifest(out).sources
+        return {source.name: set(source.portions) for source in sources}
+
+    few = prepare(books, out=tmp_path / "few")
+    assert "held out: parts of texts (only 3 in all" in few.stderr
+    asked = prepare(books, "--val-by", "source", out=tmp_path / "asked")
+    assert asked.returncode == 0, asked.stderr
+    assert sorted(map(len, sides(tmp_path / "asked").values())) == [1, 1, 1]
+    assert sum("val" in each for each in sides(tmp_path / "asked").values()) == 1
+    many = tmp_path / "muchos"
+    many.mkdir()
+    paragraphs = (books / "libro0.txt").read_text().split("\n\n")
+    for number in range(24):
+        text = "\n\n".join(f"{number} {paragraph}" for paragraph in paragraphs[number * 3 : number * 3 + 9])
+        (many / f"{number:02}.txt").write_text(text)
+    done = prepare(many, out=tmp_path / "many")
+    assert "of 24 texts, whole" in done.stderr
+    assert all(len(each) == 1 for each in sides(tmp_path / "many").values())
+    named = prepare(many, "--val", many / "07.txt", "--val", books / "libro1.txt", out=tmp_path / "named")
+    assert named.returncode == 0, named.stderr
+    found = sides(tmp_path / "named")
+    assert {name for name, each in found.items() if "val" in each} == {"muchos/07.txt", "libro1.txt"}
+    assert all(len(each) == 1 for each in found.values())
+    assert "already prepared with another val" in fail(prepare(many, out=tmp_path / "named"), 4)
+    fail(prepare(many, "--val", many / "nada.txt", out=tmp_path / "other"), 4)
+    fail(prepare(many, "--val-by", "libro", out=tmp_path / "other"), 2)
+    short = tmp_path / "corto.txt"
+    short.write_text("Hola.")
+    assert "nothing is left of what --val names" in fail(prepare(many, "--val", short, out=tmp_path / "other"), 4)
+    assert "no text is left to train on" in fail(prepare(many, "--val", many, out=tmp_path / "other"), 4)
+
+
 def test_no_text_is_in_both_splits_and_none_is_lost(books, tmp_path):
     assert prepare(books, out=tmp_path / "out").returncode == 0
     train, val = texts_of(tmp_path / "out", "train"), texts_of(tmp_path / "out", "val")

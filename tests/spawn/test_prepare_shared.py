@@ -173,7 +173,10 @@ def test_what_is_dropped_is_counted_and_shown(library, tmp_path):
         "documents_near_duplicate": "paginas/libro3b.txt",
     }
     assert all(shown["counts"][row["reason"]] == 1 for row in shown["dropped"])
-    assert next(row["like"] for row in shown["dropped"] if "like" in row) == "paginas/libro3.txt"
+    assert {row["source"]: row["like"] for row in shown["dropped"] if "like" in row} == {
+        "paginas/libro7.txt": "paginas/igual.txt",
+        "paginas/libro3b.txt": "paginas/libro3.txt",
+    }
     table = run("data", "prepare", text, "--out", out, "--vocab", 300, "--show-dropped")
     assert "filtered few letters: paginas/cifras.txt" in table.stdout
     assert "already prepared" in table.stderr

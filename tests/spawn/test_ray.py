@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import (
     events,
+    goes_on,
     is_what_one_worker_gives,
     joined,
     make_run,
@@ -60,11 +61,6 @@ def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 def actors(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     """The workers' processes: Ray names them."""
     return [child for child in descendants(process) if "RayWorker" in " ".join(child.cmdline())]
-
-
-def goes_on(run: RunDir) -> Callable[[], bool]:
-    """Some steps more than there are now."""
-    return reached(run, max((row["version"] for row in read_jsonl(run.metrics)), default=0) + 5)
 
 
 @pytest.mark.ray_smoke

@@ -124,8 +124,9 @@ def test_changed_values_between_stop_and_resume(run: RunDir) -> None:
     assert train(run, "--set", "optim.lr=0.1", "--allow-changes", "--stop-at", "55").returncode == 0
     task = run.path / "task.py"
     task.write_text(task.read_text().replace("64, 64", "64, 96").replace("64, 1)", "96, 1)"))
-    other = train(run, "--set", "optim.lr=0.1")
+    other = train(run)
     assert other.returncode == 6
+    assert "from an earlier start: optim.lr=0.1 " in other.stderr
     assert "is of another model: 2.bias float32 (64,) instead of float32 (96,)" in other.stderr
 
 
@@ -177,7 +178,7 @@ def test_too_small_a_disk_is_refused_at_the_start(small_disk: Path) -> None:
 
 
 def test_what_a_run_leaves(run: RunDir) -> None:
-    done = cuadrilla("--json", "train", str(run.path), "--set", "train.steps=5")
+    done = cuadrilla("train", str(run.path), "--set", "train.steps=5", "--json")  # the flag holds anywhere
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["version"], result["complete"]) == (5, True)
@@ -186,8 +187,9 @@ def test_what_a_run_leaves(run: RunDir) -> None:
     assert json.loads(run.env.read_text())["packages"]["torch"]
     assert (run.logs / "log.coordinator.txt").exists()
     assert next(read_events(run, "finished"))["complete"] is True
-    again = train(run, "--set", "train.steps=5")
+    again = train(run)
     assert again.returncode == 0
+    assert "from an earlier start: train.steps=5 " in again.stderr
     assert [row["version"] for row in read_jsonl(run.metrics)] == [1, 2, 3, 4, 5]
     assert cuadrilla("env", "diff", str(run.path)).returncode == 0
 

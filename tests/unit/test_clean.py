@@ -158,6 +158,28 @@ def test_two_documents_are_enough_for_both_splits(hashes):
     assert is_val.tolist() == [True, False]
 
 
+def test_a_text_is_on_one_side_and_stays_there_when_others_are_added():
+    random = np.random.default_rng(0)
+    texts = np.repeat(np.arange(400, dtype=np.uint32), random.integers(1, 9, size=400))
+    hashes = random.integers(0, 2**64, size=len(texts), dtype=np.uint64)
+    characters = random.integers(5_000, 20_000, size=len(texts), dtype=np.uint32)
+    is_val = clean.split_texts(hashes, texts, characters, val_fraction=0.1)
+    assert {bool(is_val[texts == text].all()) for text in range(400)} == {False, True}
+    assert all(len(set(is_val[texts == text].tolist())) == 1 for text in range(400))
+    assert 0.05 < characters[is_val].sum() / characters.sum() < 0.15
+    first = texts < 200
+    assert (clean.split_texts(hashes[first], texts[first], characters[first], val_fraction=0.1) == is_val[first]).all()
+
+
+def test_a_text_that_is_most_of_the_corpus_is_not_held_out():
+    hashes = np.array([0, 2**63, 2**62, 2**61], dtype=np.uint64)
+    texts = np.arange(4, dtype=np.uint32)
+    characters = np.array([20_000, 900, 1_000, 800], dtype=np.uint32)
+    assert clean.split_texts(hashes, texts, characters, val_fraction=0.05).tolist() == [False, False, False, True]
+    alike = np.full(4, 1_000, dtype=np.uint32)  # each is more than twice a twentieth: still one is held out
+    assert clean.split_texts(hashes, texts, alike, val_fraction=0.05).tolist() == [True, False, False, False]
+
+
 def test_held_out_paragraphs_leave_the_training_text():
     shared = "Un párrafo que está en dos libros. " * 10
     held_out = {key for key, _ in clean.long_paragraphs(f"corto\n\n{shared}")}

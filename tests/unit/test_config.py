@@ -12,7 +12,7 @@ from cuadrilla.cli.train import PRESETS as SIZES
 from cuadrilla.cli.train import run_file_text
 from cuadrilla.config import AdamWSection, Config, ServerSync
 from cuadrilla.errors import ConfigError
-from cuadrilla.runfile import canonical, differences, dump, read_run_file, resolve, to_toml
+from cuadrilla.runfile import KEPT, canonical, differences, dump, read_run_file, resolve, to_toml
 
 pytestmark = pytest.mark.unit
 
@@ -47,7 +47,6 @@ def refused(text: str, *sets: str) -> ConfigError:
         ("model.heads=5", "128 is not divisible by 5 heads; use 125 or 130", ""),
         ("model.preset=gigantic", "'micro', 'mini'", ""),
         ("train.batch_sequences=7", "not a multiple of unit_sequences", ""),
-        ("train.steps=5", "only one of tokens, epochs and steps", ""),
         ("train.device=gpu", "pattern", ""),
         ("optim.kind=sgd", "'muon', 'adamw'", ""),
         ("engine.workers=[1, 0]", "greater than 0", ""),
@@ -184,3 +183,25 @@ def test_any_folder_that_new_is_given_is_what_the_file_says(data: str) -> None:
 def test_a_name_that_toml_cannot_hold_is_refused() -> None:
     with pytest.raises(ConfigError, match="is not Unicode text"):
         run_file_text("micro", data="a\udcff")
+
+
+def test_of_the_lengths_the_one_said_last_holds() -> None:
+    assert resolve(BASE, sets=["train.steps=5"]).config.train.model_dump(include={"tokens", "steps"}) == {
+        "tokens": 0,
+        "steps": 5,
+    }
+    found = resolve(BASE, kept=["train.steps=5"], sets=["train.epochs=2"])
+    assert (found.config.train.steps, found.config.train.epochs) == (0, 2.0)
+    assert "train.steps=5" not in found.kept
+    assert "only one of tokens, epochs and steps" in refused(BASE, "train.steps=5", "train.epochs=2").message
+    assert resolve(BASE, sets=["train.steps=0"]).config.train.tokens == 10
+
+
+def test_what_was_typed_at_an_earlier_start_holds_until_something_else_is_typed() -> None:
+    kept = ["optim.lr=0.5", "sample.prompt='Érase \\'", "train.steps=7"]
+    found = resolve(BASE, kept=kept, sets=["optim.lr=0.25"])
+    assert (found.config.optim.lr, found.config.sample.prompt, found.config.train.steps) == (0.25, "Érase \\", 7)
+    assert (found.origins["optim.lr"], found.origins["train.steps"]) == ("--set", KEPT)
+    again = resolve(BASE, kept=found.kept)
+    assert again.config.sample.prompt == "Érase \\"
+    assert again.kept == found.kept

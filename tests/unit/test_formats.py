@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tracemalloc
+import zipfile
 import zlib
 from collections import Counter
 
@@ -195,6 +196,42 @@ def test_one_huge_line_takes_no_more_memory_than_the_limit(tmp_path):
     assert texts(path, skip_bad=True) == ["fin"]
 
 
+def test_nothing_broken_stops_a_folder_if_it_is_passed_over_and_all_of_it_is_said_if_not(tmp_path):
+    folder = tmp_path / "libros"
+    folder.mkdir()
+    put(folder / "bueno.txt", "niño".encode())
+    put(folder / "nulos.txt", b"a\0" * 4 + b"\0" * 400)
+    put(folder / "binario.txt", b"\x7fELF" + bytes(range(256)))
+    for name in ("vacio.txt.gz", "vacio.zip", "vacio.txt.zst", "vacio.parquet", "vacio.tar.xz"):
+        put(folder / name, b"")
+    put(folder / "cortado.txt.gz", gzip.compress(b"texto " * 1000)[:-20])
+    table(folder / "binaria.parquet", [b"a"])
+    table(folder / "lista.parquet", [["a"]])
+    with tarfile.open(folder / "fuera.tar", "w") as archive:
+        archive.add(folder / "bueno.txt", "bueno.txt")
+        archive.add(folder / "bueno.txt", "../fuera.txt")
+    with tarfile.open(folder / "medio.tar", "w") as archive:  # the tar is sound, one text in it is none
+        archive.add(folder / "binario.txt", "binario.txt")
+        archive.add(folder / "bueno.txt", "bueno.txt")
+    bad = {path.name for path in folder.iterdir()} - {"bueno.txt", "medio.tar"} | {"medio.tar!binario.txt"}
+    with pytest.raises(DataError) as caught:
+        find(folder)
+    assert len(caught.value.details) == len(bad)
+    assert all(any(name in text for text in caught.value.details) for name in bad)
+    assert "--skip-bad" in caught.value.hint
+    found = find(folder, skip_bad=True)
+    assert [source.name for source in found.sources] == ["libros/bueno.txt", "libros/medio.tar!bueno.txt"]
+    assert set(found.broken) == set(found.skipped) == {f"libros/{name}" for name in bad}
+    assert found.counts == {"files_broken": len(bad)}
+    with pytest.raises(DataError, match=r"cannot read .*perdido\.txt"):  # what was typed must be there
+        open_sources(
+            [str(folder), str(folder / "perdido.txt")],
+            exclude=tmp_path / "out",
+            progress=lambda *_: None,
+            reading=Reading(skip_bad=True),
+        )
+
+
 # -- Parquet -----------------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +257,20 @@ def test_another_column_and_what_is_no_column_of_text(tmp_path):
     assert "--field" in caught.value.hint
     with pytest.raises(DataError, match="'id' is not text but int64"):
         find(path, field="id")
+    for values, says in (([["a"]], "join its parts first"), ([b"a"], "cast it to string first")):
+        with pytest.raises(DataError) as caught:
+            find(table(tmp_path / "b.parquet", values))
+        assert says in caught.value.hint
+
+
+def test_an_archive_of_archives_is_refused_with_the_remedy(tmp_path):
+    with zipfile.ZipFile(tmp_path / "dentro.zip", "w") as inner:
+        inner.writestr("a.txt", "hola")
+    with zipfile.ZipFile(tmp_path / "fuera.zip", "w") as outer:
+        outer.write(tmp_path / "dentro.zip", "dentro.zip")
+    with pytest.raises(DataError, match="holds no text") as caught:
+        find(tmp_path / "fuera.zip")
+    assert caught.value.hint.startswith("unpack it")
 
 
 def test_a_cell_without_text_is_named_or_counted(tmp_path):

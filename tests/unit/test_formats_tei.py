@@ -88,6 +88,26 @@ def test_plays_lists_and_tables_are_set_apart():
     ]
 
 
+def test_a_quote_inside_a_paragraph_is_a_part_of_it():
+    inside = "<p>Dijo: <quote>No hay <quote>mal</quote> que dure</quote>, y calló.</p>"
+    verses = "<p>Cantó <quote><l>uno</l><l>dos</l></quote> y calló.</p>"
+    apart = "<quote>Solo.</quote>"
+    assert read(body(f"{inside}{apart}{verses}")) == [
+        "Dijo: No hay mal que dure, y calló.\n\nSolo.\n\nCantó\nuno\ndos\ny calló."
+    ]
+
+
+@pytest.mark.parametrize("step", [1, 2**20])
+def test_marks_of_notes_go_and_other_references_stay(step):
+    marks = "<p>una <hi>avalanche</hi> {}, ni{} Juan {}</p>".format(
+        *(f"<ref target='#n{number}'>{mark}</ref>" for number, mark in enumerate(("[1]", "2", "*")))
+    )
+    others = (
+        "<p>el <ref target='#c4'>capítulo cuarto</ref>, <ref target='x.xml'>[7]</ref>, <ref target='#c'>el 5</ref>.</p>"
+    )
+    assert read(body(marks + others), step) == ["una avalanche, ni Juan\n\nel capítulo cuarto, [7], el 5."]
+
+
 @pytest.mark.parametrize("encoding", ["iso-8859-1", "windows-1252", "utf-16", "cp850"])
 def test_the_declared_encoding_is_used(encoding):
     document = f"<?xml version='1.0' encoding='{encoding}'?>{body('<p>año</p>')}"
@@ -180,8 +200,11 @@ def test_broken_xml_stops_the_preparation_or_is_skipped_counted_and_named(tmp_pa
         return open_sources([str(path)], exclude=tmp_path / "out", progress=lambda *_: None, reading=reading)
 
     for path in (folder, folder / "b.xml", folder / "d.zip", folder / "e.tar"):
-        with pytest.raises(DataError, match=r"b\.xml:1: not well-formed XML: mismatched tag") as caught:
+        with pytest.raises(DataError) as caught:
             find(path, skip_bad=False)
+        said = [caught.value.message, *caught.value.details]
+        assert len(said) == {"libros": 7, "b.xml": 1}.get(path.name, 3)
+        assert any(text.endswith("b.xml:1: not well-formed XML: mismatched tag") for text in said)
         assert "--skip-bad" in caught.value.hint
     found = find(folder, skip_bad=True)
     read = {source.name: ["".join(pieces) for pieces in source.texts()] for source in found.sources}

@@ -12,6 +12,7 @@ import torch
 
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError, ResourceError
+from cuadrilla.model.generate import Sampling, for_inference, generate_batch
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_from_hf, config_to_hf, load_hf, save_hf, state_from_hf, state_to_hf
 from tests.conftest import SMALL_DISK_BYTES
@@ -72,8 +73,51 @@ def test_we_open_their_folder_and_compute_their_logits(shape: dict[str, int], pr
         torch.testing.assert_close(model(ids), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_narrow_weights_are_read_as_fp32(dtype: torch.dtype, tmp_path: Path) -> None:
+PECULIAR = [
+    {"inner": 100},
+    {"exact_gelu": True},
+    {"epsilon": 1e-3},
+    {"scale_attention": False},
+    {"scale_by_layer": True},
+    {"tied": False},
+    {"inner": 48, "exact_gelu": True, "epsilon": 1e-6, "scale_by_layer": True, "tied": False},
+]
+
+
+@pytest.mark.parametrize("peculiar", PECULIAR, ids=str)
+def test_gpt2s_of_others_compute_what_they_did(peculiar: dict[str, Any], tmp_path: Path) -> None:
+    shape = {**SHAPES[1], **peculiar}
+    theirs = transformers().GPT2LMHeadModel(
+        transformers().GPT2Config(**config_to_hf(GPT2Config(**shape), end_of_text=None), attn_implementation="eager")
+    )
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs.eval().save_pretrained(tmp_path)
+    model = load_hf(tmp_path).eval()
+    assert model.config == GPT2Config(**shape)
+    ids = ids_for(model)
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        torch.testing.assert_close(model(ids), expected, atol=1e-4, rtol=1e-4)
+        model.compute_dtype = torch.bfloat16  # its attention is another one on a CPU
+        assert (model(ids) - expected).abs().mean() < 0.05 * expected.abs().mean()
+    model.compute_dtype = torch.float32
+    written = generate_batch(for_inference(model), [[1, 2, 3]], sampling=Sampling(temperature=0, max_tokens=9))
+    assert written == [theirs.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=9, do_sample=False)[0, 3:].tolist()]
+    save_hf(model, tmp_path / "again")
+    assert all(
+        torch.equal(a, b) for a, b in zip(load_hf(tmp_path / "again").parameters(), model.parameters(), strict=True)
+    )
+    head = model.head.weight
+    loss = model.train().loss(ids, ids)
+    loss.backward()
+    assert head.grad is not None
+    assert head.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_weights_are_read_as_fp32(dtype: torch.dtype, tmp_path: Path) -> None:
     model = make(SMALL)
     save_hf(model, tmp_path)
     state = {name: value.to(dtype) for name, value in state_to_hf(model.state_dict()).items()}
@@ -143,13 +187,15 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model_type": "llama"}, "model_type = 'llama'"),
-        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+        ({"model_type": "llama"}, "describes a 'llama', not a GPT-2"),
+        ({"architectures": ["GPT2ForSequenceClassification"]}, "does not write text"),
         ({"activation_function": "relu"}, "activation_function = 'relu'"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings = False"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
-        ({"n_inner": 100}, "n_inner = 100"),
-        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = 1e-06"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings = 'no'"),
+        ({"add_cross_attention": True}, "not supported: add_cross_attention = True"),
+        ({"scale_attn_by_inverse_layer_idx": 1}, "scale_attn_by_inverse_layer_idx = 1"),
+        ({"n_inner": -1}, "n_inner = -1"),
+        ({"layer_norm_epsilon": 0.0}, "layer_norm_epsilon = 0.0"),
+        ({"layer_norm_epsilon": True}, "layer_norm_epsilon = True"),
         ({"n_layer": 10**9}, "n_layer = 1000000000"),
         ({"n_embd": "8"}, "n_embd = '8'"),
         ({"n_head": 3}, "n_embd = 8, n_head = 3"),

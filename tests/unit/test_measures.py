@@ -158,6 +158,12 @@ def test_pairs_are_read_from_tables(name: str, raw: str, encoding: str, tmp_path
     assert [(pair.good, pair.bad) for pair in found] == [("La niña come", "La niña comen"), ('Él "va"', "Él van")]
 
 
+def test_quotation_marks_in_a_tsv_are_text(tmp_path: Path) -> None:
+    (tmp_path / "p.tsv").write_text('good\tbad\n"Él" va\t"Él van\n"No" sé\t"No" sabe\n', encoding="utf-8")
+    found = read_pairs(tmp_path / "p.tsv")
+    assert [(pair.good, pair.bad) for pair in found] == [('"Él" va', '"Él van'), ('"No" sé', '"No" sabe')]
+
+
 @pytest.mark.parametrize(
     ("name", "raw", "says"),
     [

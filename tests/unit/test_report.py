@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from cuadrilla.cli.report import report
 from cuadrilla.errors import ConfigError
@@ -172,3 +174,31 @@ def test_long_runs_are_averaged_and_keep_their_evaluations() -> None:
     assert [line["loss"] for line in thin[:2]] == [5.5, 15.5]
     assert [line["version"] for line in thin if "val_loss" in line] == [4330]
     assert thin[0]["shares"] == {"ana": 1.0}
+
+
+def test_the_model_and_its_text_are_told_in_figures(run: RunDir) -> None:
+    folder = run.checkpoints / "v00000006"
+    folder.mkdir(parents=True)
+    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, folder / "model.safetensors")
+    (run.checkpoints / "v00000007").mkdir()
+    (run.checkpoints / "v00000007" / "model.safetensors").write_bytes(b"\xff" * 40)  # a newer one that is damaged
+    (run.path / "data").mkdir()
+    counts = {"val_windows_checked": 200, "val_windows_in_train": 30}
+    write_json(run.path / "data" / "manifest.json", {"vocab_size": 300, "counts": counts})
+    write_json(run.config, {"values": {"data": {"folder": "data"}}, "origins": {}})
+    found = read_report(run)
+    assert found.parameters == 22
+    assert (found.data["vocabulary"], found.data["leak"]) == (300, 0.15)
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"{}", b"[1]", b'{"a": 5}', b'{"a": {"shape": ["x"]}}', b'{"a": {"shape": [1e999]}}']
+)
+def test_weights_of_another_shape_leave_a_report(run: RunDir, header: bytes) -> None:
+    folder = run.checkpoints / "v00000006"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    write_json(run.config, {"values": {"data": {"folder": "."}}, "origins": {}})
+    (run.path / "manifest.json").write_text('{"counts": {"val_windows_checked": "many"}, "vocab_size": []}')
+    assert read_report(run).parameters in (None, 0)
+    assert render(read_report(run))

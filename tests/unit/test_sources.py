@@ -1,13 +1,16 @@
 """Listing, refusing and detecting: real files in a temporary folder."""
 
 import codecs
+import gc
 import os
 import unicodedata
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from cuadrilla.data.cuentos import stories
+from cuadrilla.data.formats.record import Reading
 from cuadrilla.data.sources import open_sources
 from cuadrilla.errors import ConfigError, DataError
 
@@ -16,8 +19,10 @@ pytestmark = pytest.mark.unit
 TEXT = "El niño comió más piñas en la montaña, según contó María.\n\n¿Qué haría él? «Nada», dijo.\n" * 30
 
 
-def find(*specs, exclude=Path("nowhere")):
-    return open_sources([str(spec) for spec in specs], exclude=exclude, progress=lambda *_: None)
+def find(*specs, exclude=Path("nowhere"), **reading):
+    return open_sources(
+        [str(spec) for spec in specs], exclude=exclude, progress=lambda *_: None, reading=Reading(**reading)
+    )
 
 
 def survey(path):
@@ -140,6 +145,15 @@ def test_missing_files_and_bad_arguments_name_the_remedy(tmp_path):
             find(path)
 
 
+def test_what_tells_about_a_corpus_is_no_text_unless_it_is_given(tmp_path):
+    for name in ("README.md", "LICENSE", "LEEME.txt", "Licence-CC.txt", "readme.es.txt", "licenciado.txt"):
+        (tmp_path / name).write_text(TEXT)
+    found = find(tmp_path)
+    assert [source.name.rpartition("/")[2] for source in found.sources] == ["LEEME.txt", "licenciado.txt"]
+    assert found.counts == {"files_about_the_corpus": 3, "files_not_text": 1}
+    assert len(find(tmp_path / "README.md").sources) == 1
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything: run as another user")
 def test_an_unreadable_folder_is_an_error(tmp_path):
     (tmp_path / "closed").mkdir(mode=0)
@@ -170,3 +184,76 @@ def test_the_gutenberg_licence_is_recorded(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("*** START OF THE PROJECT GUTENBERG EBOOK X ***\nhola\n")
     assert survey(path).licence == "Project Gutenberg License"
+
+
+def test_text_that_was_encoded_twice_is_named_and_repaired_if_asked_for(tmp_path):
+    twice = TEXT.encode().decode("cp1252").encode()
+    (tmp_path / "dos.txt").write_bytes(twice)
+    (tmp_path / "una.txt").write_text(TEXT + "Dijo «Ã¡» una vez.\n")
+    found = find(tmp_path)
+    name = f"{tmp_path.name}/dos.txt"
+    assert list(found.damaged) == [name]
+    assert "characters were encoded twice" in found.damaged[name]
+    assert found.counts["characters_encoded_twice"] > 100
+    assert read(found.sources[0]) == [twice.decode()]
+    repaired = find(tmp_path, repair=True)
+    assert "".join(read(repaired.sources[0])) == TEXT
+    assert "".join(read(repaired.sources[1])) == TEXT + "Dijo «Ã¡» una vez.\n"  # five of them are no accident, one is
+
+
+def test_a_file_of_two_encodings_is_named_and_read_line_by_line_if_asked_for(tmp_path):
+    first, second = TEXT, TEXT.replace("niño", "caño")
+    path = tmp_path / "a.txt"
+    path.write_bytes(first.encode() + second.encode("cp1252"))
+    found = find(path)
+    assert found.damaged == {"a.txt": "it is in two encodings"}
+    assert found.counts["files_in_two_encodings"] == 1
+    (source,) = find(path, repair=True).sources
+    assert "".join(read(source)) == first + second
+    assert source.encoding == "utf-8 and cp1252 (repaired)"
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(path, "dentro.txt")
+    (source,) = find(tmp_path / "a.zip", repair=True).sources
+    assert "".join(read(source)) == first + second
+
+
+def test_two_encodings_that_are_none_together_are_refused_with_the_remedy(tmp_path):
+    text = "".join(f"El niño comió {n} piñas.\n" for n in range(300))
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode() + text[:4000].encode("cp1252"))
+    with pytest.raises(DataError, match="cannot tell its encoding") as caught:
+        find(path)
+    assert "--repair" in caught.value.hint
+    assert "".join(read(find(path, repair=True).sources[0])) == text + text[:4000]
+
+
+def test_a_line_without_end_is_repaired_in_bounded_pieces(tmp_path):
+    path = tmp_path / "a.txt"
+    words = "corazón " * 2**18
+    path.write_bytes(words.encode() + "añoñó ".encode("cp1252") * 2**16)
+    (source,) = find(path, repair=True).sources
+    pieces = [piece for text in source.texts() for piece in text]
+    assert max(map(len, pieces)) <= 2**21
+    assert "".join(pieces) == words + "añoñó " * 2**16
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts open files in /proc")
+def test_files_that_are_refused_are_closed_at_once(tmp_path):
+    """Each of a thousand broken ones would stay open while all are being told."""
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_bytes(b"\0" * 2**21)
+        with zipfile.ZipFile(tmp_path / f"{number}.zip", "w") as archive:
+            archive.writestr("a.txt", TEXT)
+            archive.writestr("../b.txt", TEXT)
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(DataError) as caught:
+            find(tmp_path)
+        assert len(caught.value.details) == 40
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(find(tmp_path, skip_bad=True).broken) == 40
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()

@@ -43,8 +43,8 @@ def root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    options.debug = debug
-    options.json = json
+    options.debug |= debug
+    options.json |= json
     options.supervised, options.listener = supervised >= 0, listener
     if options.supervised:
         end_with(supervised)
@@ -102,7 +102,8 @@ def main() -> None:
 def run() -> int:
     """Run the command of `sys.argv`; its exit code."""
     try:
-        command_line(sys.argv[1:] or _completed())()
+        arguments = _without_global_flags(sys.argv[1:])
+        command_line(arguments or _completed())(arguments)
     except SystemExit as leaving:  # how Typer ends
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except CuadrillaError as error:
@@ -118,6 +119,13 @@ def run() -> int:
             raise
         return _report_unforeseen(error)
     return 0
+
+
+def _without_global_flags(arguments: Sequence[str]) -> list[str]:
+    """`--json` and `--debug` hold wherever they stand."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options.json, options.debug = "--json" in arguments[:end], "--debug" in arguments[:end]
+    return [word for word in arguments[:end] if word not in ("--json", "--debug")] + list(arguments[end:])
 
 
 def _report_unforeseen(error: Exception) -> int:

@@ -9,6 +9,8 @@ from cuadrilla.cli.output import emit_json, emit_table, options
 from cuadrilla.config import Config, Section
 from cuadrilla.runfile import dump, field_help, read_run_file, resolve
 
+SIZES = ("layers", "heads", "width", "context")
+
 app = typer.Typer(no_args_is_help=True)
 
 RunFile = Annotated[Path, typer.Argument(help="A run file, or the folder that holds run.toml.")]
@@ -33,14 +35,19 @@ def show(
     resolved = read_run_file(run, sets=sets or [])
     values = dump(resolved.config)
     if options.json:
-        emit_json({"values": values, "origins": resolved.origins})
+        effective = dict(zip(SIZES, resolved.config.model.shape, strict=True))
+        emit_json({"values": values, "origins": resolved.origins, "model": effective})
         return
+    filled = dict(zip([f"model.{size}" for size in SIZES], resolved.config.model.shape, strict=True))
     rows = []
     for section, inner in values.items():
         items = inner.items() if isinstance(inner, dict) else [("", inner)]
         for key, value in items:
             name = f"{section}.{key}" if key else section
-            rows.append({"key": name, "value": repr(value), "origin": resolved.origins[name]})
+            origin = resolved.origins[name]
+            if name in filled and not value:
+                value, origin = filled[name], f"preset {resolved.config.model.preset}"
+            rows.append({"key": name, "value": repr(value), "origin": origin})
     emit_table(rows)
 
 

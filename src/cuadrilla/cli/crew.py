@@ -25,7 +25,7 @@ import typer
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
-from cuadrilla.cli.train import report_outcome, train_run
+from cuadrilla.cli.train import report_outcome, say_kept, train_run
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError, ResourceError
@@ -74,6 +74,7 @@ def up(
     listens = listening_address(listen)
     dialled = dialled_address(address, port=listens.rpartition(":")[2])
     resolved = read_run_file(run, sets=[*(sets or []), f'engine.listen="{listens}"'], processes=True)
+    say_kept(resolved)
     assert isinstance(resolved.config.engine, CrewEngine)
     ray_nodes = frozenset(ray_node or [])
     check_doors(resolved.config.engine, listen=listen, ray_nodes=ray_nodes)

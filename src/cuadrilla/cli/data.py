@@ -1,7 +1,7 @@
 """`cuadrilla data`: prepare text for training, and look at what was prepared."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from cuadrilla.cli.get import get_command
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.data import overlap
+from cuadrilla.data.corpus import AUTO
 from cuadrilla.data.duplicates import DEFAULT_SIMILARITY
 from cuadrilla.data.fertility import fits
 from cuadrilla.data.formats.form import ACCEPTED
@@ -25,9 +26,11 @@ from cuadrilla.data.options import (
 )
 from cuadrilla.data.prepare import CHECKED, DROPPED, OVERLAPPING, WORK, Prepared, prepare
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
+from cuadrilla.data.sources import Found, open_sources
 from cuadrilla.rundir import read_jsonl
 
 MAX_ROWS = 20
+MAX_NAMES = 5
 
 app = typer.Typer(no_args_is_help=True)
 app.command("get")(get_command)
@@ -36,8 +39,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
 FilterOption = Annotated[
     str, typer.Option("--filter", help="Which documents to drop: books (the least), web (FineWeb-2's rules), none.")
 ]
+ValByOption = Annotated[
+    str, typer.Option("--val-by", help="Hold out whole texts (source) or parts (document); auto: whole if 20 or more.")
+]
+ValOption = Annotated[
+    list[str] | None, typer.Option("--val", help="A file or folder to hold out, instead of a part chosen by chance.")
+]
 NearOption = Annotated[
-    float, typer.Option("--near-duplicates", help="Drop documents this similar to an earlier one; 0 keeps them.")
+    float,
+    typer.Option("--near-duplicates", help="Drop documents this similar to earlier ones, or in them; 0 keeps them."),
 ]
 AddOption = Annotated[
     bool, typer.Option("--add", help="Old and new text into a folder made of the old, with the same tokenizer.")
@@ -56,6 +66,12 @@ HeldOutOption = Annotated[
 CompareOption = Annotated[
     list[Path] | None, typer.Option("--compare-tokenizer", help="Another tokenizer.json, such as GPT-2's.")
 ]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Look at all files, say what they are and what is wrong, and end.")
+]
+RepairOption = Annotated[
+    bool, typer.Option("--repair", help="Put right text that was encoded twice, or is in two encodings.")
+]
 DroppedOption = Annotated[bool, typer.Option("--show-dropped", help="Show examples of what was dropped, and why.")]
 
 
@@ -69,8 +85,10 @@ def prepare_command(
         int | None, typer.Option("--vocab", help=f"Tokens of the vocabulary to train ({DEFAULT_VOCAB} if not given).")
     ] = None,
     val_fraction: Annotated[
-        float, typer.Option("--val-fraction", help="Part of the documents to hold out.")
+        float, typer.Option("--val-fraction", help="Part of the text to hold out.")
     ] = DEFAULT_VAL_FRACTION,
+    val_by: ValByOption = AUTO,
+    val: ValOption = None,
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="Use this tokenizer.json instead of training one.")
     ] = None,
@@ -81,8 +99,9 @@ def prepare_command(
         str, typer.Option("--field", help="The field of .jsonl and column of .parquet that holds the text.")
     ] = DEFAULT_FIELD,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out and count records without a usable text and broken XML.")
+        bool, typer.Option("--skip-bad", help="Leave out and count records without a usable text and broken files.")
     ] = False,
+    repair: RepairOption = False,
     filter_rules: FilterOption = DEFAULT_FILTER,
     near_duplicates: NearOption = DEFAULT_SIMILARITY,
     force: Annotated[bool, typer.Option("--force", help="Replace a folder prepared from other text.")] = False,
@@ -93,6 +112,7 @@ def prepare_command(
     show_dropped: DroppedOption = False,
     held_out: HeldOutOption = None,
     compare: CompareOption = None,
+    dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
     """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write token shards."""
@@ -101,8 +121,10 @@ def prepare_command(
         vocab=vocab,
         tokenizer=tokenizer,
         val_fraction=val_fraction,
+        val_by=val_by,
+        val=tuple(val or ()),
         min_characters=min_characters,
-        reading=Reading(field=field, skip_bad=skip_bad),
+        reading=Reading(field=field, skip_bad=skip_bad, repair=repair),
         filter=filter_rules,
         near_duplicates=near_duplicates,
         force=force,
@@ -111,6 +133,12 @@ def prepare_command(
         processes=processes,
         encoder=encoder,
     )
+    if dry_run:
+        with shown_progress() as progress:
+            found = open_sources(sources, exclude=out, progress=progress, reading=wanted.reading, held_out=wanted.val)
+        _emit_found(found)
+        _say_damaged(found.damaged, repaired=repair)
+        return
     try:
         with shown_progress() as progress:
             prepared = prepare(sources, out=out, options=wanted, progress=progress)
@@ -151,10 +179,12 @@ def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[st
     manifest = prepared.manifest
     dropped = list(read_jsonl(out / DROPPED)) if show_dropped else []
     state = "already prepared, nothing done" if prepared.already else "prepared"
-    if prepared.skipped:
-        shown = ", ".join(prepared.skipped[:5])
-        more = len(prepared.skipped) - 5
-        say(f"skipped, no text that can be read: {shown}" + (f" and {more:,} more" if more > 0 else ""))
+    _say_skipped(prepared.skipped, prepared.broken)
+    _say_damaged(prepared.damaged, repaired="repair" in manifest.options)
+    for text in prepared.repeats[:MAX_ROWS]:
+        say(text)
+    if len(prepared.repeats) > MAX_ROWS:
+        say(f"... and {len(prepared.repeats) - MAX_ROWS:,} more such sources (--json shows all)")
     for note in prepared.notes:
         say(note)
     vocab = manifest.options.get("vocab", manifest.vocab_size)
@@ -166,6 +196,9 @@ def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[st
             "folder": str(out),
             "already_prepared": prepared.already,
             "skipped": list(prepared.skipped),
+            "broken": dict(prepared.broken),
+            "damaged": dict(prepared.damaged),
+            "repeats": prepared.repeats,
             "manifest_hash": manifest.hash(),
             **({"dropped": dropped} if show_dropped else {}),
         },
@@ -174,6 +207,39 @@ def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[st
     if show_dropped and not options.json:
         _emit_dropped(dropped)
     say(f"{out}: {state} ({manifest.splits['train'].num_tokens:,} tokens to train on)")
+
+
+def _emit_found(found: Found) -> None:
+    """What a preparation would read."""
+    rows = [
+        {"name": each.name, "text_bytes": each.num_bytes, "encoding": each.encoding, "licence": each.licence}
+        for each in found.sources
+    ]
+    if options.json:
+        emit_json({"sources": rows, "skipped": found.skipped, "broken": dict(found.broken), "counts": found.counts})
+    else:
+        emit_table([_readable(row) for row in rows])
+    _say_skipped(found.skipped, found.broken)
+    total = sum(each.num_bytes for each in found.sources)
+    say(f"{len(rows):,} sources, {total / 1e6:,.1f} MB of text; nothing was written")
+
+
+def _say_damaged(damaged: Mapping[str, str], *, repaired: bool) -> None:
+    texts = [f"{name} ({why})" for name, why in sorted(damaged.items())]
+    if texts:
+        more = len(texts) - MAX_NAMES
+        shown = "; ".join(texts[:MAX_NAMES]) + (f"; and {more:,} more" if more > 0 else "")
+        say(f"{'repaired' if repaired else 'damaged, which --repair puts right'}: {shown}")
+
+
+def _say_skipped(skipped: Sequence[str], broken: Mapping[str, str]) -> None:
+    for kind, texts in (
+        ("no text that can be read", [name for name in skipped if name not in broken]),
+        ("broken", [broken[name] for name in sorted(broken)]),
+    ):
+        if texts:
+            more = len(texts) - MAX_NAMES
+            say(f"skipped, {kind}: {'; '.join(texts[:MAX_NAMES])}" + (f"; and {more:,} more" if more > 0 else ""))
 
 
 def _emit_dropped(rows: list[dict[str, Any]]) -> None:

@@ -1,20 +1,25 @@
 """`cuadrilla eval`: what one run has learnt, or several models side by side."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.output import emit_json, emit_table, options, say
+from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.stages import shown_progress
 from cuadrilla.errors import ConfigError
 
 if TYPE_CHECKING:
+    from cuadrilla.data.tokenizer import Tokenizer
+    from cuadrilla.model.language import Pair
     from cuadrilla.rundir import RunDir
     from cuadrilla.train.measures import Figure
     from cuadrilla.train.trained import LanguageModel
+    from cuadrilla.train.trials import Passage
 
 STORY_PAIRS_SEED = 1  # never trained on
 
@@ -119,21 +124,22 @@ def _compare(paths: Sequence[Path], wanted: Wanted) -> None:
     if wanted.stories or wanted.sequences:
         name = "--stories" if wanted.stories else "--sequences"
         raise ConfigError(f"{name} is for one run on its own data", hint=f"leave it out, or evaluate {paths[0]} alone")
+    _refuse_twice(paths)
     measured: list[dict[str, Any]] = []
     figures: list[list[Figure]] = []
-    held_out = None if wanted.compares or wanted.pairs else _held_out_of(paths)
+    tests = _open_tests(paths, wanted)
     for path in paths:
         model = open_model(path, device=wanted.device)
         step = "" if model.version is None else f"step {model.version}, "
         say(f"{path}: {step}{model.device}, {model.precision}")
-        figures.append(_measure(model, wanted, held_out))
+        figures.append(_measure(model, wanted, tests))
         size = sum(parameter.numel() for parameter in model.model.parameters())
         measured.append({"model": str(path), "version": model.version, "parameters": size})
     if options.json:
         emit_json(
             [
-                {**row, "figures": [asdict(figure) for figure in found]}
-                for row, found in zip(measured, figures, strict=True)
+                {**row, "figures": [_as_json(figure) for figure in found], "differences": differences}
+                for row, found, differences in zip(measured, figures, _differences(figures), strict=True)
             ]
         )
         return
@@ -143,45 +149,114 @@ def _compare(paths: Sequence[Path], wanted: Wanted) -> None:
         shown = {row["model"]: _figure(found.get(key)) for row, found in zip(measured, keyed, strict=True)}
         rows.append({"measure": key[0], "on": key[1], **shown})
     emit_table(rows)
+    for path, found in zip(paths[1:], _differences(figures)[1:], strict=True):
+        for each in found:
+            interval = f"{each['low']:+.4f} to {each['high']:+.4f}"
+            emit(f"{path} - {paths[0]}: {each['name']} on {each['of']}: {each['value']:+.4f} ({interval}, 95 %)")
     say("± is one standard error; --json has sums, counts and 95 % intervals")
 
 
-def _held_out_of(paths: Sequence[Path]) -> "tuple[str, Path]":
-    """The first run's held-out text is what all are measured on when no other is given: its name and data folder."""
+def _refuse_twice(paths: Sequence[Path]) -> None:
+    for path, count in Counter(path.resolve() for path in paths).items():
+        if count > 1:
+            raise ConfigError(f"{path} is named twice", hint="compare it with another model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tests:
+    """All that models are measured on, read before the first of them is loaded. Texts are read again for each."""
+
+    texts: "list[tuple[str, int, Callable[[], Iterator[str]]]]"
+    """Name, bytes, documents."""
+    pairs: "list[tuple[str, Sequence[Pair]]]"
+    passages: "list[tuple[str, Sequence[Passage]]]"
+
+
+def _open_tests(paths: Sequence[Path], wanted: Wanted) -> _Tests:
+    """Raises DataError for a file that cannot be used, ConfigError if there is nothing to measure on."""
+    from cuadrilla.data import cuentos
+    from cuadrilla.train import trials
+
+    tests = _Tests(texts=[], pairs=[], passages=[])
+    if not (wanted.compares or wanted.pairs):
+        name, folder, num_bytes, tokenizer = _held_out_of(paths)
+        tests.texts.append((name, num_bytes, partial(trials.held_out_texts, folder, tokenizer)))
+    for path in wanted.texts:
+        num_bytes = sum(len(text.encode()) for text in trials.read_texts(path))
+        tests.texts.append((path.name, num_bytes, partial(trials.read_texts, path)))
+    if wanted.pairs:
+        tests.pairs.append(("built-in stories", list(cuentos.minimal_pairs(wanted.pairs, seed=STORY_PAIRS_SEED))))
+    tests.pairs.extend((path.name, trials.read_pairs(path)) for path in wanted.pair_files)
+    tests.passages.extend((path.name, trials.read_passages(path)) for path in wanted.last_words)
+    return tests
+
+
+def _held_out_of(paths: Sequence[Path]) -> "tuple[str, Path, int, Tokenizer]":
+    """The first run's held-out text, for all if no other is given: its name, data folder, size and tokenizer."""
+    from cuadrilla.data.shards import MANIFEST, TOKENIZER, read_manifest
+    from cuadrilla.data.tokenizer import Tokenizer
     from cuadrilla.runfile import read_run_config
     from cuadrilla.train.trained import run_of
 
     for path in paths:
         if (run := run_of(path)) is not None:
-            return f"held-out text of {path}", run.path / read_run_config(run).data.folder
+            folder = run.path / read_run_config(run).data.folder
+            if not (folder / MANIFEST).exists():
+                raise ConfigError(f"{folder}, the data of {path}, is not there", hint="measure on a text: --text FILE")
+            num_bytes = read_manifest(folder).splits["val"].num_bytes
+            return f"held-out text of {path}", folder, num_bytes, Tokenizer.load(folder / TOKENIZER)
     if not paths[0].exists():
         raise ConfigError(f"{paths[0]} does not exist", hint="name a trained run")
     raise ConfigError(f"{paths[0]} is not a run: there is no held-out text to measure on", hint="name one with --text")
 
 
-def _measure(model: "LanguageModel", wanted: Wanted, held_out: "tuple[str, Path] | None") -> "list[Figure]":
-    from cuadrilla.data import cuentos
-    from cuadrilla.data.shards import TOKENIZER
-    from cuadrilla.data.tokenizer import Tokenizer
+def _measure(model: "LanguageModel", wanted: Wanted, tests: _Tests) -> "list[Figure]":
     from cuadrilla.model.generate import Sampling
-    from cuadrilla.train import measures, trials
+    from cuadrilla.train import measures
 
     pair = (model.model, model.tokenizer)
     found = []
-    if held_out is not None:
-        name, folder = held_out
-        texts = trials.held_out_texts(folder, Tokenizer.load(folder / TOKENIZER))
-        found.append(measures.text_figure(*pair, texts, of=name))
-    found += [measures.text_figure(*pair, trials.read_texts(path), of=path.name) for path in wanted.texts]
-    if wanted.pairs:
-        built_in = list(cuentos.minimal_pairs(wanted.pairs, seed=STORY_PAIRS_SEED))
-        found.append(measures.pair_figure(*pair, built_in, of="built-in stories"))
-    found += [measures.pair_figure(*pair, trials.read_pairs(path), of=path.name) for path in wanted.pair_files]
-    found += [measures.last_word_figure(*pair, trials.read_passages(path), of=path.name) for path in wanted.last_words]
-    if wanted.samples:
-        sampling = Sampling(temperature=wanted.temperature, max_tokens=wanted.sample_tokens, seed=wanted.seed)
-        found += measures.variety_figures(*pair, num_samples=wanted.samples, sampling=sampling)
+    with shown_progress() as progress:
+        for name, num_bytes, texts in tests.texts:
+            counted = _counted(texts(), partial(progress, f"reading {name}"), num_bytes)
+            found.append(measures.text_figure(*pair, counted, of=name))
+        for name, pairs in tests.pairs:
+            progress(f"pairs of {name}", 0, 0)
+            found.append(measures.pair_figure(*pair, pairs, of=name))
+        for name, passages in tests.passages:
+            progress(f"last words of {name}", 0, 0)
+            found.append(measures.last_word_figure(*pair, passages, of=name))
+        if wanted.samples:
+            progress(f"writing {wanted.samples} samples", 0, 0)
+            sampling = Sampling(temperature=wanted.temperature, max_tokens=wanted.sample_tokens, seed=wanted.seed)
+            found += measures.variety_figures(*pair, num_samples=wanted.samples, sampling=sampling)
     return found
+
+
+def _counted(texts: "Iterator[str]", progress: "Callable[[int, int], None]", total: int) -> "Iterator[str]":
+    done = 0
+    for text in texts:
+        yield text
+        done += len(text.encode())
+        progress(min(done, total), total)
+
+
+def _as_json(figure: "Figure") -> dict[str, Any]:
+    return {key: value for key, value in asdict(figure).items() if key != "items"}
+
+
+def _differences(figures: "Sequence[Sequence[Figure]]") -> list[list[dict[str, Any]]]:
+    """Of each model from the first one, for each figure that both have of the same items."""
+    from cuadrilla.train import measures
+
+    first = _keyed(figures[0])
+    rows: list[list[dict[str, Any]]] = []
+    for found in figures:
+        rows.append([])
+        for key, figure in _keyed(found).items():
+            if found is not figures[0] and key in first and (each := measures.difference(figure, first[key])):
+                rows[-1].append({"name": figure.name, "of": figure.of, **asdict(each)})
+    return rows
 
 
 def _columns(rows: Sequence[dict[str, Any]], key: str) -> dict[str, str]:

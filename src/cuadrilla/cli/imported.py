@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.cli.train import seen_from
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir, make_private, storage_errors, typed, write_atomic, write_json
 from cuadrilla.runfile import dump, quoted, read_run_file
@@ -23,7 +24,9 @@ def import_model(
         Path, typer.Argument(help="A folder in Hugging Face's layout, or a file of weights that lies in one.")
     ],
     to: Annotated[Path, typer.Option("--to", help="The run folder to make.")],
-    data: Annotated[str, typer.Option(help="The prepared data folder, as seen from the new folder.")] = "../data",
+    data: Annotated[
+        str, typer.Option(help="The prepared data folder, as seen from here or the new folder.")
+    ] = "../data",
     trust: Annotated[
         bool, typer.Option("--trust", help="Read a pickle (.bin, .pt), in a process of its own without network.")
     ] = False,
@@ -32,6 +35,7 @@ def import_model(
     """Make a run that goes on from a model that others have trained: train, evaluate, generate and export it."""
     from cuadrilla.model.pretrained import read_pretrained, save_pretrained
 
+    data = seen_from(to, data)
     options.json |= json
     if (to.exists() and (not to.is_dir() or any(to.iterdir()))) or to.name in ("", ".."):
         raise ConfigError(f"{to} exists", hint="choose another name")
@@ -65,6 +69,15 @@ def import_model(
     )
 
 
+def _peculiarities(shape: "GPT2Config") -> str:
+    """Lines for what a plain GPT-2 has otherwise."""
+    from cuadrilla.config import ModelSection
+
+    names = ("inner", "exact_gelu", "epsilon", "scale_attention", "scale_by_layer", "tied")
+    given = {name: getattr(shape, name) for name in names if getattr(shape, name) != getattr(ModelSection(), name)}
+    return "".join(f"{name} = {str(value).lower()}\n" for name, value in given.items())
+
+
 def run_file_text(shape: "GPT2Config", *, data: str) -> str:
     """A commented run file that continues training a model of these sizes."""
     folder = quoted(data.replace("\\", "/"))
@@ -82,7 +95,7 @@ heads = {shape.heads}
 width = {shape.width}
 context = {shape.context}
 vocab = {shape.vocab_size}
-
+{_peculiarities(shape)}
 [train]
 epochs = 1                  # or tokens = 3000000, or steps = 1000
 batch_sequences = 32

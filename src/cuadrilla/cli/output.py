@@ -19,6 +19,8 @@ from rich.text import Text
 from cuadrilla.errors import CuadrillaError
 from cuadrilla.printable import one_line, printable
 
+MOST_DETAILS = 20
+
 
 @dataclass
 class Options:
@@ -93,7 +95,12 @@ def _cell(value: object) -> Text:
 def report_error(error: CuadrillaError) -> None:
     """`error:` line, blank, `hint:` line; with `--json` also as data. No name in them makes a line of its own."""
     if options.json:
-        emit_json({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+        details = {"details": error.details} if error.details else {}
+        emit_json({"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **details})
     say(f"error: {one_line(error.message)}")
+    for detail in error.details[:MOST_DETAILS]:
+        say(f"  {one_line(detail)}")
+    if len(error.details) > MOST_DETAILS:
+        say(f"  ... and {len(error.details) - MOST_DETAILS:,} more (--json shows all)")
     if error.hint:
         say(f"\nhint: {one_line(error.hint)}")

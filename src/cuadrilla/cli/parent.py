@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 
 import typer
 
@@ -19,8 +20,8 @@ def under_a_parent(run: RunDir, *, listen: str = "") -> None:
     """
     if options.supervised or os.name == "nt":
         return
-    listener = bind(listen) if listen else None
-    raise typer.Exit(supervise(sys.argv[1:], run, report=_report, listener=listener))
+    with bind(listen) if listen else nullcontext() as listener:
+        raise typer.Exit(supervise(sys.argv[1:], run, report=_report, listener=listener))
 
 
 def pid_to_signal() -> int:

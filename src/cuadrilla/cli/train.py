@@ -1,6 +1,7 @@
 """`cuadrilla new` and `cuadrilla train`."""
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,9 @@ PRESETS = {  # tokens, batch, unit: where a first run of this size makes sense
 def new(
     name: Annotated[Path, typer.Argument(help="The folder to make.")],
     preset: Annotated[str, typer.Option(help="gpt2-micro, gpt2-mini or gpt2-small.")] = "gpt2-mini",
-    data: Annotated[str, typer.Option(help="The prepared data folder, as seen from the new folder.")] = "../data",
+    data: Annotated[
+        str, typer.Option(help="The prepared data folder, as seen from here or the new folder.")
+    ] = "../data",
 ) -> None:
     """Make a run folder with a commented run.toml."""
     size = preset.removeprefix("gpt2-")
@@ -45,10 +48,15 @@ def new(
     target = name / "run.toml"
     if target.exists():
         raise ConfigError(f"{target} exists", hint="choose another name, or edit that file")
-    text = run_file_text(size, data=data)
+    text = run_file_text(size, data=seen_from(name, data))
     make_private(name)
     write_atomic(target, text)
     say(f"wrote {target}\n\nnext: cuadrilla train {typed(target)}")
+
+
+def seen_from(run: Path, data: str) -> str:
+    """A data folder as a run file names it, whether it was typed so or as seen from here."""
+    return os.path.relpath(data, run) if not (run / data).exists() and Path(data).exists() else data
 
 
 def run_file_text(size: str, *, data: str) -> str:
@@ -111,9 +119,16 @@ def train(
     more = practice_sets(practice) if practice else []
     resolved = read_run_file(run, sets=[*(sets or []), *more], processes=bool(practice))
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
+    say_kept(resolved)
     if isinstance(resolved.config.engine, CrewEngine):
         under_a_parent(folder)
     report_outcome(train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at), folder)
+
+
+def say_kept(resolved: Resolved) -> None:
+    """What still holds though it was not typed this time; once, by the process that a person started."""
+    if resolved.kept and not options.supervised:
+        say(f"from an earlier start: {', '.join(resolved.kept)}  (--set changes it)")
 
 
 def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
@@ -173,10 +188,12 @@ def train_run(
         from cuadrilla.engines.local import run_local, stop_on_signals  # torch is loaded while Ray is being started
         from cuadrilla.train.metrics import JsonlSink
         from cuadrilla.train.setup import assemble, make_task
+        from cuadrilla.train.teachers import keep_teachers
 
         sinks: list[Sink] = []
         try:
             task = make_task(resolved.config, folder.path)
+            keep_teachers(resolved.config, folder, task=task)
             sinks.append(JsonlSink(folder.metrics))
             parts = assemble(
                 resolved.config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at
@@ -188,7 +205,7 @@ def train_run(
             with stop_on_signals(parts.coordination.request_stop, home=home):
                 match resolved.config.engine:
                     case LocalEngine():
-                        return run_local(parts)
+                        return run_local(parts, tell=say)
                     case CrewEngine():
                         from cuadrilla.engines.crew import Opening, run_crew
 

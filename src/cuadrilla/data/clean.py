@@ -18,9 +18,11 @@ What a document is
 * A paragraph longer than 20,000 characters is treated line by line, and a longer line is cut at a blank.
 
 Which side of the split a document is on
-* It goes to `val` when the hash of its content, read as a fraction, is below `val_fraction`. So it stays on its side
-  when other files are added, and a text that occurs twice (it is kept once) has one side only.
-* If no document falls below, the one with the lowest hash is held out. A corpus of a single document is cut finer, at
+* By source: a text (a file, a member of an archive, a record) is held out whole when the hash of its documents, read as
+  a fraction, is below `val_fraction`; but not if it alone is more than `MOST_SHARE` times what is wanted. A model that
+  has read one half of a novel finds the other one easy. By document: the same for each document by itself.
+* So a text stays on its side when other files are added, and one that occurs twice (it is kept once) has one side.
+* If none falls below, the one with the lowest hash is held out. A corpus of a single document is cut finer, at
   2,000 or 200 characters.
 * What is left is text that two different documents share: a paragraph of `LONG_PARAGRAPH` characters or more that
   occurs in `val` is removed from `train`.
@@ -47,6 +49,8 @@ PIECE_CHARACTERS = 2**18
 SECTION_CHARACTERS = 2**20
 """A longer text is cleaned in sections, so that several processes share it."""
 BOUNDARY_RARITY = 8
+MOST_SHARE = 2.0
+"""A text of more than this many times the part to hold out stays in `train`."""
 LONG_PARAGRAPH = 200
 """Characters from which a paragraph is too long to be repeated by chance."""
 
@@ -112,6 +116,20 @@ def split_documents(hashes: NDArray[np.uint64], *, val_fraction: float) -> NDArr
         is_val[np.argmin(hashes)] = True
         is_val[np.argmax(hashes)] = False
     return np.asarray(is_val)
+
+
+def split_texts(
+    hashes: NDArray[np.uint64], texts: NDArray[np.uint32], characters: NDArray[np.uint32], *, val_fraction: float
+) -> NDArray[np.bool_]:
+    """Which documents are held out if no text may be on both sides, from their texts' hashes, texts and sizes."""
+    _, first, of_text = np.unique(texts, return_index=True, return_inverse=True)
+    shares = np.bincount(of_text, weights=characters) / max(1, int(characters.sum()))
+    fits = shares <= max(MOST_SHARE * val_fraction, shares.min(initial=1.0))
+    is_val = np.zeros(len(first), dtype=np.bool_)
+    is_val[fits] = split_documents(hashes[first[fits]], val_fraction=val_fraction)
+    if len(first) >= 2 and not is_val.any():
+        is_val[np.argmin(shares)] = True
+    return np.asarray(is_val[of_text])
 
 
 def long_paragraphs(text: str) -> Iterator[tuple[int, str]]:

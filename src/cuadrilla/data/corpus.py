@@ -5,10 +5,10 @@ and the options alone, is named by them and stays on disk, so a preparation that
 with more files, finds it again. Where batches end depends on the source, not on its neighbours, except that up to
 some sixteen small files share one.
 
-In memory for each document: 36 bytes, and 8 more at a time while near-duplicates are sought.
+In memory for each document: 40 bytes, and 8 more at a time while near-duplicates are sought.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -18,13 +18,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cuadrilla.data import clean, duplicates
+from cuadrilla.data import clean, containment, duplicates
 from cuadrilla.data.chunks import Chunk, is_whole, key_of, open_chunk
+from cuadrilla.data.containment import Held
 from cuadrilla.data.pool import Pool
 from cuadrilla.data.sources import Found, Progress, Stories, TextSource
 from cuadrilla.data.work import DROP, TRAIN, VAL, CleanJob, Job, texts_of
 
 SMALL_SOURCE_BYTES = 2**16
+AUTO, BY_SOURCE, BY_DOCUMENT = VAL_BY = ("auto", "source", "document")
+LEAST_TEXTS = 20
+"""Of fewer texts none is held out whole, unless that is asked for: it would be missed."""
+WORTH_NAMING = 0.2
+"""Sources that share less have a page or two in common."""
 DROPPED_SAMPLES = 20
 """Examples kept of each reason."""
 
@@ -40,6 +46,8 @@ class Rules:
     similarity: float
     """0: near-duplicates stay."""
     val_fraction: float
+    val_by: str
+    """One of `VAL_BY`."""
 
 
 @dataclass(kw_only=True)
@@ -49,13 +57,16 @@ class _Batch:
     source: TextSource
     sources: list[int]
     """Number of the source of each text."""
+    numbers: list[int]
+    """Of each text among all; a long one is dealt in several pieces."""
     texts: list[bytes]
     is_whole: list[bool]
     num_bytes: int = 0
 
-    def add(self, source: int, text: str, *, is_whole: bool) -> None:
+    def add(self, source: int, number: int, text: str, *, is_whole: bool) -> None:
         raw = text.encode("utf-8", "surrogatepass")
         self.sources.append(source)
+        self.numbers.append(number)
         self.texts.append(raw)
         self.is_whole.append(is_whole)
         self.num_bytes += len(raw)
@@ -72,21 +83,36 @@ class CleanChunk:
     count: int
 
 
-class Corpus:
-    """The documents of a preparation, each with its hash, size, source and split."""
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """How much of a source lies in another one, by their numbers."""
 
-    def __init__(self, chunks: list[CleanChunk], sources: list[NDArray[np.uint32]]) -> None:
+    source: int
+    other: int
+    share: float
+
+
+class Corpus:
+    """The documents of a preparation, each with its hash, size, text, source and split."""
+
+    def __init__(
+        self, chunks: list[CleanChunk], *, sources: list[NDArray[np.uint32]], texts: list[NDArray[np.uint32]]
+    ) -> None:
         self.chunks = chunks
         self._firsts = np.array([chunk.first for chunk in chunks])
         self.counts: Counter[str] = Counter()
         self.dropped: list[dict[str, Any]] = []
-        self.sources = _joined(sources, "u4")
+        self.sources, self.texts = _joined(sources, "u4"), _joined(texts, "u4")
         hashes = _joined([chunk.chunk.array("hashes") for chunk in chunks], ">u8").reshape(-1, 2)
         self.high, self.low = hashes[:, 0].astype(np.uint64), hashes[:, 1].astype(np.uint64)
         self.characters = _joined([chunk.chunk.array("characters") for chunk in chunks], "u4")
         self.splits = np.full(len(self.high), TRAIN, dtype=np.uint8)
         self.held_out = np.zeros(0, dtype=np.uint64)
         """Hashes of the long paragraphs of VAL."""
+        self._repeated: defaultdict[tuple[int, int], float] = defaultdict(float)
+        """Characters of one source that another one has."""
+        self.note = ""
+        """How VAL was chosen, and why so."""
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.splits))
@@ -134,11 +160,33 @@ class Corpus:
 
     def drop_duplicates(self, *, similarity: float, names: list[str], progress: Progress) -> None:
         """Keep the first of equal documents, then the first of similar ones."""
-        is_first = duplicates.first_of_equals(self.high, self.low)
-        self.splits[~is_first] = DROP
-        self._sample("documents_duplicate", np.flatnonzero(~is_first), names)
+        firsts = duplicates.first_of_equals(self.high, self.low)
+        is_first = firsts == np.arange(len(firsts))
+        copies = np.flatnonzero(~is_first)
+        self._drop("documents_duplicate", Held(copies, firsts[copies], np.ones(len(copies))), names)
         if not similarity:
             return
+        self._drop_similar(is_first, similarity=similarity, names=names, progress=progress)
+        held = containment.find_contained(self._samples(), num_documents=len(self.splits), share=similarity)
+        self._drop("documents_contained", held, names)
+
+    def _samples(self) -> NDArray[np.uint64]:
+        """Of what is kept; fewer of a very large corpus."""
+        halvings = size = 0
+        parts = [np.zeros(0, dtype=np.uint64)]
+        for chunk in self.chunks:
+            found = containment.thinned(chunk.chunk.array("samples"), halvings=halvings) + np.uint64(chunk.first)
+            parts.append(found[self.splits[found & np.uint64(0xFFFFFFFF)] != DROP])
+            size += len(parts[-1])
+            if size > containment.MOST_SAMPLES:
+                halvings += 1
+                parts = [containment.thinned(part, halvings=halvings) for part in parts]
+                size = sum(map(len, parts))
+        return np.concatenate(parts)
+
+    def _drop_similar(
+        self, is_first: NDArray[np.bool_], *, similarity: float, names: list[str], progress: Progress
+    ) -> None:
         pairs = np.zeros(0, dtype=np.uint64)
         for band in range(duplicates.NUM_BANDS):
             progress("looking for near-duplicates", band, duplicates.NUM_BANDS)
@@ -153,33 +201,67 @@ class Corpus:
             return np.asarray(read(chunk)[:, document - chunk.first])
 
         found = duplicates.near_duplicates(pairs, signature, similarity=similarity)
-        dropped = np.array([document for document, _ in found], dtype=np.int64)
-        self.splits[dropped] = DROP
-        self._sample("documents_near_duplicate", dropped, names, originals=dict(found))
+        documents, kept = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        self._drop("documents_near_duplicate", Held(documents, kept, np.ones(len(found))), names)
 
-    def _sample(
-        self,
-        reason: str,
-        documents: NDArray[np.int64],
-        names: list[str],
-        *,
-        originals: dict[int, int] | None = None,
-    ) -> None:
-        if len(documents):
-            self.counts[reason] = len(documents)
-        for document in documents[:DROPPED_SAMPLES].tolist():
+    def _drop(self, reason: str, held: Held, names: list[str]) -> None:
+        """Drop documents, and note which sources hold them."""
+        documents, firsts = np.unique(held.documents, return_index=True)
+        if not len(documents):
+            return
+        self.counts[reason] = len(documents)
+        self.splits[documents] = DROP
+        pairs = np.stack([self.sources[held.documents], self.sources[held.holders]])
+        each, of_pair = np.unique(pairs, axis=1, return_inverse=True)
+        for pair, characters in zip(
+            each.T.tolist(), np.bincount(of_pair, weights=held.shares * self.characters[held.documents]), strict=True
+        ):
+            self._repeated[*pair] += characters
+        for document, first in zip(documents[:DROPPED_SAMPLES].tolist(), firsts.tolist(), strict=False):
             begins = " ".join(self.text(document)[:600].split())[:300]
             row = {"reason": reason, "source": names[self.sources[document]], "begins": begins}
             row["characters"] = int(self.characters[document])
-            if originals:
-                row["like"] = names[self.sources[originals[document]]]
+            row["like"] = names[self.sources[held.holders[first]]]
             self.dropped.append(row)
 
-    def split(self, *, val_fraction: float) -> None:
-        """Hold some documents out, and find the paragraphs that TRAIN must not have."""
+    def repeats(self) -> list[Repeat]:
+        """Sources of which much lies in another one, most first."""
+        sizes = np.bincount(self.sources, weights=self.characters)
+        found = [
+            Repeat(source=source, other=other, share=characters / sizes[source])
+            for (source, other), characters in self._repeated.items()
+            if source != other and characters >= WORTH_NAMING * sizes[source]
+        ]
+        return sorted(found, key=lambda repeat: (-repeat.share, repeat.source, repeat.other))
+
+    def split(self, rules: Rules, *, named: NDArray[np.uint32]) -> None:
+        """Hold some documents out, those of the sources `named` if there are any."""
         kept = np.flatnonzero(self.splits != DROP)
-        is_val = clean.split_documents(self.high[kept], val_fraction=val_fraction)
+        num_texts = len(np.unique(self.texts[kept]))
+        if len(named):
+            is_val, how = np.isin(self.sources[kept], named), "what --val names"
+        elif rules.val_by == BY_SOURCE or (rules.val_by == AUTO and num_texts >= LEAST_TEXTS):
+            is_val = clean.split_texts(
+                self._text_hashes()[kept], self.texts[kept], self.characters[kept], val_fraction=rules.val_fraction
+            )
+            how = f"{len(np.unique(self.texts[kept][is_val])):,} of {num_texts:,} texts, whole"
+        else:
+            is_val = clean.split_documents(self.high[kept], val_fraction=rules.val_fraction)
+            why = f" (only {num_texts} in all; --val-by source holds out whole ones)" if rules.val_by == AUTO else ""
+            how = f"parts of texts{why}"
         self.splits[kept[is_val]] = VAL
+        share = self.characters[kept[is_val]].sum() / max(1, self.num_characters)
+        self.note = f"held out: {how}; {share:.1%} of the characters"
+        self._find_held_out()
+
+    def _text_hashes(self) -> NDArray[np.uint64]:
+        """For each document a hash of its text: of all its documents, also of those that others have already."""
+        each, firsts = np.unique(self.texts, return_index=True)  # the documents of a text follow each other
+        hashes = duplicates.mixed(np.add.reduceat(self.high, firsts)) if len(each) else self.high
+        return np.asarray(hashes[np.searchsorted(each, self.texts)])
+
+    def _find_held_out(self) -> None:
+        """The paragraphs that TRAIN must not have."""
         held = [np.zeros(0, dtype=np.uint64)]
         for chunk in self.chunks:
             if (mine := self.splits_of(chunk) == VAL).any():
@@ -191,53 +273,59 @@ def clean_corpus(work: Path, *, found: Found, rules: Rules, pool: Pool, progress
     """Clean, deduplicate and split everything. Raises what the sources raise, ResourceError."""
     counts = Counter(found.counts)
     total = sum(source.num_bytes for source in found.sources)
-    batches: list[tuple[str, NDArray[np.uint32], int]] = []
+    batches: list[tuple[str, NDArray[np.uint32], NDArray[np.uint32], int]] = []
 
     def jobs() -> Iterator[tuple[Job, bytes] | None]:
         for batch in _batches(found, counts):
             payload = b"".join(batch.texts)
             job = _job(work, batch, payload, rules)
-            batches.append((Path(job.out).stem, np.array(batch.sources, dtype=np.uint32), batch.num_bytes))
+            sources_of, numbers_of = (np.array(each, dtype=np.uint32) for each in (batch.sources, batch.numbers))
+            batches.append((Path(job.out).stem, sources_of, numbers_of, batch.num_bytes))
             yield None if is_whole(Path(job.out)) else (job, payload)
 
     progress("cleaning", 0, total)
     chunks: list[CleanChunk] = []
     sources: list[NDArray[np.uint32]] = []
+    texts: list[NDArray[np.uint32]] = []
     samples = _Samples()
     done = first = 0
     names = [source.name for source in found.sources]
     for number, _ in enumerate(pool.run(jobs())):
-        key, of_text, num_bytes = batches[number]
+        key, source_of, number_of, num_bytes = batches[number]
         chunk = open_chunk(work / f"{key}.clean")
-        sources.append(of_text[chunk.array("of_text")])
+        of_text = chunk.array("of_text")
+        sources.append(source_of[of_text])
+        texts.append(number_of[of_text])
         chunks.append(CleanChunk(key, chunk, first, len(sources[-1])))
         first += len(sources[-1])
         counts.update(chunk.header["counts"])
-        samples.add({**row, "source": names[of_text[row.pop("text")]]} for row in chunk.header["dropped"])
+        samples.add({**row, "source": names[source_of[row.pop("text")]]} for row in chunk.header["dropped"])
         done += num_bytes
         progress("cleaning", min(done, total), total)
     progress("cleaning", total, total)
-    corpus = Corpus(chunks, sources)
+    corpus = Corpus(chunks, sources=sources, texts=texts)
     corpus.dropped = samples.rows
     corpus.drop_duplicates(similarity=rules.similarity, names=names, progress=progress)
     corpus.counts.update(counts)
-    corpus.split(val_fraction=rules.val_fraction)
+    corpus.split(rules, named=np.array(found.held_out, dtype=np.uint32))
     return corpus
 
 
 def _batches(found: Found, counts: Counter[str]) -> Iterator[_Batch]:
     batch: _Batch | None = None
+    num_texts = 0
     for number, source in enumerate(found.sources):
         if batch and _begins_batch(source, batch):
             yield batch
             batch = None
         for pieces in source.texts():
             for text, is_whole_text in _sections(clean.sections(pieces, counts)):
-                batch = batch or _Batch(source=source, sources=[], texts=[], is_whole=[])
-                batch.add(number, text, is_whole=is_whole_text)
+                batch = batch or _Batch(source=source, sources=[], numbers=[], texts=[], is_whole=[])
+                batch.add(number, num_texts, text, is_whole=is_whole_text)
                 if batch.num_bytes >= clean.SECTION_CHARACTERS:
                     yield batch
                     batch = None
+            num_texts += 1
     if batch:
         yield batch
 

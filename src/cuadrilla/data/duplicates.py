@@ -5,14 +5,20 @@ words in a row of `DEFAULT_SIMILARITY` or more with a document that is kept (Bro
 FineWeb-2: a pair of similarity 0.8 is looked at with probability 0.92, one of 0.6 with 0.21, then all 112 hashes are
 compared). A document is compared with the first of each band it shares, and with what stands for that one.
 
-Words are runs of letters and digits, in lower case. All documents of a chunk are hashed at once with numpy, so that
-short ones cost no more for each character than long ones. The hashes are fixed: the outcome is the same everywhere.
+What lies in longer documents, or is cut elsewhere, is the business of `containment.py`.
+
+Words are runs of letters and digits, in lower case, without the accents that editions disagree about. All documents of
+a chunk are hashed at once with numpy, so that short ones cost no more for each character than long ones. The hashes are
+fixed: the outcome is the same everywhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cuadrilla.data import containment
 
 NUM_BANDS = 14
 BAND_HASHES = 8
@@ -31,6 +37,9 @@ _BAND_FACTORS = _random.integers(0, 2**63, BAND_HASHES, dtype=np.uint64) * np.ui
 _BASE = 0x2545F4914F6CDD1D
 _INVERSE = pow(_BASE, -1, 2**64)
 _WORD_FACTORS = tuple(np.uint64(pow(_BASE, 100 + n, 2**64)) for n in range(SHINGLE_WORDS))
+_ACCENTS = tuple(
+    (accented.encode(), plain.encode()) for accented, plain in zip("áéíóúüàèìòùâêîôû", "aeiouuaeiouaeiou", strict=True)
+)
 _IS_WORD_BYTE = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)])
 
 
@@ -54,36 +63,63 @@ def word_hashes(raw: bytes) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     return mixed((sums[ends] - sums[starts]) * downs[starts]), starts
 
 
-def signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
+class Sketches(NamedTuple):
+    """What is kept of some documents to compare them with others."""
+
+    signatures: NDArray[np.uint32]
     """The least value of each hash over each document: shape (NUM_HASHES, documents)."""
-    parts = [np.zeros((NUM_HASHES, 0), dtype=np.uint32)]
+    samples: NDArray[np.uint64]
+    """Some of their shingles, as `containment` wants them."""
+
+
+def sketches(texts: Sequence[str]) -> Sketches:
+    """Of each document, whatever its neighbours are."""
+    signatures = [np.zeros((NUM_HASHES, 0), dtype=np.uint32)]
+    samples = [np.zeros(0, dtype=np.uint64)]
+    first = 0
+    for group in _groups(texts):
+        sketched = _sketches(group)
+        signatures.append(sketched.signatures)
+        samples.append(sketched.samples + np.uint64(first))
+        first += len(group)
+    return Sketches(np.concatenate(signatures, axis=1), np.concatenate(samples))
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
     group: list[str] = []
     length = 0
     for text in texts:
         if group and length + len(text) > GROUP_CHARACTERS:
-            parts.append(_signatures(group))
+            yield group
             group, length = [], 0
         group.append(text)
         length += len(text)
     if group:
-        parts.append(_signatures(group))
-    return np.concatenate(parts, axis=1)
+        yield group
 
 
-def _signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
-    raws = [text.lower().encode() for text in texts]
+def _folded(text: str) -> bytes:
+    raw = text.lower().encode()
+    for accented, plain in _ACCENTS:
+        raw = raw.replace(accented, plain)
+    return raw
+
+
+def _sketches(texts: Sequence[str]) -> Sketches:
+    raws = [_folded(text) for text in texts]
     begins = np.cumsum([0, *(len(raw) + 1 for raw in raws)])[:-1]
     words, starts = word_hashes(b"\0".join(raws))
     of_document = np.searchsorted(begins, starts, side="right") - 1
     found = np.full((NUM_HASHES, len(texts)), NO_SHINGLES)
     count = len(words) - SHINGLE_WORDS + 1
     if count <= 0:
-        return found
+        return Sketches(found, np.zeros(0, dtype=np.uint64))
     shingles = np.zeros(count, dtype=np.uint64)
     for offset, factor in enumerate(_WORD_FACTORS):
         shingles += words[offset : offset + count] * factor
     is_within = of_document[:count] == of_document[SHINGLE_WORDS - 1 :]
-    hashes = (mixed(shingles[is_within]) >> np.uint64(32)).astype(np.uint32)
+    wide = mixed(shingles[is_within])
+    hashes = (wide >> np.uint64(32)).astype(np.uint32)
     documents, firsts = np.unique(of_document[:count][is_within], return_index=True)
     values = np.empty_like(hashes)
     if len(hashes):
@@ -91,7 +127,9 @@ def _signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
             np.multiply(hashes, factor, out=values)
             values += addend
             row[documents] = np.minimum.reduceat(values, firsts)
-    return found
+    is_sample = containment.chosen(wide)
+    samples = (wide[is_sample] << np.uint64(32)) | of_document[:count][is_within][is_sample].astype(np.uint64)
+    return Sketches(found, np.unique(samples))
 
 
 def band_keys(rows: NDArray[np.uint32]) -> NDArray[np.uint64]:
@@ -101,14 +139,15 @@ def band_keys(rows: NDArray[np.uint32]) -> NDArray[np.uint64]:
     return np.asarray(keys)
 
 
-def first_of_equals(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which documents are the first with their hash (two halves of it)."""
+def first_of_equals(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """For each document the first one with its hash (two halves of it), often itself."""
     order = np.lexsort((low, high))  # stable: equals stay in canonical order
-    is_first = np.ones(len(order), dtype=bool)
+    firsts = np.arange(len(order))
     if len(order):
-        same = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
-        is_first[order[1:][same]] = False
-    return is_first
+        begins = (high[order[1:]] != high[order[:-1]]) | (low[order[1:]] != low[order[:-1]])
+        places = np.concatenate([[0], np.where(begins, np.arange(1, len(order)), 0)])
+        firsts[order] = order[np.maximum.accumulate(places)]
+    return firsts
 
 
 def candidates(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -4,16 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuadrilla.data import duplicates
+from cuadrilla.data.chunks import key_of
+from cuadrilla.data.corpus import AUTO, VAL_BY
 from cuadrilla.data.encode import ENCODERS
 from cuadrilla.data.filters import FILTERS
 from cuadrilla.data.formats.record import Reading
 from cuadrilla.data.pool import check_processes
 from cuadrilla.data.shards import Option
-from cuadrilla.data.sources import AS_USUAL
+from cuadrilla.data.sources import AS_USUAL, Found
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB, Tokenizer
 from cuadrilla.errors import ConfigError
 
-RECIPE = 3
+RECIPE = 4
 """Raised when the same inputs and options would give other bytes; part of the options in a manifest."""
 DEFAULT_VOCAB = 8192
 DEFAULT_VAL_FRACTION = 0.05
@@ -30,6 +32,10 @@ class Options:
     tokenizer: Path | None = None
     """Use this `tokenizer.json` instead of training one."""
     val_fraction: float = DEFAULT_VAL_FRACTION
+    val_by: str = AUTO
+    """What is held out: whole texts (`source`), parts of them (`document`), or the first where there are enough."""
+    val: tuple[str, ...] = ()
+    """Files and folders to hold out instead."""
     min_characters: int = DEFAULT_MIN_CHARACTERS
     """Drop documents that are shorter."""
     reading: Reading = AS_USUAL
@@ -60,6 +66,10 @@ class Options:
             raise ConfigError(
                 f"--val-fraction {self.val_fraction} is out of range", hint="above 0, at most 0.5; 0.05 holds out 5 %"
             )
+        if self.val_by not in VAL_BY:
+            raise ConfigError(f"--val-by {self.val_by!r} is unknown", hint=f"choose from {', '.join(VAL_BY)}")
+        if self.val and self.val_by != AUTO:
+            raise ConfigError("--val and --val-by exclude each other", hint="--val names what to hold out")
         if self.min_characters < 1:
             raise ConfigError(f"--min-characters {self.min_characters} is out of range", hint="1 or more")
         if self.filter not in FILTERS:
@@ -77,18 +87,26 @@ class Options:
         check_processes(self.processes)
 
 
-def recorded(options: Options, tokenizer: Tokenizer | None) -> dict[str, Option]:
+def recorded(options: Options, tokenizer: Tokenizer | None, found: Found) -> dict[str, Option]:
     """The options that decide the bytes, as the manifest keeps them."""
     chosen: dict[str, Option] = (
         {"tokenizer": tokenizer.sha256()} if tokenizer else {"vocab": options.vocab or DEFAULT_VOCAB}
     )
     reading: dict[str, Option] = {"field": options.reading.field, "skip_bad": int(options.reading.skip_bad)}
+    if options.reading.repair:
+        reading["repair"] = 1
     return {
         **chosen,
         **(reading if options.reading != AS_USUAL else {}),
         "recipe": RECIPE,
-        "val_fraction": options.val_fraction,
+        **_split(options, found),
         "min_characters": options.min_characters,
         "filter": options.filter,
         "near_duplicates": options.near_duplicates,
     }
+
+
+def _split(options: Options, found: Found) -> dict[str, Option]:
+    if found.held_out:
+        return {"val": key_of(*sorted(found.sources[number].sha256 for number in found.held_out))}
+    return {"val_fraction": options.val_fraction, "val_by": options.val_by}

@@ -21,7 +21,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +76,12 @@ class Prepared:
     """Nothing was done: the folder holds this very preparation."""
     skipped: tuple[str, ...]
     """Files in the given folders that are not text."""
+    broken: Mapping[str, str]
+    """Files that were left out because they are broken, and why."""
+    damaged: Mapping[str, str]
+    """Texts that could be repaired, and what is wrong with them."""
+    repeats: tuple[str, ...] = ()
+    """Which sources lie in which others, and how much of them."""
     notes: tuple[str, ...] = ()
     """Choices that were made, each with its reason."""
 
@@ -101,12 +107,12 @@ def prepare(specs: Sequence[str], *, out: Path, options: Options, progress: Prog
 
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
-    found = open_sources(specs, exclude=out, progress=progress, reading=options.reading)
+    found = open_sources(specs, exclude=out, progress=progress, reading=options.reading, held_out=options.val)
     path = out / TOKENIZER if options.add else options.tokenizer
     if options.add:
         read_manifest(out)
     tokenizer = Tokenizer.load(path) if path else None
-    wanted = recorded(options, tokenizer)
+    wanted = recorded(options, tokenizer, found)
     is_new = not out.exists()
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -115,7 +121,9 @@ def prepare(specs: Sequence[str], *, out: Path, options: Options, progress: Prog
             done = None if options.force else _finished(out, found=found, wanted=wanted, add=options.add)
             if done:
                 shutil.rmtree(out / WORK, ignore_errors=True)  # of a later preparation that was killed
-                return Prepared(manifest=done, already=True, skipped=found.skipped)
+                return Prepared(
+                    manifest=done, already=True, skipped=found.skipped, broken=found.broken, damaged=found.damaged
+                )
             _check_space(out, found)
             num_bytes = sum(source.num_bytes for source in found.sources)
             processes = 1 if num_bytes < SMALL_BYTES else check_processes(options.processes)
@@ -160,6 +168,8 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
     written = write_tokens(
         task.work, corpus=corpus, tokenizer=tokenizer, encoder=encoder, pool=task.pool, progress=task.progress
     )
+    if not written.splits["val"].num_tokens:
+        raise DataError("nothing is left of what --val names", hint="it may be too short, or what --filter drops")
     if not written.splits["train"].num_tokens:
         raise DataError("no text is left to train on: all of it is also held out", hint="add more text")
     counts = corpus.counts + written.counts + _overlap(task, written.splits, tokenizer)
@@ -171,7 +181,7 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
         splits=written.splits,
         sources=_describe(task.found, written.portions),
         counts={name: count for name, count in sorted(counts.items()) if count},
-        options=recorded(task.options, task.tokenizer),
+        options=recorded(task.options, task.tokenizer, task.found),
     )
     publish(task.work, out, manifest)
     _write_dropped(out, corpus.dropped)
@@ -179,7 +189,18 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
     for path in task.work.iterdir():
         if task.work.name != KEPT or path.name not in used:
             path.unlink()
-    return Prepared(manifest=manifest, already=False, skipped=task.found.skipped, notes=(note,))
+    found, notes = task.found, (corpus.note, note)
+    names = [source.name for source in found.sources]
+    repeats = (f"{names[each.source]} is {each.share:.0%} in {names[each.other]}" for each in corpus.repeats())
+    return Prepared(
+        manifest=manifest,
+        already=False,
+        skipped=found.skipped,
+        broken=found.broken,
+        damaged=found.damaged,
+        repeats=tuple(repeats),
+        notes=notes,
+    )
 
 
 def _overlap(task: _Task, splits: dict[str, Split], tokenizer: Tokenizer) -> Counter[str]:
@@ -267,6 +288,7 @@ def _clean(task: _Task) -> Corpus:
         filter=options.filter,
         similarity=options.near_duplicates,
         val_fraction=options.val_fraction,
+        val_by=options.val_by,
     )
     for maximum in _BLOCK_SIZES:
         corpus = clean_corpus(
@@ -282,19 +304,22 @@ def _clean(task: _Task) -> Corpus:
         raise DataError(
             f"too little text: {corpus.num_characters:,} characters in {len(corpus)} documents after cleaning; "
             f"the minimum is {MIN_CORPUS_CHARACTERS:,} characters in 2 documents",
-            hint=_why_so_little(corpus, options),
+            hint=_why_so_little(corpus, options, task.found),
         )
     return corpus
 
 
-def _why_so_little(corpus: Corpus, options: Options) -> str:
+def _why_so_little(corpus: Corpus, options: Options, found: Found) -> str:
     short = corpus.counts["documents_too_short"]
     filtered = sum(count for name, count in corpus.counts.items() if name.startswith("filtered_"))
+    reasons = []
     if short > filtered:
-        return f"{short} documents were shorter than --min-characters {options.min_characters}"
-    if filtered:
-        return f"--filter {options.filter} dropped {filtered:,} documents; --filter none keeps all"
-    return "add more .txt or .md files, or the built-in source cuentos:40000"
+        reasons.append(f"{short} documents were shorter than --min-characters {options.min_characters}")
+    elif filtered:
+        reasons.append(f"--filter {options.filter} dropped {filtered:,} documents; --filter none keeps all")
+    if found.broken:
+        reasons.append(f"{len(found.broken):,} broken files were left out, {min(found.broken)} among them")
+    return "; ".join(reasons) or "add more .txt or .md files, or the built-in source cuentos:40000"
 
 
 def _train(task: _Task, corpus: Corpus) -> Tokenizer:

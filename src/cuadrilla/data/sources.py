@@ -5,6 +5,7 @@ Invariants
   name and content. Names are relative to the folder that was given, so no path of this machine enters a manifest.
 * A file is read twice, in pieces: once to hash it, to decide its encoding from all of its bytes and to find whatever
   is wrong with it, once for its text. If the two readings differ, the file changed meanwhile and the preparation stops.
+* All that is wrong is said at once. What is broken is passed over if bad records are, each with its reason.
 * Only text is opened as text. Pickles, images and anything with more than one control character in a hundred bytes are
   refused; nothing is unpickled and nothing is extracted, ever.
 
@@ -18,8 +19,9 @@ branch in `open_sources`; a new kind of file is a reader in `formats/` and a bra
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from cuadrilla.data.cuentos import stories
@@ -27,16 +29,16 @@ from cuadrilla.data.formats import parquet
 from cuadrilla.data.formats.archive import members
 from cuadrilla.data.formats.encoding import Finding
 from cuadrilla.data.formats.form import ACCEPTED, PARQUET, Form, form_of, read_texts, survey_stream
-from cuadrilla.data.formats.packing import Digest, chunks, unpacked
+from cuadrilla.data.formats.packing import INSTALL, Digest, chunks, unpacked
 from cuadrilla.data.formats.record import BadFileError, Reading
 from cuadrilla.data.formats.tar import Entry
 from cuadrilla.data.get.record import UNKNOWN
 from cuadrilla.data.listing import Listed, Listing, list_path
-from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem
 
 MAX_STORIES = 10**8
 AS_USUAL = Reading()
-BROKEN = "files_broken"
+LEAVE_OUT = "repair them or leave them out; --skip-bad passes over what is broken, counts and names it"
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total); units are the stage's own."""
@@ -143,20 +145,36 @@ class Found:
     """What the arguments of a preparation lead to."""
 
     sources: tuple[TextSource, ...]
-    """Sorted by name and content."""
+    """What is to be held out, then the others, each sorted by name and content."""
+    held_out: tuple[int, ...]
+    """Places in `sources`."""
     skipped: tuple[str, ...]
     """Names of files that are not text, or broken and skipped, sorted."""
+    broken: Mapping[str, str]
+    """Of these the broken ones, and why."""
+    damaged: Mapping[str, str]
+    """Texts that could be repaired, and what is wrong with them."""
     counts: Counter[str]
     """Files skipped, by reason. Hidden files are not counted: a `.DS_Store` must not change a manifest."""
 
 
-def open_sources(specs: Sequence[str], *, exclude: Path, progress: Progress, reading: Reading = AS_USUAL) -> Found:
+def open_sources(
+    specs: Sequence[str],
+    *,
+    exclude: Path,
+    progress: Progress,
+    reading: Reading = AS_USUAL,
+    held_out: Sequence[str] = (),
+) -> Found:
     """List, hash and survey everything that `specs` name: files, folders, archives, `cuentos:N`.
 
-    `exclude` is a folder not to enter (the output). Raises DataError for what is missing, unreadable or not text,
-    ConfigError for a malformed `cuentos:`, EnvironmentProblem for a format whose library is not installed.
+    `exclude` is a folder not to enter (the output); `held_out` are files and folders, too, among `specs` or not.
+    Raises DataError for what is missing, unreadable or not text (all of it at once), ConfigError for a malformed
+    `cuentos:`, EnvironmentProblem for a format whose library is not installed.
     """
-    listing = Listing()
+    if reading.repair and find_spec("ftfy") is None:
+        raise EnvironmentProblem("repairing text needs ftfy, which is not installed", hint=INSTALL)
+    listing = Listing(skip_bad=reading.skip_bad)
     counts_of_stories = set()
     for spec in specs:
         if spec.startswith("cuentos:"):
@@ -164,20 +182,49 @@ def open_sources(specs: Sequence[str], *, exclude: Path, progress: Progress, rea
         elif not spec:
             raise ConfigError("a source is empty text", hint=f"give files or folders ({ACCEPTED}), or cuentos:N")
         else:
-            list_path(Path(spec), listing, exclude=exclude.resolve())
+            _list(spec, listing, exclude=exclude, is_held_out=False)
+    for spec in held_out:
+        _list(spec, listing, exclude=exclude, is_held_out=True)
     files = sorted(listing.files.values())
     sizes = [file.path.stat().st_size for file in files]
     done, total = 0, sum(sizes)
-    found: list[TextSource] = []
+    found: list[tuple[bool, TextSource]] = []
     for file, size in zip(files, sizes, strict=True):
         progress("looking at the files", done, total)
-        found += _survey_path(file, reading=reading, listing=listing)
+        for source in _survey_path(file, reading=reading, listing=listing):
+            found.append((file.is_held_out, source))
         done += size
     if files:
         progress("looking at the files", total, total)
-    found += [_survey_stories(count) for count in sorted(counts_of_stories)]
-    found.sort(key=lambda source: (source.name, source.sha256))
-    return Found(sources=tuple(found), skipped=tuple(sorted(listing.skipped)), counts=listing.counts)
+    _refuse_all(listing.problems)
+    found += [(False, _survey_stories(count)) for count in sorted(counts_of_stories)]
+    found.sort(key=lambda row: (not row[0], row[1].name, row[1].sha256))
+    return Found(
+        sources=tuple(source for _, source in found),
+        held_out=tuple(range(sum(is_held_out for is_held_out, _ in found))),
+        skipped=tuple(sorted(listing.skipped)),
+        broken=listing.broken,
+        damaged=listing.damaged,
+        counts=listing.counts,
+    )
+
+
+def _list(spec: str, listing: Listing, *, exclude: Path, is_held_out: bool) -> None:
+    try:
+        list_path(Path(spec), listing, exclude=exclude.resolve(), is_held_out=is_held_out)
+    except DataError as error:  # of what was typed nothing is passed over
+        listing.problems.append(error)
+
+
+def _refuse_all(problems: Sequence[DataError]) -> None:
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise DataError(
+            f"{len(problems):,} files cannot be used",
+            hint=problems[0].hint if len({error.hint for error in problems}) == 1 else LEAVE_OUT,
+            details=[error.message for error in problems],
+        )
 
 
 def plain_text(path: Path) -> TextFile:
@@ -207,28 +254,34 @@ def _check_unchanged(path: Path, digest: Digest, sha256: str) -> None:
 
 
 def _survey_path(listed: Listed, *, reading: Reading, listing: Listing) -> list[TextSource]:
-    """The sources in one file. One from a folder that holds no text is skipped, a given one is an error.
+    """The sources in one file: none if it cannot be read, which `listing` learns."""
+    inside = Listing(skip_bad=listing.skip_bad, recorded=listing.recorded)
+    try:
+        sources = _sources_in(listed, reading=reading, listing=inside)
+    except DataError as error:
+        listing.refuse(listed.name, error)
+        return []
+    listing.add(inside)
+    return sources
 
-    One that is broken is an error, or skipped with the bad records.
-    """
-    name, path, is_given = listed
+
+def _sources_in(listed: Listed, *, reading: Reading, listing: Listing) -> list[TextSource]:
+    """One from a folder that holds no text is skipped, a given one is an error. Raises DataError."""
+    name, path, is_given, _ = listed
     kind = form_of(path.name)
     assert kind is not None, path
     if kind.archive:
         found: list[TextSource] = list(_survey_archive(path, kind, name=name, reading=reading, listing=listing))
         why = "holds no text of a kind that is read"
     else:
-        try:
-            file = _survey_file(path, kind, name=name, reading=reading, listing=listing)
-        except BadFileError:
-            if not reading.skip_bad:
-                raise
-            listing.skip(name, BROKEN)
-            return []
+        file = _survey_file(path, kind, name=name, reading=reading, listing=listing)
         found = [file] if file else []
         why = "is XML, but not TEI"
-    if not found and is_given:
-        raise DataError(f"{path} {why}", hint=f"what is read is {ACCEPTED}")
+    if not found and is_given and not (listing.problems or listing.broken):
+        hint = f"what is read is {ACCEPTED}"
+        if listing.counts["packed_in_archives"]:
+            hint = f"unpack it: archives and packed files inside an archive are not read; {hint}"
+        raise DataError(f"{path} {why}", hint=hint)
     if not found and not kind.archive:
         listing.skip(name, "files_xml_not_tei")
     return found
@@ -250,6 +303,7 @@ def _survey_file(path: Path, kind: Form, *, name: str, reading: Reading, listing
         finding = survey_stream(kind.content, raw, where=str(path), reading=reading, counts=listing.counts)
     if finding is None:
         return None
+    finding = _looked_at(finding, reading, listing, name=name)
     return TextFile(
         path=path,
         name=name,
@@ -280,14 +334,13 @@ def _survey_archive(path: Path, kind: Form, *, name: str, reading: Reading, list
         where = f"{path}!{entry.name}"
         try:
             finding = survey_stream(content, entry.chunks, where=where, reading=reading, counts=listing.counts)
-        except BadFileError:
-            if not reading.skip_bad:
-                raise
-            listing.skip(f"{name}!{entry.name}", BROKEN)
+        except BadFileError as error:
+            listing.refuse(f"{name}!{entry.name}", error)
             continue
         if finding is None:
             listing.skip(f"{name}!{entry.name}", "files_xml_not_tei")
         else:
+            finding = _looked_at(finding, reading, listing, name=f"{name}!{entry.name}")
             groups.setdefault(content, []).append(_Member(place=place, name=entry.name, finding=finding))
     for content, group in groups.items():
         findings = [member.finding for member in group]
@@ -302,6 +355,16 @@ def _survey_archive(path: Path, kind: Form, *, name: str, reading: Reading, list
             encodings=tuple((member.place, member.finding.encoding) for member in group),
             reading=reading,
         )
+
+
+def _looked_at(finding: Finding, reading: Reading, listing: Listing, *, name: str) -> Finding:
+    """Count and name what could be repaired; it will be, if that is asked for."""
+    if not finding.damage:
+        return finding
+    listing.counts["characters_encoded_twice"] += finding.num_twice
+    listing.counts["files_in_two_encodings"] += finding.is_mixed
+    listing.damaged[name] = finding.damage
+    return finding.repaired() if reading.repair else finding
 
 
 def _licence(findings: Iterable[Finding], *, recorded: str) -> str:

@@ -117,7 +117,7 @@ class _Cleaned:
     def write(self, job: CleanJob) -> None:
         paragraphs = [(number, key) for number, text in enumerate(self.texts) for key, _ in clean.long_paragraphs(text)]
         raws = [text.encode() for text in self.texts]
-        none = np.zeros((duplicates.NUM_HASHES, 0), dtype=np.uint32)
+        sketches = duplicates.sketches(self.texts if job.near else [])
         arrays: dict[str, NDArray[Any]] = {
             "of_text": np.array(self.of_text, dtype=np.uint32),
             "hashes": np.frombuffer(b"".join(map(clean.document_hash, self.texts)), dtype=">u8").reshape(-1, 2),
@@ -125,7 +125,8 @@ class _Cleaned:
             "sizes": np.fromiter(map(len, raws), dtype=np.uint32),
             "paragraph_of": np.array([number for number, _ in paragraphs], dtype=np.uint32),
             "paragraphs": np.array([key for _, key in paragraphs], dtype=np.uint64),
-            "signatures": duplicates.signatures(self.texts) if job.near else none,
+            "signatures": sketches.signatures,
+            "samples": sketches.samples,
             "text": np.frombuffer(b"".join(raws), dtype=np.uint8),
         }
         write_chunk(Path(job.out), {"counts": self.counts, "dropped": self.dropped}, arrays)

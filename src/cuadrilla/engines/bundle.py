@@ -21,10 +21,13 @@ from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.base import Refused
 from cuadrilla.link.offer import Offer, OfferedFile, RunConnection, RunDescription
-from cuadrilla.rundir import make_private, storage_errors, typed
+from cuadrilla.model.weights import WEIGHTS
+from cuadrilla.rundir import RunDir, file_sha256, make_private, storage_errors, typed
 from cuadrilla.runfile import dump, load_dumped
 
-DATA_FILE = re.compile(r"data/(manifest\.json|tokenizer\.json|(train|val)-\d{5}\.bin)")
+DATA_FILE = re.compile(
+    r"data/(manifest\.json|tokenizer\.json|(train|val)-\d{5}\.bin)|teachers/\d{1,2}/(config\.json|model\.safetensors)"
+)
 CODE_FILE = re.compile(r"[A-Za-z_][\w-]{0,60}\.py", re.ASCII)
 MAX_CODE_BYTES = 2**20
 
@@ -45,6 +48,9 @@ def offer(config: Config, folder: Path) -> Offer:
             config=json.dumps(dump(config)), files={file.name: (file, _sha256(file)) for file in code_files(path)}
         )
     files = {f"data/{path.name}": (path, sha256) for path, sha256 in data_files(folder / config.data.folder)}
+    teachers = RunDir(folder).teachers
+    for path in sorted(path for name in ("config.json", WEIGHTS) for path in teachers.glob(f"*/{name}")):
+        files[path.relative_to(folder).as_posix()] = (path, _sha256(path))
     return Offer(config=json.dumps(dump(config)), files=files)
 
 
@@ -84,7 +90,7 @@ def fetch(
             continue
         with storage_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        if data is not None:
+        if data is not None and file.path.startswith("data/"):
             _link(data / target.name, target, file)
             continue
         report(f"fetching {file.path} ({file.num_bytes / 1e6:.1f} MB)")
@@ -151,5 +157,4 @@ def _check_names(config: Config, description: RunDescription) -> None:
 
 
 def _sha256(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+    return bytes.fromhex(file_sha256(path))

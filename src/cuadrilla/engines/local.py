@@ -26,6 +26,7 @@ from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.kernels import choose_kernels
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.setup import Parts, compile_blocks
 
@@ -34,16 +35,28 @@ log = logging.getLogger(__name__)
 WrapLink = Callable[[str, Link], Link]
 
 
-def run_local(parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+def run_local(
+    parts: Parts, *, wrap_link: WrapLink | None = None, tell: Callable[[str], None] = lambda _: None
+) -> Outcome:
     """Train to the end, or to the stop that was asked for. Raises whatever made the run fail.
 
-    `wrap_link(worker, link)` puts another link around a worker's own: faults in tests, shaping in practice.
+    `wrap_link(worker, link)` puts another link around a worker's own: faults in tests, shaping in practice. `tell`
+    hears what was chosen for this machine.
     """
     speeds = parts.config.engine.workers
     threads = parts.config.train.threads or (1 if parts.config.sync.strict else max(1, num_cores() // len(speeds)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     keep_freed_memory()
+    choice = choose_kernels(
+        parts.model,
+        device=parts.device,
+        dtype=parts.precision.dtype,
+        strict=parts.config.sync.strict,
+        home=Home.of_user().path,
+    )
+    if choice.ratios:
+        tell(f"kernels    {choice}")
     # Asynchronous workers read one version while the next one is made; alone, nobody does.
     desk = Desk(parts.coordination.receive, copies=parts.config.sync.kind == "server" and len(speeds) > 1)
     try:

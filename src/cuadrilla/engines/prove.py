@@ -231,7 +231,7 @@ def _settings(config: Config, folder: Path, *, strict: bool, steps: int, alone: 
         values["data"]["folder"] = str((folder / config.data.folder).resolve())
     values["model"]["init"] = ""  # any weights will do
     precision = choose_precision(config.train.precision, device=choose_device(config.train.device))
-    values["train"] |= {"steps": steps, "tokens": 0, "epochs": 0.0, "threads": config.train.threads or 1}
+    values["train"] |= {"steps": steps, "tokens": 0, "epochs": 0.0, "threads": config.train.threads or 1, "teacher": []}
     if precision.dtype == torch.float16:
         values["train"]["precision"] = "fp32"  # strict mode and fp16 exclude each other
     values["sync"]["strict"] = strict

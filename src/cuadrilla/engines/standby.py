@@ -131,6 +131,9 @@ class Follower:
         config, folder = fetch(self._connection, self._connection.describe(), home=home, report=self._report)
         for part in (self.twin.run.path, self.twin.run.checkpoints, self.twin.run.journal):
             make_private(part)
+        if (folder / self.twin.run.teachers.name).is_dir():
+            with storage_errors(self.twin.run.teachers):
+                shutil.copytree(folder / self.twin.run.teachers.name, self.twin.run.teachers, dirs_exist_ok=True)
         write_atomic(self.twin.run.run_file, to_toml(_placed(config, folder)))
 
     def _crew_keys(self, crew: Joined) -> dict[str, bytes]:

@@ -16,6 +16,7 @@ import torch
 from cuadrilla.config import Config
 from cuadrilla.engines.local import num_cores
 from cuadrilla.errors import LinkError
+from cuadrilla.home import Home
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.base import COME_AGAIN, KICKED, Link, Refused, Stop
 from cuadrilla.link.offer import RunConnection, RunDescription
@@ -25,6 +26,7 @@ from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.sync.exact import ExactWorker, version_like
 from cuadrilla.sync.statistics import refuse_private_buffers
+from cuadrilla.train.kernels import choose_kernels
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_device, choose_precision
 from cuadrilla.train.setup import compile_blocks, make_model, make_task
@@ -137,11 +139,16 @@ class _Worker:
         refuse_private_buffers(self._model)
         if config.train.compile:
             compile_blocks(self._model)
+        precision = choose_precision(config.train.precision, device=device)
+        choice = choose_kernels(
+            self._model, device=device, dtype=precision.dtype, strict=config.sync.strict, home=Home.of_user().path
+        )
+        log.info("kernels: %s", choice)
         self._settings = WorkerSettings(
             run=config.run,
             train=config.train,
             device=device,
-            precision=choose_precision(config.train.precision, device=device),
+            precision=precision,
             speed_hint=options.shape.speed,
         )
         self.heard_at = 0.0

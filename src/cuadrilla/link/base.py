@@ -35,7 +35,7 @@ class Hello:
 class Progress:
     """Heartbeat: `passes` counts everything the worker has finished since it joined.
 
-    `part`: of its lease, so far; for who watches, and not sent to another process.
+    `part`: of its lease, so far, from 0 to 1; for who watches.
     """
 
     passes: int

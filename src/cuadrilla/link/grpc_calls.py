@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
@@ -29,8 +30,22 @@ HANDSHAKE_SECONDS = 5.0
 PING_SECONDS = 5.0  # workers ask every 10 s whether the connection lives; more often is abuse
 
 
-def start_server(address: str, *, handlers: Any, identity: Identity, roots: bytes) -> tuple[Any, int]:
-    """A server at an address as gRPC writes it, and its port; it takes callers whose certificates come from `roots`.
+@dataclass(frozen=True)
+class Server:
+    """A server and the threads in which it answers."""
+
+    server: Any
+    pool: ThreadPoolExecutor
+    port: int
+
+    def stop(self, seconds: float) -> None:
+        """Give calls that long to end. Threads that have nothing to do end at once, not when they are collected."""
+        self.server.stop(seconds).wait(2 * seconds)
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def start_server(address: str, *, handlers: Any, identity: Identity, roots: bytes) -> Server:
+    """A server at an address as gRPC writes it; it takes callers whose certificates come from `roots`.
 
     Those never change: gRPC's credentials that are asked for at each handshake are used after they were freed when
     connections end at the wrong moment (grpc/grpc issue 36693; 1.85 dies after some hundred of them).
@@ -49,7 +64,7 @@ def start_server(address: str, *, handlers: Any, identity: Identity, roots: byte
     credentials = grpc.ssl_server_credentials([pair], root_certificates=roots, require_client_auth=True)
     port: int = server.add_secure_port(address, credentials)
     server.start()
-    return server, port
+    return Server(server, pool, port)
 
 
 class Admission:

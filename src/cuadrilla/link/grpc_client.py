@@ -241,7 +241,7 @@ class GrpcLink:
         self._parameters = parameters
         self._outgoing: queue.SimpleQueue[ToCoordinator | None] = queue.SimpleQueue()
         self._inbox = Inbox()
-        self._passes = 0
+        self._passes, self._part = 0, 0.0
         self._num_uploads = 0
         self._broken: LinkError | None = None
         self.heard_at = 0.0
@@ -259,7 +259,7 @@ class GrpcLink:
             return
         self._check()
         if isinstance(message, Progress):
-            self._passes = message.passes  # goes with the next heartbeat
+            self._passes, self._part = message.passes, message.part  # they go with the next heartbeat
         else:
             self._outgoing.put(message)
 
@@ -297,7 +297,7 @@ class GrpcLink:
             try:
                 message = self._outgoing.get(timeout=HEARTBEAT_SECONDS)
             except queue.Empty:
-                message = Progress(passes=self._passes)
+                message = Progress(passes=self._passes, part=self._part)
             if message is None:
                 return
             yield wire.to_coordinator(message)

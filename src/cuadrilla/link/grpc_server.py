@@ -44,7 +44,17 @@ from cuadrilla.link.base import (
     Version,
 )
 from cuadrilla.link.gate import Gate
-from cuadrilla.link.grpc_calls import MAX_WORKERS, Admission, cut_off, only, reads, refuse, serialize, start_server
+from cuadrilla.link.grpc_calls import (
+    MAX_WORKERS,
+    Admission,
+    Server,
+    cut_off,
+    only,
+    reads,
+    refuse,
+    serialize,
+    start_server,
+)
 from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.grpc_ray import RayHeadDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
@@ -75,8 +85,8 @@ class Receiver(Protocol):
 
     def deliver(self, worker: str, message: ToCoordinator) -> None: ...
 
-    def heard(self, worker: str, passes: int) -> None:
-        """A heartbeat: must return at once, whatever else is going on."""
+    def heard(self, worker: str, passes: int, part: float = 0.0) -> None:
+        """A heartbeat, with the part of its lease that is done: must return at once, whatever else is going on."""
 
     def left(self, worker: str, reason: str) -> None: ...
 
@@ -95,6 +105,7 @@ class _Session:
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
     uploading: bool = False
     passes: int = 0
+    part: float = 0.0
     chunks: int = 0
     """What has arrived of its uploads is progress too: on a slow line heartbeats wait behind them."""
     expected: bool = False
@@ -136,7 +147,7 @@ class CrewDesk:
         self._pace = Pace(per_second=NEWS_PER_SECOND, at_once=NEWS_AT_ONCE)
         self._versions: dict[str, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
-        self._server: Any = None
+        self._server: Server | None = None
         self._gate = Gate()
         self._listed, self._left = set(nodes.nodes()), set[str]()
 
@@ -145,10 +156,8 @@ class CrewDesk:
     def serve(self, listener: socket.socket) -> int:
         """Take the connections of `listener` (`gate.bind`); returns its port."""
         identity, roots = self._keys.identity, self._keys.client_roots()
-        self._server, inner_port = start_server(
-            self._gate.inner_address, handlers=self._handlers(), identity=identity, roots=roots
-        )
-        return self._gate.open(listener, inner_port=inner_port)
+        self._server = start_server(self._gate.inner_address, handlers=self._handlers(), identity=identity, roots=roots)
+        return self._gate.open(listener, inner_port=self._server.port)
 
     def listen(self, listener: socket.socket) -> None:
         """Take connections there, too: the same machine at another address."""
@@ -223,7 +232,7 @@ class CrewDesk:
         for session in sessions:
             self._end(session, Stop(reason="the run has ended"))
         if self._server is not None:
-            self._server.stop(STOP_SECONDS).wait(2 * STOP_SECONDS)
+            self._server.stop(STOP_SECONDS)
             self._server = None
         self._gate.close()
 
@@ -336,7 +345,7 @@ class CrewDesk:
                     if self._sessions.get(session.worker) is not session:
                         return
                 if isinstance(message, Progress):
-                    session.passes = message.passes
+                    session.passes, session.part = message.passes, message.part
                     self._tell_progress(session)
                 elif not self._is_due(session, message):
                     raise LinkError("it says much more than its work needs", hint="install the same version there")
@@ -366,7 +375,7 @@ class CrewDesk:
 
     def _tell_progress(self, session: _Session) -> None:
         if session.joined and not session.expected:  # an upload may go on when its session has ended
-            self._receiver.heard(session.worker, session.passes + session.chunks)
+            self._receiver.heard(session.worker, session.passes + session.chunks, session.part)
 
     def _end(self, session: _Session, stop: Stop) -> None:
         """From now on nothing that it says counts; it may still hear why."""

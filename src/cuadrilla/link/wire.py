@@ -279,7 +279,7 @@ def to_coordinator(message: ToCoordinator) -> pb.ToCoordinator:
             hello = pb.Hello(protocol=PROTOCOL, speed_hint=message.speed_hint, environment=dict(message.environment))
             return pb.ToCoordinator(hello=hello)
         case Progress():
-            return pb.ToCoordinator(progress=pb.Progress(passes=message.passes))
+            return pb.ToCoordinator(progress=pb.Progress(passes=message.passes, part=message.part))
         case Contribute():
             return pb.ToCoordinator(
                 contribute=pb.Contribute(
@@ -306,7 +306,8 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
             known = {one_line(key, most=MAX_TEXT): one_line(value, most=MAX_TEXT) for key, value in facts}
             return Hello(speed_hint=hello.speed_hint, environment=known)
         case "progress":
-            return Progress(passes=received.progress.passes)
+            part = received.progress.part
+            return Progress(passes=received.progress.passes, part=part if 0 <= part <= 1 else 0.0)
         case "contribute":
             answer = received.contribute
             _require(math.isfinite(answer.transfer_seconds) and answer.transfer_seconds >= 0, "its time is negative")

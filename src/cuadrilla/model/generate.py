@@ -182,7 +182,7 @@ def for_inference(model: GPT2) -> GPT2:
     packs = has_onednn(device, dtype)
     copy.load_state_dict(state if packs else {name: value.to(dtype) for name, value in state.items()}, assign=True)
     if packs:
-        copy.transformer.wte.packed = pack(copy.transformer.wte.weight, dtype)
+        copy.head.packed = pack(copy.head.weight, dtype)
         for module in copy.modules():
             if isinstance(module, Linear):
                 module.packed = pack(module.weight, dtype), module.bias.detach().to(dtype)

@@ -1,7 +1,7 @@
 """A GPT-2 as one GGUF file, which llama.cpp and what is built on it open: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 The architecture `gpt2` of llama.cpp reads linear weights as (out, in), which is how ours are kept: nothing is
-transposed (`hf.py` does it for transformers). The head is not stored, since llama.cpp takes the embedding for it.
+transposed (`hf.py` does it for transformers). A tied head is not stored, since llama.cpp takes the embedding for it.
 
 Invariants
 * One tensor is in memory at a time, however large the model.
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, DataError, EnvironmentProblem
-from cuadrilla.model.gpt2 import GPT2, LAYER_NORM_EPSILON, GPT2Config
+from cuadrilla.model.gpt2 import GPT2, INNER, GPT2Config
 from cuadrilla.rundir import fsync_folder, storage_errors
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ NAMES = {
     "transformer.wte": "token_embd",
     "transformer.wpe": "position_embd",
     "transformer.ln_f": "output_norm",
+    "lm_head": "output",
     "ln_1": "attn_norm",
     "attn.c_attn": "attn_qkv",
     "attn.c_proj": "attn_output",
@@ -81,6 +82,7 @@ def write_gguf(
     except ImportError as error:
         raise EnvironmentProblem("the package gguf is not installed", hint='pip install "cuadrilla[export]"') from error
 
+    _check_model(config)
     vocabulary = vocabulary_of(tokenizer_path, num_rows=config.vocab_size)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     writer = gguf.GGUFWriter(temporary, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GPT2])
@@ -153,6 +155,19 @@ def _check_splitting(values: Mapping[str, Any]) -> None:
         )
 
 
+def _check_model(config: GPT2Config) -> None:
+    """Refuse what llama.cpp's gpt2 would compute otherwise."""
+    wrong = {
+        "exact GELU": config.exact_gelu,
+        "attention that is not scaled": not config.scale_attention,
+        "attention that is scaled by layer": config.scale_by_layer,
+    }
+    if found := [what for what, applies in wrong.items() if applies]:
+        raise CheckpointError(
+            f"GGUF cannot express this model: it has {' and '.join(found)}", hint="cuadrilla export hf keeps it"
+        )
+
+
 def _describe(writer: "GGUFWriter", config: GPT2Config, about: Description) -> None:
     writer.add_name(about.name)
     if about.description:
@@ -162,9 +177,9 @@ def _describe(writer: "GGUFWriter", config: GPT2Config, about: Description) -> N
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.width)
     writer.add_block_count(config.layers)
-    writer.add_feed_forward_length(4 * config.width)
+    writer.add_feed_forward_length(config.inner or INNER * config.width)
     writer.add_head_count(config.heads)
-    writer.add_layer_norm_eps(LAYER_NORM_EPSILON)
+    writer.add_layer_norm_eps(config.epsilon)
 
 
 def _add_vocabulary(writer: "GGUFWriter", vocabulary: Vocabulary) -> None:

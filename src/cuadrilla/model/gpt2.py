@@ -1,4 +1,5 @@
-"""GPT-2, exactly, in one file: pre-LN blocks, learned positions, tanh-GELU, biases, the head tied to the embedding.
+"""GPT-2, exactly, in one file: pre-LN blocks, learned positions, tanh-GELU, biases, the head tied to the embedding; and
+what published GPT-2s have instead: another width inside, exact GELU, epsilon or scale of attention, a head of its own.
 
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners". Parameters carry Hugging Face's names, but
 linear weights are (out, in); `hf.py` transposes. Any vocabulary size will do.
@@ -16,6 +17,7 @@ torch.compile: block by block (`for block in model.transformer.h: block.compile(
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +26,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cuadrilla.model.kernels import (
+    AS_USUAL,
+    Kernels,
+    Taught,
     attend_in_blocks,
     chunked_cross_entropy,
     cross_entropies,
@@ -33,6 +38,8 @@ from cuadrilla.model.kernels import (
 )
 
 LAYER_NORM_EPSILON = 1e-5
+INNER = 4
+"""The MLP's inner width, in widths of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +51,16 @@ class GPT2Config:
     width: int
     dropout: float = 0.0
     gradient_checkpointing: bool = False
+    inner: int = 0
+    """The MLP's inner width (0: four times the model's)."""
+    exact_gelu: bool = False
+    epsilon: float = LAYER_NORM_EPSILON
+    scale_attention: bool = True
+    """By 1/sqrt(D)."""
+    scale_by_layer: bool = False
+    """By 1/(layer + 1) as well, layers from 0."""
+    tied: bool = True
+    """The head is the embedding."""
 
     def __post_init__(self) -> None:
         assert self.width % self.heads == 0, f"width {self.width} is not divisible by {self.heads} heads"
@@ -51,6 +68,7 @@ class GPT2Config:
 
 class Linear(nn.Module):
     packed: tuple[Tensor, Tensor] | None = None  # weight and bias as oneDNN likes them, only in `for_inference`
+    kernels = AS_USUAL
 
     def __init__(self, features_in: int, features_out: int) -> None:
         super().__init__()
@@ -58,22 +76,25 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(features_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        return onednn_linear(x, *self.packed) if self.packed else linear(x, self.weight, self.bias)
+        if self.packed:
+            return onednn_linear(x, *self.packed)
+        return linear(x, self.weight, self.bias, kernels=self.kernels)
 
 
 class LayerNorm(nn.Module):
     """Statistics are fp32 inside the kernel; only the CPU kernel takes fp32 gains with a narrower input."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width))
+        self.epsilon = config.epsilon
+        self.weight = nn.Parameter(torch.empty(config.width))
+        self.bias = nn.Parameter(torch.empty(config.width))
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
         if x.device.type == "cpu":
-            return F.layer_norm(x, weight.shape, weight, bias, LAYER_NORM_EPSILON)
-        return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), LAYER_NORM_EPSILON)
+            return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
+        return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), self.epsilon)
 
 
 class Embedding(nn.Module):
@@ -85,9 +106,13 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: GPT2Config) -> None:
+    kernels = AS_USUAL
+
+    def __init__(self, config: GPT2Config, *, layer: int) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
+        self.scale = (config.width // config.heads) ** -0.5 if config.scale_attention else 1.0
+        self.scale /= layer + 1 if config.scale_by_layer else 1
         self.c_attn = Linear(config.width, 3 * config.width)
         self.c_proj = Linear(config.width, config.width)
 
@@ -98,11 +123,13 @@ class Attention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         if step is not None:
-            y_BHTD = attend_cached(q_BHTD, k_BHTD, v_BHTD, step=step, layer=layer)
-        elif x_BTC.device.type == "cpu" and x_BTC.dtype == torch.bfloat16 and not dropout:
-            y_BHTD = attend_in_blocks(q_BHTD, k_BHTD, v_BHTD)
+            y_BHTD = attend_cached(q_BHTD, k_BHTD, v_BHTD, step=step, layer=layer, scale=self.scale)
+        elif x_BTC.device.type == "cpu" and self.kernels.attends_in_blocks(x_BTC.dtype) and not dropout:
+            y_BHTD = attend_in_blocks(q_BHTD, k_BHTD, v_BHTD, scale=self.scale)
         else:
-            y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True, dropout_p=dropout)
+            y_BHTD = F.scaled_dot_product_attention(
+                q_BHTD, k_BHTD, v_BHTD, is_causal=True, dropout_p=dropout, scale=self.scale
+            )
         y_BTC: Tensor = self.c_proj(y_BHTD.transpose(1, 2).flatten(2))
         return dropped(y_BTC, p=dropout)
 
@@ -111,11 +138,13 @@ class MLP(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.dropout = config.dropout
-        self.c_fc = Linear(config.width, 4 * config.width)
-        self.c_proj = Linear(4 * config.width, config.width)
+        self.approximate = "none" if config.exact_gelu else "tanh"
+        inner = config.inner or INNER * config.width
+        self.c_fc = Linear(config.width, inner)
+        self.c_proj = Linear(inner, config.width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        y_BTC: Tensor = self.c_proj(F.gelu(self.c_fc(x_BTC), approximate="tanh"))
+        y_BTC: Tensor = self.c_proj(F.gelu(self.c_fc(x_BTC), approximate=self.approximate))
         return dropped(y_BTC, p=self.dropout if self.training else 0.0)
 
 
@@ -123,9 +152,9 @@ class Block(nn.Module):
     def __init__(self, config: GPT2Config, *, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.ln_1 = LayerNorm(config.width)
-        self.attn = Attention(config)
-        self.ln_2 = LayerNorm(config.width)
+        self.ln_1 = LayerNorm(config)
+        self.attn = Attention(config, layer=layer)
+        self.ln_2 = LayerNorm(config)
         self.mlp = MLP(config)
 
     def forward(self, x_BTC: Tensor, step: "CachedStep | None" = None) -> Tensor:
@@ -142,21 +171,30 @@ class Transformer(nn.Module):
         self.wte = Embedding(config.vocab_size, config.width)
         self.wpe = Embedding(config.context, config.width)
         self.h = nn.ModuleList(Block(config, layer=layer) for layer in range(config.layers))
-        self.ln_f = LayerNorm(config.width)
+        self.ln_f = LayerNorm(config)
 
 
 class GPT2(nn.Module):
     """Built on the CPU in fp32. Set `compute_dtype` to choose the arithmetic of the passes."""
 
     compute_dtype: torch.dtype = torch.float32
+    kernels = AS_USUAL
     inference_copy = False  # made by `generate.for_inference`
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
         self.transformer = Transformer(config)
+        if not config.tied:
+            self.lm_head = Embedding(config.vocab_size, config.width)
         if not self.transformer.wte.weight.is_meta:
             self.initialize()
+
+    def use(self, kernels: Kernels) -> None:
+        """What a CPU computes with from now on."""
+        for module in self.modules():
+            if isinstance(module, GPT2 | Linear | Attention):
+                module.kernels = kernels
 
     @torch.no_grad()
     def initialize(self) -> None:
@@ -173,16 +211,29 @@ class GPT2(nn.Module):
         x_BTC, head_VC = self._read(ids_BT)
         return linear(x_BTC, head_VC).float()
 
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """SUM of the cross-entropies (nats) of the targets that are not -100, a scalar in fp32."""
+    def loss(
+        self, ids_BT: Tensor, targets_BT: Tensor, *, teachers: "Sequence[GPT2]" = (), share: float = 0.0
+    ) -> Tensor:
+        """SUM of the cross-entropies (nats) of the targets that are not -100, a scalar in fp32.
+
+        With `teachers`, models of the same tokens, `share` of it is the cross-entropy with their mean probabilities.
+        """
         x_BTC, head_VC = self._read(ids_BT)
-        loss: Tensor = chunked_cross_entropy(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten())
+        taught = None
+        if teachers:
+            with torch.no_grad():
+                read = [teacher._read(ids_BT) for teacher in teachers]
+            taught = Taught(share=share, x_NC=[x.flatten(0, 1) for x, _ in read], weight_VC=[head for _, head in read])
+        loss: Tensor = chunked_cross_entropy(
+            x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), kernels=self.kernels, taught=taught
+        )
         return loss
 
     def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The cross-entropy (nats) of every target `(B, T)`, 0 where it is -100. Without gradient."""
         x_BTC, head_VC = self._read(ids_BT)
-        return cross_entropies(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten()).view(targets_BT.shape)
+        losses_N = cross_entropies(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), kernels=self.kernels)
+        return losses_N.view(targets_BT.shape)
 
     def new_cache(self, batch: int, capacity: int) -> "KVCache":
         """An empty cache for `batch` rows of at most `capacity` positions.
@@ -209,13 +260,21 @@ class GPT2(nn.Module):
         cache.lengths = [done + count for done, count in zip(cache.lengths, counts, strict=True)]
         last_B = torch.tensor(counts, device=x_BTC.device) - 1
         x_BC = x_BTC[:, -1] if min(counts) == length else x_BTC[torch.arange(len(x_BTC), device=x_BTC.device), last_B]
-        packed = self.transformer.wte.packed
+        packed = self.head.packed
         logits_BV = linear(x_BC, head_VC) if packed is None else onednn_linear(x_BC, packed, None)
         return logits_BV.float()
 
+    @property
+    def head(self) -> Embedding:
+        """What logits are computed with: the embedding, or a matrix of its own."""
+        return self.transformer.wte if self.config.tied else self.lm_head
+
     def _read(self, ids_BT: Tensor, step: "CachedStep | None" = None) -> tuple[Tensor, Tensor]:
         """The last hidden states `(B, T, C)`, normalized, and the weight of the head."""
-        token_BTC, head_VC = embed(self.transformer.wte.weight, ids_BT)
+        if self.config.tied:
+            token_BTC, head_VC = embed(self.transformer.wte.weight, ids_BT)
+        else:
+            token_BTC, head_VC = F.embedding(ids_BT, self.transformer.wte.weight), self.lm_head.weight
         if step is None:
             position_TC = self.transformer.wpe.weight[: ids_BT.shape[1]]
         else:
@@ -279,7 +338,9 @@ def dropped(x: Tensor, *, p: float) -> Tensor:
     return F.dropout(x, p) if p else x
 
 
-def attend_cached(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, step: CachedStep, layer: int) -> Tensor:
+def attend_cached(
+    q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, step: CachedStep, layer: int, scale: float
+) -> Tensor:
     """Write the new keys and values of one layer into the cache, attend to all that a row may see."""
     k_BHSD, v_BHSD = step.cache.k_LBHSD[layer], step.cache.v_LBHSD[layer]
     k_BHTD, v_BHTD = k_BHTD.to(k_BHSD.dtype), v_BHTD.to(v_BHSD.dtype)
@@ -296,5 +357,6 @@ def attend_cached(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, step: Cache
         v_BHSD[:, :, : step.end],
         attn_mask=step.mask,
         is_causal=step.start == 0 and q_BHTD.shape[2] > 1,
+        scale=scale,
     )
     return y_BHTD.to(q_BHTD.dtype)

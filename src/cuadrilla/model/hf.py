@@ -7,6 +7,7 @@ transformers keeps the weights of GPT-2's linear layers as (in, out), a relic of
 Invariants
 * Nothing is ever unpickled. A file is refused, with the reason, before its numbers are used: wrong format, other
   architecture or activation, missing, unknown or differently shaped tensors, integers for weights, nan or infinity.
+* What a configuration leaves out is transformers' default.
 * `load_hf(save_hf(model))` has the same weights, bit for bit.
 """
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError
-from cuadrilla.model.gpt2 import GPT2, LAYER_NORM_EPSILON, GPT2Config
+from cuadrilla.model.gpt2 import GPT2, INNER, LAYER_NORM_EPSILON, GPT2Config
 from cuadrilla.model.weights import WEIGHTS, read_tensors, weights_of
 from cuadrilla.rundir import fsync_folder, read_regular, storage_errors, write_atomic
 
@@ -33,20 +34,26 @@ PREFIX = "transformer."
 MAX_CONFIG_BYTES = 2**20  # those that are published have one or two thousand, with names of labels a hundred times that
 HEAD = "lm_head.weight"
 EMBEDDING = "transformer.wte.weight"
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 _TRANSPOSED = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
 _BUFFER = re.compile(r"\.attn\.(masked_)?bias$")  # causal masks that old versions stored
 _ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
-_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
-_LARGEST = {"vocab_size": 10**7, "n_positions": 10**6, "n_layer": 1000, "n_head": 1000, "n_embd": 10**5}
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+_EXACT_GELU = ("gelu", "gelu_python")
+_FLAGS = ("tie_word_embeddings", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention")
+_LARGEST = {
+    **{"vocab_size": 10**7, "n_positions": 10**6, "n_layer": 1000, "n_head": 1000, "n_embd": 10**5},
+    "n_inner": 10**6,
+}
+MOST_EPSILON = 0.1
 
 
 def load_hf(folder: Path, *, weights: Path | None = None) -> GPT2:
     """The model of a folder, on the CPU in fp32; `weights` may lie elsewhere. Raises CheckpointError."""
     config = config_from_hf(_read_json(folder / "config.json"), name=str(folder / "config.json"))
     path = weights or weights_of(folder)
-    state = state_from_hf(read_tensors(path), name=str(path))
+    state = state_from_hf(read_tensors(path), name=str(path), tied=config.tied)
     with torch.device("meta"):
         model = GPT2(config)
     _check(state, expected=model.state_dict(), name=str(path))
@@ -81,10 +88,10 @@ def state_to_hf(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def state_from_hf(tensors: Mapping[str, Tensor], *, name: str = "the file") -> dict[str, Tensor]:
+def state_from_hf(tensors: Mapping[str, Tensor], *, name: str = "the file", tied: bool = True) -> dict[str, Tensor]:
     """transformers' parameters as ours, in fp32; with or without the prefix. Raises CheckpointError.
 
-    A stored head must equal the embedding: ours is tied.
+    A stored head must equal the embedding if it is `tied`.
     """
     named = {key if key.startswith((PREFIX, "lm_head.")) else PREFIX + key: value for key, value in tensors.items()}
     narrow = sorted(key for key, value in named.items() if value.dtype not in FLOATS and not _BUFFER.search(key))
@@ -94,11 +101,11 @@ def state_from_hf(tensors: Mapping[str, Tensor], *, name: str = "the file") -> d
             f"{name}: {_some(narrow)} of type {dtype}, not floating point",
             hint="quantized weights cannot be trained; use the original model",
         )
-    head = named.pop(HEAD, None)
+    head = named.pop(HEAD, None) if tied else None
     if head is not None and EMBEDDING in named and not torch.equal(head, named[EMBEDDING]):
         raise CheckpointError(
             f"{name}: {HEAD} differs from {EMBEDDING}: the head is not tied",
-            hint="only GPT-2 models with tied embeddings can be used",
+            hint='if the model was trained so, write "tie_word_embeddings": false into its config.json',
         )
     return {
         key: (value.t() if _TRANSPOSED.search(key) and value.dim() == 2 else value).float().contiguous()
@@ -108,26 +115,10 @@ def state_from_hf(tensors: Mapping[str, Tensor], *, name: str = "the file") -> d
 
 
 def config_from_hf(values: Mapping[str, Any], *, name: str = "config.json") -> GPT2Config:
-    """The sizes in a config.json. Raises CheckpointError if it describes anything but a plain GPT-2."""
-    required = {
-        "model_type": ("gpt2",),
-        "activation_function": _ACTIVATIONS,
-        "tie_word_embeddings": (True,),
-        "add_cross_attention": (False,),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "layer_norm_epsilon": (LAYER_NORM_EPSILON,),
-        "n_inner": (None, 4 * values["n_embd"] if isinstance(values.get("n_embd"), int) else None),
-    }
-    wrong = [
-        f"{key} = {values[key]!r}" for key, allowed in required.items() if values.get(key, allowed[0]) not in allowed
-    ]
-    architectures = values.get("architectures") or [_ARCHITECTURES[0]]
-    if not set(_ARCHITECTURES) & set(architectures if isinstance(architectures, list) else ()):
-        wrong.append(f"architectures = {architectures!r}")
-    if wrong:
-        raise CheckpointError(f"{name} is not a plain GPT-2: {', '.join(wrong)}", hint="use a GPT2LMHeadModel")
+    """The sizes in a config.json. Raises CheckpointError if it describes anything but a GPT-2 that writes text."""
+    _check_kind(values, name=name)
     sizes = {"n_positions": values.get("n_ctx"), **values}
+    sizes["n_inner"] = sizes.get("n_inner") or INNER * (sizes["n_embd"] if type(sizes.get("n_embd")) is int else 0)
     bad = [key for key, most in _LARGEST.items() if type(sizes.get(key)) is not int or not 1 <= sizes[key] <= most]
     if bad or sizes["n_embd"] % sizes["n_head"]:
         found = ", ".join(f"{key} = {sizes.get(key)!r}" for key in bad or ("n_embd", "n_head"))
@@ -138,7 +129,41 @@ def config_from_hf(values: Mapping[str, Any], *, name: str = "config.json") -> G
         layers=sizes["n_layer"],
         heads=sizes["n_head"],
         width=sizes["n_embd"],
+        inner=0 if sizes["n_inner"] == INNER * sizes["n_embd"] else sizes["n_inner"],
+        exact_gelu=values.get("activation_function") in _EXACT_GELU,
+        epsilon=float(values.get("layer_norm_epsilon", LAYER_NORM_EPSILON)),
+        scale_attention=values.get("scale_attn_weights", True),
+        scale_by_layer=values.get("scale_attn_by_inverse_layer_idx", False),
+        tied=values.get("tie_word_embeddings", True),
     )
+
+
+def _check_kind(values: Mapping[str, Any], *, name: str) -> None:
+    """Refuse what is another model, each with its true reason."""
+    kind = values.get("model_type", "gpt2")
+    if kind != "gpt2":
+        raise CheckpointError(
+            f"{name} describes a {kind!r}, not a GPT-2", hint='other models are trained with [task] kind = "file"'
+        )
+    architectures = values.get("architectures") or [_ARCHITECTURES[0]]
+    if not set(_ARCHITECTURES) & set(architectures if isinstance(architectures, list) else ()):
+        raise CheckpointError(
+            f"{name} describes a GPT-2 that does not write text: architectures = {architectures!r}",
+            hint=f"take the model that it was made from, a {_ARCHITECTURES[0]}",
+        )
+    epsilon = values.get("layer_norm_epsilon", LAYER_NORM_EPSILON)
+    wrong = [f"{key} = {values[key]!r}" for key in _FLAGS if not isinstance(values.get(key, True), bool)]
+    if values.get("activation_function", _TANH_GELU[0]) not in _TANH_GELU + _EXACT_GELU:
+        wrong.append(f"activation_function = {values['activation_function']!r}")
+    if values.get("add_cross_attention"):
+        wrong.append(f"add_cross_attention = {values['add_cross_attention']!r}")
+    if type(epsilon) not in (int, float) or not 0 < epsilon <= MOST_EPSILON:
+        wrong.append(f"layer_norm_epsilon = {epsilon!r}")
+    if wrong:
+        raise CheckpointError(
+            f"{name} describes a GPT-2 that is not supported: {', '.join(wrong)}",
+            hint='a model of another architecture is trained with [task] kind = "file"',
+        )
 
 
 def config_to_hf(config: GPT2Config, *, end_of_text: int | None) -> dict[str, Any]:
@@ -151,14 +176,16 @@ def config_to_hf(config: GPT2Config, *, end_of_text: int | None) -> dict[str, An
         "n_embd": config.width,
         "n_layer": config.layers,
         "n_head": config.heads,
-        "n_inner": None,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": LAYER_NORM_EPSILON,
+        "n_inner": config.inner or None,
+        "activation_function": (_EXACT_GELU if config.exact_gelu else _TANH_GELU)[0],
+        "layer_norm_epsilon": config.epsilon,
+        "scale_attn_weights": config.scale_attention,
+        "scale_attn_by_inverse_layer_idx": config.scale_by_layer,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
         "attn_pdrop": config.dropout,
         "initializer_range": 0.02,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tied,
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
         "dtype": "float32",

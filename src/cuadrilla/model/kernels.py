@@ -1,5 +1,6 @@
 """Differentiable functions that torch does not have, or not fast enough on a CPU.
 
+* `Kernels`: which of two ways a CPU takes where neither is the faster one on all of them.
 * `linear`: a product with cast weights; in fp32 on a CPU by oneDNN.
 * `embed`: the lookup and the tied head share one gradient tensor.
 * `attend_in_blocks`: causal attention for bf16 on the CPU.
@@ -9,7 +10,8 @@ Letters in tensor names: B sequences, T positions, C width, H heads, D = C/H, G 
 I, O features in and out, Q queries and K keys of a block, R rows of a chunk, M rows of several chunks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +20,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """What a CPU computes with; the results differ in the last bits. `train/kernels.py` measures which is faster."""
+
+    onednn: bool = True
+    """Products in fp32 by oneDNN, else by what torch calls (MKL on x86)."""
+    blocks: bool | None = None
+    """Attention by `attend_in_blocks`, else by torch's fused kernel (None: in bf16)."""
+
+    def attends_in_blocks(self, dtype: torch.dtype) -> bool:
+        return dtype == torch.bfloat16 if self.blocks is None else self.blocks
+
+
+AS_USUAL = Kernels()
+"""What strict mode takes, whose bits must not depend on a measurement."""
 
 
 def has_onednn(device: torch.device, dtype: torch.dtype) -> bool:
@@ -45,9 +64,9 @@ def pack(weight_OI: Tensor, dtype: torch.dtype) -> Tensor:
     return packed
 
 
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, kernels: Kernels = AS_USUAL) -> Tensor:
     """`F.linear` in the dtype of `x`; parameters are cast to it."""
-    if weight_OI.dtype == x.dtype == torch.float32 and has_onednn(x.device, x.dtype):
+    if kernels.onednn and weight_OI.dtype == x.dtype == torch.float32 and has_onednn(x.device, x.dtype):
         y: Tensor = _OneDNNLinear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
         return y
     return F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
@@ -72,9 +91,10 @@ class _OneDNNLinear(torch.autograd.Function):
         )
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` of two matrices, without gradient, in the fastest way."""
-    return onednn_linear(a, b.mT, None) if a.dtype == torch.float32 and has_onednn(a.device, a.dtype) else a @ b
+def _product(a: Tensor, b: Tensor, kernels: Kernels) -> Tensor:
+    """`a @ b` of two matrices, without gradient."""
+    is_onednn = kernels.onednn and a.dtype == torch.float32 and has_onednn(a.device, a.dtype)
+    return onednn_linear(a, b.mT, None) if is_onednn else a @ b
 
 
 class _Embed(torch.autograd.Function):
@@ -108,68 +128,99 @@ QUERY_BLOCK = 128
 KEEP_PROBABILITIES_UP_TO = 1024  # positions; beyond, they are computed again in the backward pass: O(T) memory
 
 
-def attend_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-    """Causal attention as plain matrix products over blocks of queries and the keys that they may see."""
+def attend_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, scale: float | None = None) -> Tensor:
+    """Causal attention as plain matrix products over blocks of queries and the keys that they may see.
+
+    `scale`: what scores are multiplied with, 1/sqrt(D) if it is not given.
+    """
+    scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
     q_GTD, k_GTD, v_GTD = (x.flatten(0, 1) for x in (q_BHTD, k_BHTD, v_BHTD))
-    y_GTD: Tensor = _BlockAttention.apply(q_GTD, k_GTD, v_GTD)  # type: ignore[no-untyped-call]
+    y_GTD: Tensor = _BlockAttention.apply(q_GTD, k_GTD, v_GTD, scale)  # type: ignore[no-untyped-call]
     return y_GTD.view(q_BHTD.shape)
 
 
-def _probabilities(q_GQD: Tensor, k_GKD: Tensor) -> Tensor:
+def _probabilities(q_GQD: Tensor, k_GKD: Tensor, scale: float) -> Tensor:
     """Attention of the last Q of K positions to all K, `(G, Q, K)`; the softmax is fp32 inside."""
     queries, keys = q_GQD.shape[1], k_GKD.shape[1]
     future_QK = q_GQD.new_full((queries, keys), -1e30).triu_(keys - queries + 1)
-    scores_GQK = torch.baddbmm(future_QK, q_GQD, k_GKD.mT, alpha=q_GQD.shape[-1] ** -0.5)
+    scores_GQK = torch.baddbmm(future_QK, q_GQD, k_GKD.mT, alpha=scale)
     return torch.softmax(scores_GQK, -1)
 
 
 class _BlockAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_GTD: Tensor, k_GTD: Tensor, v_GTD: Tensor) -> Tensor:
+    def forward(ctx: Any, q_GTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float) -> Tensor:
         length, kept = q_GTD.shape[1], []
         y_GTD = torch.empty_like(q_GTD)
         for start in range(0, length, QUERY_BLOCK):
             end = min(start + QUERY_BLOCK, length)
-            p_GQK = _probabilities(q_GTD[:, start:end], k_GTD[:, :end])
+            p_GQK = _probabilities(q_GTD[:, start:end], k_GTD[:, :end], scale)
             y_GTD[:, start:end] = torch.bmm(p_GQK, v_GTD[:, :end])
             if length <= KEEP_PROBABILITIES_UP_TO:
                 kept.append(p_GQK)
         ctx.save_for_backward(q_GTD, k_GTD, v_GTD, *kept)
+        ctx.scale = scale
         return y_GTD
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (d_y_GTD,) = gradients
         q_GTD, k_GTD, v_GTD, *kept = ctx.saved_tensors
-        length, scale = q_GTD.shape[1], q_GTD.shape[-1] ** -0.5
+        length, scale = q_GTD.shape[1], ctx.scale
         d_q_GTD, d_k_GTD, d_v_GTD = torch.empty_like(q_GTD), torch.zeros_like(k_GTD), torch.zeros_like(v_GTD)
         for block, start in enumerate(range(0, length, QUERY_BLOCK)):
             end = min(start + QUERY_BLOCK, length)
             q_GQD, k_GKD, d_y_GQD = q_GTD[:, start:end], k_GTD[:, :end], d_y_GTD[:, start:end]
-            p_GQK = kept[block] if kept else _probabilities(q_GQD, k_GKD)
+            p_GQK = kept[block] if kept else _probabilities(q_GQD, k_GKD, scale)
             d_p_GQK = torch.bmm(d_y_GQD, v_GTD[:, :end].mT)
             d_scores_GQK = torch._softmax_backward_data(d_p_GQK, p_GQK, -1, p_GQK.dtype)
             d_q_GTD[:, start:end] = torch.bmm(d_scores_GQK, k_GKD).mul_(scale)
             d_k_GTD[:, :end] += torch.bmm(d_scores_GQK.mT, q_GQD).mul_(scale)
             d_v_GTD[:, :end] += torch.bmm(p_GQK.mT, d_y_GQD)
-        return d_q_GTD, d_k_GTD, d_v_GTD
+        return d_q_GTD, d_k_GTD, d_v_GTD, None
 
 
-def chunked_cross_entropy(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Taught:
+    """What teachers have read of the same rows: last hidden states `(N, C)` and head `(V, C)` of each.
+
+    `share` of a row's loss is the cross-entropy with the mean of their probabilities (Hinton et al. 2015, arXiv
+    1503.02531, at temperature 1), the rest that with its target.
+    """
+
+    share: float
+    x_NC: Sequence[Tensor]
+    weight_VC: Sequence[Tensor]
+
+    def probabilities(self, start: int, end: int, kernels: Kernels) -> Tensor:
+        """Of rows `start` to `end`, `(R, V)` in fp32."""
+        sums_RV: Tensor | None = None
+        for x_NC, weight_VC in zip(self.x_NC, self.weight_VC, strict=True):
+            logits_RV = _product(x_NC[start:end], weight_VC.to(x_NC.dtype).mT, kernels).float()
+            p_RV = torch.softmax(logits_RV, -1)
+            sums_RV = p_RV if sums_RV is None else sums_RV.add_(p_RV)
+        assert sums_RV is not None
+        return sums_RV.div_(len(self.x_NC))
+
+
+def chunked_cross_entropy(
+    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, kernels: Kernels = AS_USUAL, taught: Taught | None = None
+) -> Tensor:
     """SUM of the cross-entropies of `x @ weight.T` against the targets that are not -100. Scalar, fp32."""
     if not torch.is_grad_enabled():
-        return cross_entropies(x_NC, weight_VC, targets_N).sum()
-    loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N)  # type: ignore[no-untyped-call]
+        assert taught is None, "teachers are for training"
+        return cross_entropies(x_NC, weight_VC, targets_N, kernels=kernels).sum()
+    loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, kernels, taught)  # type: ignore[no-untyped-call]
     return loss
 
 
 @torch.no_grad()
-def cross_entropies(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor) -> Tensor:
+def cross_entropies(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, kernels: Kernels = AS_USUAL) -> Tensor:
     """The cross-entropy of every row, 0 where the target is -100, `(N,)` in fp32."""
     weight_VC = weight_VC.to(x_NC.dtype)
     losses_N = torch.empty(len(x_NC), device=x_NC.device)
     for start, end in _chunks(x_NC, len(weight_VC)):
-        logits_RV = _product(x_NC[start:end], weight_VC.mT).float()
+        logits_RV = _product(x_NC[start:end], weight_VC.mT, kernels).float()
         losses_N[start:end] = F.cross_entropy(logits_RV, targets_N[start:end], reduction="none", ignore_index=IGNORED)
     return losses_N
 
@@ -193,7 +244,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, kernels: Kernels, taught: Taught | None
+    ) -> Tensor:
         vocab_size, num_rows = len(weight_VC), len(x_NC)
         head_VC = weight_VC.to(x_NC.dtype)
         chunks = list(_chunks(x_NC, vocab_size))
@@ -208,35 +261,51 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         group = 0
         for start, end in chunks:
             n = end - start
-            logits_RV[:n] = _product(x_NC[start:end], head_VC.mT)
+            logits_RV[:n] = _product(x_NC[start:end], head_VC.mT, kernels)
             d_logits_RV = d_logits_MV[start - group : end - group]
-            losses_N1[start:end] = _losses(logits_RV[:n], p_RV[:n], targets_N1[start:end], d_logits_RV)
-            d_x_NC[start:end] = _product(d_logits_RV, head_VC)
+            lesson = None if taught is None else (taught.share, taught.probabilities(start, end, kernels))
+            losses_N1[start:end] = _losses(logits_RV[:n], p_RV[:n], targets_N1[start:end], d_logits_RV, lesson)
+            d_x_NC[start:end] = _product(d_logits_RV, head_VC, kernels)
             if end - group == len(d_logits_MV) or end == num_rows:
-                _add_product(d_weight_VC, d_logits_MV[: end - group].mT, counted_x_NC[group:end])
+                _add_product(d_weight_VC, d_logits_MV[: end - group].mT, counted_x_NC[group:end], kernels)
                 group = end
         d_x_NC.masked_fill_(ignored_N1, 0.0)
         ctx.save_for_backward(d_x_NC, d_weight_VC)
         return losses_N1.masked_fill_(ignored_N1, 0.0).sum()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         (d_loss,) = gradients
         d_x_NC, d_weight_VC = ctx.saved_tensors
-        return d_x_NC.mul_(d_loss), d_weight_VC.mul_(d_loss), None
+        return d_x_NC.mul_(d_loss), d_weight_VC.mul_(d_loss), None, None, None
 
 
-def _losses(logits_RV: Tensor, p_RV: Tensor, targets_R1: Tensor, d_logits_RV: Tensor) -> Tensor:
-    """The losses of one chunk `(R, 1)`; `p_RV` is scratch, `d_logits_RV` receives the gradient."""
+def _losses(
+    logits_RV: Tensor,
+    p_RV: Tensor,
+    targets_R1: Tensor,
+    d_logits_RV: Tensor,
+    lesson: tuple[float, Tensor] | None,
+) -> Tensor:
+    """The losses of one chunk `(R, 1)`; `p_RV` is scratch, `d_logits_RV` receives the gradient.
+
+    `lesson`: the teachers' share of the loss, and their probabilities.
+    """
+    share, wanted_RV = lesson or (0.0, None)
     torch.softmax(logits_RV, -1, out=p_RV)
     log_normalizer_R1 = logits_RV.amax(-1, keepdim=True) - p_RV.amax(-1, keepdim=True).log()
-    p_RV.scatter_add_(1, targets_R1, p_RV.new_full(targets_R1.shape, -1.0))
+    p_RV.scatter_add_(1, targets_R1, p_RV.new_full(targets_R1.shape, share - 1.0))
+    wanted_logits_R1 = logits_RV.gather(1, targets_R1)
+    if wanted_RV is not None:
+        p_RV.sub_(wanted_RV, alpha=share)
+        expected_R1 = wanted_RV.mul_(logits_RV).sum(-1, keepdim=True)
+        wanted_logits_R1 = wanted_logits_R1.mul_(1 - share).add_(expected_R1, alpha=share)
     d_logits_RV.copy_(p_RV)
-    return log_normalizer_R1 - logits_RV.gather(1, targets_R1)
+    return log_normalizer_R1 - wanted_logits_R1
 
 
-def _add_product(sum_VC: Tensor, a_VM: Tensor, b_MC: Tensor) -> None:
+def _add_product(sum_VC: Tensor, a_VM: Tensor, b_MC: Tensor, kernels: Kernels) -> None:
     """`sum += a @ b`, the sum in fp32, in slices: mixed dtypes make a CPU copy the whole product in fp32 first."""
     rows = len(sum_VC) if sum_VC.device.type != "cpu" else max(CHUNK_NUMBERS["cpu"] // sum_VC.shape[1], 1)
     for start in range(0, len(sum_VC), rows):
-        sum_VC[start : start + rows] += _product(a_VM[start : start + rows], b_MC)
+        sum_VC[start : start + rows] += _product(a_VM[start : start + rows], b_MC, kernels)

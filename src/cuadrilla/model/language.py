@@ -2,8 +2,12 @@
 
 Item i of a split is tokens i*context .. (i+1)*context and, as targets, the tokens one further: every token but the
 first is predicted once in an epoch. Documents follow one another, each closed by an end-of-text token.
+
+With teachers, models that were trained before and stay as they are, a part of the training loss is the cross-entropy
+with their mean probabilities. What is measured on held-out text is the text's alone.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +25,11 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.generate import Sampling, generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.hf import load_hf
 from cuadrilla.model.kernels import IGNORED
 from cuadrilla.model.task import Batch, TaskDefaults
+from cuadrilla.model.weights import WEIGHTS
+from cuadrilla.rundir import file_sha256
 
 NATS_PER_BIT = 0.6931471805599453
 PAIRS_PER_BATCH = 32
@@ -46,10 +53,16 @@ class Sequences:
 
 
 class LanguageTask:
-    """`folder` is a data folder; its manifest decides the vocabulary, `model` the other sizes. Raises DataError."""
+    """`folder` is a data folder; its manifest decides the vocabulary, `model` the other sizes. Raises DataError.
 
-    def __init__(self, folder: Path, *, model: ModelSection) -> None:
+    `teachers`: folders in Hugging Face's layout, which are read when the first loss is computed.
+    """
+
+    def __init__(
+        self, folder: Path, *, model: ModelSection, teachers: Sequence[Path] = (), teacher_share: float = 0.0
+    ) -> None:
         self.folder = folder
+        self._teacher_folders, self._teacher_share = tuple(teachers), teacher_share
         self.manifest: Manifest = read_manifest(folder)
         self._section = model
         if model.vocab and self.manifest.vocab_size > model.vocab:
@@ -58,7 +71,7 @@ class LanguageTask:
                 hint="prepare the text with the model's own tokenizer.json: cuadrilla data prepare --tokenizer",
             )
         *_, context = model.shape
-        not_matrices = ("transformer.wte.", "transformer.wpe.")
+        not_matrices = ("transformer.wte.", "transformer.wpe.", "lm_head.")
         self.defaults = TaskDefaults(length=context, max_length=context, not_matrices=not_matrices)
 
     @cached_property
@@ -71,7 +84,14 @@ class LanguageTask:
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Sum of the cross-entropies in nats, and how many tokens were predicted. Every target counts."""
         assert isinstance(model, GPT2)
-        return model.loss(batch["ids"], batch["targets"]), batch["targets"].numel()
+        for teacher in self._teachers:
+            teacher.to(batch["ids"].device).compute_dtype = model.compute_dtype
+        loss = model.loss(batch["ids"], batch["targets"], teachers=self._teachers, share=self._teacher_share)
+        return loss, batch["targets"].numel()
+
+    @cached_property
+    def _teachers(self) -> list[GPT2]:
+        return [load_hf(folder).requires_grad_(False).eval() for folder in self._teacher_folders]
 
     def data(self, split: Literal["train", "val"]) -> Dataset:
         """The sequences of a split; none if the folder has no such split."""
@@ -81,7 +101,16 @@ class LanguageTask:
         return Sequences(TokenStream.open(self.folder, split), context=self.defaults.length)
 
     def data_hash(self) -> str:
-        return self.manifest.hash()
+        if not self._teacher_folders:
+            return self.manifest.hash()
+        files = [folder / name for folder in self._teacher_folders for name in (WEIGHTS, "config.json")]
+        try:
+            parts = [self.manifest.hash(), *map(file_sha256, files)]
+        except OSError as error:
+            raise DataError(
+                f"cannot read the teacher {error.filename}: {error.strerror}", hint="it belongs to the run: restore it"
+            ) from error
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
         """`loss`: nats per token. `bits_per_byte`: the same for bytes of UTF-8, comparable between tokenizers.
@@ -92,8 +121,9 @@ class LanguageTask:
         total, count = 0.0, 0
         with torch.no_grad():
             for batch in batches:
-                loss, tokens = self.loss(model, batch)
-                total, count = total + loss.item(), count + tokens
+                assert isinstance(model, GPT2)
+                total += model.loss(batch["ids"], batch["targets"]).item()
+                count += batch["targets"].numel()
         if count == 0:
             raise DataError("there is no held-out text to evaluate on", hint="prepare the data with a larger val split")
         loss_per_token = total / count
@@ -116,6 +146,12 @@ def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
         width=width,
         dropout=section.dropout,
         gradient_checkpointing=section.gradient_checkpointing,
+        inner=section.inner,
+        exact_gelu=section.exact_gelu,
+        epsilon=section.epsilon,
+        scale_attention=section.scale_attention,
+        scale_by_layer=section.scale_by_layer,
+        tied=section.tied,
     )
 
 

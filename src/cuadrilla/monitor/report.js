@@ -4,6 +4,7 @@
 const report = JSON.parse(document.getElementById("report").textContent);
 const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#e8a300", "#0b7285", "#c2255c", "#5f3dc4"];
 const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", "rolled back": "#9c36b5", "update skipped": "#e8a300" };
+const WORTH_A_WARNING = 0.01;
 const steps = report.rows.map((row) => row.version);
 
 const whole = (value) => Math.round(value).toLocaleString("en");
@@ -54,10 +55,18 @@ function showHead() {
   document.getElementById("about").textContent = `${report.state}; ${version}written ${made} UTC`;
   const last = (key) => report.rows.map((row) => row[key]).filter((value) => value !== null && value !== undefined).at(-1);
   const figures = [["step", whole(report.version)], ["tokens", whole(report.tokens)], ["loss", short(last("loss"))]];
+  if (report.parameters) figures.unshift(["parameters", whole(report.parameters)]);
   const validation = new Set(report.rows.flatMap((row) => Object.keys(row).filter((key) => key.startsWith("val_"))));
   for (const key of validation) figures.push([key.replace("val_", "held-out ").replaceAll("_", " "), short(last(key))]);
   const rates = report.rows.map((row) => row.tokens_per_second).filter((rate) => rate).sort((a, b) => a - b);
   if (rates.length) figures.push(["tokens/s (median)", whole(rates[rates.length >> 1])]);
+  const { splits = {}, vocabulary = 0, leak = 0 } = report.data;
+  const train = splits.train ?? {};
+  if (train.num_tokens) figures.push([`bytes per token (${whole(vocabulary)} tokens)`, short(train.num_bytes / train.num_tokens)]);
+  if (leak >= WORTH_A_WARNING) {
+    const text = `${(100 * leak).toFixed(1)} % of the held-out text is in the training text: its loss looks too good.`;
+    document.getElementById("warning").textContent = text;
+  }
   if (span()) figures.push(["from first to last event", duration(span())]);
   for (const [name, value] of figures) {
     const card = element("div");
@@ -110,7 +119,7 @@ function chart(title, series, { log = false } = {}) {
     width: faint ? 1 : 2,
     spanGaps: true,
     paths: dots ? () => null : undefined,
-    points: { show: Boolean(dots), size: 7, fill: COLOURS[index % COLOURS.length] },
+    points: { show: Boolean(dots) || steps.length === 1, size: 7, fill: COLOURS[index % COLOURS.length] },
     value: (_plot, value) => short(value),
   }));
   const size = () => ({ width: box.clientWidth - 16, height: 260 });
@@ -145,7 +154,7 @@ function showCurves() {
   const names = report.machines.filter((machine) => machine.share).map((machine) => machine.name);
   if (names.length > 1) {
     const share = (name) => report.rows.map((row) => (row.shares ? 100 * (row.shares[name] ?? 0) : null));
-    chart("Share of each step, %", names.map((name) => ({ name, values: share(name) })));
+    chart("Share of each step, %, smoothed", names.map((name) => ({ name, values: smoothed(share(name)) })));
   }
   chart("Gradient norm", [{ name: "norm", values: column("grad_norm") }]);
   chart("Learning rate, part of the highest", [{ name: "factor", values: column("lr_factor") }]);

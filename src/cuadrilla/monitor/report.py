@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import RunDir, finite_json, last_rows, read_jsonl, read_regular
+from cuadrilla.rundir import RunDir, finite_json, last_rows, read_jsonl, read_regular, require_regular
 
 MAX_POINTS = 2000
 """Of a curve: a page has no more columns of pixels. Longer ones are averaged; evaluated steps keep their place."""
@@ -23,7 +23,9 @@ MAX_EVENTS = 1000
 MAX_SAMPLES = 200
 MAX_SOURCES = 200
 MAX_NUMBER = 1e300
+MAX_HEADER_BYTES = 10**7
 MAX_TIME = 1e11  # seconds; a browser knows dates up to the year 275,760
+CHECKED, OVERLAPPING = "val_windows_checked", "val_windows_in_train"  # counts of a manifest
 QUIET_EVENTS = ("checkpoint",)
 MEANS = ("loss", "grad_norm", "tokens_per_second", "lr_factor", "seconds")
 
@@ -49,6 +51,8 @@ class Report:
     made: float
     version: int
     tokens: int
+    parameters: int | None
+    """Of the newest checkpoint."""
     rows: list[dict[str, Any]]
     events: list[dict[str, Any]]
     machines: list[Machine]
@@ -77,6 +81,7 @@ def read_report(run: RunDir) -> Report:
         made=time.time(),
         version=rows[-1]["version"],
         tokens=int(rows[-1].get("tokens") or 0),
+        parameters=_num_parameters(run),
         rows=thinned(rows, most=MAX_POINTS),
         events=_timeline(happened),
         machines=machines(happened, rows),
@@ -186,8 +191,12 @@ def _data(run: RunDir, values: Mapping[str, Any]) -> dict[str, Any]:
     listed = manifest.get("sources")
     sources = [source for source in listed if isinstance(source, dict)] if isinstance(listed, list) else []
     splits = _part(manifest, "splits")
+    counts = _part(manifest, "counts")
+    checked, found = (_count(counts.get(name)) for name in (CHECKED, OVERLAPPING))
     return {
         "folder": folder,
+        "vocabulary": _count(manifest.get("vocab_size")),
+        "leak": found / checked if checked else 0.0,
         "sources": [{key: source.get(key) for key in ("name", "licence", "num_bytes")} for source in sources][
             :MAX_SOURCES
         ],
@@ -197,6 +206,25 @@ def _data(run: RunDir, values: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(split, dict)
         },
     }
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and _is_number(value) else 0
+
+
+def _num_parameters(run: RunDir) -> int | None:
+    """From the header of the newest checkpoint's weights: 8 bytes of length, then JSON (the safetensors format)."""
+    for path in sorted(run.checkpoints.glob("v*/model.safetensors"), reverse=True):
+        try:
+            require_regular(path)
+            with open(path, "rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = _part({"": finite_json(file.read(min(size, MAX_HEADER_BYTES)))}, "")
+            shapes = [_part(header, name).get("shape") for name in header if name != "__metadata__"]
+            return sum(math.prod(map(int, shape)) for shape in shapes if isinstance(shape, list))
+        except (OSError, ValueError, TypeError, OverflowError, RecursionError):
+            continue
+    return None
 
 
 def _read_object(path: Path) -> dict[str, Any]:

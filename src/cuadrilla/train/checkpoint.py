@@ -25,7 +25,7 @@ from torch import Tensor
 
 from cuadrilla import __version__
 from cuadrilla.errors import CheckpointError
-from cuadrilla.rundir import fsync_folder, make_private, storage_errors
+from cuadrilla.rundir import file_sha256, fsync_folder, make_private, storage_errors
 
 SCHEMA = 1
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -201,11 +201,6 @@ def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *,
 
 def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-def file_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -102,6 +102,7 @@ class Coordination:
         self._lock = threading.Lock()
         self._meter = Meter(clock)
         self._heard: dict[str, tuple[int, float]] = {}
+        self._parts: dict[str, float] = {}
         self._contributions: dict[int, Contribution] = {}
         self._zero_units: set[int] = set()
         self._send: Send = _nobody
@@ -152,9 +153,10 @@ class Coordination:
             self._stop_if_asked()  # not only at the next tick: another step may be made until then
             self._perform(self._decide(worker, message))
 
-    def heard(self, worker: str, passes: int) -> None:
+    def heard(self, worker: str, passes: int, part: float = 0.0) -> None:
         """A heartbeat: never waits for a merge; counts at the next tick, with the time at which it came."""
         self._heard[worker] = (passes, self._clock())
+        self._parts[worker] = part
 
     def tick(self) -> None:
         """Time has passed: a few times a second, for doors that cannot tell by themselves who is still there."""
@@ -162,6 +164,7 @@ class Coordination:
             for worker in list(self._heard):
                 passes, at = self._heard.pop(worker)
                 self._perform(self._coordinator.handle(events.Heard(worker=worker, passes=passes), at))
+            self._tell_progress()
             self._stop_if_asked()
             self._handle(events.Tick())
 
@@ -206,12 +209,14 @@ class Coordination:
                 self._store.event("joined", worker=worker)
                 return events.Joined(worker=worker, speed_hint=message.speed_hint, environment=message.environment)
             case Progress():
-                self._tell_progress(message.part)
+                self._parts[worker] = message.part
+                self._tell_progress()
                 return events.Heard(worker=worker, passes=message.passes)
             case Goodbye():
                 self._heard.pop(worker, None)
                 return events.Left(worker=worker, reason=message.reason)
             case Contribute():
+                self._parts.pop(worker, None)
                 if message.lease_id in self._contributions:
                     return events.Heard(worker=worker, passes=0)  # the same answer twice
                 tensors = message.tensors
@@ -433,9 +438,15 @@ class Coordination:
         if version == self._stop_at:
             self._stop_reason = self._stop_reason or f"step {version} reached"
 
-    def _tell_progress(self, part: float) -> None:
-        """How far a step is that one worker makes alone: it may take minutes."""
-        if part and len(self._coordinator.members) == 1:
+    def _tell_progress(self) -> None:
+        """How far the step is, by what workers say of their leases: it may take minutes."""
+        ledger, total = self._coordinator.ledger, self._coordinator.rules.units_per_round
+        done = dict.fromkeys(ledger.uncounted, 0.0)
+        for lease in ledger.leases.values():
+            for unit in lease.units:
+                done[unit] = max(done.get(unit, 0.0), self._parts.get(lease.worker, 0.0))
+        part = (total - len(done) + sum(done.values())) / total
+        if 0 < part < 1:
             for sink in self._sinks:
                 if isinstance(sink, Watcher):
                     sink.working(self._coordinator.version + 1, part)
@@ -455,7 +466,11 @@ class Coordination:
     def _finish(self, action: events.Finish) -> None:
         version, tokens = self._coordinator.version, self._coordinator.tokens
         self._store.save(self._snapshot, version=version)
-        self.outcome = Outcome(
+        self._store.status("complete" if action.complete else "stopped", version=version, row=self._row)
+        self._store.event("finished", version=version, complete=action.complete, reason=action.reason)
+        for worker in list(self._coordinator.members):
+            self._send(worker, Stop(reason=action.reason))
+        self.outcome = Outcome(  # last: whoever waits for it closes the doors, and workers would not hear why
             version=version,
             tokens=tokens,
             complete=action.complete,
@@ -463,10 +478,6 @@ class Coordination:
             reason=action.reason,
             last_row=self._row,
         )
-        self._store.status("complete" if action.complete else "stopped", version=version, row=self._row)
-        self._store.event("finished", version=version, complete=action.complete, reason=action.reason)
-        for worker in list(self._coordinator.members):
-            self._send(worker, Stop(reason=action.reason))
 
 
 def _is_found(difference: str, *, worker: str) -> bool:

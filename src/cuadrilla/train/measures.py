@@ -9,7 +9,8 @@
 
 `error` is a standard error: over windows for bits per byte (the ratio's linearisation; neighbouring windows of one text
 are alike, so it is rather too small), over items for shares, by the jackknife over samples for distinct-n. `low` and
-`high` are a 95 % interval: Wilson's for shares of right answers, which holds at 0 and 1 too.
+`high` are a 95 % interval: Wilson's for shares of right answers, which holds at 0 and 1 too. Two models are compared by
+`difference`, on the same documents, pairs or passages.
 """
 
 import math
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from cuadrilla.data.tokenizer import Tokenizer
@@ -32,6 +34,8 @@ WINDOWS_PER_BATCH = 16
 PROMPTS_PER_BATCH = 32
 SAMPLES_PER_BATCH = 100
 REPEATED_WORDS = 4
+RESAMPLES = 2_000
+MOST_BLOCKS = 2_000
 NORMAL_95 = 1.959964
 
 _WORD = re.compile(r"\w+")
@@ -51,18 +55,50 @@ class Figure:
     total: float
     count: int
     unit: str
+    items: tuple[tuple[float, int], ...] = ()
+    """(part of `total`, part of `count`) of each document, pair or passage, in the order of the test."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How much more one model's figure is than another's on the same items, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def difference(one: Figure, other: Figure) -> Difference | None:
+    """`one` minus `other`, item by item; None if they do not share at least two items.
+
+    What is hard in a text is hard for both, so this is surer than the two figures' own errors. The interval is that of
+    `RESAMPLES` draws of as many items with replacement (percentile bootstrap; Efron and Tibshirani 1993, chapter 13);
+    of more than `MOST_BLOCKS` items, neighbours are drawn together.
+    """
+    counts = np.array([count for _, count in one.items], dtype=np.float64)
+    if len(counts) < 2 or [count for _, count in other.items] != [count for _, count in one.items]:
+        return None
+    parts = np.array([a - b for (a, _), (b, _) in zip(one.items, other.items, strict=True)])
+    begins = np.unique(np.linspace(0, len(parts), min(len(parts), MOST_BLOCKS), endpoint=False).astype(np.int64))
+    parts, counts = np.add.reduceat(parts, begins), np.add.reduceat(counts, begins)
+    drawn = np.random.default_rng(0).multinomial(len(parts), np.full(len(parts), 1 / len(parts)), size=RESAMPLES)
+    low, high = np.quantile(drawn @ parts / (drawn @ counts), [0.025, 0.975])
+    return Difference(value=float(parts.sum() / counts.sum()), low=float(low), high=float(high))
 
 
 @torch.no_grad()
 def text_figure(model: GPT2, tokenizer: Tokenizer, texts: Iterable[str], *, of: str) -> Figure:
     """Bits per byte of some documents. Raises DataError if they are empty."""
-    num_bytes = 0
+    sizes: list[int] = []
+    document_of: list[int] = []
 
     def windows() -> Iterator[tuple[list[int], int]]:
-        nonlocal num_bytes
-        for text in texts:
-            num_bytes += len(text.encode())
-            yield from cut_windows([tokenizer.end_of_text, *tokenizer.encode(text)], context=model.config.context)
+        for number, text in enumerate(texts):
+            sizes.append(len(text.encode()))
+            ids = [tokenizer.end_of_text, *tokenizer.encode(text)]
+            for window in cut_windows(ids, context=model.config.context):
+                document_of.append(number)
+                yield window
 
     found: list[tuple[float, int]] = []
     batch: list[tuple[list[int], int]] = []
@@ -72,13 +108,16 @@ def text_figure(model: GPT2, tokenizer: Tokenizer, texts: Iterable[str], *, of: 
             found += _measure(model, tokenizer, batch)
             batch = []
     found += _measure(model, tokenizer, batch) if batch else []
+    num_bytes = sum(sizes)
     if not num_bytes:
         raise DataError(f"{of} holds no text", hint="give a file of text")
     bits = math.fsum(value for value, _ in found)
     ratio, count = bits / num_bytes, len(found)
     squares = math.fsum((value - ratio * size) ** 2 for value, size in found)
     error = math.sqrt(squares * count / (count - 1)) / num_bytes if count > 1 else None
-    return _normal("bits_per_byte", of=of, total=bits, count=num_bytes, unit="bytes", error=error)
+    by_document = np.bincount(document_of, weights=[value for value, _ in found], minlength=len(sizes)).tolist()
+    figure = _normal("bits_per_byte", of=of, total=bits, count=num_bytes, unit="bytes", error=error)
+    return replace(figure, items=tuple(zip(by_document, sizes, strict=True)))
 
 
 def cut_windows(ids: Sequence[int], *, context: int) -> Iterator[tuple[list[int], int]]:
@@ -192,7 +231,7 @@ def _share(name: str, right: Sequence[float], *, of: str, unit: str) -> Figure:
     half = z / (1 + z**2 / count) * math.sqrt(value * (1 - value) / count + z**2 / (4 * count**2))
     return Figure(
         name=name, of=of, value=value, error=_error_of_mean(right), low=max(middle - half, 0.0),
-        high=min(middle + half, 1.0), total=total, count=count, unit=unit,
+        high=min(middle + half, 1.0), total=total, count=count, unit=unit, items=tuple((part, 1) for part in right),
     )  # fmt: skip
 
 

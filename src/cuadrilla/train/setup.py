@@ -20,14 +20,14 @@ from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.task import Task, load_task
-from cuadrilla.rundir import RunDir, read_regular, typed, write_atomic
+from cuadrilla.rundir import RunDir, file_sha256, read_regular, typed, write_atomic
 from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.coordinator import Coordinator, Rules
 from cuadrilla.sync.exact import ExactMerge, trainable
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.server import ServerCoordinator
 from cuadrilla.sync.statistics import batch_norms
-from cuadrilla.train.checkpoint import check_shapes, file_sha256, list_checkpoints
+from cuadrilla.train.checkpoint import check_shapes, list_checkpoints
 from cuadrilla.train.coordinate import Coordination, Length, model_tensors
 from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.guard import Guard
@@ -68,7 +68,13 @@ def make_task(config: Config, folder: Path) -> Task:
     """The task of a run file in `folder`. Raises TaskError, DataError, ConfigError."""
     match config.task:
         case LanguageTask():
-            return language.LanguageTask(folder / config.data.folder, model=config.model)
+            section = config.train
+            return language.LanguageTask(
+                folder / config.data.folder,
+                model=config.model,
+                teachers=[RunDir(folder).teachers / str(number) for number in range(len(section.teacher))],
+                teacher_share=section.teacher_share,
+            )
         case FileTask(path=path):
             return load_task(path, folder=folder)
 
@@ -343,8 +349,8 @@ def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_chan
     """
     if old.get("data") != new.get("data"):
         raise CheckpointError(
-            "the training data is not the one this run began with",
-            hint="restore the data folder, or start a new run in another folder",
+            "the training data, or a teacher, is not the one this run began with",
+            hint="restore the folder, or start a new run in another one",
         )
     try:
         before = dump(Config.model_validate(old["config"]))  # keys that a newer cuadrilla has added get their defaults

@@ -92,7 +92,9 @@ class Stored:
             raise CheckpointError(
                 f"{self.file}: {error}", hint="it may have been removed by a running training"
             ) from error
-        return state_from_hf({name: tensor}, name=str(self.file))[name] if self.imported else tensor.float()
+        if not self.imported:
+            return tensor.float()
+        return state_from_hf({name: tensor}, name=str(self.file), tied=self.config.tied)[name]
 
     def load(self) -> GPT2:
         """The whole model. Raises CheckpointError."""

@@ -124,7 +124,12 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if suffix not in SEPARATORS:
         raise DataError(f"{path}: {suffix or 'no suffix'} is not read as a table", hint="use .tsv, .csv or .jsonl")
     table = io.StringIO(_decoded(path), newline="")
-    reader = csv.DictReader(table, delimiter=SEPARATORS[suffix], strict=True)
+    reader = csv.DictReader(
+        table,
+        delimiter=SEPARATORS[suffix],
+        strict=True,
+        quoting=csv.QUOTE_NONE if suffix == ".tsv" else csv.QUOTE_MINIMAL,  # in a .tsv quotation marks are text
+    )
     try:
         for row in reader:
             yield reader.line_num, row

@@ -10,7 +10,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -45,12 +45,13 @@ def members(path: Path, kind: str, *, digest: Digest | None = None) -> Iterator[
     and whatever else is refused.
     """
     found = _zip_entries(path, digest) if kind == ZIP else entries(_tar_bytes(path, kind, digest), where=str(path))
-    for number, entry in enumerate(found):
-        if number >= MAX_MEMBERS:
-            raise DataError(
-                f"{path} has more than {MAX_MEMBERS:,} members", hint="join the texts, for example as .jsonl.gz"
-            )
-        yield entry._replace(name=_checked_name(entry.name, path))
+    with closing(found):
+        for number, entry in enumerate(found):
+            if number >= MAX_MEMBERS:
+                raise DataError(
+                    f"{path} has more than {MAX_MEMBERS:,} members", hint="join the texts, for example as .jsonl.gz"
+                )
+            yield entry._replace(name=_checked_name(entry.name, path))
 
 
 def _tar_bytes(path: Path, kind: str, digest: Digest | None) -> Iterator[bytes]:
@@ -79,7 +80,7 @@ class _CappedFile(BufferedReader):
         return super().read(size)
 
 
-def _zip_entries(path: Path, digest: Digest | None) -> Iterator[Entry]:
+def _zip_entries(path: Path, digest: Digest | None) -> Generator[Entry, None, None]:
     for _ in chunks(path, digest):
         pass
     try:

@@ -6,21 +6,32 @@ encoding (Windows-1252 or its subset ISO-8859-1, Mac Roman, code page 850) whose
 and for text that none of these fits, what charset-normalizer finds.
 
 Anything that begins like another kind of file, or has more than one control character in a hundred bytes, is refused.
+
+Two kinds of damage are counted, and repaired if that is asked for: text that was UTF-8, was read as something else and
+written again (`Ã¡` for `á`), and files of which some lines are UTF-8 and others are not.
 """
 
 import codecs
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cuadrilla.errors import DataError
+from cuadrilla.data.formats.record import BadFileError
 
 MAX_CONTROL_SHARE = 0.01
 MAX_ACCENT_SHARE = 0.3
 """Spanish has some 3 % of accented letters; text of which more is above 127 is in another script."""
+
+CONVERT = "convert it to UTF-8, for example with iconv"
+REPAIR = "some of it is UTF-8, some is not: --repair reads it line by line"
+MIXED, REPAIRED = "utf-8 and cp1252", " (repaired)"
+LEAST_MIXED, MIXED_SHARE = 5, 0.02
+"""Letters of either encoding in a file of two; fewer are accidents."""
+LEAST_TWICE = 5
+LONGEST_LINE = 2**20
 
 _SIGNATURES = {
     b"PK\x03\x04": "a zip archive or a torch file",
@@ -51,6 +62,9 @@ _SPANISH = "áéíóúüñÁÉÍÓÚÜÑ¿¡ªº"
 _ALSO = "«»“”‘’—–…·€" + "àâäãåæçèêëìîïòôöõøœùûß" + "ÀÂÄÃÅÆÇÈÊËÌÎÏÒÔÖÕØŒÙÛ"
 _SINGLE_BYTE = ("cp1252", "mac_roman", "cp850")
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n\v\f\r\x1a\x1b")
+_TWICE = re.compile(rb"\xc3[\x82\x83]\xc2[\x80-\xbf]|\xc3\xa2\xe2\x82\xac")
+_MAY_BE_TWICE = re.compile("[\u00c2\u00c3\u00e2][\u0080-\u00bf\u20ac]")
+_HIGH = bytes(range(128, 256))
 _GUTENBERG = re.compile(rb"START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK")
 
 
@@ -61,24 +75,44 @@ class Finding:
     encoding: str
     num_bytes: int
     """Of text, unpacked and without markup."""
+    num_twice: int = 0
+    """Characters that were encoded twice."""
+    is_mixed: bool = False
+    """Some of it is UTF-8, and some is not."""
     licence: str = "unknown"
     """What the text itself says: Project Gutenberg's do at their beginning, TEI in its header."""
+
+    @property
+    def damage(self) -> str:
+        """What could be repaired, in words."""
+        found = [f"{self.num_twice:,} characters were encoded twice"] if self.num_twice else []
+        return " and ".join([*found, "it is in two encodings"] if self.is_mixed else found)
+
+    def repaired(self) -> "Finding":
+        """The same, to be read with repairs."""
+        return replace(self, encoding=(MIXED if self.is_mixed else self.encoding) + REPAIRED)
 
 
 def decoded(chunks: Iterable[bytes], encoding: str) -> Iterator[str]:
     """The text in pieces cut anywhere; bytes that the encoding cannot hold become U+FFFD."""
+    if encoding.endswith(REPAIRED):
+        yield from _repaired(chunks, encoding.removesuffix(REPAIRED))
+        return
     decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
     for chunk in chunks:
         yield decoder.decode(chunk)
     yield decoder.decode(b"", final=True)
 
 
-def detect(chunks: Iterable[bytes], *, where: str) -> Finding:
-    """Read a text once. Raises DataError if it is binary or in no encoding we can tell."""
+def detect(chunks: Iterable[bytes], *, where: str, repair: bool = False) -> Finding:
+    """Read a text once; `repair`: it may be in two encodings.
+
+    Raises BadFileError if it is binary or in no encoding we can tell.
+    """
     high = np.zeros(256, dtype=np.int64)  # how often each byte above 127 occurs
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     head = foreign = b""
-    num_bytes = num_characters = num_damaged = num_controls = 0
+    num_bytes = num_characters = num_damaged = num_controls = num_twice = 0
     for chunk in chunks:
         head = head or chunk
         foreign = foreign or (b"" if chunk.isascii() else chunk)
@@ -89,16 +123,54 @@ def detect(chunks: Iterable[bytes], *, where: str) -> Finding:
         text = decoder.decode(chunk)
         num_characters += len(text)
         num_damaged += text.count("\ufffd") - chunk.count(b"\xef\xbf\xbd")
+        num_twice += len(_TWICE.findall(chunk))
     tail = decoder.decode(b"", final=True)
     num_damaged += len(tail)
     num_good = num_characters + len(tail) - (num_bytes - int(high.sum())) - num_damaged
+    is_mixed = False
     encoding = _wide_encoding(head)
     if encoding is None:
         _refuse_binary(where, head=head, control_share=num_controls / max(1, num_bytes))
-        damaged = num_damaged > 0 and num_good < 10 * num_damaged
-        encoding = _narrow_encoding(where, sample=foreign, high=high, num_bytes=num_bytes) if damaged else "utf-8"
+        is_mixed = min(num_good, num_damaged) > max(LEAST_MIXED, MIXED_SHARE * (num_good + num_damaged))
+        if num_damaged == 0 or num_good >= 10 * num_damaged or (is_mixed and repair):
+            encoding = "utf-8"
+        else:
+            encoding = _narrow_encoding(
+                where, sample=foreign, high=high, num_bytes=num_bytes, hint=REPAIR if is_mixed else CONVERT
+            )
     licence = "Project Gutenberg License" if _GUTENBERG.search(head.upper()) else "unknown"
-    return Finding(encoding=encoding, num_bytes=num_bytes, licence=licence)
+    return Finding(
+        encoding=encoding,
+        num_bytes=num_bytes,
+        num_twice=num_twice if num_twice >= LEAST_TWICE and encoding.startswith("utf-8") else 0,
+        is_mixed=is_mixed,
+        licence=licence,
+    )
+
+
+def _repaired(chunks: Iterable[bytes], encoding: str) -> Iterator[str]:
+    """Line by line: UTF-8 where it is, else the Windows encoding; what was encoded twice is put right by ftfy."""
+    from ftfy import fix_encoding
+
+    for line in _lines(chunks):
+        try:
+            text = line.decode("utf-8" if encoding == MIXED else encoding)
+        except UnicodeDecodeError:
+            text = line.decode("cp1252" if encoding == MIXED else encoding, errors="replace")
+        yield fix_encoding(text) if _MAY_BE_TWICE.search(text) else text
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines with their ends; one of more than `LONGEST_LINE` bytes is cut behind its last blank, or ASCII."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in lines)
+        if len(rest) > LONGEST_LINE:
+            cut = rest.rfind(b" ") + 1 or len(rest.rstrip(_HIGH)) or len(rest)
+            yield rest[:cut]
+            rest = rest[cut:]
+    yield rest
 
 
 def _wide_encoding(head: bytes) -> str | None:
@@ -119,12 +191,12 @@ def _refuse_binary(where: str, *, head: bytes, control_share: float) -> None:
     hint = "give plain text (.txt, .md); unpack archives and convert documents first"
     for signature, kind in _SIGNATURES.items():
         if head.startswith(signature):
-            raise DataError(f"{where} is not text but {kind}", hint=hint)
+            raise BadFileError(f"{where} is not text but {kind}", hint=hint)
     if control_share > MAX_CONTROL_SHARE:
-        raise DataError(f"{where} is not text: {control_share:.0%} of its bytes are control characters", hint=hint)
+        raise BadFileError(f"{where} is not text: {control_share:.0%} of its bytes are control characters", hint=hint)
 
 
-def _narrow_encoding(where: str, *, sample: bytes, high: NDArray[np.int64], num_bytes: int) -> str:
+def _narrow_encoding(where: str, *, sample: bytes, high: NDArray[np.int64], num_bytes: int, hint: str) -> str:
     """The single-byte encoding in which the bytes above 127 are Spanish, else charset-normalizer's choice."""
     counts = {byte: int(high[byte]) for byte in range(128, 256) if high[byte]}
     scores = {encoding: _spanishness(counts, encoding) for encoding in _SINGLE_BYTE}
@@ -137,7 +209,7 @@ def _narrow_encoding(where: str, *, sample: bytes, high: NDArray[np.int64], num_
 
     guess = from_bytes(sample).best()
     if guess is None:
-        raise DataError(f"{where}: cannot tell its encoding", hint="convert it to UTF-8, for example with iconv")
+        raise BadFileError(f"{where}: cannot tell its encoding", hint=hint)
     return str(guess.encoding)
 
 

@@ -56,7 +56,7 @@ def survey_stream(
         if header.root not in tei.ROOTS:
             return None
         return Finding(encoding=header.encoding, num_bytes=header.num_bytes, licence=header.licence)
-    return detect(chunks, where=where)
+    return detect(chunks, where=where, repair=reading.repair)
 
 
 def read_texts(

@@ -98,9 +98,12 @@ def _column(path: Path, schema: "pa.Schema", field: str) -> str:
     kind = schema.field(field).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise DataError(
-            f"{path}: the column {field!r} is not text but {kind}", hint="--field NAME reads another column"
-        )
+        hint = "--field NAME reads another column"
+        if pa.types.is_nested(kind):
+            hint = f"a cell must be one text: join its parts first, or {hint}"
+        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            hint = f"if it is text, cast it to string first, or {hint}"
+        raise DataError(f"{path}: the column {field!r} is not text but {kind}", hint=hint)
     return field
 
 

@@ -13,12 +13,14 @@ class Reading:
 
     field: str = DEFAULT_FIELD
     """The name of the field or column that holds the text."""
+    repair: bool = False
+    """Put right what was encoded twice, and read files of two encodings line by line. Needs ftfy."""
     skip_bad: bool = False
-    """Count a bad record and go on, instead of raising."""
+    """Count a bad record, or a broken file, and go on, instead of raising."""
 
 
 class BadFileError(DataError):
-    """A file that cannot be read as what its name says, and is left out like a bad record if these are skipped."""
+    """What a file holds is not what its name says. One in an archive says nothing about its neighbours."""
 
 
 class BadRecord(Exception):

@@ -6,7 +6,7 @@ header, keeps a record of every member, and reads an extended header of any size
 
 import itertools
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 from cuadrilla.errors import DataError
@@ -61,7 +61,7 @@ def damaged(where: str, why: str) -> DataError:
     return DataError(f"{where} is a damaged archive: {why}", hint="fetch or make it again, or leave it out")
 
 
-def entries(chunks: Iterator[bytes], *, where: str) -> Iterator[Entry]:
+def entries(chunks: Iterator[bytes], *, where: str) -> Generator[Entry, None, None]:
     """Every member but folders. Raises DataError for damage, and for sparse members."""
     cursor = _Cursor(chunks, where)
     extended: dict[str, str] = {}

@@ -1,9 +1,10 @@
 """TEI-XML: what a reader of the book reads, without header, notes, front and back matter.
 
-Everything inside `<body>` is text but the elements in `_LEFT_OUT`, and of a `<choice>` the corrected, regularised or
-expanded reading. Paragraphs, headings and groups of verses are set apart by a blank line, verses and line breaks by a
-line end; other white space is layout. Each outermost `<body>` is a text of its own. (TEI P5 Guidelines, chapters 3-7;
-P4 uses the same names.)
+Everything inside `<body>` is text but the elements in `_LEFT_OUT`, the marks that refer to notes
+(`<ref target="#n1">[1]</ref>`), and of a `<choice>` the corrected, regularised or expanded reading. Paragraphs, heads
+and groups of verses are set apart by a blank line, verses and line breaks by a line end; other white space is layout. A
+`<quote>` inside a paragraph is a part of it. Each outermost `<body>` is a text of its own. (TEI P5 Guidelines, chapters
+3-7; P4 uses the same names.)
 
 What is refused: an internal DTD, so that there are no entities to expand; nesting beyond `MAX_DEPTH`, more than
 `MAX_NAMES` different names, and one tag or comment beyond `MAX_MARKUP_BYTES`, because expat holds these in memory.
@@ -11,6 +12,7 @@ Nothing outside the file is ever opened; the named characters of HTML (`&ntilde;
 """
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from html.entities import html5
@@ -31,6 +33,10 @@ _PARAGRAPHS = {
     *("opener", "closer", "postscript", "floatingText", "body"),
 }
 _LINES = {"l", "lb", "item", "row", "speaker", "stage", "salute", "signed", "dateline", "byline", "label"}
+_HOLD_QUOTES = {"p", "ab", "head", "l", "item", "cell"}
+_MARK = re.compile(r"[(\[]?(\d{1,4}|\*{1,4}|[a-z])[)\]]?")
+_MARK_CHARACTERS = 8
+_FOLLOWS_CLOSELY = tuple(",.;:)]!?»")
 _LAYOUT = ("\n", "\t", "\r")
 
 Piece = tuple[int, str]
@@ -73,6 +79,8 @@ class _Place:
     body_depth: int = 0
     left_out_depth: int = 0
     """The depth of the outermost element that is left out, 0 outside of one."""
+    mark_depth: int = 0
+    """The depth of a reference that may be the mark of a note, 0 outside of one."""
 
 
 class _Reader:
@@ -85,6 +93,9 @@ class _Reader:
         self._num_bodies = 0
         self._gap = ""
         self._has_text = False
+        self._mark: str | None = None
+        """What a reference has said so far; None outside of one."""
+        self._was_mark = False
         self._pieces: list[Piece] = []
         self._quiet_bytes = 0
         self._names: dict[str, str] = {}
@@ -157,6 +168,8 @@ class _Reader:
             self._num_bodies += 1
             place.body, place.body_depth = self._num_bodies, depth
             self._gap, self._has_text = "", False
+        if name == "ref" and attributes.get("target", "").startswith("#") and self._mark is None:
+            place.mark_depth, self._mark = depth, ""
         if name != "lb" or attributes.get("break") != "no":
             self._set_apart(name)
 
@@ -167,15 +180,27 @@ class _Reader:
         if name != "lb":
             self._set_apart(name)
         depth = len(place.stack)
+        if depth == place.mark_depth:
+            self._end_reference()
         if depth == place.left_out_depth:
             place.left_out_depth = 0
         if depth == place.body_depth:
             place.body = place.body_depth = 0
         place.stack.pop()
 
+    def _end_reference(self) -> None:
+        """The mark of a note is no text; what else a reference says is."""
+        said, self._mark, self._place.mark_depth = self._mark or "", None, 0
+        if _MARK.fullmatch(said.strip()):
+            self._was_mark = True
+        elif said:
+            self._characters(said)
+
     def _set_apart(self, name: str) -> None:
         """An element that begins or ends here is a gap before the next text; the widest one counts."""
-        if name in _PARAGRAPHS or name.startswith("div"):
+        if name == "quote" and not _HOLD_QUOTES.isdisjoint(self._place.stack):
+            gap = ""
+        elif name in _PARAGRAPHS or name.startswith("div"):
             gap = "\n\n"
         elif name in _LINES:
             gap = "\n"
@@ -194,9 +219,17 @@ class _Reader:
         if not place.body or place.left_out_depth:
             return
         text = _without_layout(data)
+        if self._mark is not None and len(self._mark) + len(text) <= _MARK_CHARACTERS:
+            self._mark += text
+            return
+        if self._mark:
+            text, self._mark = self._mark + text, None
         if text.startswith(" "):
             self._widen(" ")
         if body := text.strip(" "):
+            if self._was_mark and self._gap == " " and body.startswith(_FOLLOWS_CLOSELY):
+                self._gap = ""
+            self._was_mark = False
             self._pieces.append((place.body, self._gap + body if self._has_text else body))
             self._gap, self._has_text = "", True
             if text.endswith(" "):

@@ -1,0 +1,116 @@
+"""The passes of our GPT-2 on a processor beside those of a plain one, with the kernels as usual and as chosen here.
+
+    python -m bench.kernels [--preset micro mini small] [--threads 2] [--precision fp32] [--rounds 7]
+
+Plain: nn.Linear, F.scaled_dot_product_attention, F.cross_entropy over all logits, in fp32. One forward and backward
+pass of each in turn over the same random tokens, with the same setting of malloc; `speed_up` is plain seconds over
+ours, the median of turns.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.common import ratios, report, summary
+from cuadrilla.config import ModelSection
+from cuadrilla.host.memory import keep_freed_memory
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.kernels import AS_USUAL
+from cuadrilla.model.language import shape_of
+from cuadrilla.train.kernels import choose_kernels
+from cuadrilla.train.precision import choose_precision
+
+VOCABULARIES = {"micro": 1024, "mini": 8192, "small": 50_257}
+TOKENS = 2048
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
+        self.qkv, self.out = nn.Linear(config.width, 3 * config.width), nn.Linear(config.width, config.width)
+        self.up, self.down = nn.Linear(config.width, 4 * config.width), nn.Linear(4 * config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(self.ln_1(x)).split(x.shape[-1], -1)
+        )
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        y: Tensor = x + self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh"))
+        return y
+
+
+class PlainGPT2(nn.Module):
+    """As most people write it."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(config.vocab_size, config.width), nn.Embedding(config.context, config.width)
+        self.blocks = nn.Sequential(*(PlainBlock(config) for _ in range(config.layers)))
+        self.ln_f = nn.LayerNorm(config.width)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        logits = F.linear(self.ln_f(self.blocks(x)), self.wte.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def seconds(model: Any, ids: Tensor) -> float:
+    began = time.perf_counter()
+    torch.autograd.backward([model.loss(ids, ids)])
+    took = time.perf_counter() - began
+    model.zero_grad()
+    return took
+
+
+def measure(preset: str, *, precision: str, rounds: int, home: Path) -> dict[str, Any]:
+    config = shape_of(ModelSection.model_validate({"preset": preset}), tokens=VOCABULARIES[preset])
+    chosen = choose_precision(precision, device=torch.device("cpu"))
+    models: dict[str, Any] = {"plain": PlainGPT2(config), "usual": GPT2(config), "chosen": GPT2(config)}
+    for name in ("usual", "chosen"):
+        chosen.apply(models[name])
+    choice = choose_kernels(models["chosen"], device=torch.device("cpu"), dtype=chosen.dtype, strict=False, home=home)
+    ids = torch.randint(config.vocab_size, (max(1, TOKENS // config.context), config.context))
+    took: dict[str, list[float]] = {name: [] for name in models}
+    for number in range(1 + rounds):
+        for name, model in models.items():
+            took[name] += [seconds(model, ids)] if number else [seconds(model, ids)][1:]
+    return {
+        "precision": str(chosen),
+        "choice": str(choice),
+        "is_usual": choice.kernels == AS_USUAL,
+        "plain_milliseconds": summary([1e3 * value for value in took["plain"]]),
+        "speed_up_usual": ratios(took["plain"], took["usual"]),
+        "speed_up_chosen": ratios(took["plain"], took["chosen"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", nargs="+", choices=VOCABULARIES, default=list(VOCABULARIES))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        found = {
+            preset: measure(preset, precision=arguments.precision, rounds=arguments.rounds, home=Path(folder))
+            for preset in arguments.preset
+        }
+    report("kernels", **found)
+
+
+if __name__ == "__main__":
+    main()

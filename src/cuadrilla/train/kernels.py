@@ -1,0 +1,156 @@
+"""Which kernels are faster on this machine: measured once for each processor, torch and shape of model, then kept.
+
+Invariants
+* Only what computes the same up to rounding is chosen from. Strict mode takes what is usual, unmeasured: its bits must
+  be the same on machines that would choose otherwise.
+* The first measurement holds, also for another process that measured at the same time: a training that is resumed has
+  the bits it would have had. It is kept in the home folder; deleting `kernels.json` has everything measured again.
+* What is usual stays unless something else is faster by `WORTH_IT`.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.errors import ConfigError, ResourceError
+from cuadrilla.host.environment import read_environment
+from cuadrilla.model.gpt2 import GPT2, Attention, Block, Linear
+from cuadrilla.model.kernels import AS_USUAL, Kernels, has_onednn
+from cuadrilla.rundir import FolderLock, make_private, read_regular, write_json
+
+WORTH_IT = 1.03
+SECONDS_FOR_EACH = 0.5
+LEAST_ROUNDS, MOST_ROUNDS = 3, 30
+TOKENS = 512
+"""In one measured pass."""
+WRITE_TRIES, WRITE_PAUSE_SECONDS = 20, 0.1
+LEAST_WIDTH = 96
+"""Narrower models are for trying things out: a measurement would take longer than it saves."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is computed with, and the seconds of what is usual over those of each other way."""
+
+    kernels: Kernels
+    ratios: dict[str, float]
+
+    def __str__(self) -> str:
+        if not self.ratios:
+            return "as usual"
+        names = {
+            "onednn": "fp32 products by torch's library",
+            "fused": "fused attention",
+            "blocks": "attention in blocks",
+        }
+        told = ", ".join(f"{names[name]} {ratio:.2f} times as fast" for name, ratio in self.ratios.items())
+        return f"{'as usual' if self.kernels == AS_USUAL else 'chosen here'} ({told})"
+
+
+def choose_kernels(model: nn.Module, *, device: torch.device, dtype: torch.dtype, strict: bool, home: Path) -> Choice:
+    """Have `model` use what is fastest here."""
+    if not isinstance(model, GPT2) or device.type != "cpu" or strict or model.config.width < LEAST_WIDTH:
+        return Choice(kernels=AS_USUAL, ratios={})
+    config = model.config
+    shape = (config.width, config.heads, min(config.context, TOKENS), config.inner)
+    parts = (read_environment()["cpu"], torch.__version__, str(dtype), *shape)
+    choice = _kept(home / "kernels.json", key=" | ".join(map(str, parts)), measure=lambda: _measured(model, dtype))
+    model.use(choice.kernels)
+    return choice
+
+
+def _kept(path: Path, *, key: str, measure: Callable[[], Choice]) -> Choice:
+    """What was measured before, else what is measured now and kept."""
+    if key in (found := _read(path)):
+        return found[key]
+    choice = measure()
+    why = ""
+    for _ in range(WRITE_TRIES):
+        try:
+            make_private(path.parent)
+            with FolderLock(path.with_suffix(".lock"), purpose="choosing kernels"):
+                found = _read(path)
+                found.setdefault(key, choice)
+                write_json(path, {"choices": {name: asdict(each) for name, each in found.items()}}, private=True)
+                return found[key]
+        except (ConfigError, ResourceError) as error:  # another process is writing, or nothing can be written here
+            why = error.message
+            time.sleep(WRITE_PAUSE_SECONDS)
+    log.info("the choice of kernels is not kept: %s", why)
+    return _read(path).get(key, choice)
+
+
+def _read(path: Path) -> dict[str, Choice]:
+    try:
+        found: dict[str, Any] = json.loads(read_regular(path))["choices"]
+        return {
+            str(key): Choice(
+                kernels=Kernels(onednn=bool(row["kernels"]["onednn"]), blocks=row["kernels"]["blocks"]),
+                ratios={str(name): float(ratio) for name, ratio in row["ratios"].items()},
+            )
+            for key, row in found.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _measured(model: GPT2, dtype: torch.dtype) -> Choice:
+    """Passes through the parts of one block of such a model, what is usual and each other way in turn."""
+    random = torch.Generator().manual_seed(0)  # the training's own numbers stay as they are
+    block = Block(model.config, layer=0)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(std=0.02, generator=random)
+    length = min(model.config.context, TOKENS)
+    shape = (max(1, TOKENS // length), length, model.config.width)
+    x_BTC = torch.randn(shape, generator=random).to(dtype)
+    in_blocks = AS_USUAL.attends_in_blocks(dtype)
+    name = "fused" if in_blocks else "blocks"
+    chosen: dict[str, bool] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for each other where other programs run, and measure those
+    ratios = {name: _speed_up(partial(block.attn, layer=0, step=None), block, x_BTC, blocks=not in_blocks)}
+    if ratios[name] >= WORTH_IT:
+        chosen["blocks"] = not in_blocks
+    if dtype == torch.float32 and has_onednn(x_BTC.device, dtype):
+        ratios["onednn"] = _speed_up(block.mlp, block, x_BTC, onednn=False)
+        if ratios["onednn"] >= WORTH_IT:
+            chosen["onednn"] = False
+    torch.set_num_threads(threads)
+    return Choice(kernels=replace(AS_USUAL, **chosen), ratios=ratios)
+
+
+def _speed_up(part: Callable[[Tensor], Tensor], block: Block, x_BTC: Tensor, **other: bool) -> float:
+    """The seconds that `part` takes as usual, over those it takes otherwise: of several turns the shortest of each.
+
+    What else runs on the machine only makes a pass longer.
+    """
+    least = [math.inf, math.inf]
+    began = time.perf_counter()
+    for number in range(MOST_ROUNDS):
+        for place, kernels in enumerate((AS_USUAL, replace(AS_USUAL, **other))):
+            for module in block.modules():
+                if isinstance(module, Attention | Linear):
+                    module.kernels = kernels
+            least[place] = min(least[place], _seconds(part, x_BTC))
+        if number >= LEAST_ROUNDS and time.perf_counter() - began > SECONDS_FOR_EACH:
+            break
+    return least[0] / least[1]
+
+
+def _seconds(part: Callable[[Tensor], Tensor], x_BTC: Tensor) -> float:
+    x_BTC = x_BTC.clone().requires_grad_()
+    began = time.perf_counter()
+    torch.autograd.backward([part(x_BTC).float().sum()])
+    return time.perf_counter() - began

@@ -1,0 +1,60 @@
+"""The models that teach a run: copied into it when it begins, so that they stay what they are.
+
+A second model that learns from a text and from a first one knows more of a small text than any single one (Kim et al.
+2025, arXiv 2509.14786, distil ensembles; here the teacher may be one model). The copies are part of the run by their
+SHA-256: a run is resumed, and a machine joins, only with the same.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from cuadrilla.config import Config
+from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.model.hf import save_hf
+from cuadrilla.model.language import LanguageTask
+from cuadrilla.model.task import Task
+from cuadrilla.rundir import RunDir, make_private, storage_errors, typed
+from cuadrilla.train.trained import LanguageModel, open_model
+
+
+def keep_teachers(config: Config, run: RunDir, *, task: Task) -> None:
+    """Copy the teachers of a run that begins. Raises ConfigError, DataError, CheckpointError, ResourceError."""
+    names = config.train.teacher
+    if not names or run.teachers.exists():
+        return
+    if not isinstance(task, LanguageTask):
+        raise ConfigError("train.teacher is for language models", hint="leave it out")
+    work = run.path / f".teachers.{os.getpid()}.tmp"
+    try:
+        for number, name in enumerate(names):
+            path = run.path / name
+            if not path.exists():
+                raise ConfigError(
+                    f"the teacher {path} does not exist", hint="name a trained run, as seen from run.toml"
+                )
+            found = open_model(path, device="cpu")
+            _check(found, task, path=path)
+            make_private(work)
+            save_hf(found.model, work / str(number))
+        with storage_errors(run.teachers):
+            os.rename(work, run.teachers)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _check(found: LanguageModel, task: LanguageTask, *, path: Path) -> None:
+    if found.tokenizer.sha256() != task.manifest.tokenizer_sha256:
+        raise DataError(
+            f"the teacher {path} has another tokenizer than {task.folder}",
+            hint="prepare the text with the teacher's: cuadrilla data prepare --tokenizer "
+            f"{typed(path / 'tokenizer.json')}",
+        )
+    student = task.model().config
+    theirs = found.model.config
+    if theirs.vocab_size != student.vocab_size or theirs.context < student.context:
+        raise DataError(
+            f"the teacher {path} has {theirs.vocab_size:,} tokens and a context of {theirs.context}, this model "
+            f"{student.vocab_size:,} and {student.context}",
+            hint="a teacher needs the same vocabulary, and no shorter a context",
+        )

@@ -1,0 +1,114 @@
+"""A model that learns from a text and from another model: the same bits whoever works and wherever the teacher goes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuadrilla.cli.evaluate import evaluate
+from cuadrilla.cli.train import train_run
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
+from cuadrilla.engines import bundle
+from cuadrilla.errors import CheckpointError, ConfigError, DataError
+from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.runfile import read_run_file
+from cuadrilla.train.trained import find_stored
+from tests.machines import language_run
+from tests.runs import final
+
+TEACHER = 'train.teacher="../teacher"'
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    prepare(["cuentos:60"], out=folder, options=Options(vocab=300))
+    return folder
+
+
+@pytest.fixture
+def teacher(data: Path, tmp_path: Path) -> RunDir:
+    run = language_run(tmp_path / "teacher", data, steps=12)
+    train(run, "optim.lr=0.01")
+    return run
+
+
+def train(run: RunDir, *sets: str, stop_at: int = 0) -> None:
+    train_run(read_run_file(run.run_file, sets=sets), run, stop_at=stop_at)
+
+
+def losses(run: RunDir) -> list[float]:
+    return [row["loss"] for row in read_jsonl(run.metrics)]
+
+
+def same(a: RunDir, b: RunDir) -> bool:
+    one, two = final(a.path), final(b.path)
+    return all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_crew_gives_what_one_gives_and_the_teacher_may_go_away(data: Path, teacher: RunDir, tmp_path: Path) -> None:
+    alone = language_run(tmp_path / "alone", data, steps=6)
+    train(alone, TEACHER)
+    untaught = language_run(tmp_path / "untaught", data, steps=6)
+    train(untaught)
+    assert not same(alone, untaught)
+    crew = language_run(tmp_path / "crew", data, steps=6)
+    train(crew, TEACHER, "engine.workers=[1.0, 0.5]", stop_at=3)
+    assert {path.name for path in (crew.teachers / "0").iterdir()} >= {"config.json", "model.safetensors"}
+    shutil.rmtree(teacher.path)
+    train(crew, "engine.workers=[1.0, 0.5]")  # the teacher is kept, and so is its name
+    assert same(alone, crew)
+    assert losses(crew) == losses(alone)
+    files = bundle.offer(read_run_file(crew.run_file).config, crew.path).files
+    assert {"teachers/0/config.json", "teachers/0/model.safetensors"} < set(files)
+    assert all(bundle.DATA_FILE.fullmatch(name) for name in files)
+
+
+def test_its_text_loss_is_what_is_reported_and_several_teachers_are_averaged(
+    data: Path, teacher: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that is its own teacher's copy is wrong only where the text is."""
+    one, two = (language_run(tmp_path / name, data, steps=4) for name in ("one", "two"))
+    train(one, TEACHER)
+    train(two, 'train.teacher=["../teacher", "../teacher"]')
+    assert losses(one) == pytest.approx(losses(two), rel=1e-6)
+    row = [row for row in read_jsonl(one.metrics) if "val_loss" in row][-1]
+    capsys.readouterr()
+    evaluate([one.path], device="cpu")
+    assert f"{row['val_loss']:.4f}" in capsys.readouterr().out
+    assert find_stored(one).version == 4
+
+
+def test_who_cannot_teach_is_refused(data: Path, teacher: RunDir, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    prepare(["cuentos:60"], out=other, options=Options(vocab=290))
+    run = language_run(tmp_path / "run", other, steps=4)
+    with pytest.raises(DataError, match="has another tokenizer than"):
+        train(run, TEACHER)
+    with pytest.raises(ConfigError, match=r"nobody does not exist"):
+        train(run, 'train.teacher="../nobody"')
+    longer = language_run(tmp_path / "longer", data, steps=4)
+    with pytest.raises(DataError, match="a context of 32, this model 300 and 64"):
+        train(longer, TEACHER, "model.context=64")
+    assert not longer.teachers.exists()
+    assert not list(longer.path.glob(".teachers*"))
+
+
+def test_a_teacher_belongs_to_the_run(data: Path, teacher: RunDir, tmp_path: Path) -> None:
+    run = language_run(tmp_path / "run", data, steps=4)
+    train(run, TEACHER, stop_at=2)
+    with pytest.raises(ConfigError, match=r"another train.teacher_share"):
+        train(run, "train.teacher_share=0.7")
+    weights = run.teachers / "0" / "model.safetensors"
+    kept = weights.read_bytes()
+    weights.write_bytes(kept[:-4] + b"\0\0\0\1")
+    with pytest.raises(CheckpointError, match="or a teacher, is not"):
+        train(run)
+    weights.unlink()
+    with pytest.raises(DataError, match="cannot read the teacher"):
+        train(run)
+    weights.write_bytes(kept)
+    train(run)
+    assert find_stored(run).version == 4
