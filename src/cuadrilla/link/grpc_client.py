@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from cuadrilla.link.base import (
 )
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.invite import check_node_name
+from cuadrilla.link.liveness import Liveness
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity
 from cuadrilla.printable import one_line
@@ -42,8 +43,8 @@ HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0  # the coordinator ends a session one second after its last word
 KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS = 10.0, 15.0
-"""A worker that only waits would else take a quarter of an hour (Linux: tcp_retries2) to notice that a router has
-forgotten its connection, or that its own address has changed."""
+"""A transfer would else take a quarter of an hour (Linux: tcp_retries2) to notice that a router has forgotten its
+connection, or that its own address has changed; between transfers `Liveness` is quicker."""
 TRANSFER_SECONDS = 600.0
 """A transfer that takes longer is given up: the session's own silence is noticed much earlier."""
 PIECE_BYTES = 64 * 2**20
@@ -79,6 +80,7 @@ class Connection:
             ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
         ]
         self._address = address
+        self.identity = identity
         self._term = term or KnownTerm()
         self._memory = wire.Memory(keep=1)
         self._channel = grpc.secure_channel(address, credentials, options=options)
@@ -122,6 +124,19 @@ class Connection:
         """The coordinator's wall clock, in seconds since 1970. Raises LinkError."""
         seconds: float = self._unary("Check", pb.Nothing(), pb.CheckReply).unix_seconds
         return seconds
+
+    def answers(self, seconds: float) -> bool:
+        """Whether the coordinator says anything on this connection within so many seconds."""
+        try:
+            self._unary("Check", pb.Nothing(), pb.CheckReply, seconds=seconds)
+        except LinkError as error:
+            return isinstance(error, Refused | Busy)
+        return True
+
+    def answers_anew(self, seconds: float) -> bool:
+        """Whether it does on a new one."""
+        with closing(Connection(self._address, identity=self.identity)) as another:
+            return another.answers(seconds)
 
     def ray_head(self, node: pb.RayNode) -> pb.RayHead:
         """Address and token of the run's Ray head for this node, or why it gets none. Raises LinkError."""
@@ -218,12 +233,12 @@ class Connection:
         )
         return call(pb.DownloadRequest(name=name, offset=offset), timeout=TRANSFER_SECONDS)
 
-    def _unary(self, method: str, message: Any, reply: Any) -> Any:
+    def _unary(self, method: str, message: Any, reply: Any, *, seconds: float = CALL_SECONDS) -> Any:
         call = self._channel.unary_unary(
             SERVICE + method, request_serializer=_serialize, response_deserializer=reply.FromString
         )
         with self._errors():
-            return call(message, timeout=CALL_SECONDS)
+            return call(message, timeout=seconds)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -243,6 +258,7 @@ class GrpcLink:
         self._inbox = Inbox()
         self._passes, self._part = 0, 0.0
         self._num_uploads = 0
+        self._transfers = False
         self._broken: LinkError | None = None
         self.heard_at = 0.0
         """When the coordinator last said something, in monotonic seconds; 0 for never."""
@@ -251,6 +267,12 @@ class GrpcLink:
         self._responses = connection.open_session(self._messages())
         self._reader = threading.Thread(target=self._read, name="reads-coordinator", daemon=True)
         self._reader.start()
+        self._liveness = Liveness(
+            asks=connection.answers,
+            asks_anew=connection.answers_anew,
+            busy=lambda: self._transfers,
+            dead=self._found_dead,
+        )
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Goodbye):  # the coordinator may have hung up already: that is no error
@@ -273,12 +295,14 @@ class GrpcLink:
         self._check()
         self._num_uploads += 1
         name = f"upload-{self._num_uploads}"
-        self._connection.upload(name, tensors)
+        with self._transfer():
+            self._connection.upload(name, tensors)
         return name
 
     def download(self, ref: TensorRef) -> Tensors:
         self._check()
-        return self._connection.download(str(ref), self._parameters)
+        with self._transfer():
+            return self._connection.download(str(ref), self._parameters)
 
     def farewell(self) -> Stop | None:
         """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""
@@ -286,6 +310,7 @@ class GrpcLink:
         return self._inbox.farewell()
 
     def close(self) -> None:
+        self._liveness.close()
         self._outgoing.put(None)
         self._reader.join(timeout=CALL_SECONDS)
         self._responses.cancel()
@@ -315,8 +340,23 @@ class GrpcLink:
             problem = as_link_error(error, address="the coordinator")
         except LinkError as error:
             problem = error
-        self._broken = problem
+        self._break(problem)
+
+    def _found_dead(self) -> None:
+        self._break(LinkError("the connection is dead: the coordinator answers on another", hint="it joins again"))
+        self._responses.cancel()
+
+    def _break(self, problem: LinkError) -> None:
+        self._broken = self._broken or problem
         self._inbox.put(problem)
+
+    @contextmanager
+    def _transfer(self) -> Iterator[None]:
+        self._transfers = True
+        try:
+            yield
+        finally:
+            self._transfers = False
 
     def _check(self) -> None:
         if self._broken is not None:

@@ -1,0 +1,132 @@
+"""A connection that is never answered again, and one whose answers only come late, look alike to who waits."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link import liveness
+from cuadrilla.link.base import Hello, Lease
+from cuadrilla.link.gate import bind
+from cuadrilla.link.grpc_client import Connection, GrpcLink
+from tests.hostile import LAYOUT, PARAMETERS, Crew, wait_for
+
+
+class Router:
+    """Hands on what is sent to `address` and what comes back, until it forgets a connection or holds everything."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = bind("127.0.0.1:0")
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.flows = threading.Event()
+        self.flows.set()
+        self.num_calls = 0
+        self._forgotten: set[socket.socket] = set()
+        self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def forget(self) -> None:
+        """The connections that there are: what is sent on them is lost, and nobody is told."""
+        self._forgotten.update(self._ends)
+
+    def close(self) -> None:
+        self.flows.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in [*self._ends, self._listener]:
+            end.close()
+
+    def _start(self, work: Callable[..., None], *arguments: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._ends += [near, far]
+                self.num_calls += 1
+                self._start(self._carry, near, far)
+                self._start(self._carry, far, near)
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(2**16):
+                self.flows.wait()
+                if source not in self._forgotten:
+                    target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    monkeypatch.setattr(liveness, "ASK_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 0.5)
+    crew = Crew(tmp_path)
+    yield crew
+    crew.close()
+
+
+@pytest.fixture
+def router(crew: Crew) -> Iterator[Router]:
+    router = Router(crew.port)
+    yield router
+    router.close()
+
+
+@pytest.fixture
+def luis(crew: Crew, router: Router) -> Iterator[tuple[Connection, GrpcLink]]:
+    """A worker behind the router; its connection, and its session."""
+    connection = Connection(router.address, identity=crew.node("luis"))
+    session = connection.session(parameters=LAYOUT)
+    session.call(Hello(speed_hint=1.0))
+    assert isinstance(crew.heard.next("luis"), Hello)
+    yield connection, session
+    session.close()
+    connection.close()
+
+
+def test_a_forgotten_connection_is_given_up_for_a_new_one(
+    crew: Crew, router: Router, luis: tuple[Connection, GrpcLink]
+) -> None:
+    """Nothing says that it is dead, on either side; its keepalive would take 25 s."""
+    connection, session = luis
+    router.forget()
+    with pytest.raises(LinkError, match="the coordinator answers on another"):
+        session.next_event()
+    with pytest.raises(LinkError):
+        session.call(Hello(speed_hint=1.0))
+    with contextlib.closing(Connection(router.address, identity=connection.identity)) as another:
+        another.describe()
+    assert crew.works()
+
+
+def test_a_coordinator_that_has_no_time_is_waited_for(
+    crew: Crew, router: Router, luis: tuple[Connection, GrpcLink]
+) -> None:
+    """Several new connections find no answer either; afterwards the session goes on where it was."""
+    session = luis[1]
+    router.flows.clear()
+    asked = router.num_calls
+    wait_for(lambda: router.num_calls >= asked + 2)
+    router.flows.set()
+    lease = Lease(lease_id=9, version=1, units=(1,), planned_tokens=5)
+    crew.desk.send("luis", lease)
+    assert session.next_event() == lease
+    sent = {name: torch.zeros_like(tensor) for name, tensor in PARAMETERS.items()}
+    assert session.upload(sent)
+    assert crew.works()
