@@ -7,6 +7,7 @@
 #   make bench   list the benchmarks; `make bench NAME=x ARGS="..."` runs bench/x.py
 #   make soak    the long tests
 #   make setup   .venv only (again when pyproject.toml, constraints.txt or tools/pick_torch.py changed)
+#   make wheel   one file to install cuadrilla from on another machine
 #   make clean   remove .venv and caches
 #
 # PYTHON=/path/to/python chooses the interpreter of .venv; TORCH="..." replaces the arguments of pip that choose torch.
@@ -18,8 +19,10 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
-EXTRAS := dev,tensorboard,hf,export
+DEV := $(VENV)/.ready-to-test
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+EXTRAS := data,export
+DEV_EXTRAS := dev,tensorboard,hf,export
 PYTHON ?=
 TORCH ?=
 NAME ?=
@@ -28,7 +31,9 @@ ARGS ?=
 CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
-.PHONY: help setup demo test test-rest test-all check format-check lint types layers budgets bench soak clean
+DIST := dist
+
+.PHONY: help setup wheel demo test test-rest test-all check format-check lint types layers budgets bench soak clean
 
 help:
 	@sed -n '/^#   make/s/^# //p' Makefile
@@ -36,7 +41,7 @@ help:
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt tools/pick_torch.py
-	@rm -f $(STAMP)
+	@rm -f $(STAMP) $(DEV)
 	@set -e; \
 	if ! $(BIN)/python -c '$(FITS)' >/dev/null 2>&1 || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  python=; \
@@ -65,11 +70,22 @@ $(STAMP): pyproject.toml constraints.txt tools/pick_torch.py
 	  arguments=$$($(BIN)/python tools/pick_torch.py); \
 	fi; \
 	echo "setup 2/3: installing $$arguments (200 MB for the CPU, up to 3 GB with CUDA)" >&2; \
-	$(PIP) install $$arguments
-	@echo "setup 3/3: installing cuadrilla, its libraries and tools" >&2
-	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	$(PIP) install $$arguments >&2
+	@echo "setup 3/3: installing cuadrilla and its libraries" >&2
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]' >&2
 	@touch $(STAMP)
 	@echo "setup: done; to use the command in this shell: . $(BIN)/activate" >&2
+
+# What only tests and checks need: as much again.
+$(DEV): $(STAMP)
+	@echo "setup: installing what tests and checks need" >&2
+	@$(PIP) install -c constraints.txt -e '.[$(DEV_EXTRAS)]' >&2
+	@touch $(DEV)
+
+wheel: $(STAMP)
+	@rm -f $(DIST)/*.whl
+	@$(PIP) wheel -qq --no-deps --wheel-dir $(DIST) .
+	@$(BIN)/python -c 'import hashlib, pathlib; [print(path, "SHA-256", hashlib.sha256(path.read_bytes()).hexdigest()) for path in pathlib.Path("$(DIST)").glob("*.whl")]'
 
 demo: $(STAMP)
 	@$(BIN)/cuadrilla demo
@@ -78,40 +94,40 @@ demo: $(STAMP)
 PYTEST := $(BIN)/pytest -q -ra -n auto --maxprocesses=8 --no-loadscope-reorder
 DURATIONS := $(BIN)/python tools/durations.py
 
-test: $(STAMP)
+test: $(DEV)
 	$(PYTEST) -m "not soak and not thorough" --durations-file=build/durations-test.json
 	@$(DURATIONS) build/durations-test.json --slowest 10
 
-test-rest: $(STAMP)
+test-rest: $(DEV)
 	$(PYTEST) -m "thorough and not soak" --durations-file=build/durations-rest.json
 
 test-all: test test-rest
 	@$(DURATIONS) build/durations-test.json build/durations-rest.json
 
-soak: $(STAMP)
+soak: $(DEV)
 	$(BIN)/pytest -q -ra --durations=10 -m "unit and not soak" --hypothesis-profile=explore --timeout=3600
 	$(BIN)/pytest -q -ra --durations=10 -m soak --timeout=3600
 
 # Every part runs, also after one that failed: one look shows all there is to repair.
-check: $(STAMP)
+check: $(DEV)
 	@$(MAKE) --no-print-directory -k format-check lint types layers budgets
 
-format-check: $(STAMP)
+format-check: $(DEV)
 	$(BIN)/ruff format --check .
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 
-types: $(STAMP)
+types: $(DEV)
 	$(BIN)/mypy
 
-layers: $(STAMP)
+layers: $(DEV)
 	$(BIN)/lint-imports
 
-budgets: $(STAMP)
+budgets: $(DEV)
 	$(BIN)/python tools/budgets.py
 
-bench: $(STAMP)
+bench: $(DEV)
 	@set -e; \
 	for file in bench/*.py; do \
 	  name=$$(basename "$$file" .py); \

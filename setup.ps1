@@ -36,11 +36,11 @@ $choice = & $venvPython tools\pick_torch.py
 if ($LASTEXITCODE -ne 0) { exit $LASTEXITCODE }
 
 Write-Host "installing $choice"
-Invoke-Checked $venvPython (@("-m", "pip", "install", "-q", "--disable-pip-version-check") + $choice.Split(" "))
+Invoke-Checked $venvPython (@("-m", "pip", "install", "--disable-pip-version-check") + $choice.Split(" "))
 
-$extras = if ($Dev) { ".[dev,tensorboard,hf,export]" } else { ".[tensorboard,hf,export]" }
+$extras = if ($Dev) { ".[dev,tensorboard,hf,export]" } else { ".[data,export]" }
 Write-Host "installing cuadrilla"
-Invoke-Checked $venvPython @("-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", "constraints.txt", "-e", $extras)
+Invoke-Checked $venvPython @("-m", "pip", "install", "--disable-pip-version-check", "-c", "constraints.txt", "-e", $extras)
 
 Write-Host ""
 Write-Host "done. Next:"

@@ -282,6 +282,8 @@ class EvaluateSection(Section):
     """Evaluate on held-out data every so many tokens (0: ten times in the run)."""
     sequences: CountOrZero = 64
     """Held-out sequences to use during training (0: all of them)."""
+    patience: CountOrZero = 0
+    """Stop when held-out loss has not fallen for so many evaluations (0: never)."""
 
 
 class SampleSection(Section):

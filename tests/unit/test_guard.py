@@ -25,6 +25,17 @@ def test_a_spike_is_skipped_and_forgotten(loss: float, norm: float) -> None:
     calm(guard)
 
 
+@pytest.mark.parametrize(("loss", "norm"), [(4.375, 0.5), (4.1, 0.9)])
+def test_a_passage_that_is_a_little_harder_is_no_spike(loss: float, norm: float) -> None:
+    """Seen with 256 tokens in a step; loss and norm before it differed by 2 %."""
+    guard = Guard(section=GuardSection())
+    for i in range(60):
+        guard.judge(loss=4.1 * (1 + 0.02 * (i % 2)), norm=0.5 * (1 + 0.02 * (i % 2)))
+    assert guard.judge(loss=loss, norm=norm) is Verdict.OK
+    assert guard.judge(loss=2 * loss, norm=norm) is Verdict.SKIP
+    assert guard.judge(loss=loss, norm=5 * norm) is Verdict.SKIP
+
+
 def test_a_falling_loss_is_no_spike() -> None:
     guard = Guard(section=GuardSection())
     verdicts = {guard.judge(loss=10 * math.exp(-i / 20) + 2, norm=math.exp(-i / 30)) for i in range(300)}

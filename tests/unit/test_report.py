@@ -48,6 +48,15 @@ def shown(page: str) -> dict[str, Any]:
     return value
 
 
+def test_the_step_of_the_lowest_held_out_loss(run: RunDir) -> None:
+    assert read_report(run).best is None
+    sink = JsonlSink(run.metrics)
+    for version, loss in ((7, 2.0), (8, 1.5), (9, float("nan")), (10, 1.75)):
+        sink.log(version, row(version, val_loss=loss))
+    sink.close()
+    assert read_report(run).best == {"version": 8, "loss": 1.5}
+
+
 def test_machines_and_their_shares(run: RunDir) -> None:
     assert read_report(run).machines == [
         Machine(name="ana", joined=1, lost=0, share=0.375),

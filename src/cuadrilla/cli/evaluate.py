@@ -39,6 +39,7 @@ class Wanted:
     temperature: float
     seed: int
     device: str
+    newest: bool
 
     @property
     def compares(self) -> bool:
@@ -67,6 +68,9 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, help="For stories and samples.")] = 0.8,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
+    newest: Annotated[
+        bool, typer.Option("--newest", help="The last step, not the one of the lowest held-out loss.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Held-out loss and bits per byte of a run; with more models or test files, a table that compares them."""
@@ -76,7 +80,7 @@ def evaluate(
     wanted = Wanted(
         sequences=sequences, stories=stories, pairs=pairs, texts=tuple(text or ()),
         pair_files=tuple(pairs_file or ()), last_words=tuple(last_word or ()), samples=samples,
-        sample_tokens=sample_tokens, temperature=temperature, seed=seed, device=device,
+        sample_tokens=sample_tokens, temperature=temperature, seed=seed, device=device, newest=newest,
     )  # fmt: skip
     run = run_of(models[0])
     if len(models) == 1 and run is not None and not wanted.compares:
@@ -93,9 +97,9 @@ def _evaluate_run(run: "RunDir", wanted: Wanted) -> None:
     from cuadrilla.train import evaluate as measures
     from cuadrilla.train.trained import load_trained
 
-    trained = load_trained(run, device=wanted.device)
-    say(f"step {trained.version}, {trained.device}, {trained.precision}")
-    result: dict[str, object] = {"version": trained.version}
+    trained = load_trained(run, device=wanted.device, newest=wanted.newest)
+    say(f"{trained.step}, {trained.device}, {trained.precision}")
+    result: dict[str, object] = {"version": trained.step.version}
     result |= measures.evaluate(
         trained.task,
         trained.model,
@@ -129,12 +133,12 @@ def _compare(paths: Sequence[Path], wanted: Wanted) -> None:
     figures: list[list[Figure]] = []
     tests = _open_tests(paths, wanted)
     for path in paths:
-        model = open_model(path, device=wanted.device)
-        step = "" if model.version is None else f"step {model.version}, "
+        model = open_model(path, device=wanted.device, newest=wanted.newest)
+        step = "" if model.step is None else f"{model.step}, "
         say(f"{path}: {step}{model.device}, {model.precision}")
         figures.append(_measure(model, wanted, tests))
         size = sum(parameter.numel() for parameter in model.model.parameters())
-        measured.append({"model": str(path), "version": model.version, "parameters": size})
+        measured.append({"model": str(path), "version": model.step and model.step.version, "parameters": size})
     if options.json:
         emit_json(
             [

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,9 +10,13 @@ from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir, remove_leftovers, typed, write_atomic
 
+if TYPE_CHECKING:
+    from cuadrilla.train.trained import Step
+
 app = typer.Typer(no_args_is_help=True)
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder.")]
+Newest = Annotated[bool, typer.Option("--newest", help="The last step, not the one of the lowest held-out loss.")]
 CARD = "README.md"
 _LEFTOVER = re.compile(r"\..+\.\d+\.tmp")  # of an export that was killed
 
@@ -26,6 +30,7 @@ def group() -> None:
 def export_hf(
     run: Run,
     to: Annotated[Path, typer.Option("--to", help="The folder to write.")],
+    newest: Newest = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """A folder that Hugging Face's transformers opens, with a model card."""
@@ -38,12 +43,12 @@ def export_hf(
     strange = [name for name in found if name not in (*FILES, CARD) and not _LEFTOVER.fullmatch(name)]
     if strange:
         raise ConfigError(f"{to} holds something else: {strange[0]}", hint="name a new folder")
-    stored = find_stored(_run_dir(run))
+    stored = find_stored(_run_dir(run), newest=newest)
     for name in (*FILES, CARD):
         remove_leftovers(to / name)
     save_hf(stored.load(), to, tokenizer_path=stored.tokenizer_path)
     write_atomic(to / CARD, model_card(gather(stored)))
-    _report(to, version=stored.version, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
+    _report(to, step=stored.step, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
 
 
 @app.command("gguf")
@@ -51,6 +56,7 @@ def export_gguf(
     run: Run,
     to: Annotated[Path, typer.Option("--to", help="The file to write; its name ends in .gguf.")],
     f16: Annotated[bool, typer.Option("--f16", help="Matrices in half the bytes.")] = False,
+    newest: Newest = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """One file that llama.cpp opens, and what is built on it."""
@@ -62,7 +68,7 @@ def export_gguf(
     if to.suffix.lower() != ".gguf" or to.is_dir():
         proposed = to / "model.gguf" if to.is_dir() else to.with_suffix(".gguf")
         raise ConfigError(f"{to} is not the name of a GGUF file", hint=f"--to {typed(proposed)}")
-    stored = find_stored(_run_dir(run))
+    stored = find_stored(_run_dir(run), newest=newest)
     facts = gather(stored)
     about = Description(
         name=facts.name,
@@ -70,14 +76,14 @@ def export_gguf(
         licence=", ".join(licences(facts.manifest)),
     )
     write_gguf(to, config=stored.config, tokenizer_path=stored.tokenizer_path, read=stored.read, half=f16, about=about)
-    _report(to, version=stored.version, num_bytes=to.stat().st_size)
+    _report(to, step=stored.step, num_bytes=to.stat().st_size)
 
 
 def _run_dir(run: Path) -> RunDir:
     return RunDir(run.parent if run.is_file() else run)
 
 
-def _report(to: Path, *, version: int, num_bytes: int) -> None:
-    say(f"wrote {to} ({num_bytes / 1e6:.1f} MB) from step {version}")
+def _report(to: Path, *, step: "Step", num_bytes: int) -> None:
+    say(f"wrote {to} ({num_bytes / 1e6:.1f} MB) from {step}")
     if options.json:
-        emit_json({"path": str(to), "version": version, "num_bytes": num_bytes})
+        emit_json({"path": str(to), "version": step.version, "num_bytes": num_bytes})

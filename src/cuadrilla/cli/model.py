@@ -22,6 +22,9 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
+    newest: Annotated[
+        bool, typer.Option("--newest", help="The last step, not the one of the lowest held-out loss.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="The texts as JSON.")] = False,
 ) -> None:
     """Write text with a trained model, as it comes."""
@@ -30,8 +33,8 @@ def generate(
 
     options.json |= json
     text = sys.stdin.read() if prompt == "-" else prompt
-    opened = open_model(run, device=device)
-    step = "" if opened.version is None else f"step {opened.version}, "
+    opened = open_model(run, device=device, newest=newest)
+    step = "" if opened.step is None else f"{opened.step}, "
     say(f"{step}{opened.device}, {opened.precision}")
     written = []
     for index in range(num):

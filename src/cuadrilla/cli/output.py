@@ -7,6 +7,7 @@ reads it, on a terminal. A pipe gets it as it is, and JSON stays the same value.
 import contextlib
 import io
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,12 @@ def say(text: str) -> None:
     """One line of talk, on stderr; a terminal that has gone away is no reason to fail."""
     with contextlib.suppress(OSError):
         stderr.tell(text)
+
+
+def say_at_once(text: str) -> None:
+    """A line of our own from a signal's handler, which may have interrupted another line: no lock, no buffer."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())
 
 
 def stdout() -> TextIO:

@@ -15,11 +15,17 @@ from cuadrilla.train.metrics import Scalars
 
 LINE_SECONDS = 10.0
 PATIENCE_SECONDS = 3.0
+ESTIMATE_SECONDS = 10.0
+"""Of work: the first pass may compile, measure or wait for memory."""
+SHORT_SECONDS = 60.0
 SAMPLE_CHARACTERS = 160
 
 
 class ProgressSink:
-    """Shows the rows of a run of `total_versions` steps."""
+    """Shows the rows of a run of `total_versions` steps, and says once how long all of it will take.
+
+    `advise(seconds)` may add to that what would take less.
+    """
 
     def __init__(
         self,
@@ -28,9 +34,14 @@ class ProgressSink:
         done: int,
         total_tokens: int,
         counted: str = "tokens",
+        advise: Callable[[float], str] = lambda _seconds: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_versions
+        self._done = done
+        self._advise = advise
+        self._began = clock()
+        self._estimated = False
         self._total_tokens = total_tokens
         self._counted = counted
         self._clock = clock
@@ -56,6 +67,7 @@ class ProgressSink:
         if self._broken:
             return
         try:
+            self._estimate(float(step))
             self._show(step, scalars)
         except OSError:
             self._broken = True
@@ -68,6 +80,7 @@ class ProgressSink:
         numbers = f"{100 * part:.0f} % of it"
         eta = f"ETA {_clock_time(seconds / part * (self._total - step + 1) - seconds)}"
         try:
+            self._estimate(step - 1 + part)
             if self._bar is not None:
                 self._bar.update(self._task, numbers=f"{numbers}  {eta}" if step == 1 else numbers)
             elif self._clock() - self._last_line >= LINE_SECONDS:
@@ -80,6 +93,15 @@ class ProgressSink:
         if self._bar is not None and not self._broken:
             with suppress(OSError):
                 self._bar.stop()
+
+    def _estimate(self, steps: float) -> None:
+        seconds = self._clock() - self._began
+        if self._estimated or seconds < ESTIMATE_SECONDS or steps <= self._done:
+            return
+        self._estimated = True
+        whole = seconds / (steps - self._done) * (self._total - self._done)
+        if whole > SHORT_SECONDS:
+            stderr.tell(f"time       about {in_words(whole)} at this speed{self._advise(whole)}")
 
     def _show(self, step: int, row: Scalars) -> None:
         if "val_loss" in row:
@@ -106,6 +128,14 @@ def describe_evaluation(row: Scalars) -> str:
     if "val_bits_per_byte" in row:
         return f"held-out {_number(row, 'val_bits_per_byte'):.3f} bits/byte"
     return f"held-out loss {_number(row, 'val_loss'):.3f}"
+
+
+def in_words(seconds: float) -> str:
+    """A time that is known roughly."""
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 def _number(row: Scalars, key: str) -> float:

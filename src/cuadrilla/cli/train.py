@@ -6,15 +6,16 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cuadrilla.cli.config import RunFile, Sets
-from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.cli.output import emit_json, options, say, say_at_once
 from cuadrilla.cli.parent import under_a_parent
-from cuadrilla.config import Config, CrewEngine, LocalEngine, NesterovSection, ServerSync
+from cuadrilla.config import Config, CrewEngine, LocalEngine, ModelSection, NesterovSection, ServerSync
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
@@ -32,6 +33,8 @@ PRESETS = {  # tokens, batch, unit: where a first run of this size makes sense
     "mini": (20_000_000, 64, 16),
     "small": (2_500_000_000, 480, 8),
 }
+
+LONG_SECONDS = 2 * 3600.0
 
 
 def new(
@@ -144,6 +147,8 @@ def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
                 **finite(outcome.last_row),
             }
         )
+    if outcome.best is not None and outcome.best != outcome.version:
+        say(f"best       step {outcome.best} has the lowest held-out loss: `eval` and its like take it, or --newest")
     if outcome.complete:
         say(f"\nnext: cuadrilla eval {typed(folder.path)}")
         if read_run_config(folder).task.kind == "language":
@@ -200,9 +205,9 @@ def train_run(
             )
             write_json(folder.config, {"values": dump(resolved.config), "origins": resolved.origins}, private=True)
             write_json(folder.env, read_environment(), private=True)
-            sinks.extend([*_views(folder, parts), *more_sinks])
+            sinks.extend([*_views(resolved.config, folder, parts), *more_sinks])
             _introduce(resolved.config, parts)
-            with stop_on_signals(parts.coordination.request_stop, home=home):
+            with stop_on_signals(parts.coordination.request_stop, answer=say_at_once, home=home):
                 match resolved.config.engine:
                     case LocalEngine():
                         return run_local(parts, tell=say)
@@ -226,7 +231,7 @@ def _logging_to(folder: Path) -> Iterator[None]:
         tear_down_logging(handler)
 
 
-def _views(folder: RunDir, parts: "Parts") -> "list[Sink]":
+def _views(config: Config, folder: RunDir, parts: "Parts") -> "list[Sink]":
     from cuadrilla.cli.progress import ProgressSink
     from cuadrilla.train.metrics import TensorBoardSink
 
@@ -235,11 +240,31 @@ def _views(folder: RunDir, parts: "Parts") -> "list[Sink]":
         done=parts.resumed_at,
         total_tokens=parts.length.total_tokens,
         counted=parts.task.defaults.counted,
+        advise=partial(name_smaller, config, parts.length.total_tokens),
     )
     if importlib.util.find_spec("tensorboard") is None:
-        say('TensorBoard files are not written: pip install "cuadrilla[tensorboard]" adds them')
         return [progress]
     return [progress, TensorBoardSink(folder.tensorboard)]
+
+
+def name_smaller(config: Config, tokens: int, seconds: float) -> str:
+    """The next smaller model, where this one takes hours: what it would take by the operations that both need."""
+    from cuadrilla.cli.progress import in_words
+
+    sizes = list(PRESETS)
+    position = sizes.index(config.model.preset) if config.model.preset in PRESETS else len(sizes)
+    if config.task.kind != "language" or config.model.init or seconds < LONG_SECONDS or not position:
+        return ""
+    size = sizes[position - 1]
+    smaller = operations(ModelSection(preset=size).shape) * PRESETS[size][0]
+    share = smaller / (operations(config.model.shape) * tokens)
+    return f" (gpt2-{size} about {in_words(share * seconds)}: cuadrilla new NAME --preset gpt2-{size})"
+
+
+def operations(shape: tuple[int, int, int, int]) -> float:
+    """Of a token's forward and backward pass in a GPT-2 of (layers, heads, width, context), with 8,192 tokens."""
+    layers, _, width, context = shape
+    return 6 * (12 * layers * width**2 + 8192 * width + layers * width * context)
 
 
 def _introduce(config: Config, parts: "Parts") -> None:

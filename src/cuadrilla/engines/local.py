@@ -156,8 +156,12 @@ def draws_random_numbers(model: nn.Module) -> bool:
 
 
 @contextmanager
-def stop_on_signals(request_stop: Callable[[str], None], *, home: Home | None = None) -> Iterator[None]:
+def stop_on_signals(
+    request_stop: Callable[[str], None], *, answer: Callable[[str], None], home: Home | None = None
+) -> Iterator[None]:
     """Ctrl-C or SIGTERM once: checkpoint and stop; twice: leave at once.
+
+    `answer` is told in the signal's handler that it was heard.
 
     A closed terminal (SIGHUP) ends a crew's coordinator, which nobody would find again, unless it was started with
     `nohup`; other training goes on. `home`: of a coordinator, where `cuadrilla down` says that the signal is its.
@@ -169,6 +173,7 @@ def stop_on_signals(request_stop: Callable[[str], None], *, home: Home | None = 
         if len(received) > 1:
             os._exit(INTERRUPTED_EXIT_CODE)
         request_stop(f"the run was stopped by {_who_sent(number, home)}")
+        answer("stopping   after this pass; once more: at once, without saving")
 
     def hung_up(_number: int, _frame: FrameType | None) -> None:  # kernel and shell both say so: twice is no haste
         request_stop("the run was stopped by its closed terminal")

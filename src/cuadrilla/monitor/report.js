@@ -58,6 +58,7 @@ function showHead() {
   if (report.parameters) figures.unshift(["parameters", whole(report.parameters)]);
   const validation = new Set(report.rows.flatMap((row) => Object.keys(row).filter((key) => key.startsWith("val_"))));
   for (const key of validation) figures.push([key.replace("val_", "held-out ").replaceAll("_", " "), short(last(key))]);
+  if (report.best) figures.push(["lowest held-out loss", `${short(report.best.loss)} at step ${whole(report.best.version)}`]);
   const rates = report.rows.map((row) => row.tokens_per_second).filter((rate) => rate).sort((a, b) => a - b);
   if (rates.length) figures.push(["tokens/s (median)", whole(rates[rates.length >> 1])]);
   const { splits = {}, vocabulary = 0, leak = 0 } = report.data;

@@ -53,6 +53,8 @@ class Report:
     tokens: int
     parameters: int | None
     """Of the newest checkpoint."""
+    best: dict[str, Any] | None
+    """`version` and `loss` of the lowest held-out loss, which `eval` and `generate` take; None without evaluations."""
     rows: list[dict[str, Any]]
     events: list[dict[str, Any]]
     machines: list[Machine]
@@ -82,6 +84,7 @@ def read_report(run: RunDir) -> Report:
         version=rows[-1]["version"],
         tokens=int(rows[-1].get("tokens") or 0),
         parameters=_num_parameters(run),
+        best=_best(rows),
         rows=thinned(rows, most=MAX_POINTS),
         events=_timeline(happened),
         machines=machines(happened, rows),
@@ -91,6 +94,14 @@ def read_report(run: RunDir) -> Report:
         environment=_environment(run),
         data=_data(run, values),
     )
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    measured = [row for row in rows if _is_number(row.get("val_loss"))]
+    if not measured:
+        return None
+    row = min(measured, key=lambda row: float(row["val_loss"]))
+    return {"version": row["version"], "loss": row["val_loss"]}
 
 
 def thinned(rows: Sequence[dict[str, Any]], *, most: int) -> list[dict[str, Any]]:

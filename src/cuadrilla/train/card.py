@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cuadrilla import __version__
 from cuadrilla.data.shards import Manifest, Source, read_manifest
 from cuadrilla.errors import DataError
-from cuadrilla.model.gpt2 import GPT2Config
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.pretrained import ORIGIN
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl, read_regular
 from cuadrilla.train.trained import Stored
@@ -41,7 +43,7 @@ class Facts:
 def gather(stored: Stored) -> Facts:
     """What the run's files say about this model. A data folder that has gone away leaves its part out."""
     run, config = stored.run, stored.run_config
-    rows = [row for row in last_rows(run.metrics) if row.get("version", 0) <= stored.version]
+    rows = [row for row in last_rows(run.metrics) if row.get("version", 0) <= stored.step.version]
     measured = [row["val_bits_per_byte"] for row in rows if "val_bits_per_byte" in row]
     try:
         manifest = read_manifest(run.path / config.data.folder)
@@ -53,7 +55,7 @@ def gather(stored: Stored) -> Facts:
         name=run.path.resolve().name,
         shape=stored.config,
         num_parameters=num_parameters(stored.config),
-        version=stored.version,
+        version=stored.step.version,
         tokens=rows[-1].get("tokens") if rows else None,
         bits_per_byte=measured[-1] if measured else None,
         manifest=manifest,
@@ -66,9 +68,9 @@ def gather(stored: Stored) -> Facts:
 
 
 def num_parameters(shape: GPT2Config) -> int:
-    """All weights of a GPT-2; the head is the embedding."""
-    block = 12 * shape.width**2 + 13 * shape.width
-    return (shape.vocab_size + shape.context) * shape.width + shape.layers * block + 2 * shape.width
+    """All weights of a GPT-2; an embedding that is the head, too, counts once."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in GPT2(shape).parameters())
 
 
 def licences(manifest: Manifest | None) -> list[str]:

@@ -90,6 +90,43 @@ def find_newest(folder: Path) -> Path | None:
     return _newest(folder, verified)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A verified checkpoint, and the newest version that there is."""
+
+    path: Path
+    newest: int
+
+    @property
+    def version(self) -> int:
+        return version_of(self.path)
+
+
+def find_best(folder: Path, *, newest: bool = False) -> Choice | None:
+    """The checkpoint with the lowest held-out loss by what the newest one says, or itself where nothing was measured.
+
+    `newest`: that one in any case. Raises CheckpointError if none verifies.
+    """
+    found = find_newest(folder)
+    if found is None:
+        return None
+    best = _best_of(found)
+    if not newest and best is not None and best != found:
+        try:
+            verify_checkpoint(best)
+            return Choice(path=best, newest=version_of(found))
+        except CheckpointError as error:
+            log.warning("%s; the newest is taken instead of the best one", error.message)
+    return Choice(path=found, newest=version_of(found))
+
+
+def _best_of(path: Path) -> Path | None:
+    best = _read_json(path / "state.json").get("best")
+    if not isinstance(best, list) or len(best) != 2 or not isinstance(best[1], int) or best[1] < 0:
+        return None
+    return path.with_name(f"v{best[1]:08d}")
+
+
 def _newest(folder: Path, use: Callable[[Path], T]) -> T | None:
     """What `use` makes of the newest checkpoint that it does not refuse.
 

@@ -35,10 +35,19 @@ MAX_LOSS = 1e15
 GRADIENT_RATIO, LOSS_RATIO = 100.0, 10.0
 """Per token, between the contributions of one update, before anything is known of the run."""
 
+MEMORISES = (
+    "held-out loss was lowest at step %d (%.4g, now %.4g) while training loss falls: the data is learnt by heart."
+    " That step is kept; `eval`, `generate` and `export` take it. More data, fewer epochs, or a teacher (train.teacher)"
+    " help"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended: `complete`, or stopped early for `reason`; `interrupted` by a person who asked for it."""
+    """How a run ended: `complete`, or stopped early for `reason`; `interrupted` by a person who asked for it.
+
+    `best`: the step with the lowest held-out loss, if any was measured.
+    """
 
     version: int
     tokens: int
@@ -46,6 +55,7 @@ class Outcome:
     interrupted: bool
     reason: str
     last_row: Mapping[str, Any]
+    best: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +93,13 @@ class Coordination:
         observe: Callable[[int], Scalars],
         referee: Referee | None = None,
         stop_at: int = 0,
+        patience: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`observe(version)` evaluates and samples when it is due and returns what to log with the commit.
 
-        `referee`: where workers are not to be believed in everything.
+        `referee`: where workers are not to be believed in everything. `patience`: evaluations without a lower held-out
+        loss after which to stop (0: any number).
         """
         self._coordinator = coordinator
         self._merge = merge
@@ -98,6 +110,8 @@ class Coordination:
         self._observe = observe
         self._referee = referee
         self._stop_at = stop_at
+        self._patience = patience
+        self._told_memorises = False
         self._clock = clock
         self._lock = threading.Lock()
         self._meter = Meter(clock)
@@ -106,7 +120,7 @@ class Coordination:
         self._contributions: dict[int, Contribution] = {}
         self._zero_units: set[int] = set()
         self._send: Send = _nobody
-        self._stop_reason = f"step {stop_at} reached" if 0 < stop_at <= coordinator.version else ""
+        self._stop_reason = f"step {stop_at} reached" if 0 < stop_at <= coordinator.version else self._out_of_patience()
         self._interrupted = False
         self._row: dict[str, Any] = {}
         self.outcome: Outcome | None = None
@@ -437,6 +451,31 @@ class Coordination:
         resume()
         if version == self._stop_at:
             self._stop_reason = self._stop_reason or f"step {version} reached"
+        if "val_loss" in self._row:
+            self._judge_held_out()
+
+    def _judge_held_out(self) -> None:
+        """After an evaluation: say once that the text is learnt by heart; stop when patience is at its end."""
+        held_out = self._store.held_out
+        if held_out.best is None:
+            return
+        loss, version = held_out.best
+        if held_out.memorises and not self._told_memorises:
+            self._told_memorises = True
+            fields = {"version": self._coordinator.version, "best": version, "best_loss": loss, "loss": held_out.last}
+            self._store.event("memorises", **fields)
+            log.warning(MEMORISES, version, loss, held_out.last)
+        self._stop_reason = self._stop_reason or self._out_of_patience()
+
+    def _out_of_patience(self) -> str:
+        """Why to stop; "" to go on."""
+        held_out = self._store.held_out
+        if not self._patience or held_out.best is None or held_out.since_best < self._patience:
+            return ""
+        return (
+            f"held-out loss was lowest at step {held_out.best[1]}, {held_out.since_best} evaluations ago"
+            " (evaluate.patience)"
+        )
 
     def _tell_progress(self) -> None:
         """How far the step is, by what workers say of their leases: it may take minutes."""
@@ -477,6 +516,7 @@ class Coordination:
             interrupted=self._interrupted and not action.complete,
             reason=action.reason,
             last_row=self._row,
+            best=self._store.held_out.best[1] if self._store.held_out.best else None,
         )
 
 

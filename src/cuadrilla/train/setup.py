@@ -195,6 +195,7 @@ def assemble(
         observe=observer,
         referee=make_referee(config, model, task=task, merge=merge, device=device, precision=precision, length=length),
         stop_at=stop_at,
+        patience=config.evaluate.patience,
         clock=clock,
     )
     return Parts(

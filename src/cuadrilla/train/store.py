@@ -6,7 +6,6 @@ the interval grows to fifty times the seconds a save takes.
 """
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -18,11 +17,12 @@ from torch import Tensor
 
 from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import CheckpointError, ConfigError, ResourceError
-from cuadrilla.rundir import RunDir, append_event, read_jsonl, write_json
+from cuadrilla.rundir import RunDir, append_event, last_rows, read_jsonl, write_json
 from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.sync.ledger import Ledger
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
+from cuadrilla.train.heldout import HeldOut
 from cuadrilla.train.journal import Journal, Record, has_segment, read_segment
 from cuadrilla.train.metrics import finite
 
@@ -52,7 +52,7 @@ class Store:
     _saved_at: float = field(init=False)
     _save_seconds: float = 0.0
     _status_at: float = -1e9
-    _best: tuple[float, int] | None = None
+    held_out: HeldOut = field(default_factory=HeldOut)
     _save_now: bool = False
 
     def __post_init__(self) -> None:
@@ -76,8 +76,6 @@ class Store:
         files.check_shapes(self.tensors, found.model, path=found.path)
         self._load(found)
         guard.load_state(found.state["guard"])
-        best = found.state.get("best")
-        self._best = (best[0], best[1]) if best else None
         self._saved_version = found.version
         state: dict[str, Any] = found.state["coordinator"]
         for damaged in files.list_checkpoints(self.run.checkpoints):
@@ -92,6 +90,9 @@ class Store:
             if state["version"] == segment or not has_segment(self.run.journal, state["version"]):
                 break
             segment = state["version"]
+        best = found.state.get("best")
+        rows = last_rows(self.run.metrics)
+        self.held_out = HeldOut.of((best[0], best[1]) if best else None, rows, version=state["version"])
         return state
 
     def _refuse_redo(self, version: int) -> None:
@@ -161,14 +162,14 @@ class Store:
 
     def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
         """Save if it is due, and say how the run stands. The last version is saved by the finish."""
-        best = self._better(version, row)
+        best = self.held_out.add(row, version=version)
         now = self.clock()
         interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
         due = due or (bool(self.section.every_steps) and version % self.section.every_steps == 0)
         if not last and (due or best or self._save_now):
             try:
-                self.save(snapshot, version=version, best=best)
+                self.save(snapshot, version=version)
             except ResourceError as error:
                 self.alarm(error)
                 self._saved_at = now
@@ -176,14 +177,13 @@ class Store:
             self._status_at = now
             self.status("running", version=version, row=row)
 
-    def save(self, snapshot: Snapshot, *, version: int, best: tuple[float, int] | None = None) -> None:
+    def save(self, snapshot: Snapshot, *, version: int) -> None:
         """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
         if version == self._saved_version:
             self._go_on_behind(version)
             return
         began = self.clock()
-        self._best = best or self._best
-        state = {"version": version, **snapshot(), "best": self._best, "identity": self.identity}
+        state = {"version": version, **snapshot(), "best": self.held_out.best, "identity": self.identity}
         files.save_checkpoint(
             self.run.checkpoints, model=self.tensors, optimizer=self.merge.state_tensors(), state=state
         )
@@ -192,7 +192,7 @@ class Store:
         self._journal.discard_from(version)
         if self.with_journal:
             self._journal.begin_segment(version)
-        protect = [self._best[1]] if self._best else []
+        protect = [self.held_out.best[1]] if self.held_out.best else []
         files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect=protect)
         kept = files.list_checkpoints(self.run.checkpoints)
         self._journal.prune(oldest_checkpoint=files.version_of(kept[0]))
@@ -238,10 +238,3 @@ class Store:
 
     def close(self) -> None:
         self._journal.close()
-
-    def _better(self, version: int, row: Mapping[str, Any]) -> tuple[float, int] | None:
-        """(held-out loss, version) if this is the best so far."""
-        loss = row.get("val_loss")
-        if loss is None or not math.isfinite(loss) or (self._best is not None and not loss < self._best[0]):
-            return None
-        return float(loss), version

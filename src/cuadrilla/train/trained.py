@@ -19,31 +19,52 @@ from cuadrilla.model.task import Task
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import RunDir, require_regular, typed
 from cuadrilla.runfile import read_run_config
-from cuadrilla.train.checkpoint import check_shapes, find_newest, load_newest, version_of
+from cuadrilla.train.checkpoint import Choice, check_shapes, find_best, load_checkpoint
 from cuadrilla.train.coordinate import model_tensors
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
 
 
 @dataclass(frozen=True, kw_only=True)
+class Step:
+    """Which step of a run a model is from, as `version`; 0 is what the run is to begin with."""
+
+    version: int
+    newest: int
+
+    @classmethod
+    def of(cls, choice: Choice | None) -> "Step":
+        return cls(version=choice.version, newest=choice.newest) if choice else cls(version=0, newest=0)
+
+    def __str__(self) -> str:
+        if self.version == self.newest:
+            return f"step {self.version}"
+        return f"step {self.version} (lowest held-out loss; the newest is {self.newest}: --newest)"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The newest verified checkpoint of a run, ready to use."""
+    """The best verified checkpoint of a run, ready to use."""
 
     config: Config
     task: Task
     model: nn.Module
     device: torch.device
     precision: Precision
-    version: int
+    step: Step
 
 
-def load_trained(run: RunDir, *, device: str = "auto") -> Trained:
-    """A model from its run directory, in the precision it asks for. Raises ConfigError, DataError, CheckpointError."""
+def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> Trained:
+    """A model from its run directory, in the precision it asks for. `newest`: see `find_best`.
+
+    Raises ConfigError, DataError, CheckpointError.
+    """
     config = read_run_config(run)
     task = make_task(config, run.path)
-    found = load_newest(run.checkpoints)
+    choice = find_best(run.checkpoints, newest=newest)
     model = make_model(task, seed=config.run.seed)
-    if found is not None:
+    if choice is not None:
+        found = load_checkpoint(choice.path)
         tensors = model_tensors(model)
         check_shapes(tensors, found.model, path=found.path)
         with torch.no_grad():
@@ -62,7 +83,7 @@ def load_trained(run: RunDir, *, device: str = "auto") -> Trained:
         model=model.to(chosen).eval(),
         device=chosen,
         precision=arithmetic,
-        version=found.version if found else 0,
+        step=Step.of(choice),
     )
 
 
@@ -70,14 +91,14 @@ def load_trained(run: RunDir, *, device: str = "auto") -> Trained:
 class Stored:
     """A run's language model where it lies on disk; its tensors can be read one by one.
 
-    A checkpoint, verified; or what the run is to begin with (version 0), which is checked when it is loaded.
+    A checkpoint, verified; or what the run is to begin with, which is checked when it is loaded.
     """
 
     run: RunDir
     run_config: Config
     config: GPT2Config
     tokenizer_path: Path
-    version: int
+    step: Step
     file: Path
     imported: bool = False
     """In Hugging Face's layout."""
@@ -110,25 +131,25 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel:
-    """A GPT-2 with its tokenizer on its device; `version` is None for one that is not a run's."""
+    """A GPT-2 with its tokenizer on its device; `step` is None for one that is not a run's."""
 
     model: GPT2
     tokenizer: Tokenizer
     device: torch.device
     precision: Precision
-    version: int | None
+    step: Step | None
 
 
-def open_model(path: Path, *, device: str = "auto") -> LanguageModel:
-    """Of a run (its folder or run file), or of a folder in Hugging Face's layout.
+def open_model(path: Path, *, device: str = "auto", newest: bool = False) -> LanguageModel:
+    """Of a run (its folder or run file), or of a folder in Hugging Face's layout. `newest`: see `find_best`.
 
     Raises ConfigError, DataError, CheckpointError.
     """
     chosen = choose_device(device)
     if (run := run_of(path)) is not None:
-        stored = find_stored(run)
+        stored = find_stored(run, newest=newest)
         model, tokenizer = stored.load(), Tokenizer.load(stored.tokenizer_path)
-        precision, version = _precision(stored.run_config.train, device=chosen), stored.version
+        precision, step = _precision(stored.run_config.train, device=chosen), stored.step
     else:
         if not (path / "config.json").is_file():
             raise ConfigError(
@@ -137,10 +158,10 @@ def open_model(path: Path, *, device: str = "auto") -> LanguageModel:
             )
         found = read_pretrained(path, trust=False)
         model, tokenizer = found.model, Tokenizer(found.tokenizer)
-        precision, version = choose_precision("auto", device=chosen), None
+        precision, step = choose_precision("auto", device=chosen), None
     precision.apply(model)
     return LanguageModel(
-        model=model.to(chosen).eval(), tokenizer=tokenizer, device=chosen, precision=precision, version=version
+        model=model.to(chosen).eval(), tokenizer=tokenizer, device=chosen, precision=precision, step=step
     )
 
 
@@ -150,23 +171,26 @@ def run_of(path: Path) -> RunDir | None:
     return folder if folder.run_file.is_file() or folder.checkpoints.is_dir() else None
 
 
-def find_stored(run: RunDir) -> Stored:
-    """Of a language model, without loading it. Raises ConfigError, DataError, CheckpointError."""
+def find_stored(run: RunDir, *, newest: bool = False) -> Stored:
+    """Of a language model, without loading it. `newest`: see `find_best`.
+
+    Raises ConfigError, DataError, CheckpointError.
+    """
     config = read_run_config(run)
     if not isinstance(config.task, LanguageTask):
         raise ConfigError(f"{run.path} is not a language model", hint="name a run with task.kind = language")
     tokenizer_path, tokens = _tokenizer_of(run, config)
-    checkpoint = find_newest(run.checkpoints)
-    if checkpoint is None and not config.model.init:
+    choice = find_best(run.checkpoints, newest=newest)
+    if choice is None and not config.model.init:
         raise _untrained(run)
     return Stored(
         run=run,
         run_config=config,
         config=shape_of(config.model, tokens=tokens),
         tokenizer_path=tokenizer_path,
-        version=version_of(checkpoint) if checkpoint else 0,
-        file=checkpoint / "model.safetensors" if checkpoint else run.path / config.model.init / WEIGHTS,
-        imported=checkpoint is None,
+        step=Step.of(choice),
+        file=choice.path / "model.safetensors" if choice else run.path / config.model.init / WEIGHTS,
+        imported=choice is None,
     )
 
 

@@ -1,0 +1,75 @@
+"""Held-out loss over a run: when it was lowest, how long it has not fallen, whether the data is learnt by heart.
+
+A model that sees little data many times goes on to know it better, and all other data worse. Pure: rows in.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MEMORISES_AFTER = 2
+"""Evaluations above the lowest in a row; one may be chance."""
+
+
+@dataclass(kw_only=True)
+class HeldOut:
+    """Fed with every committed row. `best`: (held-out loss, version) of the lowest so far."""
+
+    best: tuple[float, int] | None = None
+    since_best: int = 0
+    """Evaluations since then."""
+    last: float = math.nan
+    """Held-out loss of the newest evaluation."""
+    train_at_best: float = math.nan
+    """Mean training loss of the steps between the evaluation before the best one and that."""
+    train_last: float = math.nan
+    _losses: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, best: tuple[float, int] | None, rows: Iterable[Mapping[str, Any]], *, version: int) -> "HeldOut":
+        """As it was when `version` was committed, from the rows of a run whose `best` checkpoint is known."""
+        held_out = cls(best=best)
+        for row in rows:
+            loss = row.get("val_loss")
+            if not isinstance(row.get("version"), int) or row["version"] > version:
+                continue
+            held_out._take(row)
+            if not isinstance(loss, int | float):
+                continue
+            train = held_out._mean()
+            if best is None or row["version"] <= best[1]:
+                held_out.train_at_best = train
+            else:
+                held_out.since_best += 1
+            held_out.last, held_out.train_last = loss, train
+        return held_out
+
+    def add(self, row: Mapping[str, Any], *, version: int) -> bool:
+        """Whether this row's evaluation is the best so far."""
+        self._take(row)
+        loss = row.get("val_loss")
+        if loss is None:
+            return False
+        self.last, self.train_last = loss, self._mean()
+        if not math.isfinite(loss) or (self.best is not None and not loss < self.best[0]):
+            self.since_best += 1
+            return False
+        self.best, self.since_best, self.train_at_best = (float(loss), version), 0, self.train_last
+        return True
+
+    @property
+    def memorises(self) -> bool:
+        """Whether held-out loss has risen while training loss fell."""
+        return self.since_best >= MEMORISES_AFTER and self.train_last < self.train_at_best
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        loss = row.get("loss")
+        if isinstance(loss, int | float) and math.isfinite(loss):
+            self._losses.append(loss)
+
+    def _mean(self) -> float:
+        """Of the training losses since the last call."""
+        mean = math.fsum(self._losses) / len(self._losses) if self._losses else math.nan
+        self._losses.clear()
+        return mean

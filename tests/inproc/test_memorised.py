@@ -1,0 +1,122 @@
+"""A run that sees little text too often: its best step is kept and used, and it can end by itself."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuadrilla.cli.export import export_hf
+from cuadrilla.cli.train import train_run
+from cuadrilla.data.options import Options
+from cuadrilla.data.prepare import prepare
+from cuadrilla.model.hf import load_hf
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from cuadrilla.runfile import read_run_file
+from cuadrilla.train.checkpoint import load_checkpoint
+from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.trained import find_stored, load_trained
+from tests.machines import language_run
+
+STEPS = 120
+OFTEN = ("optim.lr=0.01", "evaluate.every_tokens=2560")
+
+
+def train(run: RunDir, *sets: str) -> Outcome:
+    return train_run(read_run_file(run.run_file, sets=[*OFTEN, *sets]), run)
+
+
+def curve(run: RunDir) -> dict[int, float]:
+    return {row["version"]: row["val_loss"] for row in last_rows(run.metrics) if "val_loss" in row}
+
+
+@pytest.fixture(scope="module")
+def memorised(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Read only."""
+    folder = tmp_path_factory.mktemp("memorised")
+    chance = random.Random(5)
+    words = ["".join(chance.choices("aeioulmnrst", k=4)) for _ in range(60)]
+    documents = (" ".join(chance.choices(words, k=40)) for _ in range(20))  # nothing to learn but the words
+    (folder / "words.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    options = Options(vocab=300, filter="none", near_duplicates=0, val_fraction=0.3, val_by="document")
+    prepare([str(folder / "words.txt")], out=folder / "text", options=options)
+    run = language_run(folder / "run", folder / "text", steps=STEPS)
+    outcome = train(run)
+    assert (outcome.complete, outcome.version) == (True, STEPS)
+    return run
+
+
+@pytest.fixture
+def copy(memorised: RunDir, tmp_path: Path) -> RunDir:
+    shutil.copytree(memorised.path, tmp_path / "run")
+    shutil.copytree(memorised.path.parent / "text", tmp_path / "text")
+    return RunDir(tmp_path / "run")
+
+
+def test_the_step_of_the_lowest_held_out_loss_is_what_is_used(memorised: RunDir, tmp_path: Path) -> None:
+    found = curve(memorised)
+    best = min(found, key=found.__getitem__)
+    assert best < STEPS
+    weights = load_checkpoint(memorised.checkpoints / f"v{best:08d}").model
+    stored, newest = find_stored(memorised), find_stored(memorised, newest=True)
+    assert (stored.step.version, stored.step.newest, newest.step.version) == (best, STEPS, STEPS)
+    assert str(stored.step).startswith(f"step {best} (lowest held-out loss; the newest is {STEPS}")
+    assert load_trained(memorised).step == stored.step
+    export_hf(memorised.path, to=tmp_path / "hf")
+    state = load_hf(tmp_path / "hf").state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
+    assert f"| steps | {best} |" in (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
+
+
+def test_it_is_said_once_that_the_data_is_learnt_by_heart(memorised: RunDir) -> None:
+    (event,) = [row for row in read_jsonl(memorised.events) if row["event"] == "memorises"]
+    found = curve(memorised)
+    assert event["best_loss"] == found[event["best"]] < event["loss"] == found[event["version"]]
+
+
+def test_a_best_step_that_is_damaged_is_not_used(copy: RunDir, caplog: pytest.LogCaptureFixture) -> None:
+    best = find_stored(copy).step.version
+    (copy.checkpoints / f"v{best:08d}" / "model.safetensors").write_bytes(b"")
+    assert find_stored(copy).step.version == STEPS
+    assert "the newest is taken instead of the best one" in caplog.text
+
+
+@pytest.mark.parametrize("best", [None, 7, [1.0], [1.0, "../x"], [1.0, -1]])
+def test_a_state_that_names_no_best_step_gives_the_newest(copy: RunDir, best: object) -> None:
+    path = copy.checkpoints / f"v{STEPS:08d}"
+    state = json.loads((path / "state.json").read_text())
+    raw = json.dumps({**state, "best": best}).encode()
+    (path / "state.json").write_bytes(raw)
+    _reseal(path)
+    assert find_stored(copy).step.version == STEPS
+
+
+def _reseal(path: Path) -> None:
+    """The manifest as its own cuadrilla would have written it."""
+    from cuadrilla.rundir import file_sha256
+
+    manifest = json.loads((path / "manifest.json").read_text())
+    file = path / "state.json"
+    manifest["files"]["state.json"] = {"num_bytes": file.stat().st_size, "sha256": file_sha256(file)}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_patience_ends_a_run_and_more_of_it_goes_on(memorised: RunDir, tmp_path: Path) -> None:
+    found = curve(memorised)
+    versions = sorted(found)
+    expected = next(
+        version
+        for index, version in enumerate(versions)
+        if index >= 2 and min(versions[: index + 1], key=found.__getitem__) == versions[index - 2]
+    )
+    shutil.copytree(memorised.path.parent / "text", tmp_path / "text")
+    run = language_run(tmp_path / "run", tmp_path / "text", steps=STEPS)
+    outcome = train(run, "evaluate.patience=2")
+    assert (outcome.version, outcome.complete, outcome.interrupted) == (expected, False, False)
+    assert "2 evaluations ago" in outcome.reason
+    assert find_stored(run).step.version == outcome.best
+    assert train(run, "evaluate.patience=2").version == expected  # the same command makes no further step
+    assert train(run, "evaluate.patience=0").version == STEPS
+    assert curve(run) == found

@@ -1,0 +1,56 @@
+"""A machine without the repository: what `make wheel` builds joins a coordinator that runs from the sources."""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cuadrilla import __version__
+from tests.commands import goes_on, is_what_one_worker_gives, wait_for
+from tests.machines import Machine, down, invite, language_run, present, up
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder that holds cuadrilla from its wheel; the libraries are this installation's."""
+    built = tmp_path / "built"
+    made = subprocess.run(
+        ["make", "--no-print-directory", "wheel", f"DIST={built}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    (wheel,) = built.glob("*.whl")
+    assert made.stdout.split() == [str(wheel), "SHA-256", hashlib.sha256(wheel.read_bytes()).hexdigest()]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
+    subprocess.run([*pip, str(tmp_path / "installed"), str(wheel)], timeout=120, check=True)
+    return tmp_path / "installed"
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_a_machine_with_the_wheel_joins(
+    installed: Path, machine: Callable[[str], Machine], stories: Path, tmp_path: Path, port: int
+) -> None:
+    run = language_run(tmp_path / "run", stories)
+    coordinator, ana = machine("coordinator"), machine("ana")
+    ana.prefix = ("env", f"PYTHONPATH={installed}")
+    where = [*ana.prefix, sys.executable, "-c", "import cuadrilla; print(cuadrilla.__file__)"]
+    assert subprocess.check_output(where, text=True, cwd=tmp_path).startswith(str(installed))
+    crew = up(coordinator, run, port)
+    worker = ana.start("join", "--name", "ana", says=invite(coordinator))
+    wait_for(lambda: "ana" in present(run), worker)
+    wait_for(goes_on(run), crew)
+    down(coordinator, crew)
+    said = worker.communicate(timeout=150)[1]
+    assert worker.returncode == 0, said
+    assert is_what_one_worker_gives(run)
+
+
+def test_the_readme_names_the_wheel_that_is_built() -> None:
+    for readme in ("README.md", "README.es.md"):
+        assert f"cuadrilla-{__version__}-py3-none-any.whl" in (ROOT / readme).read_text(encoding="utf-8")
