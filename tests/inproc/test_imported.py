@@ -57,11 +57,11 @@ def test_training_goes_on_from_the_imported_weights(published: Path, tmp_path: P
     train(run, "train.steps=2", "optim.lr=1e-9", "engine.workers=[1.0, 0.5]")
     weights = final(run.path)
     assert all(torch.allclose(weights[name], began[name], atol=1e-6) for name in began)
-    assert find_stored(run).version == 2
+    assert find_stored(run).step.newest == 2
     shutil.rmtree(run.path / "model")  # read once, when the run began
     longer = [*QUICK, "train.steps=3", "optim.lr=1e-9", "engine.workers=[1.0, 0.5]"]
     train_run(read_run_file(run.run_file, sets=longer), run, allow_changes=True)
-    assert find_stored(run).version == 3
+    assert find_stored(run).step.newest == 3
 
 
 def test_it_writes_and_is_exported_before_it_is_trained(

@@ -20,7 +20,7 @@ from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.trained import find_stored, load_trained
 from tests.machines import language_run
 
-STEPS = 120
+STEPS = 150
 OFTEN = ("optim.lr=0.01", "evaluate.every_tokens=2560")
 
 
@@ -37,11 +37,10 @@ def memorised(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """Read only."""
     folder = tmp_path_factory.mktemp("memorised")
     chance = random.Random(5)
-    words = ["".join(chance.choices("aeioulmnrst", k=4)) for _ in range(60)]
-    documents = (" ".join(chance.choices(words, k=40)) for _ in range(20))  # nothing to learn but the words
-    (folder / "words.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    options = Options(vocab=300, filter="none", near_duplicates=0, val_fraction=0.3, val_by="document")
-    prepare([str(folder / "words.txt")], out=folder / "text", options=options)
+    texts = ("".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=200)) for _ in range(12))
+    (folder / "letters.txt").write_text("\n\n".join(texts), encoding="utf-8")  # nothing to learn but their frequencies
+    options = Options(vocab=260, filter="none", near_duplicates=0, val_fraction=0.3, val_by="document")
+    prepare([str(folder / "letters.txt")], out=folder / "text", options=options)
     run = language_run(folder / "run", folder / "text", steps=STEPS)
     outcome = train(run)
     assert (outcome.complete, outcome.version) == (True, STEPS)

@@ -78,7 +78,7 @@ def test_its_text_loss_is_what_is_reported_and_several_teachers_are_averaged(
     capsys.readouterr()
     evaluate([one.path], device="cpu")
     assert f"{row['val_loss']:.4f}" in capsys.readouterr().out
-    assert find_stored(one).version == 4
+    assert find_stored(one).step.newest == 4
 
 
 def test_who_cannot_teach_is_refused(data: Path, teacher: RunDir, tmp_path: Path) -> None:
@@ -111,4 +111,4 @@ def test_a_teacher_belongs_to_the_run(data: Path, teacher: RunDir, tmp_path: Pat
         train(run)
     weights.write_bytes(kept)
     train(run)
-    assert find_stored(run).version == 4
+    assert find_stored(run).step.newest == 4

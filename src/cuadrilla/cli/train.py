@@ -256,7 +256,7 @@ def name_smaller(config: Config, tokens: int, seconds: float) -> str:
     if config.task.kind != "language" or config.model.init or seconds < LONG_SECONDS or not position:
         return ""
     size = sizes[position - 1]
-    smaller = operations(ModelSection(preset=size).shape) * PRESETS[size][0]
+    smaller = operations(ModelSection.model_validate({"preset": size}).shape) * PRESETS[size][0]
     share = smaller / (operations(config.model.shape) * tokens)
     return f" (gpt2-{size} about {in_words(share * seconds)}: cuadrilla new NAME --preset gpt2-{size})"
 

@@ -27,6 +27,7 @@ from cuadrilla.sync.coordinator import Rules
 from cuadrilla.sync.exact import Contribution, Reduced
 from cuadrilla.sync.ledger import Ledger
 from cuadrilla.train.guard import Verdict
+from cuadrilla.train.heldout import HeldOut
 
 RULES = Rules(units_per_round=8, num_versions=20, lost_after_seconds=5.0, hung_after_seconds=10.0)
 UNIT_TOKENS = 10
@@ -196,6 +197,7 @@ class VirtualStore:
     save_now: bool = False
     gap: bool = False
     unlogged: None = None  # there are no metrics
+    held_out: HeldOut = field(default_factory=HeldOut)  # nor evaluations
 
     def journal(self, header: Mapping[str, Any], gradients: Callable[[], Mapping[str, int]]) -> None:
         self.audit.judge_round(header, self.weights)
