@@ -10,6 +10,7 @@ those of both trainings; it is compared with the best single setting, of whateve
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from cuadrilla.data.options import Options
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.sources import plain_text
 from cuadrilla.engines.local import run_local
-from cuadrilla.rundir import RunDir, write_json
+from cuadrilla.rundir import RunDir, read_jsonl, write_json
 from cuadrilla.runfile import dump
 from cuadrilla.train.setup import assemble, make_task
 from cuadrilla.train.teachers import keep_teachers
@@ -44,14 +45,12 @@ teacher = {teacher}
 [optim]
 weight_decay = {decay}
 [checkpoint]
-every_seconds = 0
+every_seconds = 20
 [evaluate]
 every_tokens = 1_000_000_000_000
 sequences = 0
 [sample]
 tokens = 0
-[guard]
-spike_sigmas = 0
 """
 
 
@@ -81,7 +80,11 @@ class Text:
         began = time.perf_counter()
         outcome = run_local(parts)
         seconds = time.perf_counter() - began
-        return {"bits_per_byte": float(outcome.last_row["val_bits_per_byte"]), "seconds": seconds, "run": run.path}
+        found = float(outcome.last_row["val_bits_per_byte"])
+        skipped = sum(event["event"] == "update skipped" for event in read_jsonl(run.events))
+        what = f"{epochs:g} epochs, weight decay {decay:g}, seed {seed}{', taught' if teacher else ''}"
+        print(f"{what}: {found:.4f} bits per byte, {seconds:.0f} s, {skipped} updates skipped", file=sys.stderr)
+        return {"bits_per_byte": found, "seconds": seconds, "run": run.path}
 
 
 def of(runs: list[dict[str, Any]], **setting: float) -> dict[str, Any]:
