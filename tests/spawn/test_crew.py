@@ -100,6 +100,7 @@ def test_a_frozen_worker_is_evicted_and_joins_again(run: RunDir) -> None:
     assert [row["worker"] for row in events(run, "joined")].count("worker-1") >= 2
 
 
+@pytest.mark.thorough
 def test_a_killed_parent_takes_everybody_with_it_and_no_step_is_lost(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_without_workers_the_run_ends_and_can_go_on(crew: "subprocess.Popen[str]
     assert goes_on_alone(run)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_reaches_the_whole_terminal_and_nobody_stays(run: RunDir) -> None:
     crew = start(
         run, *STRICT, *PRACTICE, start_new_session=True,
@@ -168,6 +170,7 @@ def test_wrong_practice(run: RunDir, practice: str, message: str) -> None:
     assert message in done.stderr
 
 
+@pytest.mark.thorough
 def test_the_port_is_on_the_loopback_and_workers_listen_on_nothing(crew: "subprocess.Popen[str]", run: RunDir) -> None:
     wait_for(joined(run, 3), crew)
     parent = coordinator(crew)
@@ -181,6 +184,7 @@ def test_the_port_is_on_the_loopback_and_workers_listen_on_nothing(crew: "subpro
     stop(crew)
 
 
+@pytest.mark.thorough
 def test_no_secret_is_in_the_arguments(crew: "subprocess.Popen[str]", run: RunDir) -> None:
     wait_for(joined(run, 1), crew)
     arguments = " ".join(" ".join(child.cmdline()) for child in coordinator(crew).children())

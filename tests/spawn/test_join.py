@@ -262,6 +262,7 @@ def test_invites_that_do_not_work(machine: Callable[[str], Machine], run: RunDir
     down(coordinator, crew)
 
 
+@pytest.mark.thorough
 def test_cloned_machines_get_in_and_who_has_left_comes_back(
     machine: Callable[[str], Machine], run: RunDir, port: int
 ) -> None:

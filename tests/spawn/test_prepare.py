@@ -350,6 +350,7 @@ def test_wrong_options_change_nothing(books, tmp_path, arguments, code):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_of_another_model_with_a_large_vocabulary(books, tmp_path):
     assert prepare(books, out=tmp_path / "own").returncode == 0
     raw = RawTokenizer.from_file(str(tmp_path / "own" / TOKENIZER))

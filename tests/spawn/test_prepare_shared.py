@@ -66,6 +66,7 @@ def finished(out, kind):
     return sorted(path.name for path in (out / ".work").glob(f"*.{kind}")) if (out / ".work").exists() else []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("stop", "kind"), [(signal.SIGKILL, "clean"), (signal.SIGINT, "tokens")])
 def test_what_was_finished_is_not_done_again_and_the_processes_end(library, prepared, tmp_path, stop, kind):
     out = tmp_path / "out"

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from cuadrilla.rundir import last_rows
 from tests.commands import make_run, train
 from tests.inside import cuadrilla
@@ -14,6 +16,7 @@ def notes(said: str) -> list[str]:
     return [line.split()[1].rstrip(":") for line in said.splitlines() if line.startswith("note ")]
 
 
+@pytest.mark.thorough
 def test_a_practice_crew_trains_asynchronously(tmp_path: Path) -> None:
     run = make_run(tmp_path / "cuadrilla ñ", steps=120)
     done = train(run, *SERVER, "--set", "sync.staleness=1", "--practice", "1.0,0.5,0.25")

@@ -59,6 +59,7 @@ def run(tmp_path: Path, stories: Path) -> RunDir:
     return language_run(tmp_path / "run", stories)
 
 
+@pytest.mark.thorough
 def test_idle_strangers_lock_out_neither_newcomers_nor_a_worker_that_comes_back(
     machine: Callable[[str], Machine], run: RunDir, port: int, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_idle_strangers_lock_out_neither_newcomers_nor_a_worker_that_comes_back(
     assert is_what_one_worker_gives(run)
 
 
+@pytest.mark.thorough
 def test_a_killed_coordinator_has_its_port_again_whatever_lingers_there(
     machine: Callable[[str], Machine], run: RunDir, port: int, tmp_path: Path
 ) -> None:
