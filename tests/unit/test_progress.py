@@ -57,8 +57,9 @@ def test_what_the_whole_will_take_is_said_once(
     sink = ProgressSink(
         total_versions=1000, done=done, total_tokens=1000, advise=lambda _: "; less is more", clock=clock
     )
-    for clock.now in (1.0, seconds, seconds + 1):
-        sink.log(step, {"loss": 2.0, "tokens": 100, "tokens_per_second": 1.7})
+    # A crew that has waited for its workers: that time is no work.
+    for clock.now, made in ((5000.0, done), (5000.0 + seconds, step), (5001.0 + seconds, step)):
+        sink.log(made, {"loss": 2.0, "tokens": 100, "tokens_per_second": 1.7})
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("time")]
     assert said == ([f"time       {expected}"] if expected else [])
 

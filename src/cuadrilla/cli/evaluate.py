@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cuadrilla.cli.model import Newest
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.errors import ConfigError
@@ -68,9 +69,7 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, help="For stories and samples.")] = 0.8,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
-    newest: Annotated[
-        bool, typer.Option("--newest", help="The last step, not the one of the lowest held-out loss.")
-    ] = False,
+    newest: Newest = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Held-out loss and bits per byte of a run; with more models or test files, a table that compares them."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cuadrilla.cli.model import Newest
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir, remove_leftovers, typed, write_atomic
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder.")]
-Newest = Annotated[bool, typer.Option("--newest", help="The last step, not the one of the lowest held-out loss.")]
 CARD = "README.md"
 _LEFTOVER = re.compile(r"\..+\.\d+\.tmp")  # of an export that was killed
 

@@ -9,6 +9,7 @@ import typer
 from cuadrilla.cli.output import emit, emit_json, options, say
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder, or a folder in Hugging Face's layout.")]
+Newest = Annotated[bool, typer.Option("--newest", help="The last step, not the one of the lowest held-out loss.")]
 
 
 def generate(
@@ -22,9 +23,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
-    newest: Annotated[
-        bool, typer.Option("--newest", help="The last step, not the one of the lowest held-out loss.")
-    ] = False,
+    newest: Newest = False,
     json: Annotated[bool, typer.Option("--json", help="The texts as JSON.")] = False,
 ) -> None:
     """Write text with a trained model, as it comes."""

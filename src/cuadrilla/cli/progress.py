@@ -40,7 +40,7 @@ class ProgressSink:
         self._total = total_versions
         self._done = done
         self._advise = advise
-        self._began = clock()
+        self._begun: tuple[float, float] | None = None  # (when, after how many steps) the first work was seen
         self._estimated = False
         self._total_tokens = total_tokens
         self._counted = counted
@@ -95,11 +95,15 @@ class ProgressSink:
                 self._bar.stop()
 
     def _estimate(self, steps: float) -> None:
-        seconds = self._clock() - self._began
-        if self._estimated or seconds < ESTIMATE_SECONDS or steps <= self._done:
+        """From the first sign of work on: a crew may wait for hours until somebody joins."""
+        now = self._clock()
+        if self._begun is None:
+            self._begun = (now, steps)
+        seconds, done = now - self._begun[0], steps - self._begun[1]
+        if self._estimated or seconds < ESTIMATE_SECONDS or done <= 0:
             return
         self._estimated = True
-        whole = seconds / (steps - self._done) * (self._total - self._done)
+        whole = seconds / done * (self._total - self._done)
         if whole > SHORT_SECONDS:
             stderr.tell(f"time       about {in_words(whole)} at this speed{self._advise(whole)}")
 
