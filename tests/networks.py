@@ -65,12 +65,12 @@ def shares(number: int) -> Iterator[list[limits.Share]]:
 
 
 @contextmanager
-def memory_limit(num_bytes: int) -> Iterator[Path]:
+def memory_limit(num_bytes: int, *, name: str) -> Iterator[Path]:
     """`cgroup.procs` of a control group: whose number is written there may take so much more memory, without swap.
 
     Skips where there is none. Who was put there must have ended.
     """
-    name = f"cua-{os.getpid()}-memory"
+    name = f"cua-{os.getpid()}-{name}"
     if (CGROUP / "memory" / "memory.limit_in_bytes").exists():
         folder, limits = (
             CGROUP / "memory" / name,

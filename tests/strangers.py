@@ -95,22 +95,30 @@ def idle(
     port: int, *, number: int, folder: Path, host: str = "127.0.0.1", sources: Sequence[str] = LOOPBACK
 ) -> list[socket.socket]:
     """Connections that are through TLS, with the key of `folder`, and say nothing more."""
-    return list(_each(port, number=number, host=host, sources=sources, begin=context(folder).wrap_socket))
+    tls = context(folder)
+    # Made before it is connected: one that fails in between has an owner who closes it.
+    return list(_each(port, number=number, host=host, sources=sources, make=lambda: tls.wrap_socket(socket.socket())))
 
 
 def half_open(port: int, *, number: int, host: str, sources: Sequence[str]) -> list[socket.socket]:
     """Connections that have sent a part of their first message, and wait."""
-
-    def begin(connection: socket.socket) -> socket.socket:
-        half(connection)
-        return connection
-
-    return list(_each(port, number=number, host=host, sources=sources, begin=begin))
+    connections = list(_each(port, number=number, host=host, sources=sources, make=socket.socket))
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            half(connection)
+    return connections
 
 
 def _each(
-    port: int, *, number: int, host: str, sources: Sequence[str], begin: Callable[[socket.socket], socket.socket]
+    port: int, *, number: int, host: str, sources: Sequence[str], make: Callable[[], socket.socket]
 ) -> Iterator[socket.socket]:
     for _, source in zip(range(number), itertools.cycle(sources), strict=False):
-        with contextlib.suppress(OSError):
-            yield begin(socket.create_connection((host, port), 5.0, (source, 0)))
+        connection = make()
+        connection.settimeout(5.0)
+        try:
+            connection.bind((source, 0))
+            connection.connect((host, port))
+        except OSError:
+            connection.close()
+        else:
+            yield connection

@@ -192,24 +192,26 @@ class _Children:
 
     def look(self) -> None:
         """Notice who has died, and what it said last."""
-        for name, process in list(self.alive.items()):
-            if process.poll() is not None:
-                del self.alive[name]
-                assert process.stdin is not None
-                process.stdin.close()
-                assert process.stdout is not None
-                said = process.stdout.read()
-                process.stdout.close()
-                self._last_words[name] = said
-                if process.returncode:
-                    reason = _reason(said, process.returncode) + self._memory_note(process.returncode)
-                    log.warning("%s died: %s", name, reason)
-                    self._event("died", worker=name, reason=reason)
+        ended = {name: process for name, process in self.alive.items() if process.poll() is not None}
+        killed = [name for name, process in ended.items() if process.returncode == -signal.SIGKILL]
+        note = self._memory_note() if killed else ""
+        for name, process in ended.items():
+            del self.alive[name]
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.stdout is not None
+            said = process.stdout.read()
+            process.stdout.close()
+            self._last_words[name] = said
+            if process.returncode:
+                reason = _reason(said, process.returncode) + (note if name in killed else "")
+                log.warning("%s died: %s", name, reason)
+                self._event("died", worker=name, reason=reason)
 
-    def _memory_note(self, returncode: int) -> str:
+    def _memory_note(self) -> str:
         """A process that the kernel kills for memory ends like any other that is killed; only a counter tells."""
         before, self._killed_for_memory = self._killed_for_memory, num_killed_for_memory()
-        if returncode != -signal.SIGKILL or self._killed_for_memory == before:
+        if self._killed_for_memory == before:
             return ""
         return ", and the kernel has killed for want of memory: a smaller model, smaller units, or more memory for it"
 
