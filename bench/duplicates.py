@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from bench.common import report
 from cuadrilla.data.corpus import Corpus, Rules, clean_corpus
 from cuadrilla.data.duplicates import DEFAULT_SIMILARITY, SHINGLE_WORDS
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.pool import Pool
 from cuadrilla.data.prepare import no_progress
 from cuadrilla.data.sources import open_sources
@@ -89,7 +89,7 @@ def measure(corpus: Corpus) -> dict[str, Any]:
 
 
 def corpus_of(sources: list[str], work: Path) -> tuple[Corpus, list[str]]:
-    options = Options()
+    options = PrepareOptions()
     rules = Rules(
         recipe=0,
         maximum=20_000,

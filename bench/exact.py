@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bench.common import configure, report
 from cuadrilla.config import Config
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.engines.local import run_local
 from cuadrilla.rundir import RunDir
@@ -107,7 +107,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         data = Path(name) / "data"
-        prepare([f"cuentos:{arguments.stories}"], out=data, options=Options(vocab=512))
+        prepare([f"cuentos:{arguments.stories}"], out=data, options=PrepareOptions(vocab=512))
         results = {
             label: compare(data, steps=arguments.steps, optimizer=optimizer, precision=precision)
             for label, (optimizer, precision) in SETTINGS.items()

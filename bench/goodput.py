@@ -36,7 +36,7 @@ from bench.common import report
 from bench.lan import CARD, Member, ip, lan
 from bench.limits import Share, shares
 from bench.recovery import RUN
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 
@@ -174,7 +174,7 @@ def main() -> None:
         shares(1 + len(NAMES)) as groups,
     ):
         run = RunDir(Path(name) / "run")
-        prepare(["cuentos:2000"], out=run.path / "data", options=Options(vocab=512))
+        prepare(["cuentos:2000"], out=run.path / "data", options=PrepareOptions(vocab=512))
         run.run_file.write_text(RUN)
         machines = [
             Machine(member, share, Path(name) / f"home-{index}")

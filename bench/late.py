@@ -21,7 +21,7 @@ import psutil
 
 from bench.common import report, summary
 from bench.recovery import RUN, Crew
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 
@@ -68,7 +68,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         run = RunDir(Path(name))
-        prepare(["cuentos:2000"], out=run.path / "data", options=Options(vocab=512))
+        prepare(["cuentos:2000"], out=run.path / "data", options=PrepareOptions(vocab=512))
         run.run_file.write_text(RUN.replace("batch_sequences = 8", f"batch_sequences = {arguments.batch}"))
         crew = Crew(run, door="crew", speeds="1.0,1.0,1.0")
         try:

@@ -28,7 +28,7 @@ from transformers import GPT2LMHeadModel
 from bench.common import configure, report
 from cuadrilla.config import Config
 from cuadrilla.data.loader import UnitLoader
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.engines.local import run_local
 from cuadrilla.model.gpt2 import GPT2
@@ -84,7 +84,7 @@ class Books:
         for path in set(names) - set(self.held_out):
             shutil.copy(path, work / "train")
         self.data = work / "data"
-        prepare([str(work / "train")], out=self.data, options=Options(vocab=VOCABULARY, val_fraction=0.01))
+        prepare([str(work / "train")], out=self.data, options=PrepareOptions(vocab=VOCABULARY, val_fraction=0.01))
         self._texts = [text for path in self.held_out for text in read_texts(path)]
 
     def bits_per_byte(self, model: GPT2, task: LanguageTask) -> float:

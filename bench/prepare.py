@@ -27,7 +27,7 @@ import psutil
 
 from bench.common import ratios, report, summary
 from cuadrilla.data.encode import FAST, PLAIN, WORDS
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.pool import available_cores
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.shards import TOKENIZER, read_manifest
@@ -139,7 +139,7 @@ def main() -> None:
         text = here / "text"
         text.mkdir()
         num_bytes = as_utf8(arguments.sources, text)
-        prepare([str(text)], out=here / "first", options=Options())
+        prepare([str(text)], out=here / "first", options=PrepareOptions())
         tokenizer = str(here / "first" / TOKENIZER)
 
         def contenders() -> Iterator[tuple[str, list[str]]]:

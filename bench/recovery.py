@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from bench.common import report, summary
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 
@@ -164,7 +164,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         run = RunDir(Path(name))
-        prepare(["cuentos:2000"], out=run.path / "data", options=Options(vocab=512))
+        prepare(["cuentos:2000"], out=run.path / "data", options=PrepareOptions(vocab=512))
         run.run_file.write_text(RUN)
         crew = Crew(run, door=arguments.door)
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import configure, report, summary
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.rundir import RunDir, write_json
@@ -107,7 +107,7 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in SETTINGS}
     with tempfile.TemporaryDirectory() as name:
         data = Path(name) / "data"
-        prepare([f"cuentos:{arguments.stories}"], out=data, options=Options(vocab=512))
+        prepare([f"cuentos:{arguments.stories}"], out=data, options=PrepareOptions(vocab=512))
         for _ in range(arguments.repeats):
             for setting, (workers, sync) in SETTINGS.items():
                 found[setting].append(measure(train(data, steps=arguments.steps, workers=workers, sync=sync)))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import configure, report
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.sources import plain_text
 from cuadrilla.engines.local import run_local
@@ -64,7 +64,7 @@ class Text:
         for name, part in (("train", text[:end]), ("val", held_out or text[-len(text) // 4 :])):
             (work / f"{name}.txt").write_text(part, encoding="utf-8")
         self.work, self.threads, self.data = work, threads, work / "data"
-        options = Options(vocab=vocabulary, val=(str(work / "val.txt"),))
+        options = PrepareOptions(vocab=vocabulary, val=(str(work / "val.txt"),))
         self.manifest = prepare([str(work / "train.txt")], out=self.data, options=options).manifest
 
     def train(self, *, epochs: float, decay: float, seed: int, teacher: Path | None = None) -> dict[str, Any]:

@@ -349,7 +349,7 @@ def main(root: Path) -> int:
         *check_cycles(package),
         *check_forbidden(package),
         *check_version(
-            (root / "src/cuadrilla/__init__.py").read_text(encoding="utf-8"),
+            (root / "src/cuadrilla/version.py").read_text(encoding="utf-8"),
             (root / "CHANGELOG.md").read_text(encoding="utf-8"),
         ),
         *check_help(root),

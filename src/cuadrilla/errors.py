@@ -31,6 +31,8 @@ class CuadrillaError(Exception):
         self.message = message
         self.hint = hint
         self.details = tuple(details)
+        for line in (*details, *([f"hint: {hint}"] if hint else [])):
+            self.add_note(line)  # what a traceback shows, in a script or a notebook
 
 
 class ConfigError(CuadrillaError):

@@ -11,7 +11,7 @@ CUADRILLA_HOME (or the system's place for a user's data)
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,24 @@ class Home:
                 term = _number(value.get("term"))
                 found.append(Joined(folder=file.parent, address=value["address"], name=value["name"], term=term))
         return sorted(found, key=lambda crew: crew.address)
+
+    def find_crew(self, address: str) -> Joined | None:
+        """The crew to work for without an invite: the one at `address`, or the only one this machine has joined.
+
+        A coordinator that has moved is known by its key, not by its address. Raises LinkError.
+        """
+        joined = self.joined()
+        for crew in joined:
+            if crew.address == address:
+                return crew
+        if len(joined) == 1:
+            return replace(joined[0], address=address or joined[0].address)
+        if joined and not address:
+            raise LinkError(
+                f"this machine has joined {len(joined)} crews: {', '.join(crew.address for crew in joined)}",
+                hint="name one: cuadrilla join ADDRESS:PORT",
+            )
+        return None
 
     def remember(self, crew: Joined) -> None:
         """Write down where a crew's coordinator was found. Raises ResourceError."""

@@ -54,7 +54,7 @@ class Resolved:
     def kept(self) -> list[str]:
         """What holds because it was typed at an earlier start."""
         leaves = _leaves(dump(self.config))
-        return [f"{key}={_literal(leaves[key])}" for key, origin in self.origins.items() if origin == KEPT]
+        return [f"{key}={literal(leaves[key])}" for key, origin in self.origins.items() if origin == KEPT]
 
 
 def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False) -> Resolved:
@@ -88,7 +88,7 @@ def _kept_sets(run: RunDir) -> list[str]:
         found = json.loads(read_regular(run.config))
         values, origins = _leaves(found["values"]), found["origins"]
         typed_before = [key for key, origin in origins.items() if origin in ("--set", KEPT)]
-        return [f"{key}={_literal(values[key])}" for key in typed_before if not key.startswith("engine.")]
+        return [f"{key}={literal(values[key])}" for key in typed_before if not key.startswith("engine.")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
@@ -100,7 +100,7 @@ def _has_begun(run: RunDir) -> bool:
         return False
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """A value as `--set` reads it."""
     return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
 

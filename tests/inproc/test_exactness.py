@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cuadrilla.config import AdamWSection, TrainSection
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare as prepare_data
 from cuadrilla.engines.local import run_local
 from cuadrilla.link.base import Lease
@@ -295,7 +295,7 @@ class Curve:
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stories")
-    prepare_data(["cuentos:2000"], out=folder / "data", options=Options(vocab=512))
+    prepare_data(["cuentos:2000"], out=folder / "data", options=PrepareOptions(vocab=512))
     return folder / "data"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.data.get.origin import RECORD, TooLargeError
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.sources import open_sources
 from cuadrilla.errors import ConfigError, DataError, LinkError, ResourceError
@@ -121,7 +121,7 @@ def test_licences_reach_the_manifest(server, pull, tmp_path):
     (pull.folder / "d.txt").write_text("another text")
     assert licences(pull.folder) == expected | {"d.txt": "unknown"}
 
-    options = Options(vocab=300, val_fraction=0.1, min_characters=20)
+    options = PrepareOptions(vocab=300, val_fraction=0.1, min_characters=20)
     given = str(pull.folder / "a.txt")
     first = prepare([given], out=tmp_path / "data", options=options).manifest
     assert [source.licence for source in first.sources] == ["CC0 1.0"]

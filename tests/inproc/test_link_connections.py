@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.cli.crew import enrol
+from cuadrilla.engines.enrol import enrol
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link import crew_pb2 as pb
@@ -248,10 +248,8 @@ def test_idle_enrolments_do_not_keep_a_newcomer_out(crew: Crew, tmp_path: Path) 
             stranger.close()
 
 
-def test_a_newcomer_waits_for_its_turn_behind_others_at_its_address(
-    crew: Crew, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    secret = new_secret()
+def test_a_newcomer_waits_for_its_turn_behind_others_at_its_address(crew: Crew, tmp_path: Path) -> None:
+    secret, said = new_secret(), list[str]()
     crew.desk.adopt_invites({hash_secret(secret): 1})
     context = strangers.context(strangers.with_the_enrol_key(tmp_path))
     context.set_alpn_protocols(["h2"])
@@ -263,8 +261,8 @@ def test_a_newcomer_waits_for_its_turn_behind_others_at_its_address(
     leaving.start()
     hash_ = key_hash(crew.keys.identity.certificate)
     invite = Invite(host="127.0.0.1", port=crew.port, key_hash=hash_, secret=secret)
-    assert enrol(Home(tmp_path / "home"), str(invite), address="", name="berta").name == "berta"
-    assert "waiting" in capsys.readouterr().err
+    assert enrol(Home(tmp_path / "home"), str(invite), address="", name="berta", report=said.append).name == "berta"
+    assert any("waiting" in line for line in said)
     leaving.join()
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cuadrilla.cli.export import export_hf
-from cuadrilla.cli.train import train_run
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
+from cuadrilla.engines.run import train_run
 from cuadrilla.model.hf import load_hf
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from cuadrilla.runfile import read_run_file
@@ -39,7 +39,7 @@ def memorised(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     chance = random.Random(5)
     texts = ("".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=200)) for _ in range(12))
     (folder / "letters.txt").write_text("\n\n".join(texts), encoding="utf-8")  # nothing to learn but their frequencies
-    options = Options(vocab=260, filter="none", near_duplicates=0, val_fraction=0.3, val_by="document")
+    options = PrepareOptions(vocab=260, filter="none", near_duplicates=0, val_fraction=0.3, val_by="document")
     prepare([str(folder / "letters.txt")], out=folder / "text", options=options)
     run = language_run(folder / "run", folder / "text", steps=STEPS)
     outcome = train(run)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from cuadrilla.cli.evaluate import evaluate
-from cuadrilla.cli.train import train_run
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.engines import bundle
+from cuadrilla.engines.run import train_run
 from cuadrilla.errors import CheckpointError, ConfigError, DataError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_file
@@ -24,7 +24,7 @@ TEACHER = 'train.teacher="../teacher"'
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "text"
-    prepare(["cuentos:60"], out=folder, options=Options(vocab=300))
+    prepare(["cuentos:60"], out=folder, options=PrepareOptions(vocab=300))
     return folder
 
 
@@ -83,7 +83,7 @@ def test_its_text_loss_is_what_is_reported_and_several_teachers_are_averaged(
 
 def test_who_cannot_teach_is_refused(data: Path, teacher: RunDir, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    prepare(["cuentos:60"], out=other, options=Options(vocab=290))
+    prepare(["cuentos:60"], out=other, options=PrepareOptions(vocab=290))
     run = language_run(tmp_path / "run", other, steps=4)
     with pytest.raises(DataError, match="has another tokenizer than"):
         train(run, TEACHER)

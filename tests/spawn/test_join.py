@@ -11,7 +11,7 @@ import pytest
 
 import cuadrilla
 from cuadrilla import __version__
-from cuadrilla.cli.crew import host_name
+from cuadrilla.engines.enrol import host_name
 from cuadrilla.home import Home
 from cuadrilla.link.base import COME_AGAIN, KICKED, NOT_LISTED
 from cuadrilla.link.invite import Invite
@@ -201,7 +201,7 @@ def test_a_second_coordinator_of_the_same_crew_is_refused(
     ("file", "change", "shown"),
     [
         (
-            "__init__.py",
+            "version.py",
             ('__version__ = "', '__version__ = "9.'),
             f"cuadrilla {__version__}, this machine 9.{__version__}",
         ),

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from pyarrow import parquet as pq
 
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.shards import read_manifest
 from tests.inside import cuadrilla
@@ -89,7 +89,7 @@ def test_the_same_texts_in_any_form_give_the_same_shards(tmp_path):
         source.mkdir(parents=True)
         write(source)
         out = source.parent / "out"
-        manifest = prepare([str(source)], out=out, options=Options(vocab=300)).manifest
+        manifest = prepare([str(source)], out=out, options=PrepareOptions(vocab=300)).manifest
         assert sum(source.num_documents for source in manifest.sources) > 0
         hashes[write.__name__] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.glob("*.bin"))]
     assert len(hashes["write_plain"]) == 2

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from cuadrilla.data import prepare as prepare_module
-from cuadrilla.data.options import Options
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.pool import Pool
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.shards import TOKENIZER, read_manifest, verify_folder
@@ -41,14 +41,14 @@ def library(tmp_path_factory):
 def prepared(library, tmp_path_factory):
     """The library, prepared by one process."""
     out = tmp_path_factory.mktemp("one") / "out"
-    prepare([str(library)], out=out, options=Options(vocab=300, processes=1))
+    prepare([str(library)], out=out, options=PrepareOptions(vocab=300, processes=1))
     return out
 
 
 def test_the_number_of_processes_changes_nothing(library, prepared, tmp_path):
     for processes in (2, 5):
         out = tmp_path / str(processes)
-        prepare([str(library)], out=out, options=Options(vocab=300, processes=processes))
+        prepare([str(library)], out=out, options=PrepareOptions(vocab=300, processes=processes))
         assert contents(out) == contents(prepared)
     manifest = read_manifest(prepared)
     assert manifest.counts["documents_near_duplicate"] == 1
@@ -101,7 +101,7 @@ def test_a_process_that_is_killed_is_named_and_its_work_is_done_later(library, p
     assert child.returncode == 8, said
     assert "fewer --processes" in said
     assert "Traceback" not in said
-    prepare([str(library)], out=out, options=Options(vocab=300))
+    prepare([str(library)], out=out, options=PrepareOptions(vocab=300))
     assert contents(out) == contents(prepared)
 
 
@@ -109,8 +109,8 @@ def test_a_script_without_a_main_guard_may_prepare(library, prepared, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\nfrom pathlib import Path\n"
-        "from cuadrilla.data.options import Options\nfrom cuadrilla.data.prepare import prepare\n"
-        "prepare([sys.argv[1]], out=Path(sys.argv[2]), options=Options(vocab=300, processes=2))\n"
+        "from cuadrilla.data.options import PrepareOptions\nfrom cuadrilla.data.prepare import prepare\n"
+        "prepare([sys.argv[1]], out=Path(sys.argv[2]), options=PrepareOptions(vocab=300, processes=2))\n"
     )
     command = [sys.executable, str(script), str(library), str(tmp_path / "out")]
     assert subprocess.run(command, timeout=150, check=False).returncode == 0
@@ -123,7 +123,7 @@ def test_adding_files_is_preparing_all_with_the_old_tokenizer(library, tmp_path)
     for number in range(5):
         shutil.copy(library / f"libro{number}.txt", text / f"largo{number}.txt")
     out = tmp_path / "out"
-    prepare([str(text)], out=out, options=Options(vocab=300, keep_work=True))
+    prepare([str(text)], out=out, options=PrepareOptions(vocab=300, keep_work=True))
     tokenizer = (out / TOKENIZER).read_bytes()
     kept = {path.name: path.stat().st_mtime_ns for path in (out / ".kept").iterdir()}
     assert {Path(name).suffix for name in kept} == {".clean", ".tokens"}
@@ -131,30 +131,30 @@ def test_adding_files_is_preparing_all_with_the_old_tokenizer(library, tmp_path)
         shutil.copy(library / f"libro{len(name)}.txt", text / name)
     assert "--add" in fail(run("data", "prepare", text, "--out", out, "--vocab", 300), 4)
 
-    added = prepare([str(text)], out=out, options=Options(add=True))
+    added = prepare([str(text)], out=out, options=PrepareOptions(add=True))
     assert not added.already
     assert (out / TOKENIZER).read_bytes() == tokenizer
     now = {path.name: path.stat().st_mtime_ns for path in (out / ".kept").iterdir()}
     assert len({name for name in now if kept.get(name) == now[name]}) >= len(kept) - 1
     assert len(now) >= len(kept) + 4
     (tmp_path / "tokenizer.json").write_bytes(tokenizer)
-    prepare([str(text)], out=tmp_path / "fresh", options=Options(tokenizer=tmp_path / "tokenizer.json"))
+    prepare([str(text)], out=tmp_path / "fresh", options=PrepareOptions(tokenizer=tmp_path / "tokenizer.json"))
     assert contents(out) == contents(tmp_path / "fresh")
-    assert prepare([str(text)], out=out, options=Options(add=True)).already
+    assert prepare([str(text)], out=out, options=PrepareOptions(add=True)).already
 
     (text / "libro5.txt").unlink()
     with pytest.raises(DataError, match=r"libro5\.txt too"):
-        prepare([str(text)], out=out, options=Options(add=True))
+        prepare([str(text)], out=out, options=PrepareOptions(add=True))
     assert contents(out) == contents(tmp_path / "fresh")
 
 
 def test_nothing_can_be_added_to_no_folder_or_with_another_tokenizer(library, tmp_path):
     with pytest.raises(DataError, match="does not exist"):
-        prepare([str(library)], out=tmp_path / "out", options=Options(add=True))
+        prepare([str(library)], out=tmp_path / "out", options=PrepareOptions(add=True))
     assert not (tmp_path / "out").exists()
     for options in ({"vocab": 300}, {"force": True}, {"tokenizer": tmp_path / "t.json"}):
         with pytest.raises(ConfigError, match="--add excludes"):
-            Options(add=True, **options)
+            PrepareOptions(add=True, **options)
 
 
 def test_what_is_dropped_is_counted_and_shown(library, tmp_path):
@@ -253,6 +253,6 @@ def test_a_damaged_tokenizer_of_an_interruption_is_not_used(library, prepared, t
         pytest.skip("it was faster than the kill")
     (path,) = (out / ".work").glob("*.tokenizer.json")
     assert path.read_bytes() == (prepared / TOKENIZER).read_bytes()
-    prepare([str(library)], out=out, options=Options(vocab=300))
+    prepare([str(library)], out=out, options=PrepareOptions(vocab=300))
     verify_folder(out, read_manifest(out), hashes=True)
     assert os.listdir(out).count(prepare_module.WORK) == 0

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuadrilla.cli.train import PRESETS as SIZES
-from cuadrilla.cli.train import run_file_text
 from cuadrilla.config import AdamWSection, Config, ServerSync
 from cuadrilla.errors import ConfigError
+from cuadrilla.newrun import SIZES, run_file_text
 from cuadrilla.runfile import KEPT, canonical, differences, dump, read_run_file, resolve, to_toml
 
 pytestmark = pytest.mark.unit

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.cli.crew import dialled_address
 from cuadrilla.errors import LinkError
 from cuadrilla.host.place import Place, advice, default_card, read_place
+from cuadrilla.link.address import dialled_address
 
 pytestmark = pytest.mark.unit
 

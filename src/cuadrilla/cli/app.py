@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-from cuadrilla import __version__
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.verbs import VERBS
 from cuadrilla.engines.supervise import end_with, leave_terminal
@@ -22,6 +21,7 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError,
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.log import silence_grpc
+from cuadrilla.version import __version__
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a path can be that no code can foresee; anything else is reported as ours."""

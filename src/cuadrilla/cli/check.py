@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from cuadrilla.cli.crew import find_crew
 from cuadrilla.cli.output import emit, emit_json, options, report_error, say
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home, Joined
@@ -69,7 +68,7 @@ def joined_crew(address: str) -> Joined:
             f"this machine has joined {len(joined)} crews: {', '.join(crew.address for crew in joined)}",
             hint="name one: cuadrilla check link ADDRESS:PORT",
         )
-    crew = find_crew(home, address)
+    crew = home.find_crew(address)
     if crew is None:
         raise LinkError(
             f"this machine has joined no crew{f' at {address}' if address else ''}",

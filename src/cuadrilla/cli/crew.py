@@ -6,14 +6,10 @@ by everybody on a machine.
 
 import os
 import platform
-import random
 import re
 import signal
-import socket
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from getpass import getpass
@@ -25,22 +21,20 @@ import typer
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
-from cuadrilla.cli.train import report_outcome, say_kept, train_run
+from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.home import Home, Joined
+from cuadrilla.link.address import dialled_address, lan_address, listening_address
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_json
 from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Door
-    from cuadrilla.link.grpc_client import Enrolled
     from cuadrilla.link.offer import RunConnection, RunDescription
 
-DEFAULT_PORT = 47470
-BUSY_SECONDS = 60.0
 RAY = "Everybody in this Ray cluster can run programs as you on this machine."
 Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
 
@@ -115,7 +109,7 @@ def up(
                 ray_nodes=ray_nodes,
                 listener=options.listener,
             )
-            outcome = train_run(resolved, folder, allow_changes=allow_changes, opening=opening)
+            outcome = train_and_show(resolved, folder, allow_changes=allow_changes, opening=opening)
         finally:
             home.open_file.unlink(missing_ok=True)
     report_outcome(outcome, folder)
@@ -163,25 +157,6 @@ def check_doors(engine: CrewEngine, *, listen: str, ray_nodes: frozenset[str]) -
         )
 
 
-def listening_address(text: str) -> str:
-    """HOST:PORT to listen on; without a host the address by which this machine reaches its network. Raises."""
-    host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "")
-    return f"{host or lan_address()}:{port or DEFAULT_PORT}"
-
-
-def dialled_address(text: str, *, port: str) -> str:
-    """HOST:PORT as others dial it, from `--address`; without a port it is `port`. Raises LinkError."""
-    from cuadrilla.link.invite import canonical_host, with_port
-
-    if not text:
-        return ""
-    host, _, given = text.rpartition(":") if re.search(r"[^:]:\d+$|\]:\d+$", text) else (text, "", "")
-    number = int(given or port)
-    if not 1 <= number <= 65535:
-        raise LinkError(f"{number} is not a port that others can dial", hint="write --address HOST:PORT")
-    return with_port(canonical_host(host), number)
-
-
 def _show_place(home: Home, *, listens: str, dialled: str) -> None:
     """Say so if nobody on the network could dial `listens`, and what to do about it."""
     from cuadrilla.host.place import advice, read_place
@@ -195,35 +170,6 @@ def _show_place(home: Home, *, listens: str, dialled: str) -> None:
     place = read_place(host, system=platform.system())
     for line in advice(place, listens=listens, dialled=dialled, others=[*known, *others]):
         say(f"network    {line}")
-
-
-def lan_address() -> str:
-    """The address of the network card with the default route, or the only one. Nothing is sent. Raises LinkError."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that is nobody's
-            address: str = probe.getsockname()[0]
-        except OSError:
-            return _only_address()
-    return address
-
-
-def _only_address() -> str:
-    """On a network that leads nowhere else: a switch, a cable between two machines."""
-    from cuadrilla.host.card import reachable
-
-    found = reachable()
-    if not found:
-        raise LinkError(
-            "this machine has no network that other machines could be on",
-            hint="name an address with --listen, or rehearse alone: cuadrilla train --practice 1.0,0.5",
-        )
-    if len(found) > 1:
-        raise LinkError(
-            "this machine is on several networks, and none has a default route",
-            hint=f"name the address that the others reach: --listen {' or '.join(found)}",
-        )
-    return found[0]
 
 
 def invite(uses: Uses = 1) -> None:
@@ -266,10 +212,12 @@ def join(
     ] = None,
 ) -> None:
     """Work for a crew's coordinator, before or during a run. Asks for the invite the first time."""
+    from cuadrilla.engines.enrol import enrol
+
     home = Home.of_user()
-    crew = None if new or invite_file else find_crew(home, address)
+    crew = None if new or invite_file else home.find_crew(address)
     if crew is None:
-        crew = enrol(home, read_invite(invite_file), address=address, name=name)
+        crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
     from cuadrilla.engines.bundle import fetch
     from cuadrilla.engines.ray.node import Consent, Ways, work_through_ray
     from cuadrilla.engines.worker import WorkerOptions, run_worker
@@ -330,25 +278,6 @@ class _Known:
             self._home.remember(self._crew)
 
 
-def find_crew(home: Home, address: str) -> Joined | None:
-    """The crew to work for without an invite: the one at `address`, or the only one this machine has joined.
-
-    A coordinator that has moved is known by its key, not by its address.
-    """
-    joined = home.joined()
-    for crew in joined:
-        if crew.address == address:
-            return crew
-    if len(joined) == 1:
-        return replace(joined[0], address=address or joined[0].address)
-    if joined and not address:
-        raise LinkError(
-            f"this machine has joined {len(joined)} crews: {', '.join(crew.address for crew in joined)}",
-            hint="name one: cuadrilla join ADDRESS:PORT",
-        )
-    return None
-
-
 def read_invite(file: Path | None) -> str:
     if file is not None:
         try:
@@ -358,62 +287,6 @@ def read_invite(file: Path | None) -> str:
     if sys.stdin.isatty():
         return getpass("invite (not shown): ", stream=sys.stderr)
     return sys.stdin.read()
-
-
-def enrol(home: Home, text: str, *, address: str, name: str) -> Joined:
-    """Check who answers, then trade the invite for a certificate of this machine's own key.
-
-    `name`: empty for its host name, or that with a number if another machine has it. Raises LinkError.
-    """
-    from cuadrilla.link.grpc_client import Connection
-    from cuadrilla.link.invite import Invite, check_node_name
-    from cuadrilla.link.tls import enrol_identity, node_request, pinned_certificate, save_node
-
-    wanted = name or host_name()
-    check_node_name(wanted)
-    invite = Invite.parse(text)
-    if address:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f"{address!r} is not an address and a port", hint="write it as 192.168.1.50:47470")
-        invite = Invite(host=host, port=int(port), key_hash=invite.key_hash, secret=invite.secret)
-    pinned = pinned_certificate(invite)
-    folder = home.joined_folder(invite.key_hash)
-    request = node_request(folder, name=wanted)
-    connection = Connection(invite.address, identity=enrol_identity(pinned))
-    try:
-        enrolled = when_free(lambda: connection.enroll(secret=invite.secret, request=request, numbered=not name))
-    finally:
-        connection.close()
-    save_node(folder, certificate=enrolled.certificate, ca=enrolled.ca, server=pinned)
-    crew = Joined(folder=folder, address=invite.address, name=enrolled.name)
-    home.remember(crew)
-    note = "" if crew.name == wanted else f": another machine there calls itself {wanted}, too"
-    say(f"joined     the crew at {crew.address} as {crew.name}{note}")
-    return crew
-
-
-def when_free(enroll: "Callable[[], Enrolled]") -> "Enrolled":
-    """A whole classroom may come from one address, and a coordinator takes four at a time. Raises LinkError."""
-    from cuadrilla.link.base import Busy
-
-    deadline, told = time.monotonic() + BUSY_SECONDS, False
-    while True:
-        try:
-            return enroll()
-        except Busy:
-            if time.monotonic() > deadline:
-                raise
-            if not told:
-                say("waiting    for others who join from here, too")
-            told = True
-            time.sleep(random.uniform(0.5, 1.5))  # seconds
-
-
-def host_name() -> str:
-    """This machine's name, as far as it can be a node's."""
-    plain = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower().partition(".")[0]).strip("-")
-    return plain[:63].strip("-") or "node"
 
 
 def nodes() -> None:
@@ -468,7 +341,7 @@ def whole_hash(text: str, *, home: Home) -> str:
 
 def leave(address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]")] = "") -> None:
     """Leave a crew that this machine has joined: its name there is free again, what is kept of it here is deleted."""
-    crew = find_crew(Home.of_user(), address)
+    crew = Home.of_user().find_crew(address)
     if crew is None or (address and crew.address != address and not crew.folder.exists()):
         raise LinkError("this machine has joined no such crew", hint="see what is in CUADRILLA_HOME/joined")
     problem, keeps_key = _tell_leaving(crew)

@@ -22,7 +22,7 @@ from cuadrilla.data.options import (
     DEFAULT_MIN_CHARACTERS,
     DEFAULT_VAL_FRACTION,
     DEFAULT_VOCAB,
-    Options,
+    PrepareOptions,
 )
 from cuadrilla.data.prepare import CHECKED, DROPPED, OVERLAPPING, WORK, Prepared, prepare
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
@@ -117,7 +117,7 @@ def prepare_command(
 ) -> None:
     """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write token shards."""
     options.json |= json
-    wanted = Options(
+    wanted = PrepareOptions(
         vocab=vocab,
         tokenizer=tokenizer,
         val_fraction=val_fraction,

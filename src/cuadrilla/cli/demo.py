@@ -15,8 +15,8 @@ from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.report import page_of
 from cuadrilla.cli.stages import shown_progress
-from cuadrilla.cli.train import train_run
-from cuadrilla.data.options import Options
+from cuadrilla.cli.train import train_and_show
+from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.host.facts import read_facts
@@ -172,7 +172,7 @@ def demo(
     say(f"1/4 data        {stories:,} built-in stories, tokenizer of {VOCABULARY:,}")
     with shown_progress() as progress:
         prepared = prepare(
-            [f"cuentos:{stories}"], out=folder / "data", options=Options(vocab=VOCABULARY), progress=progress
+            [f"cuentos:{stories}"], out=folder / "data", options=PrepareOptions(vocab=VOCABULARY), progress=progress
         )
     tokens = {name: split.num_tokens for name, split in prepared.manifest.splits.items()}
     say(f"                {tokens['train']:,} tokens to train on, {tokens['val']:,} held out")
@@ -180,7 +180,7 @@ def demo(
     accident = Accident(at=size.steps // 2)
     from cuadrilla.engines.crew import Opening
 
-    outcome = train_run(resolved, run, opening=Opening(opened=accident.opened), more_sinks=[accident])
+    outcome = train_and_show(resolved, run, opening=Opening(opened=accident.opened), more_sinks=[accident])
     if not outcome.complete:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
     say(accident.report(run))

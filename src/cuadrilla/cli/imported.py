@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuadrilla.cli.output import emit_json, options, say
-from cuadrilla.cli.train import seen_from
 from cuadrilla.errors import ConfigError
+from cuadrilla.newrun import seen_from
 from cuadrilla.rundir import RunDir, make_private, storage_errors, typed, write_atomic, write_json
 from cuadrilla.runfile import dump, quoted, read_run_file
 

@@ -27,7 +27,7 @@ def generate(
     json: Annotated[bool, typer.Option("--json", help="The texts as JSON.")] = False,
 ) -> None:
     """Write text with a trained model, as it comes."""
-    from cuadrilla.model.generate import Sampling, generate_text
+    from cuadrilla.model.generate import Sampling
     from cuadrilla.train.trained import open_model
 
     options.json |= json
@@ -41,7 +41,7 @@ def generate(
             temperature=temperature, top_k=top_k, top_p=top_p, max_tokens=tokens, stop=tuple(stop or ()),
             seed=seed + index,
         )  # fmt: skip
-        pieces = generate_text(opened.model, opened.tokenizer, text, sampling=sampling)
+        pieces = opened.generate(text, sampling=sampling)
         if options.json:
             written.append({"prompt": text, "text": "".join(pieces), "seed": seed + index})
             continue

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from cuadrilla.cli.crew import enrol, find_crew, listening_address, read_invite
+from cuadrilla.cli.crew import read_invite
 from cuadrilla.cli.output import options, say
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
+from cuadrilla.link.address import listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.rundir import FolderLock, make_private
 
@@ -34,10 +35,12 @@ def standby(
 
     Asks for an invite if this machine has not joined the crew before.
     """
+    from cuadrilla.engines.enrol import enrol
+
     home = Home.of_user()
-    crew = None if invite_file else find_crew(home, address)
+    crew = None if invite_file else home.find_crew(address)
     if crew is None:
-        crew = enrol(home, read_invite(invite_file), address=address, name=name)
+        crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
     set_up_logging(None, worker=crew.name, verbose=options.debug)
     from cuadrilla.engines.standby import Twin, follow
 
@@ -58,7 +61,7 @@ def promote(
 ) -> None:
     """Coordinate the crew from this standby, because the old coordinator's machine is gone for good."""
     home = Home.of_user()
-    crew = find_crew(home, address)
+    crew = home.find_crew(address)
     if crew is None:
         raise LinkError("this machine has joined no crew", hint="a standby is made beforehand: cuadrilla standby")
     from cuadrilla.engines.standby import Twin, check_gone

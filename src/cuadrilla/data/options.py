@@ -24,7 +24,7 @@ DEFAULT_FILTER = "books"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PrepareOptions:
     """What may be asked of a preparation. Raises ConfigError for a value out of range."""
 
     vocab: int | None = None
@@ -87,7 +87,7 @@ class Options:
         check_processes(self.processes)
 
 
-def recorded(options: Options, tokenizer: Tokenizer | None, found: Found) -> dict[str, Option]:
+def recorded(options: PrepareOptions, tokenizer: Tokenizer | None, found: Found) -> dict[str, Option]:
     """The options that decide the bytes, as the manifest keeps them."""
     chosen: dict[str, Option] = (
         {"tokenizer": tokenizer.sha256()} if tokenizer else {"vocab": options.vocab or DEFAULT_VOCAB}
@@ -106,7 +106,7 @@ def recorded(options: Options, tokenizer: Tokenizer | None, found: Found) -> dic
     }
 
 
-def _split(options: Options, found: Found) -> dict[str, Option]:
+def _split(options: PrepareOptions, found: Found) -> dict[str, Option]:
     if found.held_out:
         return {"val": key_of(*sorted(found.sources[number].sha256 for number in found.held_out))}
     return {"val_fraction": options.val_fraction, "val_by": options.val_by}

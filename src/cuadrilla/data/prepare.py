@@ -31,7 +31,7 @@ from cuadrilla.data import clean, overlap
 from cuadrilla.data.chunks import key_of
 from cuadrilla.data.corpus import Corpus, Rules, clean_corpus
 from cuadrilla.data.encode import FAST, choose_encoder
-from cuadrilla.data.options import DEFAULT_VOCAB, RECIPE, Options, recorded
+from cuadrilla.data.options import DEFAULT_VOCAB, RECIPE, PrepareOptions, recorded
 from cuadrilla.data.pool import Pool, check_processes
 from cuadrilla.data.shards import (
     MANIFEST,
@@ -92,7 +92,7 @@ class _Task:
 
     work: Path
     found: Found
-    options: Options
+    options: PrepareOptions
     tokenizer: Tokenizer | None
     pool: Pool
     progress: Progress
@@ -102,7 +102,7 @@ def no_progress(stage: str, done: int, total: int) -> None:
     """A `Progress` that shows nothing."""
 
 
-def prepare(specs: Sequence[str], *, out: Path, options: Options, progress: Progress = no_progress) -> Prepared:
+def prepare(specs: Sequence[str], *, out: Path, options: PrepareOptions, progress: Progress = no_progress) -> Prepared:
     """Prepare `specs` (files, folders, `cuentos:N`) into the data folder `out`.
 
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
@@ -309,7 +309,7 @@ def _clean(task: _Task) -> Corpus:
     return corpus
 
 
-def _why_so_little(corpus: Corpus, options: Options, found: Found) -> str:
+def _why_so_little(corpus: Corpus, options: PrepareOptions, found: Found) -> str:
     short = corpus.counts["documents_too_short"]
     filtered = sum(count for name, count in corpus.counts.items() if name.startswith("filtered_"))
     reasons = []

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cuadrilla import __version__
 from cuadrilla.config import Config, FileTask
 from cuadrilla.data.shards import data_files
 from cuadrilla.errors import LinkError
@@ -24,6 +23,7 @@ from cuadrilla.link.offer import Offer, OfferedFile, RunConnection, RunDescripti
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import RunDir, file_sha256, make_private, storage_errors, typed
 from cuadrilla.runfile import dump, load_dumped
+from cuadrilla.version import __version__
 
 DATA_FILE = re.compile(
     r"data/(manifest\.json|tokenizer\.json|(train|val)-\d{5}\.bin)|teachers/\d{1,2}/(config\.json|model\.safetensors)"

@@ -6,17 +6,13 @@ have a model of their own, a chosen speed, and the in-process link.
 
 import copy
 import logging
-import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import FrameType
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.memory import keep_freed_memory
@@ -153,44 +149,3 @@ def draws_random_numbers(model: nn.Module) -> bool:
     return any(getattr(module, "p", 0.0) for module in model.modules() if "Dropout" in type(module).__name__) or bool(
         getattr(getattr(model, "config", None), "dropout", 0.0)
     )
-
-
-@contextmanager
-def stop_on_signals(
-    request_stop: Callable[[str], None], *, answer: Callable[[str], None], home: Home | None = None
-) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: checkpoint and stop; twice: leave at once.
-
-    `answer` is told in the signal's handler that it was heard.
-
-    A closed terminal (SIGHUP) ends a crew's coordinator, which nobody would find again, unless it was started with
-    `nohup`; other training goes on. `home`: of a coordinator, where `cuadrilla down` says that the signal is its.
-    """
-    received: list[int] = []
-
-    def handler(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        if len(received) > 1:
-            os._exit(INTERRUPTED_EXIT_CODE)
-        request_stop(f"the run was stopped by {_who_sent(number, home)}")
-        answer("stopping   after this pass; once more: at once, without saving")
-
-    def hung_up(_number: int, _frame: FrameType | None) -> None:  # kernel and shell both say so: twice is no haste
-        request_stop("the run was stopped by its closed terminal")
-
-    wanted: dict[int, Callable[[int, FrameType | None], None]] = {signal.SIGINT: handler, signal.SIGTERM: handler}
-    before = {number: signal.signal(number, action) for number, action in wanted.items()}
-    if hasattr(signal, "SIGHUP"):
-        ends = home is not None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hung_up if ends else signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for number, action in before.items():
-            signal.signal(number, action)
-
-
-def _who_sent(number: int, home: Home | None) -> str:
-    if number == signal.SIGINT:
-        return "Ctrl-C"
-    return "`cuadrilla down`" if home is not None and home.goes_down() else signal.Signals(number).name

@@ -5,8 +5,8 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from cuadrilla import __version__
 from cuadrilla.host.facts import read_facts
+from cuadrilla.version import __version__
 
 
 def read_environment() -> dict[str, Any]:

@@ -27,7 +27,6 @@ from typing import Any, Protocol
 
 import grpc
 
-from cuadrilla import __version__
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
@@ -64,6 +63,7 @@ from cuadrilla.link.offer import Offer
 from cuadrilla.link.pace import Pace
 from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
 from cuadrilla.log import TALK
+from cuadrilla.version import __version__
 
 SERVICE = "cuadrilla.crew.v1.Crew"
 ENROL_SECONDS = 5.0

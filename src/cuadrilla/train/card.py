@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from cuadrilla import __version__
 from cuadrilla.data.shards import Manifest, Source, read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.pretrained import ORIGIN
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl, read_regular
 from cuadrilla.train.trained import Stored
+from cuadrilla.version import __version__
 
 MAX_SOURCES = 40
 

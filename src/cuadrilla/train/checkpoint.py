@@ -23,9 +23,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from cuadrilla import __version__
 from cuadrilla.errors import CheckpointError
 from cuadrilla.rundir import file_sha256, fsync_folder, make_private, storage_errors
+from cuadrilla.version import __version__
 
 SCHEMA = 1
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from torch import nn
 
-import cuadrilla
 from cuadrilla.model.task import Task
 from cuadrilla.train.checkpoint import tensors_sha256
+from cuadrilla.version import __version__
 
 DECIDING = ("data/loader.py", "data/order.py", "model/*.py", "sync/*.py", "train/loop.py", "train/precision.py")
 """What a unit holds and how it becomes a contribution, relative to this package."""
@@ -24,13 +24,13 @@ def program(task: Task, model: nn.Module) -> dict[str, str]:
 
     What a user's file imports is not in it: other machines get those files from the coordinator, by hash.
     """
-    package = Path(cuadrilla.__file__).parent
+    package = Path(__file__).parents[1]
     files = [path for pattern in DECIDING for path in sorted(package.glob(pattern))]
     own = getattr(sys.modules.get(type(task).__module__), "__file__", None)
     digest = hashlib.sha256()
     for path in [*files, *([Path(own)] if own else [])]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
-    found = {"cuadrilla": cuadrilla.__version__, "model code": digest.hexdigest()[:SHOWN_DIGITS]}
+    found = {"cuadrilla": __version__, "model code": digest.hexdigest()[:SHOWN_DIGITS]}
     if frozen := {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}:
         found["frozen parameters"] = tensors_sha256(frozen)[:SHOWN_DIGITS]
     return found

@@ -1,5 +1,6 @@
 """What a run has trained, ready to use: with its task, or as a language model without its data."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from cuadrilla.config import Config, LanguageTask, TrainSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
+from cuadrilla.model.generate import Sampling, generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf, state_from_hf
 from cuadrilla.model.language import shape_of
@@ -23,6 +25,8 @@ from cuadrilla.train.checkpoint import Choice, check_shapes, find_best, load_che
 from cuadrilla.train.coordinate import model_tensors
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
+
+USUAL_SAMPLING = Sampling(temperature=0.8, max_tokens=200)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +142,10 @@ class LanguageModel:
     device: torch.device
     precision: Precision
     step: Step | None
+
+    def generate(self, prompt: str = "", *, sampling: Sampling = USUAL_SAMPLING) -> Iterator[str]:
+        """Continue a text, in pieces as they come; an empty one begins anew."""
+        return generate_text(self.model, self.tokenizer, prompt, sampling=sampling)
 
 
 def open_model(path: Path, *, device: str = "auto", newest: bool = False) -> LanguageModel:

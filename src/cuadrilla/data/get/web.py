@@ -19,9 +19,9 @@ from urllib.error import URLError
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, UnknownHandler
 
-from cuadrilla import __version__
 from cuadrilla.data.get.origin import WEB_SCHEMES, PassingError, Stream, check_address
 from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.version import __version__
 
 MAX_REDIRECTS = 5
 SILENCE_SECONDS = 30.0

@@ -1,0 +1,139 @@
+"""Train one run directory: under its lock, with its log and its sinks, by the engine that its run file names.
+
+Callers are the commands and the Python API. What is said goes to the `Audience`; nothing here prints.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cuadrilla.config import Config, CrewEngine, LocalEngine, NesterovSection, ServerSync
+from cuadrilla.host.environment import read_environment
+from cuadrilla.log import set_up_logging, tear_down_logging
+from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
+from cuadrilla.runfile import Resolved, dump
+
+if TYPE_CHECKING:
+    from cuadrilla.engines.crew import Opening
+    from cuadrilla.train.coordinate import Outcome
+    from cuadrilla.train.metrics import Sink
+    from cuadrilla.train.setup import Parts
+
+RequestStop = Callable[[str], None]
+"""Takes the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Who hears of a training, and may end it.
+
+    `tell`: a line of talk. `sinks`: more of them, once it is known what is trained. `stopping`: given the function that
+    has the training save and stop, a context in which it goes on. `verbose`: the log has everything.
+    """
+
+    tell: Callable[[str], None] = lambda _text: None
+    stopping: Callable[[RequestStop], AbstractContextManager[None]] = lambda _request_stop: nullcontext()
+    sinks: "Callable[[Parts], Sequence[Sink]]" = lambda _parts: ()
+    verbose: bool = False
+
+
+def train_run(
+    resolved: Resolved,
+    folder: RunDir,
+    *,
+    allow_changes: bool = False,
+    stop_at: int = 0,
+    opening: "Opening | None" = None,
+    audience: Audience | None = None,
+) -> "Outcome":
+    """Train to the end, to step `stop_at`, or until it is asked to stop; a run that was begun goes on.
+
+    `opening`: of a crew that is not practice. Raises CuadrillaError, or what a user's task raised.
+    """
+    audience = audience or Audience()
+    home, engine = opening.home if opening else None, resolved.config.engine
+    nodes = opening.ray_nodes if opening else frozenset[str]()
+    with ExitStack() as stack:
+        stack.enter_context(FolderLock(folder.lock, purpose="training"))
+        stack.enter_context(_logging_to(folder.logs, verbose=audience.verbose))
+        cluster = None
+        if isinstance(engine, CrewEngine):
+            from cuadrilla.engines.ray.cluster import cluster_of  # it imports gRPC
+
+            cluster = stack.enter_context(cluster_of(engine, folder, practice=home is None, nodes=nodes))
+        from cuadrilla.engines.local import run_local  # torch is loaded while Ray is being started
+        from cuadrilla.train.metrics import JsonlSink
+        from cuadrilla.train.setup import assemble, make_task
+        from cuadrilla.train.teachers import keep_teachers
+
+        sinks: list[Sink] = []
+        try:
+            task = make_task(resolved.config, folder.path)
+            keep_teachers(resolved.config, folder, task=task)
+            sinks.append(JsonlSink(folder.metrics))
+            parts = assemble(
+                resolved.config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at
+            )
+            write_json(folder.config, {"values": dump(resolved.config), "origins": resolved.origins}, private=True)
+            write_json(folder.env, read_environment(), private=True)
+            sinks.extend(audience.sinks(parts))
+            introduce(parts, tell=audience.tell)
+            with audience.stopping(parts.coordination.request_stop):
+                match engine:
+                    case LocalEngine():
+                        return run_local(parts, tell=audience.tell)
+                    case CrewEngine():
+                        from cuadrilla.engines.crew import Opening, run_crew
+
+                        return run_crew(parts, folder, opening=replace(opening or Opening(), cluster=cluster))
+        finally:
+            for sink in sinks:
+                sink.close()
+
+
+@contextmanager
+def _logging_to(folder: Path, *, verbose: bool) -> Iterator[None]:
+    """From before Ray is started, which has its say at once."""
+    make_private(folder)
+    handler = set_up_logging(folder, worker="coordinator", verbose=verbose)
+    try:
+        yield
+    finally:
+        tear_down_logging(handler)
+
+
+def introduce(parts: "Parts", *, tell: Callable[[str], None]) -> None:
+    """What is trained, on what, and what could be chosen better."""
+    from cuadrilla.train.setup import has_several_workers
+
+    config, counted = parts.config, parts.task.defaults.counted
+    num_parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    tell(
+        f"model      {num_parameters / 1e6:.2f} M parameters\n"
+        f"device     {parts.device}, {parts.precision}\n"
+        f"workers    {len(config.engine.workers)}{' processes' if config.engine.kind != 'local' else ''}\n"
+        f"run        {parts.length.num_versions} steps of {parts.length.round_tokens:,} {counted}"
+    )
+    if parts.resumed_at:
+        tell(f"resumed    at step {parts.resumed_at}")
+    if isinstance(config.sync, ServerSync) and has_several_workers(config):
+        tell(f"sync       server: a step for each answer, staleness at most {config.sync.staleness}")
+        for key, note in asynchronous_notes(config, config.sync):
+            tell(f"note       {key}: {note}")
+
+
+def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]]:
+    """(setting, why another value may serve better) for several asynchronous workers."""
+    notes, optim = [], config.optim
+    if sync.staleness + 1 < len(config.engine.workers):
+        notes.append(("sync.staleness", f"{sync.staleness} lets {sync.staleness + 1} workers work at a time"))
+    delayed = isinstance(optim, NesterovSection) and (optim.delay > 1 or optim.momentum == 0)
+    if not delayed:
+        text = (
+            f"{optim.kind} keeps momentum, and momentum of stale gradients slows asynchronous training\n"
+            '           (arXiv 2401.09135); "nesterov" with optim.delay > 1 was made for it'
+        )
+        notes.append(("optim.kind", text))
+    return notes
