@@ -214,7 +214,9 @@ def play(crew: Crew, members: list[tuple[float, int]], happenings: list[tuple[st
         crew.answer(min(crew.leases), seconds=1.0)
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["fp32", "strict"])
+@pytest.mark.parametrize(
+    "strict", [pytest.param(False, id="fp32", marks=pytest.mark.thorough), pytest.param(True, id="strict")]
+)
 @given(
     lengths=st.lists(st.integers(0, LENGTH), min_size=1, max_size=40),
     num_units=st.integers(1, 9),

@@ -237,7 +237,9 @@ SAID = st.one_of(
 )
 
 
-@pytest.mark.parametrize("kind", ["exact", "strict", "server"])
+@pytest.mark.parametrize(
+    "kind", ["exact", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("strict", "server"))]
+)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SAID, max_size=60))
 def test_no_numbers_end_the_run(

@@ -102,6 +102,7 @@ def _reseal(path: Path) -> None:
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.thorough
 def test_patience_ends_a_run_and_more_of_it_goes_on(memorised: RunDir, tmp_path: Path) -> None:
     found = curve(memorised)
     versions = sorted(found)

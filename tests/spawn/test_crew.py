@@ -61,6 +61,7 @@ def goes_on_alone(run: RunDir) -> bool:
     return is_what_one_worker_gives(run, *STRICT)
 
 
+@pytest.mark.thorough
 def test_practice_gives_the_bits_of_one_worker(tmp_path: Path) -> None:
     run = make_run(tmp_path / "cuadrilla ñ", steps=60)
     done = train(run, *STRICT, "--practice", "1.0,0.5,0.25@1gbit+1ms")

@@ -95,6 +95,7 @@ def test_a_machine_fetches_the_teacher_of_a_run(
     assert is_what_one_worker_gives(run)
 
 
+@pytest.mark.thorough
 def test_a_coordinator_that_comes_back_finds_its_workers_again(
     machine: Callable[[str], Machine], run: RunDir, port: int
 ) -> None:

@@ -83,6 +83,7 @@ def test_killed_while_training_and_while_coming_back(crew: "subprocess.Popen[str
     assert is_what_one_worker_gives(run, *STRICT)
 
 
+@pytest.mark.thorough
 def test_dying_again_and_again_ends_with_an_error(run: RunDir) -> None:
     (run.path / "task.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     process = start(run, *CREW)
@@ -94,7 +95,8 @@ def test_dying_again_and_again_ends_with_an_error(run: RunDir) -> None:
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_parent_saves_and_stops_once(
     crew: "subprocess.Popen[str]", run: RunDir, number: signal.Signals
 ) -> None:
@@ -142,6 +144,7 @@ def test_stopped_while_it_comes_back_it_stays_away(crew: "subprocess.Popen[str]"
     assert num_restarts(run) == 0
 
 
+@pytest.mark.thorough
 def test_a_terminal_that_is_closed_ends_a_coordinator_that_has_saved(
     machine: Callable[[str], Machine], run: RunDir
 ) -> None:
