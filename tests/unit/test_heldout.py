@@ -37,6 +37,7 @@ def test_the_lowest_is_found_and_what_follows_is_counted() -> None:
         CURVE[:6],  # one evaluation above the lowest: it may be chance
         [*CURVE[:4], (3.9, None), (3.9, 3.6), (3.9, 3.7)],  # training loss has risen, too
         [*CURVE, (2.5, 3.4)],  # a new lowest
+        [*CURVE[:4], (3.1, 3.5), (3.0, 3.51)],  # it stays where it is
         [(4.0, None), (3.0, None)],
         [],
     ],

@@ -189,7 +189,7 @@ def log_likelihood(model: GPT2, ids_batch: Sequence[Sequence[int]]) -> list[floa
     padding_BT = torch.arange(longest, device=device) >= lengths_B[:, None]
     targets_BT = ids_BT.masked_fill(padding_BT, IGNORED)[:, 1:]
     losses_BT = model.losses(ids_BT[:, :-1], targets_BT)
-    return [-loss for loss in losses_BT.double().sum(1).tolist()]
+    return [-loss for loss in losses_BT.cpu().double().sum(1).tolist()]
 
 
 class Encoder(Protocol):

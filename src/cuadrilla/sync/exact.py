@@ -130,10 +130,12 @@ class ExactWorker:
         if not self._strict:
             return
         for name, parameter in self._params.items():
-            total = self._fixed.setdefault(name, torch.zeros_like(parameter, dtype=torch.int64))
+            if name not in self._fixed:
+                place = _place_of_double(parameter)
+                self._fixed[name] = torch.zeros(parameter.shape, dtype=torch.int64, device=place)
             if parameter.grad is None:
                 continue
-            scaled = parameter.grad.double().mul_(FIXED_POINT_SCALE).round_()
+            total, scaled = self._fixed[name], _double(parameter.grad).mul_(FIXED_POINT_SCALE).round_()
             if not bool(scaled.abs().max() < FIXED_POINT_LIMIT):  # also False for NaN
                 sums.valid = False
             else:
@@ -220,7 +222,7 @@ class ExactMerge:
     def sizes(self, contributions: Sequence[Contribution]) -> list[float]:
         """The norm of each one's gradient per token; 0 for one without tokens."""
         return [
-            float(torch.nn.utils.get_total_norm([item.tensors[name].double() for name in self._params])) / item.tokens
+            float(torch.nn.utils.get_total_norm([_double(item.tensors[name]) for name in self._params])) / item.tokens
             if item.tokens
             else 0.0
             for item in contributions
@@ -290,7 +292,7 @@ class ExactMerge:
             total = contributions[0].tensors[name].clone()
             for item in contributions[1:]:
                 total.add_(item.tensors[name])
-            parameter.grad = total.double().div_(FIXED_POINT_SCALE).to(parameter.dtype)
+            parameter.grad = _double(total).div_(FIXED_POINT_SCALE).to(parameter.dtype).to(parameter.device)
 
     def _norm(self) -> float:
         return float(torch.nn.utils.get_total_norm(self._gradients()))
@@ -303,6 +305,16 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
+
+
+def _double(tensor: Tensor) -> Tensor:
+    """A copy in float64."""
+    return tensor.to(_place_of_double(tensor)).double()
+
+
+def _place_of_double(tensor: Tensor) -> torch.device:
+    """Where it can be in float64: on its device, but for MPS, which has none."""
+    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device
 
 
 def _all_finite(contribution: Contribution) -> bool:

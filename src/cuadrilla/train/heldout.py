@@ -10,6 +10,8 @@ from typing import Any
 
 MEMORISES_AFTER = 2
 """Evaluations above the lowest in a row; one may be chance."""
+MEMORISES_RISE = 0.005
+"""Above the lowest, as a part of it: a run whose learning rate has come down to nothing stays where it is."""
 
 
 @dataclass(kw_only=True)
@@ -61,7 +63,9 @@ class HeldOut:
     @property
     def memorises(self) -> bool:
         """Whether held-out loss has risen while training loss fell."""
-        return self.since_best >= MEMORISES_AFTER and self.train_last < self.train_at_best
+        if self.best is None or self.since_best < MEMORISES_AFTER or not self.train_last < self.train_at_best:
+            return False
+        return self.last - self.best[0] > MEMORISES_RISE * abs(self.best[0])
 
     def _take(self, row: Mapping[str, Any]) -> None:
         loss = row.get("loss")

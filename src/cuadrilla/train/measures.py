@@ -141,7 +141,7 @@ def _measure(model: GPT2, tokenizer: Tokenizer, batch: Sequence[tuple[list[int],
         ids_BT[row, : len(ids)] = torch.tensor(ids)
         targets_BT[row, len(ids) - 1 - new : len(ids) - 1] = torch.tensor(ids[-new:])
     losses_BT = model.losses(ids_BT[:, :-1].to(device), targets_BT.to(device))
-    bits = (losses_BT.double().sum(1) / NATS_PER_BIT).tolist()
+    bits = (losses_BT.cpu().double().sum(1) / NATS_PER_BIT).tolist()
     sizes = [len(tokenizer.decode(ids[-new:]).encode()) for ids, new in batch]
     return list(zip(bits, sizes, strict=True))
 

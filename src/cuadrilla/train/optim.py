@@ -103,7 +103,7 @@ def orthogonalised(
     """The nearest matrix with singular values around 1 (0.7 to 1.2), by Newton-Schulz; shape and dtype of `matrix`."""
     a, b, c = coefficients
     wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix  # the Gram matrix is the smaller one
-    wide = wide / wide.norm().clamp(min=eps)
+    wide = wide / torch.linalg.vector_norm(wide).clamp(min=eps)
     for _ in range(steps):
         gram = wide @ wide.T
         wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
