@@ -34,7 +34,7 @@ from cuadrilla.log import silence_grpc
 from cuadrilla.model.generate import Sampling
 from cuadrilla.newrun import make_run, settings_text
 from cuadrilla.rundir import RunDir, last_rows
-from cuadrilla.runfile import literal, read_run_config, read_run_file
+from cuadrilla.runfile import leaves, literal, read_run_config, read_run_file
 from cuadrilla.train import evaluate
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.metrics import Scalars, finite
@@ -118,12 +118,13 @@ class Run:
     ) -> Outcome:
         """Train to the end, or to step `stop_at`; what was begun goes on.
 
-        `settings`: by `section.key`, over those of the run file, as `--set` gives them. `on_step` gets each step's row
-        once that step cannot be lost any more, in the thread that made it; an error that it raises ends the training.
+        `settings`: over those of the run file, as `--set` gives them, by `section.key` or by section. `on_step` gets
+        each step's row once that step cannot be lost any more, in the thread that made it; an error that it raises ends
+        the training.
         `tell` gets what a command would say. Ctrl-C (in the main thread) saves and raises KeyboardInterrupt, at once
         when it comes twice; `stop` saves and returns. Raises CuadrillaError, or what a task of your own raised.
         """
-        resolved = read_run_file(self.path, sets=[f"{key}={literal(value)}" for key, value in (settings or {}).items()])
+        resolved = read_run_file(self.path, sets=_as_sets(settings or {}))
         if isinstance(resolved.config.engine, CrewEngine):
             _before_grpc()
         interrupts: list[int] = []
@@ -185,6 +186,13 @@ class Run:
             self._request_stop = None
             if is_main:
                 signal.signal(signal.SIGINT, before)
+
+
+def _as_sets(settings: Mapping[str, Any]) -> list[str]:
+    try:
+        return [f"{key}={literal(value)}" for key, value in leaves(settings).items()]
+    except TypeError as error:
+        raise ConfigError(f"the settings: {error}", hint="texts, numbers, booleans and lists") from None
 
 
 def _before_grpc() -> None:

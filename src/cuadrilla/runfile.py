@@ -9,7 +9,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,8 @@ class Resolved:
     @property
     def kept(self) -> list[str]:
         """What holds because it was typed at an earlier start."""
-        leaves = _leaves(dump(self.config))
-        return [f"{key}={literal(leaves[key])}" for key, origin in self.origins.items() if origin == KEPT]
+        values = leaves(dump(self.config))
+        return [f"{key}={literal(values[key])}" for key, origin in self.origins.items() if origin == KEPT]
 
 
 def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False) -> Resolved:
@@ -86,7 +86,7 @@ def _kept_sets(run: RunDir) -> list[str]:
         return []
     try:
         found = json.loads(read_regular(run.config))
-        values, origins = _leaves(found["values"]), found["origins"]
+        values, origins = leaves(found["values"]), found["origins"]
         typed_before = [key for key, origin in origins.items() if origin in ("--set", KEPT)]
         return [f"{key}={literal(values[key])}" for key in typed_before if not key.startswith("engine.")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -101,7 +101,7 @@ def _has_begun(run: RunDir) -> bool:
 
 
 def literal(value: Any) -> str:
-    """A value as `--set` reads it."""
+    """A value as `--set` reads it. Raises TypeError for one that TOML has not."""
     return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
 
 
@@ -131,7 +131,7 @@ def resolve(
 ) -> Resolved:
     """Check TOML text plus `--set` values, those `kept` first; see `read_run_file`."""
     values = parse_toml(text, name=name)
-    origins = {key: "file" for key in _leaves(values)}
+    origins = {key: "file" for key in leaves(values)}
     for items, origin in ((kept, KEPT), (sets, "--set")):
         parsed = [parse_set(item) for item in items]
         _take_back_lengths(values, origins, [".".join(key) for key, value in parsed if value])
@@ -151,7 +151,7 @@ def resolve(
     except pydantic.ValidationError as error:
         raise _explain(error, values, name) from None
     dumped = dump(config)
-    origins = {key: origins.get(key, "default") for key in _leaves(dumped)}
+    origins = {key: origins.get(key, "default") for key in leaves(dumped)}
     return Resolved(config=config, origins=origins)
 
 
@@ -219,7 +219,7 @@ def canonical(config: Config) -> str:
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """`section.key` → (old, new) for every value that differs between two dumped configurations."""
-    a, b = _leaves(old), _leaves(new)
+    a, b = leaves(old), leaves(new)
     return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
 
 
@@ -228,11 +228,12 @@ def field_help(section: type[Section]) -> dict[str, str]:
     return {name: field.description or "" for name, field in section.model_fields.items()}
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by `section.key`."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, dict):
-            found |= _leaves(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping):
+            found |= leaves(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found

@@ -113,7 +113,7 @@ def test_an_error_of_the_callback_ends_the_training_and_loses_no_step(folder: Pa
 def test_it_trains_in_a_thread_and_is_stopped_from_another(folder: Path) -> None:
     run = cuadrilla.new_run(folder / "thread", SETTINGS)
     begun, found = threading.Event(), list[cuadrilla.Outcome]()
-    settings = {"train.steps": 100_000, "engine.workers": [1.0, 0.5]}
+    settings = {"train.steps": 100_000, "engine": {"workers": [1.0, 0.5]}}
     thread = threading.Thread(
         target=lambda: found.append(run.train(settings, on_step=lambda _row: begun.set())), name="of the caller"
     )
@@ -135,6 +135,10 @@ def test_settings_are_checked_before_a_folder_is_made(folder: Path, trained: cua
         with pytest.raises(cuadrilla.CuadrillaError, match=words):
             cuadrilla.new_run(folder / "wrong", settings)
     assert not (folder / "wrong").exists()
+    with pytest.raises(cuadrilla.CuadrillaError, match="the settings: "):
+        trained.train({"train.steps": None})
+    with pytest.raises(cuadrilla.CuadrillaError, match=r"unknown key train\.stepz"):
+        trained.train({"train": {"stepz": 3}})
     with pytest.raises(cuadrilla.CuadrillaError, match="exists"):
         cuadrilla.new_run(trained.path, SETTINGS)
     with pytest.raises(cuadrilla.CuadrillaError, match="it has no run"):
