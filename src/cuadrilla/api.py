@@ -49,7 +49,7 @@ Row = Mapping[str, Any]
 
 
 def prepare(
-    sources: Sequence[AnyPath],
+    sources: Sequence[AnyPath] | AnyPath,
     *,
     out: AnyPath,
     options: PrepareOptions | None = None,
@@ -57,11 +57,13 @@ def prepare(
 ) -> Prepared:
     """Clean, deduplicate and split texts, train a tokenizer, and write the data folder `out`; `cuadrilla data prepare`.
 
-    `sources`: files and folders, or `cuentos:N` for N built-in stories. If it was prepared from these already, nothing
-    is done. `progress(stage, done, total)` is called now and then. Raises DataError, ConfigError, ResourceError.
+    `sources`: files and folders, one or several, or `cuentos:N` for N built-in stories. If it was prepared from these
+    already, nothing is done. `progress(stage, done, total)` is called now and then. Raises DataError, ConfigError,
+    ResourceError.
     """
+    given = [sources] if isinstance(sources, str | PathLike) else sources
     return prepare_folder(
-        [str(source) for source in sources], out=Path(out), options=options or PrepareOptions(), progress=progress
+        [str(source) for source in given], out=Path(out), options=options or PrepareOptions(), progress=progress
     )
 
 

@@ -39,7 +39,7 @@ def settings_text(settings: Mapping[str, Any] | str, *, folder: Path) -> str:
         return settings
     sections = {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
     data = sections.get("data")
-    if isinstance(data, dict) and "folder" in data:
+    if isinstance(data, dict) and isinstance(data.get("folder"), str | os.PathLike):
         data["folder"] = seen_from(folder, os.fspath(data["folder"]))
     try:
         text = tomli_w.dumps({"schema": SCHEMA, **sections})

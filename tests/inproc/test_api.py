@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = cuadrilla.PrepareOptions(vocab=400)
     prepared = cuadrilla.prepare(["cuentos:80"], out=str(made / "data"), options=options)
     assert prepared.manifest.splits["train"].num_tokens > 1000
-    assert cuadrilla.prepare(["cuentos:80"], out=made / "data", options=options).already
+    assert cuadrilla.prepare("cuentos:80", out=made / "data", options=options).already
     return made
 
 
@@ -129,6 +129,7 @@ def test_settings_are_checked_before_a_folder_is_made(folder: Path, trained: cua
     for settings, words in (
         ({"train": {"batchsize": 3}}, "unknown key train.batchsize"),
         ({"data": 3}, "the settings: data"),
+        ({"data": {"folder": 3}}, "the settings: data.folder"),
         ({"train": {"steps": None}}, "the settings: "),
         ("[train", "run.toml"),
     ):
