@@ -10,87 +10,23 @@ those of both trainings; it is compared with the best single setting, of whateve
 
 import argparse
 import statistics
-import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import configure, report
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
-from cuadrilla.data.sources import plain_text
-from cuadrilla.engines.local import run_local
-from cuadrilla.rundir import RunDir, read_jsonl, write_json
-from cuadrilla.runfile import dump
-from cuadrilla.train.setup import assemble, make_task
-from cuadrilla.train.teachers import keep_teachers
-
-HELD_OUT_CHARACTERS, BETWEEN = 100_000, 20_000
-
-RUN = """
-[run]
-seed = {seed}
-[data]
-folder = "{data}"
-[model]
-preset = "micro"
-context = 128
-[train]
-epochs = {epochs}
-batch_sequences = 8
-unit_sequences = 8
-threads = {threads}
-teacher = {teacher}
-[optim]
-weight_decay = {decay}
-[checkpoint]
-every_seconds = 20
-[evaluate]
-every_tokens = 1_000_000_000_000
-sequences = 0
-[sample]
-tokens = 0
-"""
+from bench.common import report
+from bench.little import Text, Trained
 
 
-class Text:
-    """A small text, prepared, and the trainings on it."""
-
-    def __init__(self, path: Path, *, characters: int, work: Path, threads: int, vocabulary: int) -> None:
-        text = "".join(piece for pieces in plain_text(path).texts() for piece in pieces)
-        end = characters or len(text) - HELD_OUT_CHARACTERS - BETWEEN
-        held_out = text[end + BETWEEN : end + BETWEEN + HELD_OUT_CHARACTERS]
-        for name, part in (("train", text[:end]), ("val", held_out or text[-len(text) // 4 :])):
-            (work / f"{name}.txt").write_text(part, encoding="utf-8")
-        self.work, self.threads, self.data = work, threads, work / "data"
-        options = PrepareOptions(vocab=vocabulary, val=(str(work / "val.txt"),))
-        self.manifest = prepare([str(work / "train.txt")], out=self.data, options=options).manifest
-
-    def train(self, *, epochs: float, decay: float, seed: int, teacher: Path | None = None) -> dict[str, Any]:
-        """Held-out bits per byte at the end, the seconds it took, and the run."""
-        run = RunDir(Path(tempfile.mkdtemp(dir=self.work)))
-        named = f'"{teacher}"' if teacher else "[]"
-        values = {"seed": seed, "data": self.data, "epochs": epochs, "decay": decay, "threads": self.threads}
-        config = configure(RUN.format(**values, teacher=named))
-        write_json(run.config, {"values": dump(config)})  # where a student looks
-        task = make_task(config, run.path)
-        keep_teachers(config, run, task=task)
-        parts = assemble(config, run, task=task, sinks=[])
-        began = time.perf_counter()
-        outcome = run_local(parts)
-        seconds = time.perf_counter() - began
-        found = float(outcome.last_row["val_bits_per_byte"])
-        skipped = sum(event["event"] == "update skipped" for event in read_jsonl(run.events))
-        what = f"{epochs:g} epochs, weight decay {decay:g}, seed {seed}{', taught' if teacher else ''}"
-        print(f"{what}: {found:.4f} bits per byte, {seconds:.0f} s, {skipped} updates skipped", file=sys.stderr)
-        return {"bits_per_byte": found, "seconds": seconds, "run": run.path}
+def sets(epochs: float, decay: float) -> tuple[str, str]:
+    return f"train.epochs={epochs}", f"optim.weight_decay={decay}"
 
 
-def of(runs: list[dict[str, Any]], **setting: float) -> dict[str, Any]:
-    values = [run["bits_per_byte"] for run in runs]
-    seconds = statistics.median(run["seconds"] for run in runs)
-    return {**setting, "bits_per_byte": statistics.mean(values), "seeds": values, "seconds": seconds}
+def of(runs: Sequence[Trained], seconds: Sequence[float], **setting: float) -> dict[str, Any]:
+    values = [run.bits_per_byte for run in runs]
+    mean = statistics.mean(values)
+    return {**setting, "bits_per_byte": mean, "seeds": values, "seconds": statistics.median(seconds)}
 
 
 def main() -> None:
@@ -113,23 +49,23 @@ def main() -> None:
             vocabulary=arguments.vocabulary,
         )
         singles: list[dict[str, Any]] = []
-        runs_of: dict[tuple[float, float], list[dict[str, Any]]] = {}
+        runs_of: dict[tuple[float, float], list[Trained]] = {}
         for epochs in arguments.epochs:
             for decay in arguments.decays:
-                runs = [text.train(epochs=epochs, decay=decay, seed=seed) for seed in range(arguments.seeds)]
+                runs = [text.train(sets=sets(epochs, decay), seed=seed) for seed in range(arguments.seeds)]
                 runs_of[epochs, decay] = runs
-                singles.append(of(runs, epochs=epochs, weight_decay=decay))
+                singles.append(of(runs, [run.seconds for run in runs], epochs=epochs, weight_decay=decay))
         best = min(singles, key=lambda row: float(row["bits_per_byte"]))
-        taught = []
-        for seed, teacher in enumerate(runs_of[best["epochs"], best["weight_decay"]]):
-            run = text.train(
-                epochs=arguments.taught, decay=best["weight_decay"], seed=100 + seed, teacher=teacher["run"]
-            )
-            taught.append({**run, "seconds": run["seconds"] + teacher["seconds"]})
-        second = of(taught, epochs=arguments.taught, weight_decay=best["weight_decay"])
+        decay, teachers = best["weight_decay"], runs_of[best["epochs"], best["weight_decay"]]
+        taught = [
+            text.train(sets=sets(arguments.taught, decay), seed=100 + seed, teacher=teacher.run)
+            for seed, teacher in enumerate(teachers)
+        ]
+        both = [one.seconds + other.seconds for one, other in zip(taught, teachers, strict=True)]
+        second = of(taught, both, epochs=arguments.taught, weight_decay=decay)
         report(
             "teacher",
-            train_tokens=text.manifest.splits["train"].num_tokens,
+            train_tokens=text.num_tokens,
             singles=singles,
             best=best,
             taught=second,

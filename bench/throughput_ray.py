@@ -16,7 +16,7 @@ from cuadrilla.engines.ray.worker import Place, RayLink, RayWorker
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.wire import Layout
-from cuadrilla.sync.exact import contribution_like, version_like
+from cuadrilla.sync.exact import version_like
 from cuadrilla.train.setup import Parts, make_model, make_task
 
 TICK_SECONDS = 0.1
@@ -47,8 +47,8 @@ def coordinate(parts: Parts, placed: Mapping[str, str], *, specification: Mappin
     desk = RayDesk(
         receiver=parts.coordination,
         offer=Offer(config="{}", files={}),
-        parameters=Layout.of(version_like(parts.model)),
-        contribution=Layout.of(contribution_like(parts.model, strict=False)),
+        parameters=Layout.of(parts.strategy.version_like(parts.model)),
+        contribution=Layout.of(parts.strategy.contribution_like(parts.model)),
     )
     coordination, pause = parts.coordination, threading.Event()
     paces = dict(zip(placed, specification["paces"], strict=True))

@@ -20,7 +20,6 @@ from cuadrilla.link.offer import Offer
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.link.tls import open_coordinator
 from cuadrilla.link.wire import Layout
-from cuadrilla.sync.exact import ExactWorker, contribution_like, version_like
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.setup import Parts
@@ -65,14 +64,14 @@ class _Crew:
         self.wrap_link = wrap_link
         self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
         self.nodes = AllowList(folder / "nodes.json")
-        self.params = version_like(parts.model)
+        self.params = parts.strategy.version_like(parts.model)
         self.desk = CrewDesk(
             keys=self.keys,
             nodes=self.nodes,
             receiver=parts.coordination,
             offer=Offer(config="{}", files={}),
             parameters=Layout.of(self.params),
-            contribution=Layout.of(contribution_like(parts.model, strict=parts.config.sync.strict)),
+            contribution=Layout.of(parts.strategy.contribution_like(parts.model)),
         )
         self.pass_lock = threading.Lock() if draws_random_numbers(parts.model) else None
         self.threads: list[threading.Thread] = []
@@ -101,7 +100,7 @@ class _Crew:
         identity = join(self.folder / name, name=name, crew=self.keys)
         self.nodes.add(name, certificate=identity.certificate)
         connection = Connection(f"127.0.0.1:{port}", identity=identity)
-        session = connection.session(parameters=Layout.of(version_like(model)))
+        session = connection.session(parameters=Layout.of(self.parts.strategy.version_like(model)))
         link: Link = ShapedLink(session, shape=Shape(speed=speed))
         if self.wrap_link is not None:
             link = self.wrap_link(name, link)
@@ -113,7 +112,7 @@ class _Crew:
             speed_hint=speed,
             pass_lock=self.pass_lock,
         )
-        sync = ExactWorker(model, strict=self.parts.config.sync.strict)
+        sync = self.parts.strategy.worker(model, self.parts.recipe)
         try:
             train(link, task=self.parts.task, model=model, sync=sync, worker=settings)
         except (Died, CuadrillaError, RuntimeError) as error:

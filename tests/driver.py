@@ -1,11 +1,28 @@
 """Drives a coordinator by hand: for tests of its decisions, without I/O and clocks."""
 
-from cuadrilla.sync import coordinator as c
+from collections.abc import Mapping
+from typing import Any
+
+from cuadrilla.plan.share import share_units
 from cuadrilla.sync import events, ledger
+from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.exact import Exact
+from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.strategy import Strategy
+
+EXACT = Exact()
 
 
-def rules(**changes: object) -> c.Rules:
-    return c.Rules(**{"units_per_round": 8, "num_versions": 3, **changes})  # type: ignore[arg-type]
+def rules(**changes: object) -> Rules:
+    return Rules(**{"units_per_round": 8, "num_versions": 3, **changes})  # type: ignore[arg-type]
+
+
+def machine(limits: Rules, *, strategy: Strategy = EXACT, state: Mapping[str, Any] | None = None) -> Coordinator:
+    """A strategy's coordinator, new or from a snapshot."""
+    rounds = strategy.rounds(share=share_units)
+    if state is not None:
+        return Coordinator.restore(state, rules=limits, rounds=rounds)
+    return Coordinator(rules=limits, rounds=rounds)
 
 
 class Crew:
@@ -14,7 +31,7 @@ class Crew:
     `now` is the time; an answer comes so many seconds after its lease, or now if that is over.
     """
 
-    def __init__(self, machine: c.Coordinator) -> None:
+    def __init__(self, machine: Coordinator) -> None:
         self.machine = machine
         self.now = 0.0
         self.leases: dict[int, ledger.Grant] = {}
@@ -49,7 +66,7 @@ class Crew:
 
     def _abandon(self, worker: str) -> None:
         """A worker that gets a lease does not finish one that nobody wants any more."""
-        wanted = self.machine.ledger.leases
+        wanted = self.machine.work.ledger.leases
         self.leases = {id_: lease for id_, lease in self.leases.items() if lease.worker != worker or id_ in wanted}
 
     def send(self, event: events.Event) -> None:

@@ -18,11 +18,11 @@ from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.link.wire import Layout
 from cuadrilla.model.task import Task
-from cuadrilla.sync.exact import ExactWorker, contribution_like, version_like
+from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_precision
-from cuadrilla.train.setup import Parts, make_model
+from cuadrilla.train.setup import Parts, make_model, make_recipe, measure_length
 from tests.doors import TICK_SECONDS
 from tests.faults import Play, Script
 
@@ -37,26 +37,32 @@ class BatteryWorker(RayWorker):
         self.wrap: WrapLink | None = None
 
     @ray.method(concurrency_group="in")
-    def prepare(self, name: str, speed: float, task: Task, config: Config, wrap: WrapLink | None) -> None:
+    def prepare(
+        self, name: str, speed: float, task: Task, config: Config, strategy: Strategy, wrap: WrapLink | None
+    ) -> None:
         """The next run; what came of the one before is forgotten."""
         self._mail = Mailbox()
         self.name, self.speed, self.task, self.config, self.wrap = name, speed, task, config, wrap
+        self.strategy = strategy
 
     def _work(self) -> str:
         torch.set_num_threads(1)
         model = make_model(self.task, seed=self.config.run.seed)
-        parameters = Layout.of(version_like(model))
+        parameters = Layout.of(self.strategy.version_like(model))
         link: Link = ShapedLink(RayLink(self._mail, parameters=parameters), shape=Shape(speed=self.speed))
         if self.wrap is not None:
             link = self.wrap(self.name, link)
+        precision = choose_precision(self.config.train.precision, device=CPU)
         settings = WorkerSettings(
             run=self.config.run,
             train=self.config.train,
             device=CPU,
-            precision=choose_precision(self.config.train.precision, device=CPU),
+            precision=precision,
             speed_hint=self.speed,
         )
-        sync = ExactWorker(model, strict=self.config.sync.strict)
+        length = measure_length(self.config.train, self.task)
+        recipe = make_recipe(self.config, task=self.task, length=length, precision=precision)
+        sync = self.strategy.worker(model, recipe)
         return train(link, task=self.task, model=model, sync=sync, worker=settings).reason
 
     @ray.method(concurrency_group="in")
@@ -79,8 +85,8 @@ class RayDoor:
         desk = RayDesk(
             receiver=parts.coordination,
             offer=Offer(config="{}", files={}),
-            parameters=Layout.of(version_like(parts.model)),
-            contribution=Layout.of(contribution_like(parts.model, strict=parts.config.sync.strict)),
+            parameters=Layout.of(parts.strategy.version_like(parts.model)),
+            contribution=Layout.of(parts.strategy.contribution_like(parts.model)),
         )
         speeds = parts.config.engine.workers
         actors = self.actors[: len(speeds)]
@@ -88,7 +94,7 @@ class RayDoor:
             parts.coordination.open(desk.send)
             for index, (actor, speed) in enumerate(zip(actors, speeds, strict=True), start=1):
                 name = f"worker-{index}"
-                ray.get(actor.prepare.remote(name, speed, parts.task, parts.config, wrap_link))
+                ray.get(actor.prepare.remote(name, speed, parts.task, parts.config, parts.strategy, wrap_link))
                 desk.attend(Place(name=name), actor)
             return _coordinate(parts, desk)
         finally:

@@ -12,6 +12,7 @@ from cuadrilla.engines.local import WrapLink
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import resolve
+from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.metrics import JsonlSink, Sink
@@ -44,6 +45,7 @@ def prepare(
     folder: Path,
     task: Task,
     *sets: str,
+    strategy: Strategy | None = None,
     stop_at: int = 0,
     sinks: Sequence[Sink] = (),
     clock: Callable[[], float] = time.monotonic,
@@ -51,14 +53,20 @@ def prepare(
     """The parts of a run of `task` in `folder`, resumed if it has checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     config = resolve(RUN_FILE, sets=sets).config
-    return assemble(config, RunDir(folder), task=task, sinks=sinks, stop_at=stop_at, clock=clock)
+    return assemble(config, RunDir(folder), task=task, sinks=sinks, strategy=strategy, stop_at=stop_at, clock=clock)
 
 
 class Execute(Protocol):
     """`execute` through some door."""
 
     def __call__(
-        self, folder: Path, task: Task, *sets: str, stop_at: int = 0, wrap_link: WrapLink | None = None
+        self,
+        folder: Path,
+        task: Task,
+        *sets: str,
+        strategy: Strategy | None = None,
+        stop_at: int = 0,
+        wrap_link: WrapLink | None = None,
     ) -> Outcome: ...
 
 
@@ -66,6 +74,7 @@ def execute(
     folder: Path,
     task: Task,
     *sets: str,
+    strategy: Strategy | None = None,
     stop_at: int = 0,
     wrap_link: WrapLink | None = None,
     door: str | Run = "inproc",
@@ -74,7 +83,7 @@ def execute(
     folder.mkdir(parents=True, exist_ok=True)
     sink = JsonlSink(RunDir(folder).metrics)
     try:
-        parts = prepare(folder, task, *sets, stop_at=stop_at, sinks=[sink])
+        parts = prepare(folder, task, *sets, strategy=strategy, stop_at=stop_at, sinks=[sink])
         return run_through(door, parts, wrap_link=wrap_link)
     finally:
         sink.close()

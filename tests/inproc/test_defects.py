@@ -27,7 +27,8 @@ from cuadrilla.link.base import Contribute, Hello, Lease, Version
 from cuadrilla.link.inproc import Desk
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import load_dumped
-from cuadrilla.sync.exact import Contribution, ExactMerge
+from cuadrilla.sync.exact import ExactMerge
+from cuadrilla.sync.strategy import Contribution
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision, choose_device
 from cuadrilla.train.program import program
@@ -166,7 +167,7 @@ def merged(model: nn.Module, *contributions: Contribution) -> Tensor:
         copy.deepcopy(model), make_optimizer=lambda _: NoOptimizer(), lr_factor=float, clip_norm=0, strict=False
     )
     merge.reduce(contributions, planned_tokens=NUM_UNITS * UNIT)
-    return flat(merge.gradients())
+    return flat(merge.update())
 
 
 def test_a_ragged_batch_weighs_by_its_tokens() -> None:

@@ -9,8 +9,9 @@ from torch import nn
 
 from cuadrilla.errors import CuadrillaError, GuardError, TaskError
 from cuadrilla.rundir import RunDir, read_jsonl
-from cuadrilla.sync.exact import Contribution, ExactMerge, ExactWorker, Sums
+from cuadrilla.sync.exact import ExactMerge, ExactWorker
 from cuadrilla.sync.outer import Outer
+from cuadrilla.sync.strategy import Contribution, Sums
 from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint
 from tests import runs
 from tests.faults import PHASES, Phase, Script, play
@@ -288,7 +289,7 @@ def test_a_history_computed_by_hand(strict: bool) -> None:
         for _ in range(tokens):
             (params["w"].sum() * gradient / 4).backward()
             sums.tokens += 1
-            worker.local_step(sums)
+            worker.after_pass(sums)
         contributions.append(worker.contribute(sums))
     reduced = merge.reduce(contributions, planned_tokens=4)
     assert reduced.tokens == 4
@@ -304,7 +305,7 @@ def test_strict_refuses_what_does_not_fit_into_fixed_point() -> None:
         worker.begin()
         params["w"].grad = torch.tensor([1.0, value])
         sums = Sums()
-        worker.local_step(sums)
+        worker.after_pass(sums)
         assert not worker.contribute(sums).valid
 
 

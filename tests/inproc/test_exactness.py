@@ -21,12 +21,14 @@ from cuadrilla.model.task import TaskDefaults
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import resolve
 from cuadrilla.sync import events
-from cuadrilla.sync.coordinator import Coordinator, Rules
-from cuadrilla.sync.exact import Contribution, ExactMerge, ExactWorker
+from cuadrilla.sync.exact import ExactMerge, ExactWorker
 from cuadrilla.sync.ledger import Grant
+from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.strategy import Contribution
 from cuadrilla.train.metrics import Scalars
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.setup import assemble, make_task
+from tests.driver import machine
 from tests.sessions import answer, worker_half
 
 LENGTH, FEATURES, UNIT = 5, 6, 2
@@ -89,7 +91,7 @@ class Crew:
             clip_norm=1.0,
             strict=strict,
         )
-        self.machine = Coordinator(rules=rules)
+        self.machine = machine(rules)
         self.now = 0.0
         self.granted_at: dict[int, float] = {}
         self.models: dict[str, nn.Module] = {}
@@ -124,7 +126,7 @@ class Crew:
         contributions = [self.contributions.pop(item.lease_id) for item in action.answers]
         if any(item.tokens for item in contributions):
             reduced = self.merge.reduce(contributions, planned_tokens=self.planned_tokens)
-            self.gradients.append(flat(self.merge.gradients()))
+            self.gradients.append(flat(self.merge.update()))
             self.merge.step(norm=reduced.norm, tokens=0, version=action.version)
         self.weights.append(flat(self.params))
         self.send(events.Merged())
@@ -133,7 +135,7 @@ class Crew:
         self.do(self.machine.handle(event, self.now))
 
     def join(self, worker: str, *, speed: float, pass_sequences: int) -> None:
-        if worker in self.machine.members:
+        if worker in self.machine.crew.members:
             self.lose(worker)
         self.models[worker] = model = self.task.model()
         self.syncs[worker] = worker_half(model, strict=self.strict)
@@ -208,7 +210,7 @@ def play(crew: Crew, members: list[tuple[float, int]], happenings: list[tuple[st
             crew.join(worker, speed=speed, pass_sequences=number % 5)
         elif what == "leave":
             crew.lose(worker)
-    if not crew.machine.members:
+    if not crew.machine.crew.members:
         crew.join("worker-0", speed=1.0, pass_sequences=0)
     while not crew.machine.finished:
         crew.answer(min(crew.leases), seconds=1.0)

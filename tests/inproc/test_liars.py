@@ -17,7 +17,8 @@ from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Lease, Stop, ToWorker
 from cuadrilla.rundir import RunDir, read_jsonl
-from cuadrilla.sync.exact import Contribution, contribution_like
+from cuadrilla.sync.exact import contribution_like
+from cuadrilla.sync.strategy import Contribution
 from cuadrilla.train.loop import environment
 from cuadrilla.train.program import program
 from cuadrilla.train.referee import AUDIT_SHARE, Referee, difference
@@ -60,7 +61,7 @@ class Crew:
 
     def lease_of(self, worker: str) -> Lease | None:
         leases = [message for message in self.sent[worker] if isinstance(message, Lease)]
-        wanted = self.coordination._coordinator.ledger.leases
+        wanted = self.coordination.leases
         return leases[-1] if leases and leases[-1].lease_id in wanted else None
 
     def answers(self, worker: str, lie: Lie | None = None) -> None:

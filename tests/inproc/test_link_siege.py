@@ -126,7 +126,7 @@ def test_answers_to_the_leases_of_others_are_not_counted(tmp_path: Path, undistu
     claimed: set[int] = set()
 
     def enemy(crew: Besieged, connection: Connection, name: str) -> None:
-        ledger = crew.parts.coordination._coordinator.ledger
+        coordination = crew.parts.coordination
         try:
             for _attempt in range(30):
                 session = connection.session(parameters=wire.Layout.of(crew.params))
@@ -134,10 +134,10 @@ def test_answers_to_the_leases_of_others_are_not_counted(tmp_path: Path, undistu
                     session.call(Hello(speed_hint=1.0, environment=said_of(crew.parts)))
                     if isinstance(session.next_event(), Stop):
                         return
-                    others = {key for key, grant in list(ledger.leases.items()) if grant.worker != name}
+                    others = {key for key, grant in list(coordination.leases.items()) if grant.worker != name}
                     if others:
                         near = range(max(0, min(others) - 3), max(others))  # old ones, too; the next may be its own
-                        own = set(ledger.leases) - others
+                        own = set(coordination.leases) - others
                         for lease_id in (*sorted(others.union(near) - own), HUGE, 2**63):
                             claim(session, lease_id)
                         claimed.update(others)
@@ -330,17 +330,17 @@ def test_a_member_that_only_claims_to_be_busy_does_not_hold_the_run(tmp_path: Pa
     now[0] = 9.0
     members.answers("mala", transfer_seconds=1e9)
     members.answers("ana")
-    before = members.coordination._coordinator.version
+    before = members.coordination.version
     for _ in range(600):
         now[0] += 1.0
         for worker in ("mala", "ana"):
             members.coordination.heard(worker, 1)
         members.coordination.tick()
         for lease in members.leases("ana"):
-            if lease.lease_id in members.coordination._coordinator.ledger.leases:
+            if lease.lease_id in members.coordination.leases:
                 members.coordination.heard("ana", int(now[0]) + 2)
                 members.coordination.tick()
                 members.answers("ana")
     members.parts.store.close()
     assert members.coordination.failure is None
-    assert members.coordination._coordinator.version > before + 1
+    assert members.coordination.version > before + 1

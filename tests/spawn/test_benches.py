@@ -23,6 +23,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",
     "generate": "--shape 10m --prompt-tokens 4 --new-tokens 3 --repeats 1 --threads 1",
     "goodput": "--minutes 1 --seconds 3",
+    "grid": "TEXT --set train.epochs=0.1 --set optim.weight_decay=0,1 --characters 20000 --seeds 1 --vocabulary 300",
     "kernels": "--preset micro --rounds 1 --threads 1",
     "late": "--times 1 --batch 16",
     "link": "--parameters 50000 --rate 0 --rounds 1",

@@ -4,15 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuadrilla.sync import coordinator as c
-from cuadrilla.sync import events
-from tests.driver import Crew, rules
+from cuadrilla.sync import events, work
+from tests.driver import Crew, machine, rules
 
 pytestmark = pytest.mark.unit
 
 
 def test_one_worker_computes_every_round() -> None:
-    crew = Crew(c.Coordinator(rules=rules()))
+    crew = Crew(machine(rules()))
     crew.join("a")
     for version in range(1, 4):
         assert crew.of("a").units == tuple(range(8 * (version - 1), 8 * version))
@@ -23,7 +22,7 @@ def test_one_worker_computes_every_round() -> None:
 
 
 def test_shares_follow_speed() -> None:
-    crew = Crew(c.Coordinator(rules=rules(units_per_round=12)))
+    crew = Crew(machine(rules(units_per_round=12)))
     crew.join("slow", 1.0)  # joins first and takes the whole first round
     crew.join("fast", 3.0)
     crew.answer(crew.of("slow").lease_id)
@@ -34,7 +33,7 @@ def test_shares_follow_speed() -> None:
 
 def test_shares_follow_what_was_measured_not_what_is_claimed() -> None:
     """Everyone got the same batch, and no speed was ever measured."""
-    crew = Crew(c.Coordinator(rules=rules(units_per_round=12, num_versions=100, gather=3)))
+    crew = Crew(machine(rules(units_per_round=12, num_versions=100, gather=3)))
     for name in "abc":
         crew.join(name)
     assert {len(crew.of(name).units) for name in "abc"} == {4}
@@ -44,7 +43,7 @@ def test_shares_follow_what_was_measured_not_what_is_claimed() -> None:
 
 
 def test_one_slow_first_answer_does_not_exclude_a_member() -> None:
-    crew = Crew(c.Coordinator(rules=rules(num_versions=100)))
+    crew = Crew(machine(rules(num_versions=100)))
     crew.join("a")
     crew.join("b")
     crew.round(a=0.1)  # b joined when a held the whole first round
@@ -55,22 +54,22 @@ def test_one_slow_first_answer_does_not_exclude_a_member() -> None:
 
 
 def test_a_member_without_a_share_is_measured_again_at_a_bounded_cost() -> None:
-    crew = Crew(c.Coordinator(rules=rules(num_versions=1000)))
+    crew = Crew(machine(rules(num_versions=1000)))
     crew.join("a")
     crew.join("b")
     for _ in range(10):
         crew.round(a=0.125, b=8.0)
     took = sum(crew.round(a=0.125, b=8.0) for _ in range(700))
-    assert 700 * 1.0 < took <= 700 * (1 + 1.2 * c.PROBE_COST)  # probed, for at most about 5 % of the time
+    assert 700 * 1.0 < took <= 700 * (1 + 1.2 * work.PROBE_COST)  # probed, for at most about 5 % of the time
     rounds = 0
     while len(crew.of("a").units) > 5:  # now b is as fast as a
         crew.round(a=0.125, b=0.125)
         rounds += 1
-    assert rounds <= 8 / c.PROBE_COST / 0.125
+    assert rounds <= 8 / work.PROBE_COST / 0.125
 
 
 def test_units_of_a_lost_worker_are_computed_by_the_others() -> None:
-    crew = Crew(c.Coordinator(rules=rules()))
+    crew = Crew(machine(rules()))
     crew.join("a")
     crew.join("b")
     crew.answer(crew.of("a").lease_id)  # the first round was a's alone
@@ -83,7 +82,7 @@ def test_units_of_a_lost_worker_are_computed_by_the_others() -> None:
 
 
 def test_an_answer_counts_once() -> None:
-    crew = Crew(c.Coordinator(rules=rules()))
+    crew = Crew(machine(rules()))
     crew.join("a")
     crew.join("b")
     crew.answer(crew.of("a").lease_id)
@@ -96,7 +95,7 @@ def test_an_answer_counts_once() -> None:
 
 
 def test_a_bad_unit_is_found_one_at_a_time_and_skipped() -> None:
-    crew = Crew(c.Coordinator(rules=rules(num_versions=1)))
+    crew = Crew(machine(rules(num_versions=1)))
     crew.bad_units = {5}
     crew.join("a")
     while crew.finish is None:
@@ -108,7 +107,7 @@ def test_a_bad_unit_is_found_one_at_a_time_and_skipped() -> None:
 
 
 def test_a_member_that_fails_what_others_can_compute_is_quarantined() -> None:
-    crew = Crew(c.Coordinator(rules=rules(num_versions=5)))
+    crew = Crew(machine(rules(num_versions=5)))
     crew.join("good")
     crew.answer(crew.of("good").lease_id)
     crew.join("broken", 1.0)
@@ -128,7 +127,7 @@ def _fails(crew: Crew, worker: str, *, rounds: int) -> None:
 
 
 def test_strikes_are_remembered_over_sessions_and_a_quarantine_doubles() -> None:
-    crew = Crew(c.Coordinator(rules=rules(num_versions=100)))
+    crew = Crew(machine(rules(num_versions=100)))
     crew.join("good")
     crew.answer(crew.of("good").lease_id)
     for minutes in (10, 20, 40):
@@ -151,7 +150,7 @@ def test_strikes_are_remembered_over_sessions_and_a_quarantine_doubles() -> None
 
 
 def test_who_leaves_before_the_update_is_struck_all_the_same() -> None:
-    crew = Crew(c.Coordinator(rules=rules(num_versions=100)))
+    crew = Crew(machine(rules(num_versions=100)))
     crew.join("good")
     crew.answer(crew.of("good").lease_id)
     for _ in range(2):
@@ -167,7 +166,7 @@ def test_who_leaves_before_the_update_is_struck_all_the_same() -> None:
 @pytest.mark.parametrize("stays", [0.1, 0.4, 1.0, 3.0])
 def test_who_takes_work_and_leaves_again_and_again_costs_little(stays: float) -> None:
     """It claims to be fast, holds what it gets for so many seconds and comes back at once, under its name."""
-    crew = Crew(c.Coordinator(rules=rules(num_versions=100_000)))
+    crew = Crew(machine(rules(num_versions=100_000)))
     crew.join("a")
     crew.round(a=0.125)
 
@@ -191,7 +190,7 @@ def test_who_takes_work_and_leaves_again_and_again_costs_little(stays: float) ->
 
 
 def test_silence_and_hanging() -> None:
-    crew = Crew(c.Coordinator(rules=rules(lost_after_seconds=5.0, hung_after_seconds=10.0)))
+    crew = Crew(machine(rules(lost_after_seconds=5.0, hung_after_seconds=10.0)))
     crew.join("a")
     crew.join("b")
     crew.now = 4.0
@@ -209,7 +208,7 @@ def test_silence_and_hanging() -> None:
 
 
 def test_who_was_idle_is_not_hung_when_it_gets_work() -> None:
-    crew = Crew(c.Coordinator(rules=rules(lost_after_seconds=50.0, hung_after_seconds=10.0)))
+    crew = Crew(machine(rules(lost_after_seconds=50.0, hung_after_seconds=10.0)))
     crew.join("a")
     crew.send(events.Heard(worker="a", passes=1))
     crew.answer(crew.of("a").lease_id)
@@ -225,7 +224,7 @@ def test_who_was_idle_is_not_hung_when_it_gets_work() -> None:
 
 
 def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_ever() -> None:
-    crew = Crew(c.Coordinator(rules=rules(gather=3, gather_seconds=15.0)))
+    crew = Crew(machine(rules(gather=3, gather_seconds=15.0)))
     crew.now = 100.0
     crew.join("slow", 0.1)
     crew.join("fast", 1.0)
@@ -237,7 +236,7 @@ def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_eve
     assert len(crew.of("fast").units) == 7
     assert len(crew.of("slow").units) == 1
 
-    whole = Crew(c.Coordinator(rules=rules(gather=2)))
+    whole = Crew(machine(rules(gather=2)))
     whole.join("slow", 0.1)
     assert not whole.leases
     whole.join("fast", 1.0)
@@ -245,7 +244,7 @@ def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_eve
 
 
 def test_the_first_pass_may_take_long() -> None:
-    crew = Crew(c.Coordinator(rules=rules(hung_after_seconds=10.0)))
+    crew = Crew(machine(rules(hung_after_seconds=10.0)))
     crew.join("a")
     crew.now = 100.0
     crew.send(events.Tick())
@@ -253,16 +252,16 @@ def test_the_first_pass_may_take_long() -> None:
 
 
 def test_strict_refuses_another_environment() -> None:
-    crew = Crew(c.Coordinator(rules=rules(same_environment=True)))
+    crew = Crew(machine(rules(same_environment=True)))
     crew.join("a", torch="2.13.0", threads="1")
     crew.join("b", torch="2.12.0", threads="1")
     assert crew.evicted[0].refused
     assert "torch (2.12.0 instead of 2.13.0)" in crew.evicted[0].reason
-    assert set(crew.machine.members) == {"a"}
+    assert set(crew.machine.crew.members) == {"a"}
 
 
 def test_another_program_is_refused_and_not_waited_for() -> None:
-    crew = Crew(c.Coordinator(rules=rules(gather=2, program={"cuadrilla": "1.0", "model code": "a"})))
+    crew = Crew(machine(rules(gather=2, program={"cuadrilla": "1.0", "model code": "a"})))
     crew.join("a", cuadrilla="1.0", **{"model code": "a", "torch": "2.13.0"})
     assert not crew.leases
     crew.join("b", cuadrilla="1.1", **{"model code": "b", "torch": "2.13.0"})
@@ -270,16 +269,16 @@ def test_another_program_is_refused_and_not_waited_for() -> None:
     assert "cuadrilla (1.1 instead of 1.0), model code (b instead of a)" in crew.evicted[0].reason
     assert len(crew.of("a").units) == 8
     crew.join("c", cuadrilla="1.0", **{"model code": "a", "torch": "2.12.0"})
-    assert set(crew.machine.members) == {"a", "c"}
+    assert set(crew.machine.crew.members) == {"a", "c"}
 
 
 def test_stopping_leaves_the_committed_state() -> None:
-    crew = Crew(c.Coordinator(rules=rules()))
+    crew = Crew(machine(rules()))
     crew.join("a")
     crew.answer(crew.of("a").lease_id)
     crew.send(events.StopRequested(reason="asked"))
     assert crew.finish == events.Finish(reason="asked", complete=False)
-    restored = c.Coordinator.restore(crew.machine.snapshot(), rules=rules())
+    restored = machine(rules(), state=crew.machine.snapshot())
     again = Crew(restored)
     again.join("other")
     assert again.of("other").units == tuple(range(8, 16))
@@ -289,19 +288,19 @@ def test_stopping_leaves_the_committed_state() -> None:
 def test_every_unit_is_counted_exactly_once_whatever_happens(happenings: list[tuple[int, str, int]]) -> None:
     """Random joins, deaths, answers, bad answers and restarts: rounds commit in order, each with exactly its units."""
     limits = rules(units_per_round=5, num_versions=4)
-    crew = Crew(c.Coordinator(rules=limits))
+    crew = Crew(machine(limits))
     commits: list[events.Commit] = []
     for choice, worker, number in happenings:
         if crew.finish is not None:
             break
-        if not crew.machine.members or choice == 0:
+        if not crew.machine.crew.members or choice == 0:
             crew.leases = {k: v for k, v in crew.leases.items() if v.worker != worker}
             crew.join(worker, 0.1 + number % 10)
         elif choice == 1:
             crew.lose(worker)
         elif choice == 2:
             commits += crew.commits
-            crew = Crew(c.Coordinator.restore(crew.machine.snapshot(), rules=limits))
+            crew = Crew(machine(limits, state=crew.machine.snapshot()))
         elif crew.leases:
             crew.answer(sorted(crew.leases)[number % len(crew.leases)], valid=choice != 3)
     commits += crew.commits

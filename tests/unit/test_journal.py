@@ -29,8 +29,8 @@ def test_round_trip(tmp_path: Path) -> None:
     records = list(read_segment(tmp_path, 5))
     assert [record.version for record, _ in records] == [6, 7, 8]
     assert [end for _, end in records] == sizes
-    assert torch.equal(records[2][0].gradients["w"], torch.full((3, 4), 8.0))
-    assert records[0][0].gradients["s"].shape == ()
+    assert torch.equal(records[2][0].update["w"], torch.full((3, 4), 8.0))
+    assert records[0][0].update["s"].shape == ()
     assert not list(read_segment(tmp_path, 4))
 
 
@@ -57,7 +57,7 @@ def test_a_flipped_bit_never_gives_a_wrong_record(
     path.write_bytes(raw)
     for record, _ in read_segment(folder, 5):
         assert record.header == good[record.version].header
-        assert all(torch.equal(t, good[record.version].gradients[name]) for name, t in record.gradients.items())
+        assert all(torch.equal(t, good[record.version].update[name]) for name, t in record.update.items())
 
 
 def test_segments_of_another_history_are_discarded(tmp_path: Path) -> None:

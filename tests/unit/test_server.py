@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuadrilla.sync import coordinator as c
 from cuadrilla.sync import events
-from cuadrilla.sync.server import ServerCoordinator
-from tests.driver import Crew, rules
+from cuadrilla.sync.exact import Exact
+from cuadrilla.sync.server import Server
+from tests.driver import Crew, machine, rules
 
 pytestmark = pytest.mark.unit
 
 
-def server(**changes: object) -> Crew:
-    return Crew(ServerCoordinator(rules=rules(**{"staleness": 4, **changes})))
+def server(*, staleness: int = 4, **changes: object) -> Crew:
+    return Crew(machine(rules(**changes), strategy=Server(max_staleness=staleness)))
 
 
 def batch(number: int) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ def play(crew: Crew, seconds: dict[str, float]) -> int:
         for lease_id in crew.leases.keys() - seen:
             heapq.heappush(due, (crew.now + seconds[crew.leases[lease_id].worker], lease_id))
         seen |= crew.leases.keys()
-        most = max(most, len({lease.units for lease in crew.machine.ledger.leases.values()}))
+        most = max(most, len({lease.units for lease in crew.machine.work.ledger.leases.values()}))
         at, lease_id = heapq.heappop(due)
         if lease_id in crew.leases:
             crew.now = at
@@ -83,8 +83,8 @@ def test_bound_zero_is_one_lease_at_a_time_in_turn() -> None:
 
 def test_alone_it_decides_as_the_exact_coordinator() -> None:
     merges = []
-    for kind in (c.Coordinator, ServerCoordinator):
-        crew = Crew(kind(rules=rules(staleness=4)))
+    for strategy in (Exact(), Server(max_staleness=4)):
+        crew = Crew(machine(rules(), strategy=strategy))
         crew.join("a")
         while crew.finish is None:
             crew.answer(crew.of("a").lease_id)
@@ -194,7 +194,7 @@ def test_at_the_end_the_idle_wait_and_no_batch_is_opened_beyond_it() -> None:
     crew.answer(crew.of("a").lease_id)
     crew.answer(crew.of("b").lease_id)
     assert [lease.worker for lease in crew.leases.values()] == ["c"]
-    assert crew.machine.ledger.opened == 24
+    assert crew.machine.work.ledger.opened == 24
     crew.answer(crew.of("c").lease_id)
     assert crew.finish == events.Finish(reason="the run is complete", complete=True)
 
@@ -206,7 +206,7 @@ def test_a_snapshot_holds_unfinished_leases_as_free() -> None:
     crew.answer(crew.of("c").lease_id)
     state = crew.machine.snapshot()
     assert state["ledger"]["free"] == [*batch(0), *batch(1), *batch(3)]
-    again = Crew(ServerCoordinator.restore(state, rules=rules(num_versions=6, staleness=4)))
+    again = Crew(machine(rules(num_versions=6), strategy=Server(max_staleness=4), state=state))
     again.join("d")
     order = []
     while again.finish is None:
@@ -221,29 +221,29 @@ def test_a_snapshot_holds_unfinished_leases_as_free() -> None:
 )
 def test_every_batch_is_a_version_once_whatever_happens(staleness: int, happenings: list[tuple[int, str, int]]) -> None:
     """Random joins, deaths, answers, bad answers and restarts."""
-    limits = rules(units_per_round=5, num_versions=6, staleness=staleness)
-    crew = Crew(ServerCoordinator(rules=limits))
+    limits, strategy = rules(units_per_round=5, num_versions=6), Server(max_staleness=staleness)
+    crew = Crew(machine(limits, strategy=strategy))
     commits: list[events.Commit] = []
     for choice, worker, number in happenings:
         if crew.finish is not None:
             break
-        if not crew.machine.members or choice == 0:
+        if not crew.machine.crew.members or choice == 0:
             crew.leases = {k: v for k, v in crew.leases.items() if v.worker != worker}
             crew.join(worker)
         elif choice == 1:
             crew.lose(worker)
         elif choice == 2:
             commits += crew.commits
-            crew = Crew(ServerCoordinator.restore(crew.machine.snapshot(), rules=limits))
+            crew = Crew(machine(limits, strategy=strategy, state=crew.machine.snapshot()))
         elif crew.leases:
             crew.answer(sorted(crew.leases)[number % len(crew.leases)], valid=choice != 3)
-        assert crew.finish or not crew.machine.members or crew.leases
+        assert crew.finish or not crew.machine.crew.members or crew.leases
     commits += crew.commits
     assert [commit.merge.version for commit in commits] == list(range(1, len(commits) + 1))
     batches = [commit.merge.units for commit in commits]
     assert len(set(batches)) == len(batches)
     assert all(units == tuple(range(units[0], units[0] + 5)) and units[0] % 5 == 0 for units in batches)
     assert all(commit.merge.staleness in range(staleness + 1) for commit in commits)
-    assert crew.machine.ledger.opened <= 30
+    assert crew.machine.work.ledger.opened <= 30
     if crew.finish is not None:
         assert sorted(unit for units in batches for unit in units) == list(range(30))

@@ -21,8 +21,8 @@ from cuadrilla.engines.simulate import (
     undisturbed,
 )
 from cuadrilla.engines.virtual_crew import SLOWNESS
-from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.ledger import Ledger
+from cuadrilla.sync.work import WholeRounds
 
 pytestmark = pytest.mark.unit
 
@@ -147,7 +147,7 @@ def test_it_notices_a_lease_number_used_again() -> None:
 
 def test_it_notices_a_lost_workers_lease_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "release", lambda _ledger, _worker: [])
-    monkeypatch.setattr(Coordinator, "_share_late", lambda _coordinator, _idle: [])
+    monkeypatch.setattr(WholeRounds, "_share_late", lambda _rounds, _work, _idle: [])
     with pytest.raises(Violation, match="I1: leases are held by"):
         simulate(0, faults=[Fault(at=3.0, kind="kill", worker=name, seconds=5.0) for name in ("w0", "w1")])
 
@@ -160,7 +160,7 @@ def test_it_notices_a_version_announced_before_it_is_on_disk(monkeypatch: pytest
 
 
 def test_it_notices_a_crew_that_nobody_gives_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Coordinator, "_deal", lambda _coordinator: [])
+    monkeypatch.setattr(WholeRounds, "deal", lambda _rounds, _work: [])
     with pytest.raises(Violation, match="I5: units are free"):
         simulate(0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from cuadrilla.engines.simulate import COORDINATOR_FAULTS, RULES, WORKER_FAULTS, Fault, Report, Violation, simulate
 from cuadrilla.sync.ledger import Ledger
-from cuadrilla.sync.server import ServerCoordinator
+from cuadrilla.sync.server import LeaseRounds, Server
 from tests.unit.test_simulate import HAPPENS
 
 pytestmark = pytest.mark.unit
@@ -25,7 +25,7 @@ def quiet() -> Iterator[None]:
 
 
 def run(seed: int, faults: list[Fault] | None = None) -> Report:
-    return simulate(seed, faults, staleness=BOUNDS[seed % len(BOUNDS)])
+    return simulate(seed, faults, strategy=Server(max_staleness=BOUNDS[seed % len(BOUNDS)]))
 
 
 @pytest.mark.parametrize("first", range(0, 200, CHUNK))
@@ -50,7 +50,9 @@ def test_each_fault_alone(kind: str) -> None:
 
 def test_the_coordinator_may_die_between_any_two_actions() -> None:
     for steps in range(120):
-        report = simulate(0, [Fault(at=8.0, kind="coordinator", seconds=2.0, steps=steps)], staleness=4)
+        report = simulate(
+            0, [Fault(at=8.0, kind="coordinator", seconds=2.0, steps=steps)], strategy=Server(max_staleness=4)
+        )
         assert report.committed == list(range(1, RULES.num_versions + 1))
 
 
@@ -61,16 +63,16 @@ def test_everything_happens() -> None:
 
 def noticed(what: str) -> None:
     with pytest.raises(Violation, match=what):
-        _ = [simulate(seed, staleness=2) for seed in range(40)]
+        _ = [simulate(seed, strategy=Server(max_staleness=2)) for seed in range(40)]
 
 
 def test_it_notices_a_bound_that_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ServerCoordinator, "_may_grant", lambda _self: True)
+    monkeypatch.setattr(LeaseRounds, "may_grant", lambda _rounds, _work: True)
     noticed("I3: .* batches are out")
 
 
 def test_it_notices_a_bound_that_is_too_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ServerCoordinator, "_may_grant", lambda self: not self.ledger.leases)
+    monkeypatch.setattr(LeaseRounds, "may_grant", lambda _rounds, work: not work.ledger.leases)
     noticed("I5: .* somebody waits who need not")
 
 

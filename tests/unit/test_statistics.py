@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cuadrilla.errors import TaskError
-from cuadrilla.sync.exact import ExactMerge, ExactWorker, Sums, contribution_like, version_like
+from cuadrilla.sync.exact import ExactMerge, ExactWorker, contribution_like, version_like
 from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics, sums_like
+from cuadrilla.sync.strategy import Sums
 from tests.inproc.test_exact import ConstantGradient
 
 pytestmark = pytest.mark.unit
@@ -184,7 +185,7 @@ def test_a_unit_that_cannot_be_added_makes_the_contribution_invalid(value: float
     batch[0, 0] = value
     with worker.measuring():
         model(batch).sum().backward()
-    worker.local_step(sums)
+    worker.after_pass(sums)
     contribution = worker.contribute(sums)
     assert not contribution.valid
     assert not any(contribution.tensors[name].any() for name in sums_like(model))
@@ -205,14 +206,14 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
         for batch in units(2, seed=version):
             with worker.measuring():
                 models[2](batch).sum().backward()
-            worker.local_step(sums)
+            worker.after_pass(sums)
         contribution = worker.contribute(sums)
         form = contribution_like(models[0], strict=strict)
         assert {k: (t.dtype, t.shape) for k, t in contribution.tensors.items()} == {
             k: (t.dtype, t.shape) for k, t in form.items()
         }
         reduced = merge.reduce([contribution], planned_tokens=10)
-        redone.load_gradients({name: tensor.clone() for name, tensor in merge.gradients().items()})
+        redone.load_update({name: tensor.clone() for name, tensor in merge.update().items()})
         for one in (merge, redone):
             one.step(norm=reduced.norm, tokens=10 * version, version=version)
         worker.apply(merge.params)

@@ -30,7 +30,6 @@ from cuadrilla.link.tls import Coordinator, open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.rundir import RunDir
-from cuadrilla.sync.exact import contribution_like, version_like
 from cuadrilla.train.setup import Parts
 
 if TYPE_CHECKING:
@@ -181,8 +180,8 @@ def open_doors(
     assert isinstance(engine, CrewEngine)
     offered = offer(parts.config, run.path)
     layouts: dict[str, Any] = {
-        "parameters": Layout.of(version_like(parts.model)),
-        "contribution": Layout.of(contribution_like(parts.model, strict=parts.config.sync.strict)),
+        "parameters": Layout.of(parts.strategy.version_like(parts.model)),
+        "contribution": Layout.of(parts.strategy.contribution_like(parts.model)),
     }
 
     def ray_desk() -> "RayDesk":

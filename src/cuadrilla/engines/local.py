@@ -19,7 +19,6 @@ from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.base import Link
 from cuadrilla.link.inproc import Desk
 from cuadrilla.link.shaped import Shape, ShapedLink
-from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.kernels import choose_kernels
@@ -54,11 +53,12 @@ def run_local(
     if choice.ratios:
         tell(f"kernels    {choice}")
     # Asynchronous workers read one version while the next one is made; alone, nobody does.
-    desk = Desk(parts.coordination.receive, copies=parts.config.sync.kind == "server" and len(speeds) > 1)
+    desk = Desk(parts.coordination.receive, copies=parts.strategy.max_staleness is not None and len(speeds) > 1)
     try:
         parts.coordination.open(desk.send)
         if parts.coordination.outcome is None and len(speeds) == 1:
-            _work("worker-1", parts, desk, model=parts.model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
+            model = copy.deepcopy(parts.model) if parts.strategy.moves_weights else parts.model
+            _work("worker-1", parts, desk, model=model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
         elif parts.coordination.outcome is None:
             _work_in_threads(parts, desk, wrap_link=wrap_link)
     finally:
@@ -137,7 +137,7 @@ def _work(
     )
     if parts.config.train.compile:
         compile_blocks(model)
-    sync = ExactWorker(model, strict=parts.config.sync.strict)
+    sync = parts.strategy.worker(model, parts.recipe)
     try:
         train(link, task=parts.task, model=model, sync=sync, worker=settings)
     finally:

@@ -1,6 +1,6 @@
 """A crew under a virtual clock: one coordinator, a few workers, a lossy network, a crashing disk, drawn from a seed.
 
-`simulate(seed)` runs the real state machine and the real I/O shell (`sync/coordinator.py` or `sync/server.py`,
+`simulate(seed)` runs the real state machine and the real I/O shell (`sync/coordinator.py` with a strategy's rounds,
 `train/coordinate.py`) from the first round to the last through random faults, and raises `Violation` at the first event
 after which an invariant does not hold; I1-I7 are listed in `virtual_disk.py`. Everything random comes from the seed and
 time from a heap of events: no thread, no wall clock, no sleep; a seed that fails, fails always.
@@ -8,9 +8,7 @@ time from a heap of events: no thread, no wall clock, no sleep; a seed that fail
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import cast
 
 from cuadrilla.config import GuardSection
 from cuadrilla.engines.virtual_crew import Clock, Connection, Crew, Worker
@@ -30,18 +28,20 @@ from cuadrilla.engines.virtual_disk import (
 from cuadrilla.engines.virtual_disk import Violation as Violation
 from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Contribute, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
-from cuadrilla.sync.coordinator import Coordinator, Rules
-from cuadrilla.sync.exact import ExactMerge
-from cuadrilla.sync.server import ServerCoordinator
+from cuadrilla.plan.share import share_units
+from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.exact import Exact
+from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.coordinate import Coordination, Length
 from cuadrilla.train.guard import Guard
-from cuadrilla.train.store import Store
 
 TICK_SECONDS = 0.5
 FAULTS_UNTIL_SECONDS = 40.0
 GRACE_SECONDS = 60.0
 """The longest wait for a commit once nothing is broken any more: eight units of 2 s, and again one by one."""
 FOREVER = 1e6
+EXACT = Exact()
 
 WORKER_FAULTS = (
     *("kill", "power off", "freeze", "slow", "hang", "leave"),
@@ -79,17 +79,18 @@ class World:
         faults: Sequence[Fault] | None,
         *,
         reuse_lease_ids: bool = False,
-        staleness: int | None = None,
+        strategy: Strategy = EXACT,
         rules: Rules = RULES,
     ) -> None:
         self.random = random.Random(seed)
         self.report = Report(seed=seed, faults=())
         self.clock = Clock()
         self.disk = Disk()
-        self.staleness = staleness
-        self.rules = replace(rules, staleness=staleness or 0)
+        self.strategy = strategy
+        self.staleness = strategy.max_staleness
+        self.rules = rules
         self.audit = Audit(
-            report=self.report, disk=self.disk, clock=lambda: self.clock.now, rules=self.rules, staleness=staleness
+            report=self.report, disk=self.disk, clock=lambda: self.clock.now, rules=rules, staleness=self.staleness
         )
         self.crew = Crew(self.random, clock=self.clock, audit=self.audit, door=self)
         drawn = draw_faults(self.random, list(self.crew.workers))
@@ -151,10 +152,10 @@ class World:
         self.life += 1
         self.audit.restarted()
         state, guard_state, theta = recover(self.disk)
-        kind = Coordinator if self.staleness is None else ServerCoordinator
-        self.coordinator = kind.restore(state, rules=self.rules)
+        rounds = self.strategy.rounds(share=share_units)
+        self.coordinator = Coordinator.restore(state, rules=self.rules, rounds=rounds)
         if not self.reuse_lease_ids:
-            self.coordinator.ledger.next_lease_id = 1 + (self.life << 32)
+            self.coordinator.work.ledger.next_lease_id = 1 + (self.life << 32)
         guard = Guard(section=GuardSection(rollbacks=100))
         if guard_state is not None:
             guard.load_state(guard_state)
@@ -162,9 +163,9 @@ class World:
         saved = self.disk.checkpoints[-1][0] if self.disk.checkpoints else -1
         self.coordination = Coordination(
             coordinator=self.coordinator,
-            merge=cast(ExactMerge, self.weights),
+            merge=self.weights,
             guard=guard,
-            store=cast(Store, VirtualStore(self.point, self.disk, self.weights, self.audit, saved)),
+            store=VirtualStore(self.point, self.disk, self.weights, self.audit, saved),
             length=Length(
                 num_versions=self.rules.num_versions,
                 units_per_round=self.rules.units_per_round,
@@ -215,7 +216,7 @@ class World:
                 connection.passes, worker.worked_at, worker.owes = message.passes, self.clock.now, False
             self.coordination.heard(worker.name, message.passes)
         else:
-            answers = isinstance(message, Contribute) and message.lease_id in self.coordinator.ledger.leases
+            answers = isinstance(message, Contribute) and message.lease_id in self.coordination.leases
             worker.owes = worker.owes and not answers and not isinstance(message, Hello)
             self.coordination.deliver(worker.name, message)
 
@@ -301,9 +302,9 @@ class World:
 
 def units_are_in_one_place(world: World) -> str:
     coordinator = world.coordinator
-    ledger = coordinator.ledger
-    places = [*ledger.free, *coordinator.skipped]
-    for _, grant in coordinator.answers.values():
+    ledger = coordinator.work.ledger
+    places = [*ledger.free, *coordinator.work.skipped]
+    for _, grant in coordinator.work.answers.values():
         places += grant.units
     places += {unit for lease in ledger.leases.values() for unit in lease.units}  # of late ones there are two
     open_units = set(range(ledger.opened)) - world.audit.counted
@@ -313,18 +314,18 @@ def units_are_in_one_place(world: World) -> str:
 
 
 def rounds_are_opened_in_time(world: World) -> str:
-    """One at a time, or with the strategy server as they are leased; never more than the run has."""
+    """One at a time, or with a bound of staleness as they are leased; never more than the run has."""
     coordinator = world.coordinator
-    size, version = world.rules.units_per_round, coordinator.version
+    size, version, opened = world.rules.units_per_round, coordinator.version, coordinator.work.ledger.opened
     most = version + 1 if world.staleness is None else world.rules.num_versions
-    if coordinator.finished or version * size < coordinator.ledger.opened <= most * size:
+    if coordinator.finished or version * size < opened <= most * size:
         return ""
-    return f"I6: at version {version} units up to {coordinator.ledger.opened} are open"
+    return f"I6: at version {version} units up to {opened} are open"
 
 
 def leases_stay_within_the_bound(world: World) -> str:
     """If all others answered first, the oldest would still be within it; and who may work does."""
-    coordinator, leases = world.coordinator, world.coordinator.ledger.leases.values()
+    coordinator, leases = world.coordinator, world.coordinator.work.ledger.leases.values()
     if world.staleness is None or coordinator.finished:
         return ""
     oldest, batches = (
@@ -333,27 +334,28 @@ def leases_stay_within_the_bound(world: World) -> str:
     )
     if leases and oldest + batches - 1 > world.staleness:
         return f"I3: {batches} batches are out, one of them {oldest} versions old"
-    unopened = coordinator.ledger.opened < world.rules.units_per_round * world.rules.num_versions
-    if unopened and len(leases) < len(coordinator.members) and oldest + batches <= world.staleness:
+    unopened = coordinator.work.ledger.opened < world.rules.units_per_round * world.rules.num_versions
+    if unopened and len(leases) < len(coordinator.crew.members) and oldest + batches <= world.staleness:
         return f"I5: {batches} batches are out, and somebody waits who need not"
     return ""
 
 
 def leases_have_a_member_each(world: World) -> str:
-    holders = [grant.worker for grant in world.coordinator.ledger.leases.values()]
-    if len(set(holders)) < len(holders) or not world.coordinator.members.keys() >= set(holders):
-        return f"I1: leases are held by {holders}, members are {list(world.coordinator.members)}"
+    members = world.coordinator.crew.members
+    holders = [grant.worker for grant in world.coordinator.work.ledger.leases.values()]
+    if len(set(holders)) < len(holders) or not members.keys() >= set(holders):
+        return f"I1: leases are held by {holders}, members are {list(members)}"
     return ""
 
 
 def no_tensors_are_hoarded(world: World) -> str:
-    kept, counted = world.coordination._contributions.keys(), world.coordinator.answers.keys()
+    kept, counted = world.coordination.kept, world.coordinator.work.answers.keys()
     return f"I1: contributions {list(kept)} are kept, those counted are {list(counted)}" if kept != counted else ""
 
 
 def units_do_not_wait(world: World) -> str:
     coordinator = world.coordinator
-    if coordinator.members and not coordinator.ledger.leases and not coordinator.finished:
+    if coordinator.crew.members and not coordinator.work.ledger.leases and not coordinator.finished:
         return "I5: units are free, members are idle, and nothing is leased"
     return ""
 
@@ -392,12 +394,12 @@ def simulate(
     faults: Sequence[Fault] | None = None,
     *,
     reuse_lease_ids: bool = False,
-    staleness: int | None = None,
+    strategy: Strategy = EXACT,
 ) -> Report:
     """Run one crew to the end of its run. Raises Violation.
 
     `faults` replaces those drawn from the seed; crew and network stay. `reuse_lease_ids`: number leases as the ledger
     does by itself, from its checkpoint on; an answer to a lease of an earlier life may then fit another of this one.
-    `staleness`: with the strategy server, and its bound.
+    `strategy`: whose rounds are simulated; its merge half is an integer's.
     """
-    return World(seed, faults, reuse_lease_ids=reuse_lease_ids, staleness=staleness).run()
+    return World(seed, faults, reuse_lease_ids=reuse_lease_ids, strategy=strategy).run()

@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
-from cuadrilla.engines.virtual_disk import UNIT_TOKENS, Audit, gradient
+from cuadrilla.engines.virtual_disk import MASK, UNIT_TOKENS, Audit, Part, gradient, number_of
 from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 
 HEARTBEAT_SECONDS = 1.0
@@ -280,18 +280,13 @@ class Crew:
             self.audit.bad_answers.update(lease.units)
             worker.bad_rounds.add(lease.units[0] // self.audit.rules.units_per_round)
         honest = not bad or self.random.random() < 0.5
-        total = -1 if bad else gradient(lease.units, base)
+        total = MASK if bad else gradient(lease.units, base)
+        part = Part(units=lease.units, version=lease.version, base=base, total=total, finite=honest)
         worker.answer = Contribute(
             lease_id=lease.lease_id,
             tokens=UNIT_TOKENS * len(lease.units),
             loss_sum=float(len(lease.units)),
-            tensors={
-                "units": lease.units,
-                "version": lease.version,
-                "base": base,
-                "total": total,
-                "finite": honest,
-            },
+            tensors=part.tensors(),
             valid=not (bad and honest),
         )
         for _ in range(1 if self.random.random() < 0.95 else 2):
@@ -299,7 +294,8 @@ class Crew:
 
 
 def theta_of(message: Version) -> int:
-    return cast(Mapping[str, int], message.parameters)["theta"]
+    assert isinstance(message.parameters, dict)
+    return number_of(message.parameters["theta"])
 
 
 def version_wrong(worker: Worker, message: Version, history: Mapping[int, int]) -> str:

@@ -20,17 +20,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from cuadrilla.errors import ResourceError
-from cuadrilla.sync.coordinator import Rules
-from cuadrilla.sync.exact import Contribution, Reduced
 from cuadrilla.sync.ledger import Ledger
+from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.strategy import Contribution, Reduced
 from cuadrilla.train.guard import Verdict
 from cuadrilla.train.heldout import HeldOut
 
 RULES = Rules(units_per_round=8, num_versions=20, lost_after_seconds=5.0, hung_after_seconds=10.0)
 UNIT_TOKENS = 10
+MASK = 2**64 - 1
 CHECKPOINT_EVERY = 4
 KEPT_CHECKPOINTS = 2
 
@@ -79,13 +83,22 @@ def mix(*values: int) -> int:
     """64 bits that depend on every bit of every value."""
     state = 0x9E3779B97F4A7C15
     for value in values:
-        state = ((state ^ value) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (2**64 - 1)
+        state = ((state ^ value) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & MASK
         state ^= state >> 29
     return state
 
 
 def gradient(units: Sequence[int], theta: int) -> int:
-    return sum(mix(unit, theta) for unit in units)
+    return sum(mix(unit, theta) for unit in units) & MASK
+
+
+def as_tensor(number: int) -> Tensor:
+    """These 64 bits, which travel as weights do."""
+    return torch.tensor(number - 2**64 if number >= 2**63 else number, dtype=torch.int64)
+
+
+def number_of(tensor: Tensor) -> int:
+    return int(tensor) & MASK
 
 
 def round_units(version: int, *, rules: Rules) -> tuple[int, ...]:
@@ -101,38 +114,72 @@ def undisturbed(rules: Rules = RULES) -> int:
     return theta
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a contribution says: which units, computed from which version and its θ, and what they add up to."""
+
+    units: tuple[int, ...]
+    version: int
+    base: int
+    total: int
+    finite: bool
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            "units": torch.tensor(self.units),
+            "version": torch.tensor(self.version),
+            "base": as_tensor(self.base),
+            "total": as_tensor(self.total),
+            "finite": torch.tensor(self.finite),
+        }
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "Part":
+        return cls(
+            units=tuple(tensors["units"].tolist()),
+            version=int(tensors["version"]),
+            base=number_of(tensors["base"]),
+            total=number_of(tensors["total"]),
+            finite=bool(tensors["finite"]),
+        )
+
+
 @dataclass
 class Weights:
-    """`ExactMerge` over one integer. `merged`: what the last reduction added up."""
+    """The merge half of any strategy, over one integer. `merged`: what the last reduction added up."""
 
     point: Callable[[], None]
     theta: int
     total: int = 0
-    merged: tuple[Mapping[str, Any], ...] = ()
+    merged: tuple[Part, ...] = ()
 
     @property
-    def params(self) -> dict[str, int]:
-        return {"theta": self.theta}
+    def params(self) -> dict[str, Tensor]:
+        return {"theta": as_tensor(self.theta)}
 
     def reduce(self, contributions: Sequence[Contribution], *, planned_tokens: int) -> Reduced:
         del planned_tokens
-        self.merged = tuple(cast(Mapping[str, Any], item.tensors) for item in contributions)
-        bad = tuple(index for index, item in enumerate(self.merged) if not item["finite"])
-        self.total = sum(item["total"] for item in self.merged)
+        self.merged = tuple(Part.of(item.tensors) for item in contributions)
+        bad = tuple(index for index, part in enumerate(self.merged) if not part.finite)
+        self.total = sum(part.total for part in self.merged) & MASK
         return Reduced(norm=math.nan if bad else 1.0, tokens=0, bad=bad)
 
-    def outliers(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
+    def sizes(self, contributions: Sequence[Contribution]) -> list[float]:
+        return [1.0 for _ in contributions]
+
+    def zeros(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
         del contributions
         return ()
 
-    zeros = outliers
-
-    def can_hold(self, tensors: object, *, num_units: int) -> bool:
+    def can_hold(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         del tensors, num_units
         return True
 
-    def gradients(self) -> dict[str, int]:
-        return {"total": self.total}
+    def update(self) -> dict[str, Tensor]:
+        return {"total": as_tensor(self.total)}
+
+    def load_update(self, update: Mapping[str, Tensor]) -> None:
+        self.total = number_of(update["total"])
 
     def step(self, *, norm: float, tokens: int, version: int) -> float:
         del norm, tokens, version
@@ -140,6 +187,13 @@ class Weights:
         self.theta = mix(self.theta, self.total)
         self.point()
         return 1.0
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """θ is all there is."""
+        return {}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        assert not tensors
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------
@@ -199,7 +253,7 @@ class VirtualStore:
     unlogged: None = None  # there are no metrics
     held_out: HeldOut = field(default_factory=HeldOut)  # nor evaluations
 
-    def journal(self, header: Mapping[str, Any], gradients: Callable[[], Mapping[str, int]]) -> None:
+    def journal(self, header: Mapping[str, Any], update: Callable[[], Mapping[str, Tensor]]) -> None:
         self.audit.judge_round(header, self.weights)
         if self.save_now or self.segment is None:
             self.save_now = True
@@ -209,7 +263,7 @@ class VirtualStore:
             self.segment, self.save_now, self.gap = None, True, True
             return
         self.point()  # a torn record is as none: readers stop at it, and nothing is appended behind it
-        self.disk.segments[self.segment].append((dict(header), gradients().get("total", 0)))
+        self.disk.segments[self.segment].append((dict(header), sum(number_of(total) for total in update().values())))
         self.point()
 
     def after_commit(self, snapshot: Callable[[], dict[str, Any]], *, version: int, row: object, last: bool) -> None:
@@ -253,10 +307,13 @@ class VirtualStore:
         self.audit.rolled_back(self.weights.theta)
         self.save_now = self.gap = True
 
-    def event(self, kind: str, *, units: tuple[int, ...] = (), **_fields: object) -> None:
+    def event(self, kind: str, **fields: Any) -> None:
         self.audit.report.counts[kind] += 1
-        self.audit.skipping = units if kind == "units skipped" else self.audit.skipping
+        self.audit.skipping = fields["units"] if kind == "units skipped" else self.audit.skipping
         self.point()
+
+    def alarm(self, error: ResourceError) -> None:
+        self.event("alarm", message=error.message)
 
     def status(self, state: str, *, version: int, row: object) -> None:
         """For those who watch; nothing depends on it."""
@@ -270,7 +327,7 @@ class Audit:
     """Knows what really happened: θ of every version, what was announced, which contributions were bad.
 
     `losses`: how often a restart has found less than was announced, which only a full disk excuses. `staleness`: the
-    bound of the strategy server, None for rounds; `units`: of each version, `counted`: of all that are committed.
+    strategy's bound, None for whole rounds; `units`: of each version, `counted`: of all that are committed.
     """
 
     report: Report
@@ -302,7 +359,7 @@ class Audit:
         """A round is about to be made a version."""
         version, units, skipped = header["version"], tuple(header["units"]), header["skipped"]
         empty = len(skipped) == len(units)
-        counted = [] if empty else [unit for part in weights.merged for unit in part["units"]]
+        counted = [] if empty else [unit for part in weights.merged for unit in part.units]
         number = version if self.staleness is None else units[0] // self.rules.units_per_round + 1
         self.demand(units_wrong(header, counted, wanted=round_units(number, rules=self.rules)))
         if not self.counted.isdisjoint(units):
@@ -321,10 +378,10 @@ class Audit:
     def sum_wrong(self, version: int, weights: Weights) -> str:
         """Every part was computed from a version that is not too old, and the whole is the sum of the parts."""
         for part in weights.merged:
-            age = version - 1 - part["version"]
-            if not 0 <= age <= (self.staleness or 0) or part["base"] != self.history[part["version"]]:
+            age = version - 1 - part.version
+            if not 0 <= age <= (self.staleness or 0) or part.base != self.history[part.version]:
                 return f"I3: a contribution to version {version} was computed from other weights, {age} versions old"
-        total = sum(gradient(part["units"], part["base"]) for part in weights.merged)
+        total = sum(gradient(part.units, part.base) for part in weights.merged) & MASK
         return "" if weights.total == total else "I1: the sum is not that of the units counted"
 
     def rolled_back(self, theta: int) -> None:

@@ -24,12 +24,12 @@ from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.link.watched import WatchedLink
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
-from cuadrilla.sync.exact import ExactWorker, version_like
+from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.kernels import choose_kernels
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_device, choose_precision
-from cuadrilla.train.setup import compile_blocks, make_model, make_task
+from cuadrilla.train.setup import compile_blocks, make_model, make_recipe, make_task, measure_length
 
 GIVE_UP_SECONDS = 600.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
@@ -151,12 +151,15 @@ class _Worker:
             precision=precision,
             speed_hint=options.shape.speed,
         )
+        self._strategy = make_strategy(config.sync)
+        length = measure_length(config.train, self._task)
+        self._recipe = make_recipe(config, task=self._task, length=length, precision=precision)
         self.heard_at = 0.0
         self.standbys: tuple[str, ...] = ()
 
     def train(self, connection: RunConnection) -> Stop:
         """One session, from Hello to Stop. Raises LinkError when it breaks."""
-        session = connection.session(parameters=Layout.of(version_like(self._model)))
+        session = connection.session(parameters=Layout.of(self._strategy.version_like(self._model)))
         link: Link = session
         if self._shape != NO_SHAPE:
             link = ShapedLink(session, shape=self._shape)
@@ -165,7 +168,7 @@ class _Worker:
             units = section.batch_sequences // section.unit_sequences
             counted = self._task.defaults.counted
             link = WatchedLink(link, report=self._report, units_per_round=units, counted=counted)
-        sync = ExactWorker(self._model, strict=self._config.sync.strict)
+        sync = self._strategy.worker(self._model, self._recipe)
         try:
             return train(link, task=self._task, model=self._model, sync=sync, worker=self._settings)
         except LinkError:

@@ -1,6 +1,6 @@
 """Exact synchronous training: k unequal workers give the result of one.
 
-    worker:  for each leased unit: grad += d(loss sum / planned tokens)        `local_step`, `contribute`
+    worker:  for each leased unit: grad += d(loss sum / planned tokens)        `after_pass`, `contribute`
     merge:   grad = (Σ contributions) · planned / Σ tokens                     `reduce`
              clip by global norm, optimizer step at lr(tokens)                 `step`
              θ to everyone                                                     `apply`
@@ -17,69 +17,67 @@ Alone, the worker's parameters and the coordinator's are the same tensors: nothi
 """
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from cuadrilla.link.base import Lease
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics, statistics_of, sums_like
+from cuadrilla.sync.strategy import (
+    Contribution,
+    Parameters,
+    Recipe,
+    Reduced,
+    Stepper,
+    Sums,
+    changing_nothing,
+    trainable,
+    unusable,
+)
+from cuadrilla.sync.work import Rounds, Share, WholeRounds
 
-# Gradients of a mean loss rarely exceed 1 per element, so 2^-40 of resolution leaves 2^22 of room in 62 bits.
-OUTLIER_RATIO = 100.0
-"""Gradients per token of honest contributions differ by much less, however few tokens one of them holds."""
 FIXED_POINT_SCALE = float(2**40)
+"""Gradients of a mean loss rarely exceed 1 per element: 2^-40 of resolution leaves 2^22 of room in 62 bits."""
 FIXED_POINT_LIMIT = float(2**62)
 
-Parameters = Mapping[str, nn.Parameter]
-
-
-class Stepper(Protocol):
-    """What a merge needs of an optimizer."""
-
-    def step(self, factor: float) -> None:
-        """Update the parameters from their `.grad`, every learning rate times `factor`."""
-
-    def state_tensors(self) -> dict[str, Tensor]: ...
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
-
-
-@dataclass(kw_only=True)
-class Sums:
-    """What a worker has added up over a lease: summed loss, counted tokens, and whether everything was finite."""
-
-    loss: float = 0.0
-    tokens: int = 0
-    valid: bool = True
-
 
 @dataclass(frozen=True, kw_only=True)
-class Contribution:
-    """Of a lease: Σ gradient / planned tokens (fp32; strict: int64 fixed point), Σ statistics, Σ loss, Σ tokens."""
+class Exact:
+    """The strategy of `sync.kind = "exact"`; see the module."""
 
-    tensors: Mapping[str, Tensor]
-    tokens: int
-    loss: float
-    valid: bool = True
+    strict: bool = False
+    max_staleness: int | None = None
+    moves_weights: bool = False
 
+    def worker(self, model: nn.Module, recipe: Recipe | None = None) -> "ExactWorker":
+        del recipe
+        return ExactWorker(model, strict=self.strict)
 
-@dataclass(frozen=True, kw_only=True)
-class Reduced:
-    """A merged gradient, now in the parameters' `.grad`. `bad`: contributions that hold non-finite values."""
+    def merge(self, model: nn.Module, recipe: Recipe) -> "ExactMerge":
+        return ExactMerge(
+            model,
+            make_optimizer=recipe.make_optimizer,
+            lr_factor=recipe.lr_factor,
+            clip_norm=recipe.clip_norm,
+            strict=self.strict,
+            outer=recipe.make_outer(trainable(model)) if recipe.make_outer else None,
+        )
 
-    norm: float
-    tokens: int
-    bad: tuple[int, ...] = ()
+    def rounds(self, *, share: Share) -> Rounds:
+        return WholeRounds(share=share)
 
+    def version_like(self, model: nn.Module) -> dict[str, Tensor]:
+        return version_like(model)
 
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name. Frozen ones (`requires_grad` False) are never moved nor changed."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    def contribution_like(self, model: nn.Module) -> dict[str, Tensor]:
+        return contribution_like(model, strict=self.strict)
+
+    def check(self, model: nn.Module, *, several_workers: bool) -> None:
+        """There is none that it would train wrongly."""
 
 
 def version_like(model: nn.Module) -> dict[str, Tensor]:
@@ -88,7 +86,9 @@ def version_like(model: nn.Module) -> dict[str, Tensor]:
 
 
 def contribution_like(model: nn.Module, *, strict: bool) -> dict[str, Tensor]:
-    """Names, dtypes and shapes of a contribution's tensors; their values mean nothing."""
+    """Names, dtypes and shapes of a contribution's tensors: Σ gradient / planned tokens (fp32; strict: int64 fixed
+    point) and Σ statistics. Their values mean nothing.
+    """
     dtype = torch.int64 if strict else None
     gradients = {name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in trainable(model).items()}
     return {**gradients, **sums_like(model)}
@@ -112,8 +112,14 @@ class ExactWorker:
         """Otherwise what a module normalises over would depend on how units are stacked."""
         return self._strict or bool(self._statistics)
 
-    def begin(self) -> None:
+    @property
+    def units_per_step(self) -> int:
+        """The merge half steps, not this one."""
+        return 0
+
+    def begin(self, lease: Lease | None = None) -> None:
         """A new lease: forget the gradients of the last one."""
+        del lease
         self._statistics.begin()
         for parameter in self._params.values():
             parameter.grad = None
@@ -123,8 +129,8 @@ class ExactWorker:
         """Around a pass, forward and backward: running statistics of record stay as they are."""
         return self._statistics.measuring()
 
-    def local_step(self, sums: Sums) -> None:
-        """After a pass: add its statistics. Strict: move its gradient into the fixed-point sum."""
+    def after_pass(self, sums: Sums) -> None:
+        """Add the pass's statistics. Strict: move its gradient into the fixed-point sum."""
         if not self._statistics.add():
             sums.valid = False
         if not self._strict:
@@ -141,6 +147,9 @@ class ExactWorker:
             else:
                 total.add_(scaled.to(torch.int64))
             parameter.grad = None
+
+    def local_step(self, sums: Sums) -> None:
+        """The merge half steps, not this one."""
 
     def contribute(self, sums: Sums) -> Contribution:
         """The answer to the lease. Its tensors must stay untouched until the next `apply`."""
@@ -203,21 +212,8 @@ class ExactMerge:
             for gradient in self._gradients():
                 gradient.mul_(planned_tokens / max(tokens, 1))
         norm = self._norm()
-        bad: tuple[int, ...] = ()
-        if not math.isfinite(norm):
-            bad = tuple(i for i, item in enumerate(contributions) if not _all_finite(item))
-            bad = bad or self.outliers(contributions) or tuple(range(len(contributions)))
+        bad = unusable(contributions, norm=norm, sizes=lambda: self.sizes(contributions))
         return Reduced(norm=norm, tokens=tokens, bad=bad)
-
-    def outliers(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
-        """Contributions whose gradient per token is beyond comparison with the others': a flipped bit, most likely."""
-        sizes = self.sizes(contributions)
-        found = []
-        for index, size in enumerate(sizes):
-            others = [other for i, other in enumerate(sizes) if i != index and other > 0]
-            if others and size > OUTLIER_RATIO * statistics.median(others):
-                found.append(index)
-        return tuple(found)
 
     def sizes(self, contributions: Sequence[Contribution]) -> list[float]:
         """The norm of each one's gradient per token; 0 for one without tokens."""
@@ -233,13 +229,8 @@ class ExactMerge:
         return self._statistics.can_be(tensors, num_units=num_units)
 
     def zeros(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
-        """Contributions with a loss and an exactly zero gradient, beside others that have one: a device that computes
-        nothing, or data from which there is nothing to learn.
-        """
-        learned = [any(bool(item.tensors[name].any()) for name in self._smallest_first) for item in contributions]
-        if not any(learned):
-            return ()
-        return tuple(i for i, item in enumerate(contributions) if item.tokens and item.loss and not learned[i])
+        """Contributions with an exactly zero gradient; see `MergeHalf`."""
+        return changing_nothing(contributions, names=self._smallest_first)
 
     def step(self, *, norm: float, tokens: int, version: int) -> float:
         """Clip, update parameters and statistics and return the learning-rate factor.
@@ -256,14 +247,14 @@ class ExactMerge:
             self._outer.after_step(self._params, version=version)
         return factor
 
-    def gradients(self) -> dict[str, Tensor]:
-        """The merged gradient and mean statistics by name: what the journal keeps and `load_gradients` brings back."""
+    def update(self) -> dict[str, Tensor]:
+        """The merged gradient and mean statistics by name."""
         return {**{name: _gradient(parameter) for name, parameter in self._params.items()}, **self._statistics.mean}
 
-    def load_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+    def load_update(self, update: Mapping[str, Tensor]) -> None:
         for name, parameter in self._params.items():
-            parameter.grad = gradients[name].to(device=parameter.device, dtype=parameter.dtype)
-        self._statistics.mean = {name: tensor for name, tensor in gradients.items() if name not in self._params}
+            parameter.grad = update[name].to(device=parameter.device, dtype=parameter.dtype)
+        self._statistics.mean = {name: tensor for name, tensor in update.items() if name not in self._params}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything besides the parameters that decides the next versions."""
@@ -315,7 +306,3 @@ def _double(tensor: Tensor) -> Tensor:
 def _place_of_double(tensor: Tensor) -> torch.device:
     """Where it can be in float64: on its device, but for MPS, which has none."""
     return torch.device("cpu") if tensor.device.type == "mps" else tensor.device
-
-
-def _all_finite(contribution: Contribution) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in contribution.tensors.values())

@@ -13,7 +13,7 @@ The staleness of an answer is the number of versions committed since its lease w
 in stale synchronous parallel training (Ho et al., NIPS 2013), such that no finished work is thrown away:
 
 * A batch is leased only if the age of the oldest lease outstanding, plus the number of batches that are out, is at most
-  `rules.staleness`; those who may not go on wait for the slowest. If that one is late, one of them gets its batch, too.
+  `staleness`; those who may not go on wait for the slowest. If that one is late, one of them gets its batch, too.
 * Age of the oldest + number of the others then never exceeds the bound: an answer makes the ages one larger and the
   number one smaller. So even if all others answer first, the last one is within it.
 
@@ -25,83 +25,103 @@ computed from weights that are given up.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from cuadrilla.sync.coordinator import MAX_FAILURES_OF_A_UNIT, Coordinator
-from cuadrilla.sync.events import Action, Late, Merged, SendVersion
+from torch import nn
+
+from cuadrilla.errors import TaskError
+from cuadrilla.sync.events import Action, Late, Merge, Merged, SendVersion
+from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.ledger import Grant
+from cuadrilla.sync.statistics import batch_norms
+from cuadrilla.sync.work import MAX_FAILURES_OF_A_UNIT, Rounds, Share, Work
 
 
-class ServerCoordinator(Coordinator):
-    """The coordinator with a round for each lease; see the module. It gathers nobody: who comes first begins."""
+@dataclass(frozen=True, kw_only=True)
+class Server(Exact):
+    """The strategy of `sync.kind = "server"`: the halves of the exact one, and other rounds."""
 
-    def _welcome(self, worker: str) -> list[Action]:
+    max_staleness: int
+
+    def rounds(self, *, share: Share) -> Rounds:
+        del share  # a lease is a whole batch
+        return LeaseRounds(staleness=self.max_staleness)
+
+    def check(self, model: nn.Module, *, several_workers: bool) -> None:
+        running = list(batch_norms(model))
+        if running and several_workers:
+            raise TaskError(
+                f"{running[0]} keeps running statistics, which asynchronous workers do not share",
+                hint='use one worker, sync.kind = "exact", or a normalisation without them (LayerNorm, GroupNorm)',
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRounds:
+    """A round for each lease; see the module. It gathers nobody: who comes first begins."""
+
+    staleness: int
+
+    def welcome(self, work: Work, worker: str) -> list[Action]:
         """A version comes with a lease, so that it is the newest. Newcomers stand before all others."""
-        self.members = {worker: self.members.pop(worker), **self.members}
+        work.crew.stand_first(worker)
         return []
 
-    def _deal(self) -> list[Action]:
+    def deal(self, work: Work) -> list[Action]:
         """A batch for each idle member as far as the bound allows; whose last one was granted longest ago first."""
-        if self.merging is not None or self.answers or self.skipped or not self._has_gathered():
+        if work.merging is not None or work.answers or work.skipped:
             return []
         actions: list[Action] = []
-        for worker in self._idle():
-            if self._may_grant():
-                actions.extend(self._grant_batch(worker))
-        return actions or self._share_late(self._idle())
+        for worker in work.idle():
+            if self.may_grant(work):
+                actions.extend(self._grant_batch(work, worker))
+        return actions or self._share_late(work, work.idle())
 
-    def _idle(self) -> list[str]:
-        """Whose last batch was granted longest ago comes first."""
-        busy = {lease.worker for lease in self.ledger.leases.values()}
-        return [worker for worker in self.members if worker not in busy]
+    def may_grant(self, work: Work) -> bool:
+        """Whether one more batch may go out."""
+        leases = work.ledger.leases.values()
+        oldest = max((work.version - lease.version for lease in leases), default=0)
+        return oldest + len({lease.units for lease in leases}) <= self.staleness
 
-    def _may_grant(self) -> bool:
-        leases = self.ledger.leases.values()
-        oldest = max((self.version - lease.version for lease in leases), default=0)
-        return oldest + len({lease.units for lease in leases}) <= self.rules.staleness
-
-    def _share_late(self, idle: Sequence[str]) -> list[Action]:
-        """A late batch is leased to one of those who wait for it: computed from the newest weights, it may be first."""
-        once = self.ledger.held_once()
-        late = [lease for lease in self.ledger.leases.values() if once.issuperset(lease.units) and self._is_late(lease)]
-        for lease in late:
-            for worker in idle:
-                if self._failed_by(worker).isdisjoint(lease.units):
-                    return [Late(worker=lease.worker, lease_id=lease.lease_id), *self._send_again(worker, lease.units)]
-        return []
-
-    def _send_again(self, worker: str, units: Sequence[int]) -> list[Action]:
-        self.members[worker] = self.members.pop(worker)  # behind all others
-        return [SendVersion(worker=worker, version=self.version), *super()._send_again(worker, units)]
-
-    def _grant_batch(self, worker: str) -> list[Action]:
+    def _grant_batch(self, work: Work, worker: str) -> list[Action]:
         """What came back goes out first; a batch is opened when there is none, and never more than the run has."""
-        size, failed = self.rules.units_per_round, self._failed_by(worker)
-        if not self.ledger.free - failed and self.ledger.opened < size * self.rules.num_versions:
-            self.ledger.open_units(size)
-        leased = self._grant(worker, size, exclude=failed)
-        if not leased:
-            return []
-        self.members[worker] = self.members.pop(worker)  # behind all others
-        return [SendVersion(worker=worker, version=self.version), *leased]
+        size, failed = work.rules.units_per_round, work.failed_by(worker)
+        if not work.ledger.free - failed and work.ledger.opened < size * work.rules.num_versions:
+            work.ledger.open_units(size)
+        return _with_version(work, worker, work.grant(worker, size, exclude=failed))
 
-    def _fail(self, grant: Grant) -> None:
-        """The whole batch is computed again, and skipped at the second time."""
-        self.ledger.uncount(grant.units)
-        for unit in grant.units:
-            self.failures.setdefault(unit, []).append(grant.worker)
-        if len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
-            self.ledger.skip(grant.units)
-            self.ledger.void(grant.units)
-            self.skipped.update(grant.units)
-
-    def _close_round(self) -> list[Action]:
-        if self.merging is not None or not (self.answers or self.skipped):
-            return []
-        granted_at = [grant.version for _, grant in self.answers.values()]
-        return [self._merge(staleness=self.version - min(granted_at, default=self.version))]
-
-    def _next_round(self, event: Merged) -> list[Action]:
-        if event.rolled_back:
-            for worker in self.members:
-                self.ledger.release(worker)
+    def _share_late(self, work: Work, idle: Sequence[str]) -> list[Action]:
+        """A late batch is leased to one of those who wait for it: computed from the newest weights, it may be first."""
+        once = work.ledger.held_once()
+        for lease in work.late():
+            for worker in idle:
+                if once.issuperset(lease.units) and work.failed_by(worker).isdisjoint(lease.units):
+                    again = _with_version(work, worker, work.grant_again(worker, lease.units))
+                    return [Late(worker=lease.worker, lease_id=lease.lease_id), *again]
         return []
+
+    def fail(self, work: Work, grant: Grant) -> None:
+        """The whole batch is computed again, and skipped at the second time."""
+        work.failed(grant)
+        if len(work.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
+            work.skip(grant.units)
+
+    def due(self, work: Work) -> Merge | None:
+        if not (work.answers or work.skipped):
+            return None
+        granted_at = [grant.version for _, grant in work.answers.values()]
+        return work.merge(staleness=work.version - min(granted_at, default=work.version))
+
+    def next(self, work: Work, event: Merged) -> list[Action]:
+        if event.rolled_back:
+            for worker in work.crew.members:
+                work.ledger.release(worker)
+        return []
+
+
+def _with_version(work: Work, worker: str, leased: list[Action]) -> list[Action]:
+    """The newest version goes before a lease, and who got it stands behind all others."""
+    if not leased:
+        return []
+    work.crew.stand_last(worker)
+    return [SendVersion(worker=worker, version=work.version), *leased]

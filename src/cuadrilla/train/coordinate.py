@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +20,12 @@ from cuadrilla.errors import GuardError, ResourceError
 from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
-from cuadrilla.sync.exact import Contribution, ExactMerge
+from cuadrilla.sync.ledger import Grant
+from cuadrilla.sync.strategy import Contribution, MergeHalf, outliers
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.metrics import Meter, Scalars, Sink, Watcher
 from cuadrilla.train.referee import Referee
-from cuadrilla.train.store import Store
+from cuadrilla.train.store import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +86,9 @@ class Coordination:
         self,
         *,
         coordinator: Coordinator,
-        merge: ExactMerge,
+        merge: MergeHalf,
         guard: Guard,
-        store: Store,
+        store: Keeper,
         length: Length,
         sinks: Sequence[Sink],
         observe: Callable[[int], Scalars],
@@ -102,6 +103,7 @@ class Coordination:
         loss after which to stop (0: any number).
         """
         self._coordinator = coordinator
+        self._work = coordinator.work
         self._merge = merge
         self._guard = guard
         self._store = store
@@ -143,6 +145,21 @@ class Coordination:
                 self._store.after_commit(self._snapshot, version=version, row=self._row, last=False)
             self._store.save(self._snapshot, version=version)
             self._perform(actions)
+
+    @property
+    def version(self) -> int:
+        """The last one that was committed."""
+        return self._work.version
+
+    @property
+    def leases(self) -> Mapping[int, Grant]:
+        """Those that are out, by number."""
+        return self._work.ledger.leases
+
+    @property
+    def kept(self) -> Set[int]:
+        """Numbers of the leases whose contributions are kept for a merge."""
+        return self._contributions.keys()
 
     def request_stop(self, reason: str) -> None:
         """Checkpoint and stop at the next message of any worker. Safe in a signal handler."""
@@ -213,7 +230,7 @@ class Coordination:
             self.failure = error
             self._store.status("failed", version=self._coordinator.version, row=self._row)
         self._coordinator.finished = True
-        for member in list(self._coordinator.members):
+        for member in list(self._coordinator.crew.members):
             self._send(member, Stop(reason="the run failed"))
 
     def _as_event(self, worker: str, message: ToCoordinator) -> events.Event:
@@ -238,7 +255,7 @@ class Coordination:
                 self._contributions[message.lease_id] = Contribution(
                     tensors=tensors, tokens=message.tokens, loss=message.loss_sum, valid=message.valid
                 )
-                lease = self._coordinator.ledger.leases.get(message.lease_id)
+                lease = self._work.ledger.leases.get(message.lease_id)
                 valid = message.valid and (lease is None or self._is_possible(message, num_units=len(lease.units)))
                 return events.Answered(
                     worker=worker,
@@ -355,10 +372,10 @@ class Coordination:
         strange then, too.
         """
         if action.staleness is not None:
-            return [0] if self._guard.is_warm and len(self._coordinator.members) > 1 else []
+            return [0] if self._guard.is_warm and len(self._coordinator.crew.members) > 1 else []
         num_workers = len({answer.worker for answer in action.answers})
-        if self._referee is None or num_workers > 2 or len(self._coordinator.members) < 2:
-            return list(self._merge.outliers(contributions))
+        if self._referee is None or num_workers > 2 or len(self._coordinator.crew.members) < 2:
+            return list(outliers(self._merge.sizes(contributions)))
         sizes = self._merge.sizes(contributions)
         losses = [abs(item.loss) / max(item.tokens, 1) for item in contributions]
         if not (self._guard.is_warm or _differ(sizes, GRADIENT_RATIO) or _differ(losses, LOSS_RATIO)):
@@ -375,10 +392,10 @@ class Coordination:
 
     def _audited(self, action: events.Merge, contributions: Sequence[Contribution]) -> list[int]:
         """Now and then one contribution is computed here, too; it, if it is wrong."""
-        if self._referee is None or len(self._coordinator.members) < 2:
+        if self._referee is None or len(self._coordinator.crew.members) < 2:
             return []
         units = [self._units(answer) for answer in action.answers]
-        workers, paces = [answer.worker for answer in action.answers], self._coordinator.paces()
+        workers, paces = [answer.worker for answer in action.answers], self._coordinator.crew.paces()
         seconds = [paces[name].seconds(len(of)) for name, of in zip(workers, units, strict=True) if name in paces]
         if not self._referee.is_due(max(seconds, default=0.0)):
             return []
@@ -387,7 +404,7 @@ class Coordination:
         return [index] if _is_found(found, worker=workers[index]) else []
 
     def _units(self, answer: events.Answered) -> tuple[int, ...]:
-        return self._coordinator.answers[answer.lease_id][1].units
+        return self._work.answers[answer.lease_id][1].units
 
     def _compute_again(self, action: events.Merge, bad: Sequence[int], what: str) -> bool:
         """Send the units of contributions that cannot be right to others; False if there are none."""
@@ -408,7 +425,7 @@ class Coordination:
             self._store.event("units skipped", version=action.version, units=action.skipped)
         match verdict:
             case Verdict.OK:
-                self._store.journal(header, self._merge.gradients)
+                self._store.journal(header, self._merge.update)
                 self._row["lr_factor"] = self._merge.step(
                     norm=self._row["grad_norm"], tokens=planned_tokens, version=action.version
                 )
@@ -479,7 +496,7 @@ class Coordination:
 
     def _tell_progress(self) -> None:
         """How far the step is, by what workers say of their leases: it may take minutes."""
-        ledger, total = self._coordinator.ledger, self._coordinator.rules.units_per_round
+        ledger, total = self._work.ledger, self._coordinator.rules.units_per_round
         done = dict.fromkeys(ledger.uncounted, 0.0)
         for lease in ledger.leases.values():
             for unit in lease.units:
@@ -503,11 +520,11 @@ class Coordination:
         return {"coordinator": self._coordinator.snapshot(), "guard": self._guard.state()}
 
     def _finish(self, action: events.Finish) -> None:
-        version, tokens = self._coordinator.version, self._coordinator.tokens
+        version, tokens = self._work.version, self._work.tokens
         self._store.save(self._snapshot, version=version)
         self._store.status("complete" if action.complete else "stopped", version=version, row=self._row)
         self._store.event("finished", version=version, complete=action.complete, reason=action.reason)
-        for worker in list(self._coordinator.members):
+        for worker in list(self._coordinator.crew.members):
             self._send(worker, Stop(reason=action.reason))
         self.outcome = Outcome(  # last: whoever waits for it closes the doors, and workers would not hear why
             version=version,

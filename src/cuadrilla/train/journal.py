@@ -1,8 +1,8 @@
 """The journal: a redo log of merged updates between checkpoints.
 
-Each commit appends one record — which version, units, tokens, norm, and the merged gradient — and fsyncs before the
+Each commit appends one record — which version, units, tokens, norm, and the merged update — and fsyncs before the
 commit is announced. After a crash: newest verified checkpoint, then every record behind it, gives bit for bit the
-state of the last commit, because the same code applies the same gradients. A segment `journal/v%08d.log` holds the
+state of the last commit, because the same code applies the same updates. A segment `journal/v%08d.log` holds the
 records that follow that checkpoint; segments older than the oldest checkpoint are removed.
 
     record = length (8) | CRC-32 of all else (4) | header length (4) | header JSON | tensors, raw, in its order
@@ -33,10 +33,10 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One commit. `gradients` is empty when the update was skipped."""
+    """One commit. `update` is empty when it was skipped."""
 
     header: dict[str, Any]
-    gradients: dict[str, Tensor]
+    update: dict[str, Tensor]
 
     @property
     def version(self) -> int:
@@ -59,10 +59,10 @@ class Journal:
             self._file = open(path, "wb")  # noqa: SIM115  stays open between commits
             fsync_folder(self._folder)
 
-    def append(self, header: Mapping[str, Any], gradients: Mapping[str, Tensor]) -> None:
+    def append(self, header: Mapping[str, Any], update: Mapping[str, Tensor]) -> None:
         """Durable when it returns. Raises ResourceError."""
         assert self._file is not None, "begin_segment first"
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in gradients.items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in update.items()}
         layout = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
         head = json.dumps({**header, "tensors": layout}).encode()
         payload = [t.flatten().view(torch.uint8).numpy().data for t in tensors.values() if t.numel()]
@@ -159,7 +159,7 @@ def _read_record(file: BinaryIO, *, size: int) -> Record | None:
         return None
     try:
         header = json.loads(body[:head_bytes])
-        return Record(header=header, gradients=_unpack(header["tensors"], body, offset=head_bytes))
+        return Record(header=header, update=_unpack(header["tensors"], body, offset=head_bytes))
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"the journal {file.name} has a record of an unknown form: {error}") from error
 

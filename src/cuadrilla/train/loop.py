@@ -17,7 +17,7 @@ from cuadrilla.data.loader import UnitLoader
 from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Link, Progress, Stop, Version
 from cuadrilla.model.task import Task, loss_of
-from cuadrilla.sync.exact import ExactWorker, Sums
+from cuadrilla.sync.strategy import Sums, WorkerHalf
 from cuadrilla.train.precision import Precision
 from cuadrilla.train.program import program
 
@@ -35,7 +35,7 @@ def train(
     *,
     task: Task,
     model: nn.Module,
-    sync: ExactWorker,
+    sync: WorkerHalf,
     worker: "WorkerSettings",
 ) -> Stop:
     """Work for the coordinator behind `link` until it says stop. Raises what the task and the link raise, and
@@ -69,10 +69,11 @@ def train(
 
         lease: Lease = event
         indices = loader.indices(lease.units)
-        sync.begin()
+        step_sequences = sync.units_per_step * section.unit_sequences or len(indices)
+        sync.begin(lease)
         sums, first = Sums(), 0
         while first < len(indices) and sums.valid and not link.interrupted():
-            count = min(pass_limit, len(indices) - first)
+            count = min(pass_limit, step_sequences - first % step_sequences, len(indices) - first)
             try:
                 batch = loader.batch(indices[first : first + count])
                 unit = lease.units[first // section.unit_sequences]
@@ -86,22 +87,25 @@ def train(
                     raise
                 pass_limit = smaller_pass(count, fixed=sync.one_unit_per_pass, error=error)
                 log.warning("out of memory with %d sequences in a pass: from now on %d", count, pass_limit)
-                sync.begin()  # the failed backward pass may have added a part of its gradient: begin the lease again
+                sync.begin(lease)  # the failed backward pass may have added a part of its gradient
                 sums, first = Sums(), 0
                 continue
-            sync.local_step(sums)
+            sync.after_pass(sums)
             passes += 1
             first += count
             link.call(Progress(passes=passes, part=first / len(indices)))
 
-            if first == len(indices) and precision.loss_scale != 1 and not unscale(sync, loss_scale):
-                if loss_scale > MIN_LOSS_SCALE:
-                    loss_scale /= 2
-                    log.info("fp16 overflow: loss scale is now %g", loss_scale)
-                    sync.begin()
-                    sums, first = Sums(), 0
-                else:
-                    sums.valid = False
+            if first % step_sequences and first < len(indices):
+                continue
+            if precision.loss_scale == 1 or unscale(sync, loss_scale):
+                sync.local_step(sums)
+            elif loss_scale > MIN_LOSS_SCALE:
+                loss_scale /= 2
+                log.info("fp16 overflow: loss scale is now %g", loss_scale)
+                sync.begin(lease)
+                sums, first = Sums(), 0
+            else:
+                sums.valid = False
         if link.interrupted():
             continue
 
@@ -171,7 +175,7 @@ def add_loss(sums: Sums, loss: Tensor, tokens: int) -> None:
         sums.valid = False
 
 
-def unscale(sync: ExactWorker, loss_scale: float) -> bool:
+def unscale(sync: WorkerHalf, loss_scale: float) -> bool:
     """Divide the gradients by the loss scale; False if any overflowed."""
     for parameter in sync.params.values():
         if parameter.grad is not None:

@@ -24,7 +24,7 @@ from torch import nn
 from cuadrilla.errors import CuadrillaError
 from cuadrilla.link.base import Contribute, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.model.task import Task
-from cuadrilla.sync.exact import Contribution, ExactWorker
+from cuadrilla.sync.strategy import Contribution, WorkerHalf
 from cuadrilla.train.loop import WorkerSettings, train
 
 AUDIT_SHARE = 0.01
@@ -134,15 +134,22 @@ class OneLease:
 
 
 def computes(
-    task: Task, model: nn.Module, *, weights: Callable[[], Tensors], worker: WorkerSettings, strict: bool, planned: int
+    task: Task,
+    model: nn.Module,
+    *,
+    weights: Callable[[], Tensors],
+    worker: WorkerSettings,
+    sync: Callable[[nn.Module], WorkerHalf],
+    version: Callable[[], int],
+    planned: int,
 ) -> Compute:
     """What a worker with these settings answers to a lease. `model` is copied for each, and stays as it is."""
 
     def compute(units: Sequence[int]) -> Contribution:
         own = copy.deepcopy(model)
-        link = OneLease(weights(), Lease(lease_id=0, version=0, units=tuple(units), planned_tokens=planned))
+        link = OneLease(weights(), Lease(lease_id=0, version=version(), units=tuple(units), planned_tokens=planned))
         with torch.random.fork_rng():
-            train(link, task=task, model=own, sync=ExactWorker(own, strict=strict), worker=worker)
+            train(link, task=task, model=own, sync=sync(own), worker=worker)
         said = link.answer
         assert said is not None
         assert isinstance(said.tensors, dict)

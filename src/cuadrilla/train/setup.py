@@ -6,27 +6,30 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from cuadrilla.config import Config, CrewEngine, ExactSync, FileTask, LanguageTask, ServerSync, TrainSection
+from cuadrilla.config import Config, CrewEngine, FileTask, LanguageTask, TrainSection
 from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
+from cuadrilla.link.base import Tensors
 from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.task import Task, load_task
+from cuadrilla.plan.share import share_units
 from cuadrilla.rundir import RunDir, file_sha256, read_regular, typed, write_atomic
 from cuadrilla.runfile import differences, dump
-from cuadrilla.sync.coordinator import Coordinator, Rules
-from cuadrilla.sync.exact import ExactMerge, trainable
+from cuadrilla.sync.choose import make_strategy
+from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.outer import Outer
-from cuadrilla.sync.server import ServerCoordinator
-from cuadrilla.sync.statistics import batch_norms
+from cuadrilla.sync.strategy import MergeHalf, Recipe, Strategy, trainable
 from cuadrilla.train.checkpoint import check_shapes, list_checkpoints
 from cuadrilla.train.coordinate import Coordination, Length, model_tensors
 from cuadrilla.train.evaluate import Observer
@@ -59,6 +62,8 @@ class Parts:
     device: torch.device
     precision: Precision
     length: Length
+    strategy: Strategy
+    recipe: Recipe
     coordination: Coordination
     store: Store
     resumed_at: int
@@ -103,22 +108,25 @@ def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
     model.load_state_dict(found)
 
 
-def measure_length(
-    section: TrainSection, *, num_sequences: int, sequence_tokens: int, max_sequence_tokens: int | None = None
-) -> Length:
-    """Steps and tokens of the whole run; planned tokens, where the real ones are known only when seen."""
-    step_tokens = section.batch_sequences * sequence_tokens
+def measure_length(section: TrainSection, task: Task) -> Length:
+    """Steps and tokens of the whole run; planned tokens, where the real ones are known only when seen.
+
+    Raises DataError for a text without a single sequence.
+    """
+    num_sequences, shape = len(task.data("train")), task.defaults
+    if num_sequences == 0:
+        raise DataError("the training data holds no complete sequence", hint="more text, or a shorter context")
     if section.steps:
         num_versions = section.steps
     elif section.tokens:
-        num_versions = math.ceil(section.tokens / step_tokens)
+        num_versions = math.ceil(section.tokens / (section.batch_sequences * shape.length))
     else:
         num_versions = math.ceil(section.epochs * num_sequences / section.batch_sequences)
     return Length(
         num_versions=max(num_versions, 1),
         units_per_round=section.batch_sequences // section.unit_sequences,
-        unit_tokens=section.unit_sequences * sequence_tokens,
-        max_unit_tokens=None if max_sequence_tokens is None else section.unit_sequences * max_sequence_tokens,
+        unit_tokens=section.unit_sequences * shape.length,
+        max_unit_tokens=None if shape.max_length is None else section.unit_sequences * shape.max_length,
     )
 
 
@@ -141,50 +149,35 @@ def assemble(
     *,
     task: Task,
     sinks: Sequence[Sink],
+    strategy: Strategy | None = None,
     allow_changes: bool = False,
     stop_at: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Parts:
     """Build the coordinator's side of a run and bring it back from its checkpoints if it has any.
 
-    `stop_at`: checkpoint and stop at this step (0: at the end). `clock`: seconds; who is missed when is decided by it.
+    `strategy`: another one than `sync.kind` names. `stop_at`: checkpoint and stop at this step (0: at the end).
+    `clock`: seconds; who is missed when is decided by it.
     Raises CheckpointError, ConfigError, ResourceError.
     """
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device=device)
-    num_sequences = len(task.data("train"))
-    if num_sequences == 0:
-        raise DataError("the training data holds no complete sequence", hint="more text, or a shorter context")
-    length = measure_length(
-        config.train,
-        num_sequences=num_sequences,
-        sequence_tokens=task.defaults.length,
-        max_sequence_tokens=task.defaults.max_length,
-    )
+    length = measure_length(config.train, task)
     model = make_model(task, seed=config.run.seed)
     if config.model.init and not list_checkpoints(run.checkpoints):
         load_initial(model, run.path / config.model.init, task=task)
     model.to(device)
     precision.apply(model)
-    _check_supported(config, model, precision)
-    merge = make_merge(config, model, task=task, length=length, precision=precision)
+    strategy = strategy or make_strategy(config.sync)
+    _check_supported(config, strategy, model, precision)
+    recipe = make_recipe(config, task=task, length=length, precision=precision)
+    merge = strategy.merge(model, recipe)
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
     state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
     if isinstance(task, language.LanguageTask):
         _keep_tokenizer(task, run)
-    coordinator = make_coordinator(config, state, length=length, program=program(task, model))
-    observer = Observer(
-        task=task,
-        model=model,
-        device=device,
-        precision=precision,
-        evaluate=config.evaluate,
-        sample=config.sample,
-        round_tokens=length.round_tokens,
-        total_tokens=length.total_tokens,
-        samples=run.samples,
-    )
+    coordinator = make_coordinator(config, strategy, state, length=length, program=program(task, model))
     coordination = Coordination(
         coordinator=coordinator,
         merge=merge,
@@ -192,8 +185,18 @@ def assemble(
         store=store,
         length=length,
         sinks=sinks,
-        observe=observer,
-        referee=make_referee(config, model, task=task, merge=merge, device=device, precision=precision, length=length),
+        observe=make_observer(config, run, task=task, model=model, device=device, precision=precision, length=length),
+        referee=make_referee(
+            config,
+            strategy,
+            model,
+            task=task,
+            recipe=recipe,
+            coordinator=coordinator,
+            weights=lambda: merge.params,
+            device=device,
+            precision=precision,
+        ),
         stop_at=stop_at,
         patience=config.evaluate.patience,
         clock=clock,
@@ -205,35 +208,57 @@ def assemble(
         device=device,
         precision=precision,
         length=length,
+        strategy=strategy,
+        recipe=recipe,
         coordination=coordination,
         store=store,
         resumed_at=coordinator.version,
     )
 
 
+def make_observer(
+    config: Config,
+    run: RunDir,
+    *,
+    task: Task,
+    model: nn.Module,
+    device: torch.device,
+    precision: Precision,
+    length: Length,
+) -> Observer:
+    """Evaluates and samples when it is due."""
+    return Observer(
+        task=task,
+        model=model,
+        device=device,
+        precision=precision,
+        evaluate=config.evaluate,
+        sample=config.sample,
+        round_tokens=length.round_tokens,
+        total_tokens=length.total_tokens,
+        samples=run.samples,
+    )
+
+
 def make_coordinator(
-    config: Config, state: Mapping[str, Any] | None, *, length: Length, program: Mapping[str, str]
+    config: Config, strategy: Strategy, state: Mapping[str, Any] | None, *, length: Length, program: Mapping[str, str]
 ) -> Coordinator:
     """The state machine of the run's strategy, as it was in `state` if there is one."""
     crew = config.engine if isinstance(config.engine, CrewEngine) else None  # threads of one process are not missed
     rules = Rules(
         units_per_round=length.units_per_round,
         num_versions=length.num_versions,
+        gather=len(config.engine.workers),
         program=program if crew else {},  # one process has one
         same_environment=config.sync.strict,
         lost_after_seconds=crew.lost_after_seconds if crew else None,
         hung_after_seconds=crew.hung_after_seconds if crew else None,
     )
-    kind: type[Coordinator]
-    match config.sync:
-        case ExactSync():
-            kind, rules = Coordinator, replace(rules, gather=len(config.engine.workers))
-        case ServerSync(staleness=staleness):
-            kind, rules = ServerCoordinator, replace(rules, staleness=staleness)
-    coordinator = kind.restore(state, rules=rules) if state else kind(rules=rules)
+    rounds = strategy.rounds(share=share_units)
+    made = Coordinator.restore(state, rules=rules, rounds=rounds) if state else Coordinator(rules=rules, rounds=rounds)
     # An answer to a lease of an earlier process must never fit one of this process.
-    coordinator.ledger.next_lease_id = 1 + secrets.randbits(48)
-    return coordinator
+    made.work.ledger.next_lease_id = 1 + secrets.randbits(48)
+    return made
 
 
 def compile_blocks(model: nn.Module) -> None:
@@ -248,45 +273,47 @@ def compile_blocks(model: nn.Module) -> None:
         model.compile()
 
 
-def make_merge(config: Config, model: nn.Module, *, task: Task, length: Length, precision: Precision) -> ExactMerge:
-    """The merge half of the run's strategy, over the weights of record."""
-    params = trainable(model)
+def make_recipe(config: Config, *, task: Task, length: Length, precision: Precision) -> Recipe:
+    """How this run's parameters are updated: the same on the coordinator's machine and on a worker's."""
     outer = config.outer
 
     def is_matrix(name: str, parameter: nn.Parameter) -> bool:
         return parameter.ndim == 2 and not name.startswith(task.defaults.not_matrices)
 
-    return ExactMerge(
-        model,
+    return Recipe(
         make_optimizer=make_optimizer(config.optim, is_matrix=is_matrix, dtype=precision.dtype),
         lr_factor=make_schedule(config.schedule, total_tokens=length.total_tokens),
         clip_norm=config.train.clip_norm,
-        strict=config.sync.strict,
-        outer=Outer(params, every=outer.every, lr=outer.lr, momentum=outer.momentum) if outer.every else None,
+        units_per_round=length.units_per_round,
+        unit_tokens=length.unit_tokens,
+        make_outer=partial(Outer, every=outer.every, lr=outer.lr, momentum=outer.momentum) if outer.every else None,
     )
 
 
 def make_referee(
     config: Config,
+    strategy: Strategy,
     model: nn.Module,
     *,
     task: Task,
-    merge: ExactMerge,
+    recipe: Recipe,
+    coordinator: Coordinator,
+    weights: Callable[[], Tensors],
     device: torch.device,
     precision: Precision,
-    length: Length,
 ) -> Referee | None:
     """For workers that are processes; asynchronous ones have computed from weights that are gone."""
-    if config.engine.kind == "local" or config.sync.kind == "server":
+    if config.engine.kind == "local" or strategy.max_staleness is not None:
         return None
     return Referee(
         compute=computes(
             task,
             model,
-            weights=lambda: merge.params,
+            weights=weights,
             worker=WorkerSettings(run=config.run, train=config.train, device=device, precision=precision),
-            strict=config.sync.strict,
-            planned=length.round_tokens,
+            sync=partial(strategy.worker, recipe=recipe),
+            version=lambda: coordinator.version,
+            planned=recipe.units_per_round * recipe.unit_tokens,
         ),
         secret=random.SystemRandom(),
     )
@@ -297,7 +324,7 @@ def has_several_workers(config: Config) -> bool:
     return config.engine.kind != "local" or len(config.engine.workers) > 1
 
 
-def _check_supported(config: Config, model: nn.Module, precision: Precision) -> None:
+def _check_supported(config: Config, strategy: Strategy, model: nn.Module, precision: Precision) -> None:
     """Refuse what this version would compute wrongly, before anything is trained."""
     if config.sync.strict and precision.loss_scale != 1:
         raise ConfigError("strict mode and fp16 exclude each other", hint='set train.precision = "fp32"')
@@ -305,15 +332,10 @@ def _check_supported(config: Config, model: nn.Module, precision: Precision) -> 
         raise TaskError(
             "every parameter of the model is frozen", hint="leave requires_grad on for what is to be trained"
         )
-    running = list(batch_norms(model))
-    if running and has_several_workers(config) and config.sync.kind == "server":
-        raise TaskError(
-            f"{running[0]} keeps running statistics, which asynchronous workers do not share",
-            hint='use one worker, sync.kind = "exact", or a normalisation without them (LayerNorm, GroupNorm)',
-        )
+    strategy.check(model, several_workers=has_several_workers(config))
 
 
-def make_store(config: Config, run: RunDir, *, merge: ExactMerge, model: nn.Module, task: Task) -> Store:
+def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Module, task: Task) -> Store:
     section = config.checkpoint
     with_journal = section.journal == "on" or (section.journal == "auto" and has_several_workers(config))
     identity = {"config": dump(config), "data": task.data_hash()}

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from torch import Tensor
 from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import CheckpointError, ConfigError, ResourceError
 from cuadrilla.rundir import RunDir, append_event, last_rows, read_jsonl, write_json
-from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.sync.ledger import Ledger
+from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.heldout import HeldOut
@@ -34,13 +34,41 @@ log = logging.getLogger(__name__)
 Snapshot = Callable[[], dict[str, Any]]
 
 
+class Keeper(Protocol):
+    """What is on disk of a run: `Store`, or a virtual disk."""
+
+    @property
+    def unlogged(self) -> Mapping[str, Any] | None:
+        """The row of the step that the journal led to, if its coordinator was killed before it could write one."""
+
+    @property
+    def held_out(self) -> HeldOut: ...
+
+    def journal(self, header: Mapping[str, Any], update: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Make a merged update durable before it is applied."""
+
+    def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None: ...
+
+    def save(self, snapshot: Snapshot, *, version: int) -> None:
+        """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
+
+    def roll_back(self) -> None:
+        """Weights and optimizer of the newest checkpoint."""
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+
+    def alarm(self, error: ResourceError) -> None: ...
+
+    def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(kw_only=True)
 class Store:
     """Owned by the coordinator's shell; called under its lock. `tensors`: the weights of record, by name."""
 
     run: RunDir
     section: CheckpointSection
-    merge: ExactMerge
+    merge: MergeHalf
     tensors: Mapping[str, Tensor]
     with_journal: bool
     identity: Mapping[str, Any]
@@ -65,7 +93,7 @@ class Store:
         """Load the newest verified checkpoint and redo the journal; the coordinator's state, None for a new run.
 
         `check` sees the identity the checkpoint was saved with; it may refuse it, and says whether settings that
-        decide updates have changed: the journal holds gradients, and redoing them with other settings would give
+        decide updates have changed: the journal holds merged updates, and redoing them with other settings would give
         another state. Raises ConfigError for that, CheckpointError if there are checkpoints and none can be used, or
         it is of another model.
         """
@@ -130,7 +158,7 @@ class Store:
         row: dict[str, Any] = header.get("row", {})
         guard.load_state(header["guard"])
         if header["verdict"] == Verdict.OK.value:
-            self.merge.load_gradients(record.gradients)
+            self.merge.load_update(record.update)
             factor = self.merge.step(norm=header["norm"], tokens=header["planned_tokens"], version=record.version)
             row |= {"lr_factor": factor} if row else {}
         return row
@@ -143,7 +171,7 @@ class Store:
 
     # -- while it trains -----------------------------------------------------------------------------------------------
 
-    def journal(self, header: Mapping[str, Any], gradients: Callable[[], Mapping[str, Tensor]]) -> None:
+    def journal(self, header: Mapping[str, Any], update: Callable[[], Mapping[str, Tensor]]) -> None:
         """Make a merged update durable before it is applied.
 
         A failed write is an alarm, and a checkpoint is due; until it is written nothing more is appended, because a
@@ -155,7 +183,7 @@ class Store:
             self._save_now = True
             return
         try:
-            self._journal.append(header, gradients())
+            self._journal.append(header, update())
         except ResourceError as error:
             self.alarm(error)
             self._save_now = True

@@ -1,0 +1,282 @@
+"""Who takes part in a run: joining, silence, speed, strikes. Without I/O, clock or chance.
+
+How fast a member is, is measured by this machine's clock, from the lease to the answer. Of what a member says about
+itself only how that time divides into computing and transfer is used, within bounds.
+
+A member whose failures others could compute is evicted at the second, and stays away for a while that doubles each
+time. That, and how long it held what it did not answer, is remembered of a name over its sessions: leaving and coming
+back makes nobody new.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cuadrilla.plan.share import Pace
+from cuadrilla.sync.events import Heard, Joined
+from cuadrilla.sync.ledger import Grant
+
+MAX_STRIKES_OF_A_WORKER = 2
+MAX_DOUBLINGS = 10
+"""Of the quarantine: with its 10 minutes, a week."""
+FREE_OWED_SECONDS, OWED_SHARE = 30.0, 0.1
+"""So long, and such a part of the time since it first came, a worker may hold leases that it does not answer. One that
+has held more gets what was found of its speed when it comes back, and none of the units that are left over."""
+SPEED_MEMORY = 0.5
+MIN_MEASUREMENTS = 2
+"""The first answer of a member tells little: caches are cold, code is compiled."""
+MAX_TRANSFER_SHARE = 0.9
+"""Of the time to an answer: a member that claims more would look faster than it can be shown to be."""
+MIN_HELD_SECONDS = 0.5
+"""A lease that ends unanswered sooner says nothing about its worker's speed."""
+FIRST_PROGRESS_SECONDS = 600.0
+"""A worker's first pass may compile its model; a member that nothing is known of yet may take as long."""
+MIN_OVERDUE_SECONDS, MAX_OVERDUE_SECONDS = 600.0, 6 * 3600.0
+"""No lease lasts longer, however long its work was thought to take and whatever progress is claimed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What holds for a whole run. Timeouts of None: the door itself reports deaths (threads of one process)."""
+
+    units_per_round: int
+    num_versions: int
+    gather: int = 1
+    """So many members are waited for before the first lease, but no longer than `gather_seconds` after the first: the
+    first one would get the whole round, however slow it is."""
+    gather_seconds: float = 15.0
+    program: Mapping[str, str] = field(default_factory=dict)
+    """What the environment of every member must say: the version of cuadrilla, the model's code."""
+    same_environment: bool = False
+    lost_after_seconds: float | None = None
+    hung_after_seconds: float | None = None
+    hung_after_leases: float = 3.0
+    """Times as long as its lease should take; units are counted by the pass, and a pass may hold all of them."""
+    late_after_leases: float = 1.5
+    """Whose lease takes so many times as long as it should is late: members that are idle try it, too."""
+    overdue_after_leases: float = 20.0
+    quarantine_seconds: float = 600.0
+
+
+@dataclass(kw_only=True)
+class Member:
+    """`hint`: the speed it claims, in any unit; `units_per_second`: a running mean of what was measured, 0 before.
+
+    `passes`: the worker's own count of work done. `rounds_without`: since it was given its last unit. `moved`: it has
+    made progress or answered since its last lease but one: hanging begins anew with a lease.
+    """
+
+    hint: float
+    units_per_second: float = 0.0
+    transfer_seconds: float = 0.0
+    measurements: int = 0
+    rounds_without: int = 0
+    granted_at: float = 0.0
+    moved: bool = True
+    heard_at: float
+    progress_at: float
+    passes: int = 0
+
+
+@dataclass(kw_only=True)
+class Record:
+    """What is remembered of a worker until the coordinator ends.
+
+    `since`: when it first came. `strikes`: rounds in which it failed what others could. `owed_seconds`: how long
+    it held leases that it did not answer, or too late. `last`: the member that it was.
+    """
+
+    since: float
+    strikes: int = 0
+    quarantined_until: float = -math.inf
+    owed_seconds: float = 0.0
+    last: Member | None = None
+
+
+@dataclass(kw_only=True)
+class Membership:
+    """`now` is set by the coordinator at each event. `members` has an order of its own: see `stand_first`."""
+
+    rules: Rules
+    now: float = 0.0
+    members: dict[str, Member] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+    environment: dict[str, str] | None = None
+    gathering_since: float | None = None
+    gathered: bool = False
+    departed: set[str] = field(default_factory=set)
+
+    # -- coming and going ----------------------------------------------------------------------------------------------
+
+    def admit(self, event: Joined) -> str:
+        """Make this worker a member; or why it cannot be one."""
+        if reason := self._unsuitable(event):
+            self.depart(event.worker)
+            return reason
+        self.departed.discard(event.worker)
+        self.members[event.worker] = Member(hint=event.speed_hint, heard_at=self.now, progress_at=self.now)
+        self._remember(event.worker)
+        return ""
+
+    def _unsuitable(self, event: Joined) -> str:
+        """In strict mode the first one says what the others must be like."""
+        record = self.records.get(event.worker)
+        if record is not None and record.quarantined_until > self.now:
+            minutes = math.ceil((record.quarantined_until - self.now) / 60)
+            return f"quarantined for {minutes} more min: unusable contributions in {record.strikes} rounds"
+        if different := _differing(self.rules.program, event.environment):
+            return f"another program than the coordinator's: {', '.join(different)}; all need the same version"
+        if self.rules.same_environment:
+            if self.environment is None:
+                self.environment = dict(event.environment)
+            if different := _differing(self.environment, event.environment, also_new=True):
+                return f"strict mode needs equal machines; different here: {', '.join(different[:3])}"
+        return ""
+
+    def _remember(self, worker: str) -> None:
+        """A new member is what it was, if that was too often away with what it should have answered."""
+        record = self.records.setdefault(worker, Record(since=self.now))
+        if record.last is not None and self.owes(worker):
+            member = self.members[worker]
+            member.units_per_second, member.transfer_seconds = record.last.units_per_second, 0.0
+            member.measurements = MIN_MEASUREMENTS
+
+    def depart(self, worker: str) -> None:
+        """It is not waited for any more."""
+        if not self.gathered:
+            self.departed.add(worker)
+
+    def dismiss(self, worker: str, leases: Iterable[Grant]) -> None:
+        """It is no member any more; `leases` are what it did not answer."""
+        for lease in leases:
+            self.unanswered(lease)
+        self.records[worker].last = self.members.pop(worker)
+
+    def has_gathered(self) -> bool:
+        """Whether the first round need not wait for others any more."""
+        if not self.gathered and self.members:
+            since = self.gathering_since = self.now if self.gathering_since is None else self.gathering_since
+            expected = self.rules.gather - len(self.departed)
+            self.gathered = len(self.members) >= expected or self.now - since >= self.rules.gather_seconds
+        return self.gathered
+
+    def stand_first(self, worker: str) -> None:
+        self.members = {worker: self.members.pop(worker), **self.members}
+
+    def stand_last(self, worker: str) -> None:
+        self.members[worker] = self.members.pop(worker)
+
+    # -- signs of life -------------------------------------------------------------------------------------------------
+
+    def hear(self, event: Heard) -> bool:
+        """A sign of life; False of one that is no member."""
+        member = self.members.get(event.worker)
+        if member is None:
+            return False
+        member.heard_at = self.now
+        if event.passes > member.passes:
+            member.passes = event.passes
+            member.progress_at, member.moved = self.now, True
+        return True
+
+    def granted(self, worker: str) -> None:
+        """It has been given a lease."""
+        member = self.members[worker]
+        member.granted_at = self.now
+        if member.moved:  # it may have been idle for long; but one that never answers is no less hung for a new lease
+            member.progress_at, member.moved = self.now, False
+
+    def silence(self, worker: str, lease: Grant | None) -> str:
+        """Why a member, which holds this lease, is not waited for any more; "" while it is."""
+        rules, member = self.rules, self.members[worker]
+        if rules.lost_after_seconds is not None and self.now - member.heard_at > rules.lost_after_seconds:
+            return f"lost: nothing heard for {self.now - member.heard_at:.1f} s"
+        if rules.hung_after_seconds is None or lease is None:
+            return ""
+        idle, held = self.now - member.progress_at, self.now - member.granted_at
+        expected = self.expected_seconds(lease)
+        known = held - idle if math.isinf(expected) else expected  # how long it took to its last progress
+        limit = max(rules.hung_after_seconds, rules.hung_after_leases * known)
+        if idle > (limit if member.passes else max(limit, FIRST_PROGRESS_SECONDS)):
+            return f"hung: no progress for {idle:.1f} s"
+        overdue = min(max(MIN_OVERDUE_SECONDS, rules.overdue_after_leases * expected), MAX_OVERDUE_SECONDS)
+        return f"overdue: no answer for {held:.1f} s" if held > overdue else ""
+
+    # -- speed ---------------------------------------------------------------------------------------------------------
+
+    def expected_seconds(self, lease: Grant) -> float:
+        """From its grant to its answer; infinite as long as nobody was measured."""
+        if not any(member.measurements for member in self.members.values()):
+            return math.inf
+        return self.paces()[lease.worker].seconds(len(lease.units))
+
+    def speeds(self) -> dict[str, float]:
+        """Units per second of each member; one not measured yet counts as its hint beside the measured ones'."""
+        measured = [member for member in self.members.values() if member.units_per_second]
+        scale = sum(m.units_per_second for m in measured) / sum(m.hint for m in measured) if measured else 1.0
+        return {
+            name: member.units_per_second or max(member.hint * scale, 1e-9) for name, member in self.members.items()
+        }
+
+    def paces(self) -> dict[str, Pace]:
+        """What a round costs each member."""
+        return {
+            name: Pace(units_per_second=speed, fixed_seconds=self.members[name].transfer_seconds)
+            for name, speed in self.speeds().items()
+        }
+
+    def answered(self, worker: str) -> None:
+        """It has answered a lease that it held, well or not."""
+        member = self.members[worker]
+        member.progress_at, member.moved = self.now, True
+
+    def measure(self, worker: str, num_units: int, *, transfer: float) -> None:
+        """Its lease is answered. `transfer`: how much of the time since its grant went to weights and gradients."""
+        member = self.members[worker]
+        seconds = self.now - member.granted_at
+        if seconds <= 0:
+            return
+        transfer = min(transfer, MAX_TRANSFER_SHARE * seconds)
+        memory = SPEED_MEMORY if member.measurements else 0.0
+        member.units_per_second += (1 - memory) * (num_units / (seconds - transfer) - member.units_per_second)
+        member.transfer_seconds += (1 - memory) * (transfer - member.transfer_seconds)
+        member.measurements += 1
+
+    def unanswered(self, lease: Grant) -> None:
+        """Its worker is no faster than that shows."""
+        member, held = self.members[lease.worker], self.now - self.members[lease.worker].granted_at
+        self.records[lease.worker].owed_seconds += held
+        at_most = len(lease.units) / max(held, MIN_HELD_SECONDS)
+        if not member.units_per_second or at_most < member.units_per_second:
+            member.units_per_second = at_most
+
+    def owes(self, worker: str) -> bool:
+        """Whether it was away too long with what it should have answered."""
+        record = self.records[worker]
+        return record.owed_seconds > FREE_OWED_SECONDS + OWED_SHARE * (self.now - record.since)
+
+    # -- strikes -------------------------------------------------------------------------------------------------------
+
+    def strike(self, guilty: Iterable[str]) -> dict[str, float]:
+        """These have failed in a round what others could: who of them is to be sent away, and for how many seconds."""
+        sent_away: dict[str, float] = {}
+        for worker in sorted(set(guilty) & self.records.keys()):
+            record = self.records[worker]
+            record.strikes += 1
+            more = record.strikes - MAX_STRIKES_OF_A_WORKER
+            if more < 0 or not self.members.keys() - {worker} - sent_away.keys():
+                continue
+            seconds = self.rules.quarantine_seconds * 2 ** min(more, MAX_DOUBLINGS)
+            record.quarantined_until = self.now + seconds
+            if worker in self.members:
+                sent_away[worker] = seconds
+        return sent_away
+
+
+def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[str]:
+    """What is other there than here; `also_new`: what is only known there, too."""
+    return [
+        f"{key} ({theirs.get(key, 'none')} instead of {ours.get(key, 'none')})"
+        for key in sorted(ours.keys() | (theirs.keys() if also_new else set()))
+        if ours.get(key) != theirs.get(key)
+    ]

@@ -1,0 +1,233 @@
+"""The work of a run, and the rule by which it is dealt out: what a coordinator's `Rounds` decides over.
+
+`Work` knows which units are free, leased, answered, failed or skipped, and offers the operations; a `Rounds` decides
+which of them happen, and when a version is due. `WholeRounds` is the rule of synchronous strategies: a round is a fixed
+set of units, shared among its members so that all are done at the same time; `sync/server.py` has the other one.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cuadrilla.plan.share import Pace
+from cuadrilla.sync.events import Action, Answered, Late, Merge, Merged, SendLease, SendVersion
+from cuadrilla.sync.ledger import Grant, Ledger
+from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
+
+MAX_FAILURES_OF_A_UNIT = 2
+PROBE_COST = 0.05
+"""Part of the time that may go into measuring members again whose share is no unit."""
+MIN_LATE_SECONDS = 0.5
+UNKNOWN_LATE_SECONDS = 30.0
+"""Of a lease, as long as nobody was measured."""
+
+
+class Share(Protocol):
+    """A planner: whole units for each worker; the shares add up to `num_units`."""
+
+    def __call__(self, num_units: int, *, paces: Mapping[str, Pace]) -> dict[str, int]: ...
+
+
+class Rounds(Protocol):
+    """When units are leased to whom, and when a version is made of what came back."""
+
+    def welcome(self, work: "Work", worker: str) -> list[Action]:
+        """A worker has become a member."""
+
+    def deal(self, work: "Work") -> list[Action]:
+        """Something has changed, or time has passed: lease what is to be leased now."""
+
+    def fail(self, work: "Work", grant: Grant) -> None:
+        """This lease's contribution is of no use, and its units are free again."""
+
+    def due(self, work: "Work") -> Merge | None:
+        """The next version, if it can be made of the answers that are here."""
+
+    def next(self, work: "Work", event: Merged) -> list[Action]:
+        """A version was committed, and the run goes on."""
+
+
+@dataclass(kw_only=True)
+class Work:
+    """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute."""
+
+    rules: Rules
+    crew: Membership
+    version: int = 0
+    tokens: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    answers: dict[int, tuple[Answered, Grant]] = field(default_factory=dict)
+    failures: dict[int, list[str]] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    merging: Merge | None = None
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def idle(self) -> list[str]:
+        """Members that hold no lease, in the order in which they stand."""
+        busy = {lease.worker for lease in self.ledger.leases.values()}
+        return [worker for worker in self.crew.members if worker not in busy]
+
+    def failed_by(self, worker: str) -> set[int]:
+        """Units that are to be computed by another, if there is one."""
+        return {unit for unit, failed in self.failures.items() if worker in failed and len(self.crew.members) > 1}
+
+    def grant(self, worker: str, count: int, *, exclude: Iterable[int] = ()) -> list[Action]:
+        """Lease the first `count` free units; nothing if there is none."""
+        grant = self.ledger.grant(worker, count, version=self.version, exclude=exclude)
+        return self._granted(grant) if grant is not None else []
+
+    def grant_again(self, worker: str, units: Sequence[int]) -> list[Action]:
+        """Lease units that another worker holds as well."""
+        return self._granted(self.ledger.grant_again(worker, units, version=self.version))
+
+    def _granted(self, grant: Grant) -> list[Action]:
+        self.crew.granted(grant.worker)
+        return [SendLease(grant=grant)]
+
+    def late(self) -> list[Grant]:
+        """Leases that take longer than they should."""
+        return [lease for lease in self.ledger.leases.values() if self._is_late(lease)]
+
+    def _is_late(self, lease: Grant) -> bool:
+        member, expected = self.crew.members[lease.worker], self.crew.expected_seconds(lease)
+        if math.isinf(expected):  # what it took to its last progress is all that is known
+            known = max(0.0, member.progress_at - member.granted_at)
+            limit = max(UNKNOWN_LATE_SECONDS, self.rules.hung_after_leases * known)
+        else:
+            limit = max(MIN_LATE_SECONDS, self.rules.late_after_leases * expected)
+        return self.crew.now - member.granted_at > limit
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def void(self, units: Iterable[int]) -> None:
+        """Nobody else's answer for these units is wanted."""
+        for lease in self.ledger.void(units):
+            self.crew.unanswered(lease)
+
+    def failed(self, grant: Grant) -> None:
+        """Its units are free again; it is remembered whose contribution for them was of no use."""
+        self.ledger.uncount(grant.units)
+        for unit in grant.units:
+            self.failures.setdefault(unit, []).append(grant.worker)
+
+    def skip(self, units: Sequence[int]) -> None:
+        """They are counted as empty."""
+        self.ledger.skip(units)
+        self.ledger.void(units)
+        self.skipped.update(units)
+
+    def merge(self, *, staleness: int | None = None) -> Merge:
+        """Of all answers that are here, in the order of their units."""
+        ordered = sorted(self.answers.values(), key=lambda item: item[1].units[0])
+        units = tuple(sorted({unit for _, grant in ordered for unit in grant.units} | self.skipped))
+        return Merge(
+            version=self.version + 1,
+            answers=tuple(answer for answer, _ in ordered),
+            units=units,
+            skipped=tuple(sorted(self.skipped)),
+            tokens_before=self.tokens,
+            staleness=staleness,
+        )
+
+    def guilty(self, merge: Merge) -> set[str]:
+        """Who failed units of this version that others could compute."""
+        blameless = {worker for unit in merge.skipped for worker in self.failures.get(unit, ())}
+        return {worker for unit in merge.units for worker in self.failures.get(unit, ())} - blameless
+
+    def committed(self, merge: Merge) -> None:
+        self.version = merge.version
+        self.tokens += sum(answer.tokens for answer in merge.answers)
+        self.answers.clear()
+        self.skipped.clear()
+        for unit in merge.units:
+            self.failures.pop(unit, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRounds:
+    """Each version is made of all units of its round, whoever computed them. `share`: the planner."""
+
+    share: Share
+
+    def welcome(self, work: Work, worker: str) -> list[Action]:
+        return [SendVersion(worker=worker, version=work.version)]
+
+    def deal(self, work: Work) -> list[Action]:
+        """Lease free units to members that hold none, each its share; suspect units one at a time."""
+        if work.merging is not None or not work.crew.has_gathered():
+            return []
+        free = work.ledger.free
+        idle = _fastest_first(work)
+        if not idle or not free:
+            return self._share_late(work, idle)
+        fresh_round = not (work.ledger.leases or work.answers or work.failures)
+        actions: list[Action] = []
+        shares = self.share(len(free), paces=work.crew.paces())
+        shares = _probing(work, shares) if fresh_round else _at_least_one(work, shares)
+        for worker in idle:
+            count = 1 if work.failures.keys() & work.ledger.free else shares[worker]
+            actions.extend(work.grant(worker, count, exclude=work.failed_by(worker)))
+        if work.ledger.free and not work.ledger.leases:  # all of them failed these units: once more
+            actions.extend(work.grant(idle[0], 1))
+        return actions
+
+    def _share_late(self, work: Work, idle: Sequence[str]) -> list[Action]:
+        """Units of late leases are leased to those who have nothing to do, too: whose answer comes first counts."""
+        late = work.late() if idle else []
+        units = sorted(work.ledger.held_once() & {unit for lease in late for unit in lease.units})
+        if not units:
+            return []
+        paces, granted = work.crew.paces(), list[Action]()
+        shares = self.share(len(units), paces={worker: paces[worker] for worker in idle})
+        for worker in idle:
+            chosen = [unit for unit in units if unit not in work.failed_by(worker)][: shares[worker]]
+            if chosen:
+                units = [unit for unit in units if unit not in chosen]
+                granted.extend(work.grant_again(worker, chosen))
+        return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted] if granted else []
+
+    def fail(self, work: Work, grant: Grant) -> None:
+        """Computed again, one unit at a time; skipped if it failed before so."""
+        work.failed(grant)
+        if len(grant.units) == 1 and len(work.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
+            work.skip(grant.units)
+
+    def due(self, work: Work) -> Merge | None:
+        return None if work.ledger.outstanding else work.merge()
+
+    def next(self, work: Work, event: Merged) -> list[Action]:
+        del event
+        work.ledger.open_units(work.rules.units_per_round)
+        return [SendVersion(worker=worker, version=work.version) for worker in work.crew.members]
+
+
+def _fastest_first(work: Work) -> list[str]:
+    speeds = work.crew.speeds()
+    return sorted(work.idle(), key=lambda name: (-speeds[name], name))
+
+
+def _at_least_one(work: Work, shares: Mapping[str, int]) -> dict[str, int]:
+    """Units that come back during a round go to whoever is idle, unless it was away with too many before."""
+    return {worker: max(0 if work.crew.owes(worker) else 1, count) for worker, count in shares.items()}
+
+
+def _probing(work: Work, planned: Mapping[str, int]) -> dict[str, int]:
+    """Shares of a new round in which nobody is forgotten: who was slow once may be fast now.
+
+    A member whose share is no unit gets one of the fastest member's, if it was not measured properly yet or has waited
+    so long that the wait costs at most PROBE_COST of the time.
+    """
+    shares = dict(planned)
+    paces, fastest = work.crew.paces(), max(shares, key=lambda name: (shares[name], name), default="")
+    round_seconds = max((paces[name].seconds(count) for name, count in shares.items() if count), default=math.inf)
+    for worker, member in work.crew.members.items():
+        member.rounds_without = 0 if shares[worker] else member.rounds_without + 1
+        rounds_for_a_unit = paces[worker].seconds(1) / round_seconds
+        due = member.measurements < MIN_MEASUREMENTS or member.rounds_without * PROBE_COST >= rounds_for_a_unit
+        if member.rounds_without and due and shares[fastest] > 1:
+            shares[fastest] -= 1
+            shares[worker] = 1
+            member.rounds_without = 0
+    return shares

@@ -1,0 +1,146 @@
+"""A strategy of one file: H steps of any optimizer on each worker, then the mean of their weights by tokens.
+
+    worker:  from θ(v), for each step of its lease: θ ← step(θ, mean gradient);  contribution = θ − θ(v)
+    merge:   θ(v + 1) = θ(v) + Σ tokens · contribution / Σ tokens
+
+It proves the seam (`cuadrilla/sync/strategy.py`): leases of many steps, differences of weights, number types of its own
+on the wire. With one plain gradient step for a lease it is the exact strategy. An optimizer's state is as old as its
+lease, so nothing of it is lost when a worker is.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.link.base import Lease
+from cuadrilla.sync import strategy as seam
+from cuadrilla.sync.work import Rounds, Share, WholeRounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """`units_per_step`: 0 for one step in a lease. `wire`: in which numbers a difference travels."""
+
+    units_per_step: int = 0
+    wire: torch.dtype = torch.float32
+    max_staleness: int | None = None
+    moves_weights: bool = True
+
+    def worker(self, model: nn.Module, recipe: seam.Recipe) -> "AverageWorker":
+        return AverageWorker(model, recipe, units_per_step=self.units_per_step, wire=self.wire)
+
+    def merge(self, model: nn.Module, recipe: seam.Recipe) -> "AverageMerge":
+        return AverageMerge(model, recipe)
+
+    def rounds(self, *, share: Share) -> Rounds:
+        return WholeRounds(share=share)
+
+    def version_like(self, model: nn.Module) -> dict[str, Tensor]:
+        return {**seam.trainable(model)}
+
+    def contribution_like(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: parameter.to(self.wire) for name, parameter in seam.trainable(model).items()}
+
+    def check(self, model: nn.Module, *, several_workers: bool) -> None:
+        """Running statistics are nobody's here."""
+
+
+class AverageWorker:
+    one_unit_per_pass = False
+
+    def __init__(self, model: nn.Module, recipe: seam.Recipe, *, units_per_step: int, wire: torch.dtype) -> None:
+        self.params: seam.Parameters = seam.trainable(model)
+        self.units_per_step = units_per_step
+        self._recipe, self._wire = recipe, wire
+        self._base = {name: parameter.detach().clone() for name, parameter in self.params.items()}
+
+    @torch.no_grad()
+    def begin(self, lease: Lease) -> None:
+        for name, parameter in self.params.items():
+            parameter.copy_(self._base[name])
+            parameter.grad = None
+        self._optimizer = self._recipe.make_optimizer(self.params)
+        self._factor = self._recipe.lr_factor((lease.version + 1) * lease.planned_tokens)
+        self._planned, self._counted = lease.planned_tokens, 0
+
+    def measuring(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def after_pass(self, sums: seam.Sums) -> None:
+        """Gradients add up by themselves."""
+
+    def local_step(self, sums: seam.Sums) -> None:
+        for parameter in self.params.values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(self._planned / max(sums.tokens - self._counted, 1))
+        if self._recipe.clip_norm:
+            nn.utils.clip_grad_norm_(self.params.values(), self._recipe.clip_norm)
+        self._optimizer.step(self._factor)
+        self._counted = sums.tokens
+        for parameter in self.params.values():
+            parameter.grad = None
+
+    def contribute(self, sums: seam.Sums) -> seam.Contribution:
+        moved = {name: (p.detach() - self._base[name]).to(self._wire) for name, p in self.params.items()}
+        return seam.Contribution(tensors=moved, tokens=sums.tokens, loss=sums.loss, valid=sums.valid)
+
+    @torch.no_grad()
+    def apply(self, version: Mapping[str, Tensor]) -> None:
+        for name, base in self._base.items():
+            base.copy_(version[name])
+            self.params[name].copy_(base)
+
+
+class AverageMerge:
+    def __init__(self, model: nn.Module, recipe: seam.Recipe) -> None:
+        self._params, self._recipe = seam.trainable(model), recipe
+        self._mean: dict[str, Tensor] = {}
+
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        return self._params
+
+    def reduce(self, contributions: Sequence[seam.Contribution], *, planned_tokens: int) -> seam.Reduced:
+        tokens = sum(item.tokens for item in contributions)
+        self._mean = {
+            name: sum((item.tensors[name].float() * (item.tokens / tokens) for item in contributions), torch.zeros(()))
+            for name in self._params
+        }
+        norm = float(nn.utils.get_total_norm(self._mean.values()))
+        bad = seam.unusable(contributions, norm=norm, sizes=lambda: self.sizes(contributions))
+        return seam.Reduced(norm=norm, tokens=tokens, bad=bad)
+
+    def sizes(self, contributions: Sequence[seam.Contribution]) -> list[float]:
+        return [
+            float(nn.utils.get_total_norm([tensor.double() for tensor in item.tensors.values()]))
+            if item.tokens
+            else 0.0
+            for item in contributions
+        ]
+
+    def zeros(self, contributions: Sequence[seam.Contribution]) -> tuple[int, ...]:
+        return seam.changing_nothing(contributions, names=list(self._params))
+
+    def can_hold(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
+        return True
+
+    def update(self) -> Mapping[str, Tensor]:
+        return self._mean
+
+    def load_update(self, update: Mapping[str, Tensor]) -> None:
+        self._mean = dict(update)
+
+    @torch.no_grad()
+    def step(self, *, norm: float, tokens: int, version: int) -> float:
+        for name, parameter in self._params.items():
+            parameter.add_(self._mean[name])
+        return self._recipe.lr_factor(tokens)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        assert not tensors
