@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from cuadrilla.link.address import Address
 from cuadrilla.link.invite import Invite, new_secret
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import (
@@ -88,7 +89,7 @@ def tls_server(folder: Path, *, highest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 
 def invite_to(port: int, *, crew: Coordinator) -> Invite:
     hashed = key_hash(crew.identity.certificate)
-    return Invite(host="127.0.0.1", port=port, key_hash=hashed, secret=new_secret())
+    return Invite(address=Address("127.0.0.1", port), key_hash=hashed, secret=new_secret())
 
 
 def test_the_right_coordinator(tmp_path: Path, crew: Coordinator) -> None:

@@ -16,6 +16,7 @@ from cuadrilla.engines.enrol import enrol
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link.address import Address
 from cuadrilla.link.base import Hello, Lease, Stop
 from cuadrilla.link.grpc_calls import MAX_CALLS_OF_AN_ADDRESS
 from cuadrilla.link.grpc_client import SERVICE
@@ -260,7 +261,7 @@ def test_a_newcomer_waits_for_its_turn_behind_others_at_its_address(crew: Crew, 
     leaving = threading.Timer(2.0, lambda: [other.close() for other in others])
     leaving.start()
     hash_ = key_hash(crew.keys.identity.certificate)
-    invite = Invite(host="127.0.0.1", port=crew.port, key_hash=hash_, secret=secret)
+    invite = Invite(address=Address("127.0.0.1", crew.port), key_hash=hash_, secret=secret)
     assert enrol(Home(tmp_path / "home"), str(invite), address="", name="berta", report=said.append).name == "berta"
     assert any("waiting" in line for line in said)
     leaving.join()

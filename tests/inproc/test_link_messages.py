@@ -325,6 +325,15 @@ def test_downloads_of_what_is_not_offered(crew: Crew, caplog: pytest.LogCaptureF
     assert crew.works()
 
 
+def test_every_declared_call_is_answered_and_no_other(crew: Crew) -> None:
+    """`crew.proto` declares the service; gRPC says UNIMPLEMENTED where the server knows no such call."""
+    declared = [method.name for method in pb.DESCRIPTOR.services_by_name["Crew"].methods]
+    with abuser(crew, crew.node("mala")) as client:
+        assert [name for name in declared if client.status(name, []) == "UNIMPLEMENTED"] == []
+        assert client.status("Shutdown", []) == "UNIMPLEMENTED"
+    assert len(declared) == 14
+
+
 def test_each_chunk_of_an_upload_is_progress(big_crew: Crew) -> None:
     """On a slow line heartbeats wait behind an upload: what arrives of it must count, or the worker is lost."""
     assert big_crew.works()

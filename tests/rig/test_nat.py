@@ -124,7 +124,7 @@ def test_a_coordinator_behind_nat_is_reached_by_a_published_port(
     nat.call(network.router, "publish", network.router.address, str(PORT), hidden.address)
     crew = up(hidden, run, PORT, "--address", network.router.address)
     text = invite(hidden)
-    assert Invite.parse(text).address == f"{network.router.address}:{PORT}"
+    assert str(Invite.parse(text).address) == f"{network.router.address}:{PORT}"
     worker = outside.start("join", "--name", "ana", says=text)
     wait_for(lambda: "ana" in present(run), worker)
     down(hidden, crew)

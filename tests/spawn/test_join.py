@@ -13,6 +13,7 @@ import cuadrilla
 from cuadrilla import __version__
 from cuadrilla.engines.enrol import host_name
 from cuadrilla.home import Home
+from cuadrilla.link.address import Address
 from cuadrilla.link.base import COME_AGAIN, KICKED, NOT_LISTED
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows
@@ -149,7 +150,7 @@ def test_the_invite_holds_the_address_that_others_dial(
     coordinator, ana = machine("coordinator"), machine("ana")
     crew = up(coordinator, run, port, "--address", "localhost")
     text = invite(coordinator)
-    assert Invite.parse(text).address == f"localhost:{port}"
+    assert str(Invite.parse(text).address) == f"localhost:{port}"
     worker = ana.start("join", "--name", "ana", says=text)
     wait_for(lambda: "ana" in present(run), worker)
     assert Home(ana.home).joined()[0].address == f"localhost:{port}"
@@ -238,8 +239,8 @@ def test_invites_that_do_not_work(machine: Callable[[str], Machine], run: RunDir
     crew = up(coordinator, run, port, workers="[]")
     text = invite(coordinator).strip()
     real = Invite.parse(text)
-    wrong_secret = str(Invite(host=real.host, port=port, key_hash=real.key_hash, secret=bytes(20)))
-    wrong_key = str(Invite(host=real.host, port=port, key_hash=bytes(32), secret=real.secret))
+    wrong_secret = str(Invite(address=Address(real.address.host, port), key_hash=real.key_hash, secret=bytes(20)))
+    wrong_key = str(Invite(address=Address(real.address.host, port), key_hash=bytes(32), secret=real.secret))
     for says, message in (
         ("hola", "this is not an invite"),
         (text[:-20], "is cut off"),

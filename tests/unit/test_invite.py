@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.link.address import Address
 from cuadrilla.link.invite import (
     KEPT_CLOSED,
     MAX_WRONG_TRIES,
@@ -29,14 +30,13 @@ HOSTS = st.one_of(
 )
 INVITES = st.builds(
     Invite,
-    host=HOSTS,
-    port=st.integers(1, 65535),
+    address=st.builds(Address, HOSTS, st.integers(1, 65535)),
     key_hash=st.binary(min_size=32, max_size=32),
     secret=st.binary(min_size=SECRET_BYTES, max_size=SECRET_BYTES),
 )
 # What a hand or a machine puts in place of a character: all of ASCII and what looks or behaves like it.
 WRONG_CHARACTERS = "".join(map(chr, range(32, 127))) + "\n\t\u00a0\u200bóñ\u0131\u212a«"
-SAMPLE = Invite(host="192.168.1.20", port=47470, key_hash=bytes(range(32)), secret=bytes(range(20)))
+SAMPLE = Invite(address=Address("192.168.1.20", 47470), key_hash=bytes(range(32)), secret=bytes(range(20)))
 SAMPLE_TEXT = (
     "cuadrilla1.192.168.1.20:47470.000g40r40m30e209185gr38e1w8124gk2gahc5rr34d1p70x3rfg"
     ".000g40r40m30e209185gr38e1w8124gk.sgpea6r"
@@ -58,7 +58,7 @@ def test_the_text_is_a_promise() -> None:
 
 
 @given(INVITES)
-@example(Invite(host="::ffff:10.0.0.1", port=1, key_hash=bytes(32), secret=bytes(20)))
+@example(Invite(address=Address("::ffff:10.0.0.1", 1), key_hash=bytes(32), secret=bytes(20)))
 def test_parse_reads_what_str_writes(invite: Invite) -> None:
     assert Invite.parse(str(invite)) == invite
 
@@ -79,10 +79,10 @@ def test_forgives_how_texts_travel(invite: Invite, data: st.DataObject) -> None:
 @given(INVITES)
 def test_letters_that_look_like_digits(invite: Invite) -> None:
     """In the codes, not in the address: there an l is an l."""
-    address, _, codes = str(invite).partition(f":{invite.port}.")
+    address, _, codes = str(invite).partition(f":{invite.address.port}.")
     for one in "iIlL":
         typed = codes.replace("1", one).replace("0", "O")
-        assert Invite.parse(f"{address}:{invite.port}.{typed}") == invite
+        assert Invite.parse(f"{address}:{invite.address.port}.{typed}") == invite
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_letters_that_look_like_digits(invite: Invite) -> None:
 )
 def test_one_spelling_per_invite(printed: str, other: str) -> None:
     """The checksum of another spelling of the same bytes may fit; nobody printed it."""
-    invite = Invite(host="fd00::7", port=47470, key_hash=SAMPLE.key_hash, secret=SAMPLE.secret)
+    invite = Invite(address=Address("fd00::7", 47470), key_hash=SAMPLE.key_hash, secret=SAMPLE.secret)
     body = str(invite).rpartition(".")[0]
     assert Invite.parse(f"{body}.{check_of(body)}") == invite
     assert printed in body
@@ -117,7 +117,7 @@ def test_one_wrong_character_never_passes(invite: Invite, data: st.DataObject) -
 @pytest.mark.parametrize("host", ["192.168.1.20", "fd00::7", "portatil-ana.local"])
 def test_every_wrong_character_of_an_invite(host: str) -> None:
     """All substitutions, deletions, insertions and swaps; the checksum is linear, so one secret will do."""
-    invite = Invite(host=host, port=47470, key_hash=SAMPLE.key_hash, secret=SAMPLE.secret)
+    invite = Invite(address=Address(host, 47470), key_hash=SAMPLE.key_hash, secret=SAMPLE.secret)
     text = str(invite)
     for place in range(len(text)):
         rest = text[place + 1 :]
@@ -161,7 +161,7 @@ def test_what_is_wrong_is_said() -> None:
 
 @pytest.mark.parametrize("host", ["192.168.1.20", "fd00::7", "ana.local"])
 def test_cut_anywhere_is_called_cut_off(host: str) -> None:
-    text = str(Invite(host=host, port=47470, key_hash=SAMPLE.key_hash, secret=SAMPLE.secret))
+    text = str(Invite(address=Address(host, 47470), key_hash=SAMPLE.key_hash, secret=SAMPLE.secret))
     for length in range(1, len(text)):
         assert "cut off" in refusal(text[:length]).message, text[:length]
 
@@ -174,7 +174,7 @@ def test_any_text_is_refused_politely(text: str) -> None:
 
 def test_the_secret_shows_only_in_the_text() -> None:
     secret = new_secret()
-    invite = Invite(host="ana.local", port=47470, key_hash=bytes(32), secret=secret)
+    invite = Invite(address=Address("ana.local", 47470), key_hash=bytes(32), secret=secret)
     code = str(invite).split(".")[-2]
     assert code not in repr(invite)
     assert repr(secret) not in repr(invite)
@@ -197,9 +197,9 @@ def test_the_secret_shows_only_in_the_text() -> None:
     ],
 )
 def test_one_spelling_per_host(host: str, expected: str) -> None:
-    invite = Invite(host=host, port=5, key_hash=bytes(32), secret=bytes(20))
-    assert invite.host == expected
-    assert invite.address == (f"[{expected}]:5" if ":" in expected else f"{expected}:5")
+    invite = Invite(address=Address(host, 5), key_hash=bytes(32), secret=bytes(20))
+    assert invite.address.host == expected
+    assert str(invite.address) == (f"[{expected}]:5" if ":" in expected else f"{expected}:5")
 
 
 @pytest.mark.parametrize(
@@ -222,14 +222,14 @@ def test_one_spelling_per_host(host: str, expected: str) -> None:
 )
 def test_a_host_nobody_can_dial(host: str) -> None:
     with pytest.raises(LinkError) as caught:
-        Invite(host=host, port=5, key_hash=bytes(32), secret=bytes(20))
+        Invite(address=Address(host, 5), key_hash=bytes(32), secret=bytes(20))
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_a_port_nobody_can_dial(port: int) -> None:
     with pytest.raises(LinkError, match="not a port"):
-        Invite(host="ana", port=port, key_hash=bytes(32), secret=bytes(20))
+        Invite(address=Address("ana", port), key_hash=bytes(32), secret=bytes(20))
 
 
 def test_another_key_is_named() -> None:

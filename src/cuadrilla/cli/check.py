@@ -1,14 +1,14 @@
 """`cuadrilla check`: try things out before they are needed."""
 
 import dataclasses
-import re
 from typing import Annotated
 
 import typer
 
 from cuadrilla.cli.output import emit, emit_json, options, report_error, say
-from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.errors import LinkError
 from cuadrilla.home import Home, Joined
+from cuadrilla.link.address import Address
 
 MAX_SECONDS = 20.0
 
@@ -36,8 +36,7 @@ def link(
     crew = joined_crew(address)
     from cuadrilla.link.check import Target, check_link
 
-    host, port = split_address(crew.address)
-    target = Target(host=host, port=port, folder=crew.folder, seconds=seconds)
+    target = Target(address=Address.parse(crew.address), folder=crew.folder, seconds=seconds)
     say(f"as {crew.name} to {crew.address}")
     rows = []
     for row in check_link(target):
@@ -75,11 +74,3 @@ def joined_crew(address: str) -> Joined:
             hint="join one first: `cuadrilla invite` on the coordinator's machine, then here: cuadrilla join",
         )
     return crew
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host without brackets, and port. Raises ConfigError."""
-    found = re.fullmatch(r"\[?([^\[\]]+?)\]?:(\d{1,5})", address)
-    if found is None or not 1 <= int(found[2]) <= 65535:
-        raise ConfigError(f"{address[:80]!r} is not an address and a port", hint="write it as 192.168.1.50:47470")
-    return found[1], int(found[2])

@@ -26,7 +26,7 @@ from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.home import Home, Joined
-from cuadrilla.link.address import dialled_address, lan_address, listening_address
+from cuadrilla.link.address import Address, dialled_address, lan_address, listening_address
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_json
 from cuadrilla.runfile import read_run_config, read_run_file
@@ -66,7 +66,7 @@ def up(
 ) -> None:
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
     listens = listening_address(listen)
-    dialled = dialled_address(address, port=listens.rpartition(":")[2])
+    dialled = str(dialled_address(address, port=listens.port)) if address else ""
     resolved = read_run_file(run, sets=[*(sets or []), f'engine.listen="{listens}"'], processes=True)
     say_kept(resolved)
     assert isinstance(resolved.config.engine, CrewEngine)
@@ -96,7 +96,7 @@ def up(
 
     if not options.supervised and not force:
         refuse_if_promoted(home)
-    under_a_parent(folder, listen=listens)
+    under_a_parent(folder, listen=str(listens))
     from cuadrilla.engines.crew import Opening
 
     with FolderLock(home.crew / "lock", purpose="cuadrilla up"):  # one coordinator has the keys and gets the invites
@@ -162,13 +162,13 @@ def _show_place(home: Home, *, listens: str, dialled: str) -> None:
     from cuadrilla.host.place import advice, read_place
     from cuadrilla.link.nodes import AllowList
 
-    host = listens.rpartition(":")[0].strip("[]")
-    if host == "localhost" or host.startswith("127.") or host == "::1":
+    place = Address.parse(listens)
+    if place.is_loopback:
         return  # a crew of this machine alone
     others = sorted(name for name in AllowList(home.nodes).nodes() if not re.fullmatch(r"here-\d+", name))
-    known = [crew.address.rpartition(":")[0] for crew in home.joined()]
-    place = read_place(host, system=platform.system())
-    for line in advice(place, listens=listens, dialled=dialled, others=[*known, *others]):
+    known = [Address.parse(crew.address).host for crew in home.joined()]
+    found = read_place(place.host, system=platform.system())
+    for line in advice(found, listens=listens, dialled=dialled, others=[*known, *others]):
         say(f"network    {line}")
 
 
@@ -182,10 +182,10 @@ def _show_invite(home: Home, *, uses: int) -> None:
     from cuadrilla.link.invite import Invite, hash_secret, new_secret
 
     crew = home.open_crew()
-    host, _, port = str(crew["address"]).rpartition(":")
     secret = new_secret()
     home.leave_invite(hash_secret(secret), uses=uses)
-    made = Invite(host=host, port=int(port), key_hash=bytes.fromhex(crew["key_hash"]), secret=secret)
+    address = Address.parse(str(crew["address"]))
+    made = Invite(address=address, key_hash=bytes.fromhex(crew["key_hash"]), secret=secret)
     say(f"invite     for {uses} machine{'s' if uses > 1 else ''}, 15 minutes; `cuadrilla invite` makes another:")
     if options.json:
         emit_json({"invite": str(made), "uses": uses})

@@ -48,7 +48,7 @@ def standby(
     make_private(twin.folder)
     with FolderLock(twin.lock, purpose="following the coordinator; stop `cuadrilla standby` there first"):
         say(f"following  {crew.address} as {crew.name}; Ctrl-C ends it")
-        follow(home, crew, listen=listening_address(listen), report=say)
+        follow(home, crew, listen=str(listening_address(listen)), report=say)
 
 
 def promote(
@@ -77,7 +77,7 @@ def promote(
     lost = max(0, twin.announced - version)
     say(f"promoted   goes on from step {version}; the old coordinator is known to have announced step {twin.announced}")
     say(f"           {f'{lost} steps are lost' if lost else 'nothing that is known of is lost'}")
-    where = listening_address(listen) if listen else twin.listen
+    where = str(listening_address(listen)) if listen else twin.listen
     command = ["up", str(twin.run.path), "--listen", where]
     say(f"now        cuadrilla {shlex.join(command)}")
     flags = [*(["--debug"] if options.debug else []), *(["--json"] if options.json else [])]

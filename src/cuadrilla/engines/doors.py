@@ -19,12 +19,12 @@ from cuadrilla.engines.ray.cluster import Cluster, RunCluster, why_no_cluster
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.host.card import Whereabouts
+from cuadrilla.link.address import Address
 from cuadrilla.link.base import ToWorker
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
-from cuadrilla.link.invite import canonical_host, with_port
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, open_coordinator
 from cuadrilla.link.wire import Layout
@@ -102,7 +102,7 @@ class Doors:
         host = door.whereabouts.moved_to()
         if not host:
             return ""
-        address = with_port(host, door.address.rpartition(":")[2])
+        address = str(Address(host, Address.parse(door.address).port))
         if address not in door.listened:
             try:
                 door.desk.listen(bind(address))
@@ -208,14 +208,14 @@ def open_doors(
             )  # fmt: skip
             stack.callback(desk.close)
             port = desk.serve(socket.socket(fileno=listener) if listener != NO_LISTENER else bind(engine.listen))
-            host = engine.listen.rpartition(":")[0]
-            address = f"{host}:{port}"
+            host = Address.parse(engine.listen).host
+            address = str(Address(host, port))
             doors.link = LinkDoor(
                 desk=desk,
                 address=address,
                 keys=keys,
                 nodes=nodes,
-                whereabouts=Whereabouts(canonical_host(host)),
+                whereabouts=Whereabouts(host),
                 listened=frozenset({address}),
             )
         yield doors

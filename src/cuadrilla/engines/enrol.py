@@ -5,9 +5,10 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from cuadrilla.errors import ConfigError
 from cuadrilla.home import Home, Joined
+from cuadrilla.link.address import Address
 from cuadrilla.link.base import Busy
 from cuadrilla.link.grpc_client import Connection, Enrolled
 from cuadrilla.link.invite import Invite, check_node_name
@@ -26,14 +27,11 @@ def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[s
     check_node_name(wanted)
     invite = Invite.parse(text)
     if address:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f"{address!r} is not an address and a port", hint="write it as 192.168.1.50:47470")
-        invite = Invite(host=host, port=int(port), key_hash=invite.key_hash, secret=invite.secret)
+        invite = replace(invite, address=Address.parse(address))
     pinned = pinned_certificate(invite)
     folder = home.joined_folder(invite.key_hash)
     request = node_request(folder, name=wanted)
-    connection = Connection(invite.address, identity=enrol_identity(pinned))
+    connection = Connection(str(invite.address), identity=enrol_identity(pinned))
     try:
         enrolled = _when_free(
             lambda: connection.enroll(secret=invite.secret, request=request, numbered=not name), report=report
@@ -41,7 +39,7 @@ def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[s
     finally:
         connection.close()
     save_node(folder, certificate=enrolled.certificate, ca=enrolled.ca, server=pinned)
-    crew = Joined(folder=folder, address=invite.address, name=enrolled.name)
+    crew = Joined(folder=folder, address=str(invite.address), name=enrolled.name)
     home.remember(crew)
     note = "" if crew.name == wanted else f": another machine there calls itself {wanted}, too"
     report(f"joined     the crew at {crew.address} as {crew.name}{note}")

@@ -26,6 +26,7 @@ from cuadrilla.config import Config, FileTask
 from cuadrilla.engines.bundle import fetch
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined, read_object
+from cuadrilla.link.address import Address
 from cuadrilla.link.base import KnownTerm, Refused
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_standby import CHECKPOINT_FILE, JOURNAL_FILE
@@ -284,9 +285,8 @@ def taken_over(home: Home) -> str:
         return ""
     expected = key_hash((home.crew / "server.pem").read_bytes())
     for address in read_object(home.standbys_file).values():
-        host, _, port = str(address).rpartition(":")
-        with suppress(LinkError, ValueError):
-            invite = Invite(host=host.strip("[]"), port=int(port), key_hash=expected, secret=bytes(SECRET_BYTES))
+        with suppress(LinkError):
+            invite = Invite(address=Address.parse(str(address)), key_hash=expected, secret=bytes(SECRET_BYTES))
             pinned_certificate(invite, timeout_seconds=ASK_SECONDS)
             return str(address)
     return ""

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.invite import with_port
+from cuadrilla.link.address import Address
 from cuadrilla.link.tls import SERVER_NAME, load_node
 
 CONNECT_SECONDS = 5.0
@@ -44,15 +44,10 @@ class Row:
 class Target:
     """Whom to dial, as whom, and how long to measure."""
 
-    host: str
-    port: int
+    address: Address
     folder: Path
     """Holds this node's keys."""
     seconds: float
-
-    @property
-    def address(self) -> str:
-        return with_port(self.host, self.port)
 
 
 def check_link(target: Target) -> Iterator[Row]:
@@ -69,7 +64,7 @@ def check_link(target: Target) -> Iterator[Row]:
             return
     from cuadrilla.link.check_calls import Calls  # not before: it loads torch, which takes seconds
 
-    with contextlib.closing(Calls(target.address, identity=identity, seconds=target.seconds)) as calls:
+    with contextlib.closing(Calls(str(target.address), identity=identity, seconds=target.seconds)) as calls:
         for name, step in calls.steps():
             yield (row := _do(name, step))
             if not row.ok:
@@ -87,7 +82,7 @@ def _do(name: str, step: Callable[[], tuple[str, str]]) -> Row:
 
 def _name(target: Target) -> tuple[str, str]:
     found = list(dict.fromkeys(str(place[0]) for _, place in _addresses(target)))
-    return f"{target.host} is {'an address' if found == [target.host] else ', '.join(found)}", ""
+    return f"{target.address.host} is {'an address' if found == [target.address.host] else ', '.join(found)}", ""
 
 
 def _route(target: Target) -> tuple[str, str]:
@@ -158,11 +153,11 @@ def _untrusted(target: Target, error: ssl.SSLCertVerificationError) -> LinkError
 def _addresses(target: Target) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
     """Family and socket address, as the system prefers them."""
     try:
-        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(target.address.host, target.address.port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
         raise LinkError(
-            f"no machine named {target.host} is known here ({getattr(error, 'strerror', None) or error})",
-            hint=f"give the coordinator's IP address: cuadrilla check link 192.168.1.50:{target.port}",
+            f"no machine named {target.address.host} is known here ({getattr(error, 'strerror', None) or error})",
+            hint=f"give the coordinator's IP address: cuadrilla check link 192.168.1.50:{target.address.port}",
         ) from None
     return [(family, place) for family, _, _, _, place in found]  # type: ignore[misc]
 
@@ -171,9 +166,9 @@ def _addresses(target: Target) -> list[tuple[socket.AddressFamily, tuple[str, in
 def _connected(target: Target) -> Iterator[socket.socket]:
     """A TCP connection. Raises LinkError if there is none; what happens on it is the caller's."""
     moved = "it may have another address by now, its screen says so: cuadrilla check link THAT_ADDRESS. If not,"
-    firewall = f"{moved} allow TCP port {target.port} in the firewall of the coordinator's machine"
+    firewall = f"{moved} allow TCP port {target.address.port} in the firewall of the coordinator's machine"
     try:
-        plain = socket.create_connection((target.host, target.port), timeout=CONNECT_SECONDS)
+        plain = socket.create_connection((target.address.host, target.address.port), timeout=CONNECT_SECONDS)
     except TimeoutError:
         raise LinkError(f"{target.address} did not answer within {CONNECT_SECONDS:g} s", hint=firewall) from None
     except ConnectionRefusedError:

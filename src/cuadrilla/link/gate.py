@@ -37,7 +37,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.invite import canonical_host
+from cuadrilla.link.address import Address
 from cuadrilla.link.pace import Pace
 from cuadrilla.rundir import private_folder
 
@@ -294,8 +294,8 @@ class Gate:
     def _dial(self) -> tuple[socket.socket, str]:
         """A connection to gRPC, and what gRPC calls it."""
         if sys.platform == "win32":
-            host, _, port = self._inner.rpartition(":")
-            inner = socket.create_connection((host, int(port)), timeout=1.0)
+            place = Address.parse(self._inner)
+            inner = socket.create_connection((place.host, place.port), timeout=1.0)
             inner.setblocking(False)
             return inner, f"ipv4:127.0.0.1:{inner.getsockname()[1]}"
         inner = socket.socket(socket.AF_UNIX)
@@ -401,20 +401,19 @@ def bind(address: str) -> socket.socket:
     A port may be in use although nobody listens: by a connection of a process that was killed a moment ago, or by one
     that happened to get it as its own end. Those go away, and are waited for.
     """
-    host, _, port = address.rpartition(":")
-    host = canonical_host(host)
+    place = Address.parse(address)
     until = monotonic() + BIND_SECONDS
     while True:
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            return socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
+            family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+            return socket.create_server((place.host, place.port), family=family, backlog=BACKLOG)
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME) or isinstance(error, socket.gaierror):
                 raise LinkError(
                     f"cannot listen on {address}: this machine has no such address",
                     hint="name one that it has with --listen (`ip addr`, `ipconfig`), or leave --listen out",
                 ) from None
-            if error.errno != errno.EADDRINUSE or _somebody_listens(host, int(port)):
+            if error.errno != errno.EADDRINUSE or _somebody_listens(place.host, place.port):
                 raise LinkError(
                     f"cannot listen on {address}: {os.strerror(error.errno or 0)}",
                     hint="another program has that port; choose one with --listen",

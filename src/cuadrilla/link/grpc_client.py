@@ -51,7 +51,7 @@ PIECE_BYTES = 64 * 2**20
 """A large file is asked for in pieces, each of which must arrive in that time."""
 MEASURE_SECONDS = 40.0
 """A measurement of bandwidth: longer than the coordinator lets one take."""
-SERVICE = "/cuadrilla.crew.v1.Crew/"
+SERVICE = f"/{pb.DESCRIPTOR.services_by_name['Crew'].full_name}/"
 
 
 @dataclass(frozen=True, kw_only=True)

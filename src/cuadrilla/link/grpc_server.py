@@ -65,7 +65,7 @@ from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
 from cuadrilla.log import TALK
 from cuadrilla.version import __version__
 
-SERVICE = "cuadrilla.crew.v1.Crew"
+SERVICE = pb.DESCRIPTOR.services_by_name["Crew"].full_name
 ENROL_SECONDS = 5.0
 END_SECONDS = 1.0
 """A session that is over may say so for this long, then its call is cut off, whether or not the peer reads."""

@@ -20,8 +20,8 @@ import grpc
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
+from cuadrilla.link.address import Address
 from cuadrilla.link.grpc_calls import cut_off, only, reads, refuse, serialize
-from cuadrilla.link.invite import canonical_host
 from cuadrilla.link.tls import COORDINATOR_FILES
 from cuadrilla.rundir import write_json
 
@@ -95,11 +95,8 @@ class StandbyDesk:
         }
 
     def _place(self, name: str, address: str, context: Any) -> None:
-        host, _, port = address.rpartition(":")
         try:
-            canonical_host(host)
-            if not re.fullmatch(r"[1-9]\d{0,4}", port):
-                raise LinkError(f"{port[:20]!r} is not a port", hint="write the address as 192.168.1.51:47470")
+            Address.parse(address).check_dialled()
         except LinkError as error:
             refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
         with self._lock:

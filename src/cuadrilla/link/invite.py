@@ -21,7 +21,6 @@ Invariants
 import base64
 import hashlib
 import hmac
-import ipaddress
 import re
 import secrets
 import unicodedata
@@ -30,6 +29,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.link.address import Address
 
 FORMAT = 1
 SECRET_BYTES = 20
@@ -47,9 +47,6 @@ LOOKALIKES = str.maketrans("ilo", "110")
 
 CODE = f"[{CROCKFORD}ilo]"
 CODES = re.compile(rf"\.{CODE}{{{KEY_CHARS}}}\.{CODE}{{{SECRET_CHARS}}}\.{CODE}{{{CHECK_CHARS}}}\Z")
-ADDRESS = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:]+):(?P<port>[1-9][0-9]{0,4})")
-LABEL = "[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"
-NAME = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(\.{LABEL})*")
 MAX_NAME = 63
 NODE_NAME = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
 AROUND = "\"'`´“”„‘’«»<>.,;"  # what people and chats put around a text
@@ -60,25 +57,17 @@ INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # Unicode: spaces, line ends, contro
 class Invite:
     """Where the coordinator is, who it is, and the secret it will ask for. `str` is the text to hand over.
 
-    Raises LinkError for a host or a port that nobody can dial. `str` shows the secret, `repr` does not.
+    Raises LinkError for a port that nobody can dial. `str` shows the secret, `repr` does not.
     """
 
-    host: str
-    port: int
+    address: Address
     key_hash: bytes
     secret: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
         assert len(self.key_hash) == hashlib.sha256().digest_size
         assert len(self.secret) == SECRET_BYTES
-        object.__setattr__(self, "host", canonical_host(self.host))
-        if not 1 <= self.port <= 65535:
-            raise LinkError(f"{self.port} is not a port", hint="use a port from 1 to 65535")
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT as one dials it, an IPv6 address in brackets."""
-        return with_port(self.host, self.port)
+        self.address.check_dialled()
 
     def check_key(self, key_hash: bytes) -> None:
         """Raises LinkError unless the one who answers holds the key of the one who made this invite."""
@@ -113,39 +102,6 @@ def check_node_name(name: str) -> None:
         )
 
 
-def with_port(host: str, port: int | str) -> str:
-    """HOST:PORT, an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def canonical_host(host: str) -> str:
-    """One spelling per host: small letters, compressed IPv6 without brackets. Raises LinkError."""
-    text = host.strip().lower()
-    try:
-        address = ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        # A last label of digits is never a name: 192.168.1.300 is an address with an error in it.
-        if NAME.fullmatch(text) and not text.rpartition(".")[2].isdigit():
-            return text
-        raise LinkError(
-            f"{host!r} is neither a machine's name nor an address",
-            hint="give the address of the coordinator on your network, such as 192.168.1.20",
-        ) from None
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.scope_id is not None:
-            raise LinkError(
-                f"{host!r} holds the name of a network card, which other machines do not share",
-                hint="give an IPv4 address, or an IPv6 address that does not begin with fe80",
-            )
-        address = address.ipv4_mapped or address  # spelled differently by different versions of Python
-    if address.is_unspecified:
-        raise LinkError(
-            f"{host!r} means every address of a machine; nobody can dial it",
-            hint="give the address of the coordinator on your network, such as 192.168.1.20",
-        )
-    return str(address)
-
-
 def _encode(raw: bytes) -> str:
     return base64.b32encode(raw).decode().rstrip("=").lower().translate(TO_CROCKFORD)
 
@@ -175,11 +131,11 @@ def _parse(text: str) -> Invite:
     if not body.startswith(PREFIX) or not hmac.compare_digest(_check(unchecked), check):
         raise _mistyped()
     _, key_hash, secret = unchecked.rsplit(".", 2)
-    address = ADDRESS.fullmatch(text[len(PREFIX) : codes.start()])
-    if address is None:
-        raise _mistyped()
-    host, port = address["host"], int(address["port"])
-    invite = Invite(host=host, port=port, key_hash=_decode(key_hash), secret=_decode(secret))
+    try:
+        address = Address.parse(text[len(PREFIX) : codes.start()])
+        invite = Invite(address=address, key_hash=_decode(key_hash), secret=_decode(secret))
+    except LinkError:  # the checksum fits an address that nobody has printed
+        raise _mistyped() from None
     if str(invite) != body:  # another spelling of the same bytes: nobody printed that
         raise _mistyped()
     return invite

@@ -201,7 +201,7 @@ def _fetch(invite: Invite, *, timeout_seconds: float) -> bytes:
     hint = "check the address, that the coordinator runs, and that no firewall is in between"
     try:
         with (
-            socket.create_connection((invite.host, invite.port), timeout=timeout_seconds) as plain,
+            socket.create_connection((invite.address.host, invite.address.port), timeout=timeout_seconds) as plain,
             context.wrap_socket(plain, server_hostname=SERVER_NAME) as secure,
         ):
             der = secure.getpeercert(binary_form=True)
@@ -211,7 +211,8 @@ def _fetch(invite: Invite, *, timeout_seconds: float) -> bytes:
         problem = f"what answers at {invite.address} does not speak TLS 1.3 ({error.reason or 'it hung up'})"
         raise LinkError(problem, hint="check the port: another program may be listening there") from None
     except socket.gaierror:
-        raise LinkError(f"no machine named {invite.host} is known", hint="make an invite with an IP address") from None
+        named = f"no machine named {invite.address.host} is known"
+        raise LinkError(named, hint="make an invite with an IP address") from None
     except OSError as error:
         raise LinkError(f"cannot reach {invite.address}: {error.strerror or error}", hint=hint) from None
     assert der is not None  # TLS 1.3 has no servers without a certificate

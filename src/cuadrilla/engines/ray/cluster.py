@@ -37,6 +37,7 @@ import psutil
 from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.engines.supervise import was_restarted
 from cuadrilla.errors import EnvironmentProblem, LinkError
+from cuadrilla.link.address import Address
 from cuadrilla.link.grpc_ray import admits
 from cuadrilla.log import FILE_FORMAT, libraries_apart, to_files_only
 from cuadrilla.rundir import RunDir, make_private, private_folder, storage_errors
@@ -170,7 +171,7 @@ def _wanted(engine: CrewEngine, run: RunDir, *, practice: bool) -> Iterator[Clus
         with joined(engine.ray_address) as cluster:
             yield cluster
         return
-    host = LOOPBACK if practice else engine.listen.rpartition(":")[0]
+    host = LOOPBACK if practice else Address.parse(engine.listen).host
     dashboard = not was_restarted(run)
     with started(host=host, num_workers=len(engine.workers), practice=practice, dashboard=dashboard) as cluster:
         yield cluster

@@ -41,6 +41,7 @@ from cuadrilla.engines.worker import Prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, LinkError
 from cuadrilla.home import Joined
 from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link.address import Address
 from cuadrilla.link.base import KnownTerm, Refused
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_ray import admits, token_hash
@@ -238,8 +239,8 @@ def find_head(connection: Connection, *, coordinator: str, consent: Consent) -> 
         raise LinkError(reason)
     if consent.given is False:
         raise LinkError("this machine's owner wants no Ray on it")
-    host, _, port = coordinator.rpartition(":")
-    with socket.create_connection((host, int(port))) as way:
+    place = Address.parse(coordinator)
+    with socket.create_connection((place.host, place.port)) as way:
         mine: str = way.getsockname()[0]
     deadline = time.monotonic() + RENEWED_SECONDS
     while (answer := _ask(connection, mine, consent)).later and time.monotonic() < deadline:
