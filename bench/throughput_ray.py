@@ -1,6 +1,5 @@
 """The Ray door of `bench.throughput`: the product's desk, and its actor with a paced link."""
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.wire import Layout
 from cuadrilla.sync.exact import version_like
+from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts, make_model, make_task
 
 TICK_SECONDS = 0.1
@@ -44,25 +44,21 @@ class PacedWorker(RayWorker):
 
 def coordinate(parts: Parts, placed: Mapping[str, str], *, specification: Mapping[str, Any]) -> list[Answer]:
     """Train with an actor on each of these nodes, by name and id; what they measured."""
+    runtime = Runtime(parts.coordination)
     desk = RayDesk(
-        receiver=parts.coordination,
+        receiver=runtime,
         offer=Offer(config="{}", files={}),
         parameters=Layout.of(parts.strategy.version_like(parts.model)),
         contribution=Layout.of(parts.strategy.contribution_like(parts.model)),
     )
-    coordination, pause = parts.coordination, threading.Event()
     paces = dict(zip(placed, specification["paces"], strict=True))
     actors = {name: start_actor(PacedWorker, name, specification, paces[name], node=placed[name]) for name in placed}
     ray.get([actor.pid.remote() for actor in actors.values()])  # all have loaded
     try:
-        coordination.open(desk.send)
+        parts.coordination.open(desk.send)
         for name, actor in actors.items():
             desk.attend(Place(name=name, node=placed[name]), actor)
-        while coordination.outcome is None and coordination.failure is None:
-            coordination.tick()
-            pause.wait(TICK_SECONDS)
-        if coordination.failure is not None:
-            raise coordination.failure
+        runtime.serve(lambda: None, every_seconds=TICK_SECONDS)
         return ray.get([actor.measured.remote() for actor in actors.values()])
     finally:
         desk.close()

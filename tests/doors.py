@@ -22,6 +22,7 @@ from cuadrilla.link.tls import open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts
 from tests.crews import join
 from tests.faults import Died
@@ -65,10 +66,11 @@ class _Crew:
         self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
         self.nodes = AllowList(folder / "nodes.json")
         self.params = parts.strategy.version_like(parts.model)
+        self.runtime = Runtime(parts.coordination)
         self.desk = CrewDesk(
             keys=self.keys,
             nodes=self.nodes,
-            receiver=parts.coordination,
+            receiver=self.runtime,
             offer=Offer(config="{}", files={}),
             parameters=Layout.of(self.params),
             contribution=Layout.of(parts.strategy.contribution_like(parts.model)),
@@ -84,16 +86,13 @@ class _Crew:
             self.threads.append(threading.Thread(target=self.work, args=(f"worker-{index}", speed, port)))
         for thread in self.threads:
             thread.start()
-        coordination, pause = self.parts.coordination, threading.Event()
-        while coordination.outcome is None and coordination.failure is None:
-            coordination.tick()
+        coordination = self.parts.coordination
+
+        def look() -> None:
             if not any(thread.is_alive() for thread in self.threads) and coordination.outcome is None:
                 coordination.fail(self.errors[-1])
-            pause.wait(TICK_SECONDS)
-        if coordination.failure is not None:
-            raise coordination.failure
-        assert coordination.outcome is not None
-        return coordination.outcome
+
+        return self.runtime.serve(look, every_seconds=TICK_SECONDS)
 
     def work(self, name: str, speed: float, port: int) -> None:
         model = copy.deepcopy(self.parts.model)

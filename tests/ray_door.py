@@ -3,7 +3,6 @@
 Ray reads its environment when it is imported: this module comes after `cluster.started`.
 """
 
-import threading
 from typing import Any
 
 import ray
@@ -22,6 +21,7 @@ from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_precision
+from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts, make_model, make_recipe, measure_length
 from tests.doors import TICK_SECONDS
 from tests.faults import Play, Script
@@ -82,8 +82,9 @@ class RayDoor:
         """Train with an actor for each of the run's workers."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        runtime = Runtime(parts.coordination)
         desk = RayDesk(
-            receiver=parts.coordination,
+            receiver=runtime,
             offer=Offer(config="{}", files={}),
             parameters=Layout.of(parts.strategy.version_like(parts.model)),
             contribution=Layout.of(parts.strategy.contribution_like(parts.model)),
@@ -96,7 +97,7 @@ class RayDoor:
                 name = f"worker-{index}"
                 ray.get(actor.prepare.remote(name, speed, parts.task, parts.config, parts.strategy, wrap_link))
                 desk.attend(Place(name=name), actor)
-            return _coordinate(parts, desk)
+            return _coordinate(parts, runtime, desk)
         finally:
             desk.close()
             parts.store.close()
@@ -106,14 +107,11 @@ class RayDoor:
                     wrap_link.played.extend(script for script in played if script not in wrap_link.played)
 
 
-def _coordinate(parts: Parts, desk: RayDesk) -> Outcome:
-    coordination, pause = parts.coordination, threading.Event()
-    while coordination.outcome is None and coordination.failure is None:
-        coordination.tick()
+def _coordinate(parts: Parts, runtime: Runtime, desk: RayDesk) -> Outcome:
+    coordination = parts.coordination
+
+    def look() -> None:
         if not desk.may_have_workers() and coordination.outcome is None:
             coordination.fail(desk.failure())
-        pause.wait(TICK_SECONDS)
-    if coordination.failure is not None:
-        raise coordination.failure
-    assert coordination.outcome is not None
-    return coordination.outcome
+
+    return runtime.serve(look, every_seconds=TICK_SECONDS)

@@ -11,7 +11,6 @@ import logging
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -30,9 +29,9 @@ from cuadrilla.host.memory import num_killed_for_memory
 from cuadrilla.link.tls import key_hash, node_request, save_node
 from cuadrilla.rundir import RunDir, private_folder, storage_errors
 from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts
 
-TICK_SECONDS = 0.1
 FINISH_SECONDS, END_SECONDS = 10.0, 5.0
 """A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
 
@@ -95,10 +94,18 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
     places = dict(zip(names, engine.workers, strict=True))
     place = partial(_place_in_ray, places, engine=engine, run=run)
     ray = RayUse(cluster=opening.cluster, nodes=opening.ray_nodes, opened=place)
+    runtime = Runtime(parts.coordination)
     children = _Children(engine=engine, run=run, event=parts.store.event)
     try:
         with open_doors(
-            parts, run, home=home, private=private, ray=ray, standbys=opening.standbys, listener=opening.listener
+            parts,
+            runtime,
+            run,
+            home=home,
+            private=private,
+            ray=ray,
+            standbys=opening.standbys,
+            listener=opening.listener,
         ) as doors:
             if doors.ray is None and doors.link is not None:
                 for name, speed in places.items():
@@ -106,7 +113,7 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
                     children.start(name, address=doors.link.desk.direct_address, identity=private / name, speed=speed)
             if opening.opened is not None:
                 opening.opened(_describe(doors, children))
-            return _coordinate(parts, doors, children, opening=opening)
+            return _coordinate(parts, runtime, doors, children, opening=opening)
     finally:
         children.end()
 
@@ -142,21 +149,18 @@ def _let_in(name: str, folder: Path, *, door: LinkDoor) -> None:
     door.nodes.add(name, certificate=certificate)
 
 
-def _coordinate(parts: Parts, doors: Doors, children: "_Children", *, opening: Opening) -> Outcome:
-    coordination, pause, home = parts.coordination, threading.Event(), opening.home
-    while coordination.outcome is None and coordination.failure is None:
-        coordination.tick()
+def _coordinate(parts: Parts, runtime: Runtime, doors: Doors, children: "_Children", *, opening: Opening) -> Outcome:
+    home = opening.home
+
+    def look() -> None:
         doors.look(home=home)
         if (address := doors.follow()) and opening.moved is not None:
             opening.moved(address)
         children.look()
         if home is None and not children.alive and not (doors.ray and doors.ray.desk.may_have_workers()):
-            coordination.fail(doors.ray.desk.failure() if doors.ray else children.failure())
-        pause.wait(TICK_SECONDS)
-    if coordination.failure is not None:
-        raise coordination.failure
-    assert coordination.outcome is not None
-    return coordination.outcome
+            parts.coordination.fail(doors.ray.desk.failure() if doors.ray else children.failure())
+
+    return runtime.serve(look)
 
 
 class _Children:

@@ -30,6 +30,7 @@ from cuadrilla.link.tls import Coordinator, open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.rundir import RunDir
+from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ class Doors:
 @contextmanager
 def open_doors(
     parts: Parts,
+    runtime: Runtime,
     run: RunDir,
     *,
     home: Home | None,
@@ -173,8 +175,8 @@ def open_doors(
 ) -> Iterator[Doors]:
     """The doors that this run's engine asks for; closed behind the block. Raises LinkError.
 
-    `home` holds the keys of this machine's crew; without one the keys last as long as the run. `standbys`: nodes that
-    may copy keys and run. `listener`: see `Opening`.
+    `runtime` hears the workers. `home` holds the keys of this machine's crew; without one the keys last as long as the
+    run. `standbys`: nodes that may copy keys and run. `listener`: see `Opening`.
     """
     engine = parts.config.engine
     assert isinstance(engine, CrewEngine)
@@ -187,7 +189,7 @@ def open_doors(
     def ray_desk() -> "RayDesk":
         from cuadrilla.engines.ray.desk import RayDesk
 
-        return RayDesk(receiver=parts.coordination, offer=offered, **layouts)
+        return RayDesk(receiver=runtime, offer=offered, **layouts)
 
     doors = Doors(use=ray, make_desk=ray_desk)
     with ExitStack() as stack:
@@ -203,7 +205,7 @@ def open_doors(
             keys, nodes = open_coordinator(folder, now=datetime.now(UTC)), AllowList(folder / "nodes.json")
             standby = StandbyDesk(names=standbys, keys=folder, run=run.path)
             desk = CrewDesk(
-                keys=keys, nodes=nodes, receiver=parts.coordination, offer=offered, ray=doors.heads, standby=standby,
+                keys=keys, nodes=nodes, receiver=runtime, offer=offered, ray=doors.heads, standby=standby,
                 term=home.term if home else 0, **layouts,
             )  # fmt: skip
             stack.callback(desk.close)

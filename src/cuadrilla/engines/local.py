@@ -23,6 +23,7 @@ from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.kernels import choose_kernels
 from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts, compile_blocks
 
 log = logging.getLogger(__name__)
@@ -52,22 +53,21 @@ def run_local(
     )
     if choice.ratios:
         tell(f"kernels    {choice}")
+    alone, runtime = len(speeds) == 1, Runtime(parts.coordination)
     # Asynchronous workers read one version while the next one is made; alone, nobody does.
-    desk = Desk(parts.coordination.receive, copies=parts.strategy.max_staleness is not None and len(speeds) > 1)
+    copies = parts.strategy.max_staleness is not None and not alone
+    desk = Desk(parts.coordination.receive if alone else runtime.deliver, copies=copies)
     try:
         parts.coordination.open(desk.send)
-        if parts.coordination.outcome is None and len(speeds) == 1:
+        if parts.coordination.outcome is None and alone:
             model = copy.deepcopy(parts.model) if parts.strategy.moves_weights else parts.model
             _work("worker-1", parts, desk, model=model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
         elif parts.coordination.outcome is None:
-            _work_in_threads(parts, desk, wrap_link=wrap_link)
+            _work_in_threads(parts, runtime, desk, wrap_link=wrap_link)
     finally:
         parts.store.close()
         torch.set_num_threads(before)
-    if parts.coordination.failure is not None:
-        raise parts.coordination.failure
-    assert parts.coordination.outcome is not None, "the run ended without an outcome"
-    return parts.coordination.outcome
+    return parts.coordination.result()
 
 
 def num_cores() -> int:
@@ -75,7 +75,8 @@ def num_cores() -> int:
     return max(1, int(read_facts().usable_cores or 1))
 
 
-def _work_in_threads(parts: Parts, desk: Desk, *, wrap_link: WrapLink | None) -> None:
+def _work_in_threads(parts: Parts, runtime: Runtime, desk: Desk, *, wrap_link: WrapLink | None) -> None:
+    """The calling thread coordinates."""
     pass_lock = threading.Lock() if draws_random_numbers(parts.model) else None
     alive: set[str] = set()
     threads = []
@@ -94,22 +95,25 @@ def _work_in_threads(parts: Parts, desk: Desk, *, wrap_link: WrapLink | None) ->
                     log.warning("%s died: %s: %s", name, type(error).__name__, error)
                     log.info("how %s died:", name, exc_info=True)
                 alive.discard(name)
-                _report_death(parts, name, error, last=not alive)
+                if alive:
+                    runtime.left(name, f"{type(error).__name__}: {error}")
+                else:  # the death of the last one is the run's
+                    runtime.fail(error)
 
         threads.append(threading.Thread(target=body, name=name, daemon=True))
+
+    def look() -> None:
+        if not any(thread.is_alive() for thread in threads) and runtime.has_read_all:
+            parts.coordination.fail(AssertionError("the workers have ended, and the run has not"))
+
     for thread in threads:
         thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(timeout=0.2)  # a bound, so that the main thread sees signals
-
-
-def _report_death(parts: Parts, worker: str, error: BaseException, *, last: bool) -> None:
-    """The others go on without it; the death of the last one is the run's."""
-    if last:
-        parts.coordination.fail(error)
-    elif parts.coordination.failure is None:
-        parts.coordination.left(worker, reason=f"{type(error).__name__}: {error}")
+    try:
+        runtime.serve(look, ticks=False)
+    finally:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(timeout=0.2)  # a bound, so that the main thread sees signals
 
 
 def _work(

@@ -1,12 +1,12 @@
 """The coordinator's I/O shell: carries out what the state machine decides.
 
-Messages come in through `receive` (in the caller's thread, under one lock); actions go out as messages, merges,
-journal records, checkpoints, evaluations and rows of metrics. The order of a commit is: merge, judge, journal (fsync),
-step, announce. A run that fails here fails as a whole: `failure` holds the reason and every worker is told to stop.
+Messages come in through `receive` and `deliver`, all of them in one thread (`runtime.py`; alone, the worker's own);
+actions go out as messages, merges, journal records, checkpoints, evaluations and rows of metrics. The order of a commit
+is: merge, judge, journal (fsync), step, announce. A run that fails here fails as a whole: `failure` holds the reason and
+every worker is told to stop.
 """
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -80,7 +80,7 @@ class Length:
 
 
 class Coordination:
-    """One run's coordinator, its merge half and its store, behind a lock."""
+    """One run's coordinator, its merge half and its store. Used by one thread; `heard` and `request_stop` by any."""
 
     def __init__(
         self,
@@ -115,7 +115,6 @@ class Coordination:
         self._patience = patience
         self._told_memorises = False
         self._clock = clock
-        self._lock = threading.Lock()
         self._meter = Meter(clock)
         self._heard: dict[str, tuple[int, float]] = {}
         self._parts: dict[str, float] = {}
@@ -135,16 +134,15 @@ class Coordination:
         coordinator killed between a step's journal and its row has left the row to this one.
         """
         self._send = send
-        with self._lock:
-            actions = self._coordinator.start()
-            version = self._coordinator.version
-            if self._store.unlogged is not None:
-                rate, seconds = self._meter.read()
-                self._row = {**self._store.unlogged, "tokens_per_second": rate, "seconds": seconds}
-                self._log_row(version)
-                self._store.after_commit(self._snapshot, version=version, row=self._row, last=False)
-            self._store.save(self._snapshot, version=version)
-            self._perform(actions)
+        actions = self._coordinator.start()
+        version = self._coordinator.version
+        if self._store.unlogged is not None:
+            rate, seconds = self._meter.read()
+            self._row = {**self._store.unlogged, "tokens_per_second": rate, "seconds": seconds}
+            self._log_row(version)
+            self._store.after_commit(self._snapshot, version=version, row=self._row, last=False)
+        self._store.save(self._snapshot, version=version)
+        self._perform(actions)
 
     @property
     def version(self) -> int:
@@ -161,26 +159,33 @@ class Coordination:
         """Numbers of the leases whose contributions are kept for a merge."""
         return self._contributions.keys()
 
+    def result(self) -> Outcome:
+        """How the run ended, once it has. Raises what made it fail."""
+        if self.failure is not None:
+            raise self.failure
+        assert self.outcome is not None, "the run ended without an outcome"
+        return self.outcome
+
     def request_stop(self, reason: str) -> None:
         """Checkpoint and stop at the next message of any worker. Safe in a signal handler."""
         self._stop_reason, self._interrupted = reason, True
 
     def left(self, worker: str, reason: str) -> None:
         """A door reports that a worker died. Raises nothing."""
-        with self._lock, self._failing_together(raises=False):
+        with self._failing_together(raises=False):
             self._heard.pop(worker, None)
             self._store.event("left", worker=worker, reason=reason)
             self._handle(events.Left(worker=worker, reason=reason))
 
     def receive(self, worker: str, message: ToCoordinator) -> None:
         """A worker's message. Raises what makes the whole run fail."""
-        with self._lock, self._failing_together():
+        with self._failing_together():
             self._stop_if_asked()
             self._handle(self._as_event(worker, message))
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         """Like `receive`, for doors to other processes: what makes the run fail is in `failure`."""
-        with self._lock, self._failing_together(raises=False):
+        with self._failing_together(raises=False):
             self._stop_if_asked()  # not only at the next tick: another step may be made until then
             self._perform(self._decide(worker, message))
 
@@ -191,7 +196,7 @@ class Coordination:
 
     def tick(self) -> None:
         """Time has passed: a few times a second, for doors that cannot tell by themselves who is still there."""
-        with self._lock, self._failing_together(raises=False):
+        with self._failing_together(raises=False):
             for worker in list(self._heard):
                 passes, at = self._heard.pop(worker)
                 self._perform(self._coordinator.handle(events.Heard(worker=worker, passes=passes), at))

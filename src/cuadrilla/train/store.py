@@ -64,7 +64,7 @@ class Keeper(Protocol):
 
 @dataclass(kw_only=True)
 class Store:
-    """Owned by the coordinator's shell; called under its lock. `tensors`: the weights of record, by name."""
+    """Owned by the coordinator's shell, and used by its thread. `tensors`: the weights of record, by name."""
 
     run: RunDir
     section: CheckpointSection

@@ -1,0 +1,94 @@
+"""The coordinator's thread: whoever calls `serve` decides, merges and answers; everybody else leaves word for it.
+
+The threads of links, as many as there are workers, put what they hear into an inbox and go on at once. So nothing that
+a coordinator does has to be locked, and a worker that says something never waits for a merge.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from cuadrilla.link.base import ToCoordinator
+from cuadrilla.train.coordinate import Coordination, Outcome
+
+TICK_SECONDS = 0.1
+
+
+class Runtime:
+    """Around one run's coordination, which nobody else calls from now on, but for `open` beforehand and in `look`."""
+
+    def __init__(self, coordination: Coordination) -> None:
+        self._coordination = coordination
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._over = False
+
+    # -- from any thread; they raise nothing ---------------------------------------------------------------------------
+
+    def deliver(self, worker: str, message: ToCoordinator) -> None:
+        """A worker's message."""
+        self._leave_word(partial(self._coordination.deliver, worker, message))
+
+    def left(self, worker: str, reason: str) -> None:
+        """A worker is gone."""
+        self._leave_word(partial(self._coordination.left, worker, reason))
+
+    def fail(self, error: BaseException) -> None:
+        """The run cannot go on."""
+        self._leave_word(partial(self._coordination.fail, error))
+
+    def heard(self, worker: str, passes: int, part: float = 0.0) -> None:
+        """A heartbeat: it counts at the next tick, with the time at which it came."""
+        self._coordination.heard(worker, passes, part)
+
+    def _leave_word(self, call: Callable[[], None]) -> None:
+        """Once the run is over there is nobody to read it: who comes then is told so at once."""
+        with self._lock:
+            if not self._over:
+                self._inbox.put(call)
+                return
+            call()
+
+    # -- from the coordinator's thread ---------------------------------------------------------------------------------
+
+    @property
+    def has_read_all(self) -> bool:
+        return self._inbox.empty()
+
+    def serve(self, look: Callable[[], None], *, every_seconds: float = TICK_SECONDS, ticks: bool = True) -> Outcome:
+        """Work until the run ends; `look` now and then at what else may have happened. Raises what made the run fail.
+
+        `ticks` False: workers are threads of this process, whose deaths are reported and who are not missed.
+        """
+        coordination, due = self._coordination, 0.0
+        try:
+            while coordination.outcome is None and coordination.failure is None:
+                if self._read(until=due):
+                    continue
+                if ticks:
+                    coordination.tick()
+                look()
+                due = time.monotonic() + every_seconds
+        finally:
+            self._close()
+        return coordination.result()
+
+    def _read(self, *, until: float) -> bool:
+        """Do what the next word in the inbox asks for, if there is one in time."""
+        left = until - time.monotonic()
+        if left <= 0:
+            return False
+        try:
+            call = self._inbox.get(timeout=left)
+        except queue.Empty:
+            return False
+        call()
+        return True
+
+    def _close(self) -> None:
+        with self._lock:
+            self._over = True
+            while not self._inbox.empty():
+                self._inbox.get()()
