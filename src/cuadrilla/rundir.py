@@ -249,11 +249,13 @@ def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def last_rows(path: Path, *, key: str = "version") -> list[dict[str, Any]]:
-    """Rows of an append-only file with only the last one kept per `key`: a resumed run repeats some versions."""
+    """Rows of an append-only file, the last one of each `key` in the place of its first.
+
+    A resumed run repeats some versions; what an evaluation has found comes later than the version that it is of.
+    """
     rows: dict[Any, dict[str, Any]] = {}
     for row in read_jsonl(path):
         if not isinstance(row.get(key), (list, dict)):
-            rows.pop(row.get(key), None)
             rows[row.get(key)] = row
     return list(rows.values())
 

@@ -49,6 +49,7 @@ class ProgressSink:
         self._step_began = clock()
         self._broken = False
         self._evaluation = ""
+        self._shown = done
         self._bar: Progress | None = None
         if stderr.is_terminal:
             self._bar = Progress(
@@ -114,7 +115,9 @@ class ProgressSink:
         numbers = f"loss {_number(row, 'loss'):.3f} {self._evaluation} {speed}"
         sample = str(row.get("sample", "")).replace("\n", " ")[:SAMPLE_CHARACTERS]
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, numbers=numbers)
+            if step >= self._shown:  # an evaluation's row comes later than the steps behind it
+                self._shown = step
+                self._bar.update(self._task, completed=step, numbers=numbers)
             if sample:
                 stderr.tell(f"step {step} «{sample}»", style="dim")
             return

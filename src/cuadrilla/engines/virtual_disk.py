@@ -297,6 +297,12 @@ class VirtualStore:
         oldest = self.disk.checkpoints[0][0]
         self._forget(lambda segment: segment < oldest)
 
+    def hold(self, snapshot: Callable[[], dict[str, Any]], *, version: int) -> None:
+        self.save(snapshot, version=version)
+
+    def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
+        """There are no evaluations."""
+
     def _forget(self, unwanted: Callable[[int], bool]) -> None:
         for segment in [first for first in self.disk.segments if unwanted(first)]:
             del self.disk.segments[segment]

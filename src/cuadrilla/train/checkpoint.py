@@ -4,7 +4,8 @@ A checkpoint is the folder `checkpoints/v%08d/` with model.safetensors, optimize
 manifest.json (sizes and SHA-256 of the others). It is written under a temporary name, every file and folder is
 fsynced, and one rename makes it exist; nothing is removed before its successor is complete. Loading checks every
 byte first. The newest that verifies is used; each one passed over is reported. At least `keep` newest and the best
-stay. Tests: a bit flipped, a file cut, missing, swapped, a manifest edited, a crash after every step of a save.
+stay; `best.json` names one whose evaluation ended after later ones were saved.
+Tests: a bit flipped, a file cut, missing, swapped, a manifest edited, a crash after every step of a save.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,11 +26,12 @@ import torch
 from torch import Tensor
 
 from cuadrilla.errors import CheckpointError
-from cuadrilla.rundir import file_sha256, fsync_folder, make_private, storage_errors
+from cuadrilla.rundir import file_sha256, fsync_folder, make_private, storage_errors, write_json
 from cuadrilla.version import __version__
 
 SCHEMA = 1
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+BEST = "best.json"
 MANIFEST = "manifest.json"
 OLDER = "an older checkpoint is used if there is one"
 MAX_JSON_BYTES = 100 * 2**20
@@ -110,7 +113,8 @@ def find_best(folder: Path, *, newest: bool = False) -> Choice | None:
     found = find_newest(folder)
     if found is None:
         return None
-    best = _best_of(found)
+    noted = best_of(found)
+    best = found.with_name(f"v{noted[1]:08d}") if noted is not None else None
     if not newest and best is not None and best != found:
         try:
             verify_checkpoint(best)
@@ -120,11 +124,24 @@ def find_best(folder: Path, *, newest: bool = False) -> Choice | None:
     return Choice(path=found, newest=version_of(found))
 
 
-def _best_of(path: Path) -> Path | None:
-    best = _read_json(path / "state.json").get("best")
-    if not isinstance(best, list) or len(best) != 2 or not isinstance(best[1], int) or best[1] < 0:
+def best_of(path: Path) -> tuple[float, int] | None:
+    """(held-out loss, version) of the best version up to this checkpoint's: as it says, or as was noted later."""
+    said = [_read_json(path / "state.json")]
+    with suppress(CheckpointError):  # most runs have none
+        said.append(_read_json(path.with_name(BEST)))
+    noted = (_loss_and_version(one.get("best")) for one in said)
+    return min((best for best in noted if best is not None and best[1] <= version_of(path)), default=None)
+
+
+def note_best(folder: Path, *, loss: float, version: int) -> None:
+    """This version's checkpoint is the best: its evaluation ended when others had been saved. Raises ResourceError."""
+    write_json(folder / BEST, {"best": [loss, version]}, private=True)
+
+
+def _loss_and_version(best: Any) -> tuple[float, int] | None:
+    if not isinstance(best, list) or len(best) != 2 or not isinstance(best[0], int | float):
         return None
-    return path.with_name(f"v{best[1]:08d}")
+    return (float(best[0]), best[1]) if isinstance(best[1], int) and best[1] >= 0 else None
 
 
 def _newest(folder: Path, use: Callable[[Path], T]) -> T | None:

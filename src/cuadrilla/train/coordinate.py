@@ -1,9 +1,9 @@
 """The coordinator's I/O shell: carries out what the state machine decides.
 
 Messages come in through `receive` and `deliver`, all of them in one thread (`runtime.py`; alone, the worker's own);
-actions go out as messages, merges, journal records, checkpoints, evaluations and rows of metrics. The order of a commit
-is: merge, judge, journal (fsync), step, announce. A run that fails here fails as a whole: `failure` holds the reason and
-every worker is told to stop.
+actions go out as messages, merges, journal records, checkpoints, evaluations and rows of metrics. The order of a
+commit is: merge, judge, journal (fsync), step, announce. A run that fails here fails as a whole: `failure` holds the
+reason and every worker is told to stop.
 """
 
 import logging
@@ -22,6 +22,7 @@ from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.strategy import Contribution, MergeHalf, outliers
+from cuadrilla.train.evaluate import Beside
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.metrics import Meter, Scalars, Sink, Watcher
 from cuadrilla.train.referee import Referee
@@ -92,12 +93,14 @@ class Coordination:
         length: Length,
         sinks: Sequence[Sink],
         observe: Callable[[int], Scalars],
+        beside: Beside | None = None,
         referee: Referee | None = None,
         stop_at: int = 0,
         patience: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`observe(version)` evaluates and samples when it is due and returns what to log with the commit.
+        """`observe(version)` evaluates and samples when it is due and returns what to log with the commit; `beside`
+        does it while the run goes on, but for the last version.
 
         `referee`: where workers are not to be believed in everything. `patience`: evaluations without a lower held-out
         loss after which to stop (0: any number).
@@ -110,6 +113,8 @@ class Coordination:
         self._length = length
         self._sinks = sinks
         self._observe = observe
+        self._beside = beside
+        self._evaluated_row: Mapping[str, Any] = {}
         self._referee = referee
         self._stop_at = stop_at
         self._patience = patience
@@ -139,7 +144,8 @@ class Coordination:
         if self._store.unlogged is not None:
             rate, seconds = self._meter.read()
             self._row = {**self._store.unlogged, "tokens_per_second": rate, "seconds": seconds}
-            self._log_row(version)
+            self._row |= self._observe(version)
+            self._log_row(version, self._row)
             self._store.after_commit(self._snapshot, version=version, row=self._row, last=False)
         self._store.save(self._snapshot, version=version)
         self._perform(actions)
@@ -158,6 +164,11 @@ class Coordination:
     def kept(self) -> Set[int]:
         """Numbers of the leases whose contributions are kept for a merge."""
         return self._contributions.keys()
+
+    @property
+    def is_over(self) -> bool:
+        """The run has ended, well or not."""
+        return self.outcome is not None or self.failure is not None
 
     def result(self) -> Outcome:
         """How the run ended, once it has. Raises what made it fail."""
@@ -200,6 +211,7 @@ class Coordination:
             for worker in list(self._heard):
                 passes, at = self._heard.pop(worker)
                 self._perform(self._coordinator.handle(events.Heard(worker=worker, passes=passes), at))
+            self._take_evaluation(wait=False)
             self._tell_progress()
             self._stop_if_asked()
             self._handle(events.Tick())
@@ -235,6 +247,7 @@ class Coordination:
             self.failure = error
             self._store.status("failed", version=self._coordinator.version, row=self._row)
         self._coordinator.finished = True
+        self._close_evaluation()
         for member in list(self._coordinator.crew.members):
             self._send(member, Stop(reason="the run failed"))
 
@@ -467,16 +480,46 @@ class Coordination:
         rate, seconds = self._meter.read()
         self._row |= {"tokens_per_second": rate, "seconds": seconds}
         resume = self._meter.pause()
-        self._log_row(version)
         last = version == self._length.num_versions
+        begins = self._beside is not None and not last and self._beside.due(version)
+        if last or begins:
+            self._take_evaluation(wait=True)
+        if not begins:
+            self._row |= self._observe(version)
+        self._log_row(version, self._row)
         self._store.after_commit(self._snapshot, version=version, row=self._row, last=last)
+        if begins:
+            self._evaluate_beside(version)
         resume()
         if version == self._stop_at:
             self._stop_reason = self._stop_reason or f"step {version} reached"
         if "val_loss" in self._row:
-            self._judge_held_out()
+            self._judge_held_out(version)
 
-    def _judge_held_out(self) -> None:
+    def _evaluate_beside(self, version: int) -> None:
+        """Its checkpoint is kept until it is known whether it is the best."""
+        assert self._beside is not None
+        self._store.hold(self._snapshot, version=version)
+        self._evaluated_row = dict(self._row)
+        self._beside.begin(version)
+
+    def _take_evaluation(self, *, wait: bool) -> None:
+        """Log the row of an evaluated version again, with what was found."""
+        found = self._beside.take(wait=wait) if self._beside is not None else None
+        if found is None:
+            return
+        version, scalars = found
+        row = {**self._evaluated_row, **scalars}
+        self._log_row(version, row)
+        self._store.evaluated(row, version=version)
+        if "val_loss" in row:
+            self._judge_held_out(version)
+
+    def _close_evaluation(self) -> None:
+        if self._beside is not None:
+            self._beside.close()
+
+    def _judge_held_out(self, evaluated: int) -> None:
         """After an evaluation: say once that the text is learnt by heart; stop when patience is at its end."""
         held_out = self._store.held_out
         if held_out.best is None:
@@ -484,7 +527,7 @@ class Coordination:
         loss, version = held_out.best
         if held_out.memorises and not self._told_memorises:
             self._told_memorises = True
-            fields = {"version": self._coordinator.version, "best": version, "best_loss": loss, "loss": held_out.last}
+            fields = {"version": evaluated, "best": version, "best_loss": loss, "loss": held_out.last}
             self._store.event("memorises", **fields)
             log.warning(MEMORISES, version, loss, held_out.last)
         self._stop_reason = self._stop_reason or self._out_of_patience()
@@ -512,12 +555,10 @@ class Coordination:
                 if isinstance(sink, Watcher):
                     sink.working(self._coordinator.version + 1, part)
 
-    def _log_row(self, version: int) -> None:
-        """Evaluate and sample what is due, and hand the row to the sinks."""
-        self._row |= self._observe(version)
+    def _log_row(self, version: int, row: Mapping[str, Any]) -> None:
         for sink in self._sinks:
             try:
-                sink.log(version, self._row)
+                sink.log(version, row)
             except ResourceError as error:
                 self._store.alarm(error)
 
@@ -526,6 +567,8 @@ class Coordination:
 
     def _finish(self, action: events.Finish) -> None:
         version, tokens = self._work.version, self._work.tokens
+        self._take_evaluation(wait=False)
+        self._close_evaluation()
         self._store.save(self._snapshot, version=version)
         self._store.status("complete" if action.complete else "stopped", version=version, row=self._row)
         self._store.event("finished", version=version, complete=action.complete, reason=action.reason)

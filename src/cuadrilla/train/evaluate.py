@@ -1,9 +1,11 @@
 """Held-out loss, samples, and for models of the built-in stories: how many of theirs are right."""
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 
 import numpy as np
@@ -46,19 +48,33 @@ class Observer:
 
     def __call__(self, version: int) -> Scalars:
         """What to log beside the commit of `version`; {} when nothing is due. Counts planned tokens."""
+        return self.observe(version, self.model)
+
+    def due(self, version: int) -> bool:
+        return self._evaluates(version) or self._samples(version)
+
+    def observe(self, version: int, model: nn.Module) -> Scalars:
+        """What is due, of a model that has the weights of this version."""
         found: dict[str, float | int | str] = {}
-        every = self.evaluate.every_tokens or max(self.total_tokens // EVALUATIONS_PER_RUN, 1)
-        if self._crossed(every, version):
-            measures = evaluate(
-                self.task, self.model, section=self.evaluate, device=self.device, precision=self.precision
-            )
+        if self._evaluates(version):
+            measures = evaluate(self.task, model, section=self.evaluate, device=self.device, precision=self.precision)
             found |= {f"val_{name}": value for name, value in measures.items()}
-        if self._crossed(self.sample.every_tokens or every, version):
-            text = sample(self.task, self.model, section=self.sample, seed=version)
+        if self._samples(version):
+            text = sample(self.task, model, section=self.sample, seed=version)
             if text:
                 self._keep(text, version)
                 found["sample"] = text
         return found
+
+    def _evaluates(self, version: int) -> bool:
+        return self._crossed(self._every, version)
+
+    def _samples(self, version: int) -> bool:
+        return self._crossed(self.sample.every_tokens or self._every, version)
+
+    @property
+    def _every(self) -> int:
+        return self.evaluate.every_tokens or max(self.total_tokens // EVALUATIONS_PER_RUN, 1)
 
     def _keep(self, text: str, version: int) -> None:
         """A sample that cannot be written is no reason to stop a training."""
@@ -72,6 +88,46 @@ class Observer:
     def _crossed(self, every: int, version: int) -> bool:
         tokens = version * self.round_tokens
         return tokens >= self.total_tokens or tokens // every > (tokens - self.round_tokens) // every
+
+
+class Beside:
+    """Evaluates and samples a copy of the weights in a thread of its own, while workers in other processes go on.
+
+    The thread is a daemon: Ctrl-C does not wait for it.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._pool: ThreadPool | None = None
+        self._running: tuple[int, AsyncResult[Scalars]] | None = None
+
+    def due(self, version: int) -> bool:
+        return self._observer.due(version)
+
+    def begin(self, version: int) -> None:
+        """Of the weights as they are now. What was begun before has been taken."""
+        assert self._running is None
+        self._pool = self._pool or ThreadPool(1)
+        model, threads = copy.deepcopy(self._observer.model), torch.get_num_threads()
+        self._running = version, self._pool.apply_async(self._observe, (version, model, threads))
+
+    def _observe(self, version: int, model: nn.Module, threads: int) -> Scalars:
+        torch.set_num_threads(threads)  # a new thread would use all cores
+        return self._observer.observe(version, model)
+
+    def take(self, *, wait: bool) -> tuple[int, Scalars] | None:
+        """The version and what to log with it, once it is there; raises what the evaluation raised."""
+        if self._running is None or not (wait or self._running[1].ready()):
+            return None
+        version, found = self._running
+        self._running = None
+        return version, found.get()
+
+    def close(self) -> None:
+        """What is still going on is nobody's any more."""
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool = None
 
 
 def evaluate(

@@ -51,8 +51,10 @@ class HeldOut:
         """Whether this row's evaluation is the best so far."""
         self._take(row)
         loss = row.get("val_loss")
-        if loss is None:
-            return False
+        return loss is not None and self.judge(loss, version=version)
+
+    def judge(self, loss: float, *, version: int) -> bool:
+        """Whether this evaluation is the best so far; it may be of an earlier version than the last row."""
         self.last, self.train_last = loss, self._mean()
         if not math.isfinite(loss) or (self.best is not None and not loss < self.best[0]):
             self.since_best += 1

@@ -64,12 +64,13 @@ class Runtime:
         """
         coordination, due = self._coordination, 0.0
         try:
-            while coordination.outcome is None and coordination.failure is None:
+            while not coordination.is_over:
                 if self._read(until=due):
                     continue
                 if ticks:
                     coordination.tick()
-                look()
+                if not coordination.is_over:
+                    look()
                 due = time.monotonic() + every_seconds
         finally:
             self._close()

@@ -32,7 +32,7 @@ from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.strategy import MergeHalf, Recipe, Strategy, trainable
 from cuadrilla.train.checkpoint import check_shapes, list_checkpoints
 from cuadrilla.train.coordinate import Coordination, Length, model_tensors
-from cuadrilla.train.evaluate import Observer
+from cuadrilla.train.evaluate import Beside, Observer
 from cuadrilla.train.guard import Guard
 from cuadrilla.train.loop import WorkerSettings
 from cuadrilla.train.metrics import Sink
@@ -178,6 +178,7 @@ def assemble(
     if isinstance(task, language.LanguageTask):
         _keep_tokenizer(task, run)
     coordinator = make_coordinator(config, strategy, state, length=length, program=program(task, model))
+    observer = make_observer(config, run, task=task, model=model, device=device, precision=precision, length=length)
     coordination = Coordination(
         coordinator=coordinator,
         merge=merge,
@@ -185,7 +186,8 @@ def assemble(
         store=store,
         length=length,
         sinks=sinks,
-        observe=make_observer(config, run, task=task, model=model, device=device, precision=precision, length=length),
+        observe=observer,
+        beside=Beside(observer) if isinstance(config.engine, CrewEngine) else None,
         referee=make_referee(
             config,
             strategy,

@@ -52,6 +52,12 @@ class Keeper(Protocol):
     def save(self, snapshot: Snapshot, *, version: int) -> None:
         """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
 
+    def hold(self, snapshot: Snapshot, *, version: int) -> None:
+        """Save this version, which is being evaluated, and keep it until `evaluated`."""
+
+    def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
+        """What was held has this row; others may have been committed since."""
+
     def roll_back(self) -> None:
         """Weights and optimizer of the newest checkpoint."""
 
@@ -82,6 +88,7 @@ class Store:
     _status_at: float = -1e9
     held_out: HeldOut = field(default_factory=HeldOut)
     _save_now: bool = False
+    _held: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._journal = Journal(self.run.journal)
@@ -118,9 +125,9 @@ class Store:
             if state["version"] == segment or not has_segment(self.run.journal, state["version"]):
                 break
             segment = state["version"]
-        best = found.state.get("best")
+        best = files.best_of(found.path)
         rows = last_rows(self.run.metrics)
-        self.held_out = HeldOut.of((best[0], best[1]) if best else None, rows, version=state["version"])
+        self.held_out = HeldOut.of(best, rows, version=state["version"])
         return state
 
     def _refuse_redo(self, version: int) -> None:
@@ -220,11 +227,29 @@ class Store:
         self._journal.discard_from(version)
         if self.with_journal:
             self._journal.begin_segment(version)
-        protect = [self.held_out.best[1]] if self.held_out.best else []
+        protect = [*self._held, *([self.held_out.best[1]] if self.held_out.best else [])]
         files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect=protect)
         kept = files.list_checkpoints(self.run.checkpoints)
         self._journal.prune(oldest_checkpoint=files.version_of(kept[0]))
         self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
+
+    def hold(self, snapshot: Snapshot, *, version: int) -> None:
+        """Save a version that is being evaluated; until that is done its checkpoint stays."""
+        self._held = [version]
+        try:
+            self.save(snapshot, version=version)
+        except ResourceError as error:
+            self.alarm(error)
+
+    def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
+        """What was held has this row. A best one is noted beside the checkpoints: the newest may be another by now."""
+        self._held = []
+        if "val_loss" not in row or not self.held_out.judge(row["val_loss"], version=version):
+            return
+        try:
+            files.note_best(self.run.checkpoints, loss=row["val_loss"], version=version)
+        except ResourceError as error:
+            self.alarm(error)
 
     def _go_on_behind(self, version: int) -> None:
         """After a restart: nothing follows this checkpoint yet, and what will must not wait for the next one."""
