@@ -41,9 +41,9 @@ class Crew:
         sets = ('engine.kind="crew"', workers([1.0, 1.0]), *sets)
         self.parts = prepare(folder, task or RaggedRegression(), *sets, clock=lambda: self.now)
         self.coordination = self.parts.coordination
-        if self.coordination._referee is not None:
-            self.coordination._referee.clock = lambda: self.now
-            self.coordination._referee.secret = random.Random(3)
+        if self.coordination.suspects.referee is not None:
+            self.coordination.suspects.referee.clock = lambda: self.now
+            self.coordination.suspects.referee.secret = random.Random(3)
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
         self.coordination.open(lambda worker, message: self.sent[worker].append(message))
         self.layout = wire.Layout.of(contribution_like(self.parts.model, strict=self.parts.config.sync.strict))
@@ -83,8 +83,8 @@ class Crew:
         )
 
     def honest(self, lease: Lease) -> Contribution:
-        assert self.coordination._referee is not None
-        return self.coordination._referee.compute(lease.units)
+        assert self.coordination.suspects.referee is not None
+        return self.coordination.suspects.referee.compute(lease.units)
 
     def plays(self, rounds: int, lie: Lie) -> None:
         """`mala` lies, `ana` does not."""

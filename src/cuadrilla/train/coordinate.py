@@ -21,12 +21,13 @@ from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Progress, Sto
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.ledger import Grant
-from cuadrilla.sync.strategy import Contribution, MergeHalf, outliers
+from cuadrilla.sync.strategy import Contribution, MergeHalf
 from cuadrilla.train.evaluate import Beside
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.metrics import Meter, Scalars, Sink, Watcher
 from cuadrilla.train.referee import Referee
 from cuadrilla.train.store import Keeper
+from cuadrilla.train.suspects import Suspects
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +35,6 @@ Send = Callable[[str, ToWorker], None]
 MESSAGE_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
 MAX_LOSS = 1e15
 """Per token: squares of it are added."""
-GRADIENT_RATIO, LOSS_RATIO = 100.0, 10.0
-"""Per token, between the contributions of one update, before anything is known of the run."""
-
 MEMORISES = (
     "held-out loss was lowest at step %d (%.4g, now %.4g) while training loss falls: the data is learnt by heart."
     " That step is kept; `eval`, `generate` and `export` take it. More data, fewer epochs, or a teacher (train.teacher)"
@@ -115,7 +113,6 @@ class Coordination:
         self._observe = observe
         self._beside = beside
         self._evaluated_row: Mapping[str, Any] = {}
-        self._referee = referee
         self._stop_at = stop_at
         self._patience = patience
         self._told_memorises = False
@@ -124,7 +121,7 @@ class Coordination:
         self._heard: dict[str, tuple[int, float]] = {}
         self._parts: dict[str, float] = {}
         self._contributions: dict[int, Contribution] = {}
-        self._zero_units: set[int] = set()
+        self.suspects = Suspects(coordinator=coordinator, merge=merge, guard=guard, referee=referee, event=store.event)
         self._send: Send = _nobody
         self._stop_reason = f"step {stop_at} reached" if 0 < stop_at <= coordinator.version else self._out_of_patience()
         self._interrupted = False
@@ -350,84 +347,27 @@ class Coordination:
             reduced = self._merge.reduce(contributions, planned_tokens=self._length.round_tokens)
             if self._compute_again(action, reduced.bad, "non-finite"):
                 return
-            doubtful, confirmed = self._zeros(action, contributions)
+            doubtful, confirmed = self.suspects.zeros(action, contributions)
             if self._compute_again(action, doubtful, "all-zero gradient"):
                 return
             if self._guard.doubts(loss=loss, norm=reduced.norm) and self._compute_again(
-                action, self._outliers(action, contributions), "outlier"
+                action, self.suspects.outliers(action, contributions), "outlier"
             ):
                 return
-            if self._compute_again(action, self._audited(action, contributions), "audit"):
+            if self._compute_again(action, self.suspects.audited(action, contributions), "audit"):
                 return
             if reduced.norm == 0 and loss:
                 self._announce("the gradient is exactly zero", action, level=logging.WARNING)
             self._row["grad_norm"] = reduced.norm
             verdict = self._guard.judge(loss=loss, norm=reduced.norm)
         self._apply(action, verdict=verdict, tokens=tokens)
-        self._zero_units.clear()
+        self.suspects.forget()
         self._handle(events.Merged(rolled_back=verdict is Verdict.ROLL_BACK, blameless=tuple(sorted(confirmed))))
-
-    def _zeros(self, action: events.Merge, contributions: Sequence[Contribution]) -> tuple[list[int], set[int]]:
-        """All-zero contributions that are to be computed again, and the units of those that were: they are right."""
-        doubtful: list[int] = []
-        confirmed: set[int] = set()
-        for index in self._merge.zeros(contributions):
-            units = self._units(action.answers[index])
-            if self._zero_units.issuperset(units):
-                confirmed.update(units)
-            else:
-                doubtful.append(index)
-        for index in doubtful:
-            self._zero_units.update(self._units(action.answers[index]))
-        if confirmed and not doubtful:
-            self._store.event("all-zero gradient confirmed", version=action.version, units=sorted(confirmed))
-        return doubtful, confirmed
-
-    def _outliers(self, action: events.Merge, contributions: Sequence[Contribution]) -> list[int]:
-        """Contributions of a strange update that are beyond comparison with the others', or with what is right.
-
-        An asynchronous one has no others beside it: another worker computes it again, and it is skipped if it is
-        strange then, too.
-        """
-        if action.staleness is not None:
-            return [0] if self._guard.is_warm and len(self._coordinator.crew.members) > 1 else []
-        num_workers = len({answer.worker for answer in action.answers})
-        if self._referee is None or num_workers > 2 or len(self._coordinator.crew.members) < 2:
-            return list(outliers(self._merge.sizes(contributions)))
-        sizes = self._merge.sizes(contributions)
-        losses = [abs(item.loss) / max(item.tokens, 1) for item in contributions]
-        if not (self._guard.is_warm or _differ(sizes, GRADIENT_RATIO) or _differ(losses, LOSS_RATIO)):
-            return []
-        indices = [index for index, item in enumerate(contributions) if item.tokens]
-        suspects = {max(indices, key=sizes.__getitem__), min(indices, key=sizes.__getitem__)}
-        suspects.add(max(indices, key=losses.__getitem__))
-        return [index for index in sorted(suspects) if self._is_wrong(action, index, contributions[index])]
-
-    def _is_wrong(self, action: events.Merge, index: int, said: Contribution) -> bool:
-        assert self._referee is not None
-        answer = action.answers[index]
-        return _is_found(self._referee.finds(said, self._units(answer)), worker=answer.worker)
-
-    def _audited(self, action: events.Merge, contributions: Sequence[Contribution]) -> list[int]:
-        """Now and then one contribution is computed here, too; it, if it is wrong."""
-        if self._referee is None or len(self._coordinator.crew.members) < 2:
-            return []
-        units = [self._units(answer) for answer in action.answers]
-        workers, paces = [answer.worker for answer in action.answers], self._coordinator.crew.paces()
-        seconds = [paces[name].seconds(len(of)) for name, of in zip(workers, units, strict=True) if name in paces]
-        if not self._referee.is_due(max(seconds, default=0.0)):
-            return []
-        index, found, took = self._referee.audit(contributions, units)
-        self._store.event("audited", worker=workers[index], units=units[index], seconds=round(took, 3), found=found)
-        return [index] if _is_found(found, worker=workers[index]) else []
-
-    def _units(self, answer: events.Answered) -> tuple[int, ...]:
-        return self._work.answers[answer.lease_id][1].units
 
     def _compute_again(self, action: events.Merge, bad: Sequence[int], what: str) -> bool:
         """Send the units of contributions that cannot be right to others; False if there are none."""
         for answer in (action.answers[index] for index in bad):
-            worker, units = answer.worker, self._units(answer)
+            worker, units = answer.worker, self.suspects.units(answer)
             log.warning("a contribution of %s is computed again: %s (units %s)", worker, what, units[:8])
             self._store.event(what, worker=worker, lease=answer.lease_id, version=action.version, units=units)
         if bad:
@@ -466,7 +406,7 @@ class Coordination:
         """Name the step, its units and its workers, and whose loss per token is the highest."""
         workers = sorted({answer.worker for answer in action.answers})
         highest = max(action.answers, key=lambda answer: answer.loss_sum / max(answer.tokens, 1), default=None)
-        suspect = {"highest": highest.worker, "highest_units": self._units(highest)} if highest else {}
+        suspect = {"highest": highest.worker, "highest_units": self.suspects.units(highest)} if highest else {}
         fields = {"version": action.version, "units": action.units, "workers": workers, "loss": self._row["loss"]}
         self._store.event(what, **fields, **suspect)
         text = f"loss {self._row['loss']:.4g}, units {action.units[:8]}, highest at {suspect.get('highest', 'none')}"
@@ -583,19 +523,6 @@ class Coordination:
             last_row=self._row,
             best=self._store.held_out.best[1] if self._store.held_out.best else None,
         )
-
-
-def _is_found(difference: str, *, worker: str) -> bool:
-    """Whether the referee has found something; says so."""
-    if difference:
-        log.warning("%s answers what this machine does not find: %s", worker, difference)
-    return bool(difference)
-
-
-def _differ(values: Sequence[float], ratio: float) -> bool:
-    """Whether one of the positive values is so many times as large as another."""
-    positive = [value for value in values if value > 0]
-    return bool(positive) and max(positive) > ratio * min(positive)
 
 
 def _nobody(_worker: str, _message: ToWorker) -> None:
