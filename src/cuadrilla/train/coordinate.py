@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 Send = Callable[[str, ToWorker], None]
 MESSAGE_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
+WAIT_SECONDS = 0.2
 MAX_LOSS = 1e15
 """Per token: squares of it are added."""
 MEMORISES = (
@@ -208,7 +209,7 @@ class Coordination:
             for worker in list(self._heard):
                 passes, at = self._heard.pop(worker)
                 self._perform(self._coordinator.handle(events.Heard(worker=worker, passes=passes), at))
-            self._take_evaluation(wait=False)
+            self._take_evaluation()
             self._tell_progress()
             self._stop_if_asked()
             self._handle(events.Tick())
@@ -244,7 +245,6 @@ class Coordination:
             self.failure = error
             self._store.status("failed", version=self._coordinator.version, row=self._row)
         self._coordinator.finished = True
-        self._close_evaluation()
         for member in list(self._coordinator.crew.members):
             self._send(member, Stop(reason="the run failed"))
 
@@ -421,20 +421,26 @@ class Coordination:
         self._row |= {"tokens_per_second": rate, "seconds": seconds}
         resume = self._meter.pause()
         last = version == self._length.num_versions
-        begins = self._beside is not None and not last and self._beside.due(version)
-        if last or begins:
-            self._take_evaluation(wait=True)
-        if not begins:
+        due = self._beside is not None and not last and self._beside.due(version)
+        if due or last:
+            self._await_evaluation()
+        if not due:
             self._row |= self._observe(version)
         self._log_row(version, self._row)
         self._store.after_commit(self._snapshot, version=version, row=self._row, last=last)
-        if begins:
+        if due and not self._interrupted:
             self._evaluate_beside(version)
         resume()
         if version == self._stop_at:
             self._stop_reason = self._stop_reason or f"step {version} reached"
         if "val_loss" in self._row:
             self._judge_held_out(version)
+
+    def _await_evaluation(self) -> None:
+        """The one that goes on; unless a person asks for the end meanwhile."""
+        while self._beside is not None and not self._interrupted and not self._beside.wait(WAIT_SECONDS):
+            pass
+        self._take_evaluation()
 
     def _evaluate_beside(self, version: int) -> None:
         """Its checkpoint is kept until it is known whether it is the best."""
@@ -443,9 +449,9 @@ class Coordination:
         self._evaluated_row = dict(self._row)
         self._beside.begin(version)
 
-    def _take_evaluation(self, *, wait: bool) -> None:
+    def _take_evaluation(self) -> None:
         """Log the row of an evaluated version again, with what was found."""
-        found = self._beside.take(wait=wait) if self._beside is not None else None
+        found = self._beside.take() if self._beside is not None else None
         if found is None:
             return
         version, scalars = found
@@ -454,10 +460,6 @@ class Coordination:
         self._store.evaluated(row, version=version)
         if "val_loss" in row:
             self._judge_held_out(version)
-
-    def _close_evaluation(self) -> None:
-        if self._beside is not None:
-            self._beside.close()
 
     def _judge_held_out(self, evaluated: int) -> None:
         """After an evaluation: say once that the text is learnt by heart; stop when patience is at its end."""
@@ -507,8 +509,7 @@ class Coordination:
 
     def _finish(self, action: events.Finish) -> None:
         version, tokens = self._work.version, self._work.tokens
-        self._take_evaluation(wait=False)
-        self._close_evaluation()
+        self._take_evaluation()
         self._store.save(self._snapshot, version=version)
         self._store.status("complete" if action.complete else "stopped", version=version, row=self._row)
         self._store.event("finished", version=version, complete=action.complete, reason=action.reason)

@@ -98,7 +98,6 @@ class Beside:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._pool: ThreadPool | None = None
         self._running: tuple[int, AsyncResult[Scalars]] | None = None
 
     def due(self, version: int) -> bool:
@@ -107,27 +106,28 @@ class Beside:
     def begin(self, version: int) -> None:
         """Of the weights as they are now. What was begun before has been taken."""
         assert self._running is None
-        self._pool = self._pool or ThreadPool(1)
         model, threads = copy.deepcopy(self._observer.model), torch.get_num_threads()
-        self._running = version, self._pool.apply_async(self._observe, (version, model, threads))
+        pool = ThreadPool(1)
+        self._running = version, pool.apply_async(self._observe, (version, model, threads))
+        pool.close()  # its threads end when that is done
 
     def _observe(self, version: int, model: nn.Module, threads: int) -> Scalars:
         torch.set_num_threads(threads)  # a new thread would use all cores
         return self._observer.observe(version, model)
 
-    def take(self, *, wait: bool) -> tuple[int, Scalars] | None:
+    def wait(self, seconds: float) -> bool:
+        """Whether what was begun is done, after so long at most."""
+        if self._running is not None:
+            self._running[1].wait(seconds)
+        return self._running is None or self._running[1].ready()
+
+    def take(self) -> tuple[int, Scalars] | None:
         """The version and what to log with it, once it is there; raises what the evaluation raised."""
-        if self._running is None or not (wait or self._running[1].ready()):
+        if self._running is None or not self._running[1].ready():
             return None
         version, found = self._running
         self._running = None
         return version, found.get()
-
-    def close(self) -> None:
-        """What is still going on is nobody's any more."""
-        if self._pool is not None:
-            self._pool.terminate()
-            self._pool = None
 
 
 def evaluate(
