@@ -13,6 +13,8 @@ from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import Precision
 from cuadrilla.train.referee import OneLease
 
+SOME_LEASE = Lease(lease_id=1, version=0, units=(0,), planned_tokens=1)
+"""For what does not depend on which it is."""
 FP32 = Precision(dtype=torch.float32, reason="test")
 
 

@@ -16,6 +16,7 @@ from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint
 from tests import runs
 from tests.faults import PHASES, Phase, Script, play
 from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, prepare, relative_difference, workers
+from tests.sessions import SOME_LEASE
 from tests.tasks import FrozenBeginning, RaggedRegression
 
 STRICT = "sync.strict=true"
@@ -284,7 +285,7 @@ def test_a_history_computed_by_hand(strict: bool) -> None:
     for gradient, tokens in ((2.0, 3), (10.0, 1)):
         params = nn.ParameterDict({"w": torch.zeros(5)})
         worker = ExactWorker(params, strict=strict)
-        worker.begin()
+        worker.begin(SOME_LEASE)
         sums = Sums()
         for _ in range(tokens):
             (params["w"].sum() * gradient / 4).backward()
@@ -302,7 +303,7 @@ def test_strict_refuses_what_does_not_fit_into_fixed_point() -> None:
     params = nn.ParameterDict({"w": torch.ones(2)})
     worker = ExactWorker(params, strict=True)
     for value in (1e30, math.nan, math.inf):
-        worker.begin()
+        worker.begin(SOME_LEASE)
         params["w"].grad = torch.tensor([1.0, value])
         sums = Sums()
         worker.after_pass(sums)

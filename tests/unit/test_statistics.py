@@ -14,6 +14,7 @@ from cuadrilla.sync.exact import ExactMerge, ExactWorker, contribution_like, ver
 from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics, sums_like
 from cuadrilla.sync.strategy import Sums
 from tests.inproc.test_exact import ConstantGradient
+from tests.sessions import SOME_LEASE
 
 pytestmark = pytest.mark.unit
 
@@ -180,7 +181,7 @@ def test_gradient_checkpointing_measures_the_same() -> None:
 def test_a_unit_that_cannot_be_added_makes_the_contribution_invalid(value: float) -> None:
     model = nn.Sequential(nn.BatchNorm1d(2))
     worker = ExactWorker(model, strict=False)
-    worker.begin()
+    worker.begin(SOME_LEASE)
     sums, batch = Sums(), units(1)[0]
     batch[0, 0] = value
     with worker.measuring():
@@ -201,7 +202,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
     options = {"make_optimizer": ConstantGradient, "lr_factor": lambda _: 0.5, "clip_norm": 0.0, "strict": strict}
     merge, redone = (ExactMerge(model, **options) for model in models[:2])
     for version in (1, 2):
-        worker.begin()
+        worker.begin(SOME_LEASE)
         sums = Sums(tokens=10)
         for batch in units(2, seed=version):
             with worker.measuring():

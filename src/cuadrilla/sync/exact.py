@@ -53,7 +53,7 @@ class Exact:
     max_staleness: int | None = None
     moves_weights: bool = False
 
-    def worker(self, model: nn.Module, recipe: Recipe | None = None) -> "ExactWorker":
+    def worker(self, model: nn.Module, recipe: Recipe) -> "ExactWorker":
         del recipe
         return ExactWorker(model, strict=self.strict)
 
@@ -117,7 +117,7 @@ class ExactWorker:
         """The merge half steps, not this one."""
         return 0
 
-    def begin(self, lease: Lease | None = None) -> None:
+    def begin(self, lease: Lease) -> None:
         """A new lease: forget the gradients of the last one."""
         del lease
         self._statistics.begin()
