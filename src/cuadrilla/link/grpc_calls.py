@@ -24,7 +24,9 @@ MAX_CALLS = 8
 """At once, of one node: a session and the one it replaces, transfers, and some spare."""
 MAX_CALLS_OF_AN_ADDRESS, MAX_CALLS_OF_STRANGERS = 4, 64
 """Of those who are not in the crew. Enrolling takes a call of less than a second."""
-MAX_WORKERS = 64
+MAX_WORKERS = 256
+DESCRIPTORS_OF_A_WORKER = 4
+"""Its connection here and behind the gate, and one more of each while a newer one takes over."""
 MAX_MESSAGE_BYTES = 16 * wire.CHUNK_BYTES
 HANDSHAKE_SECONDS = 5.0
 PING_SECONDS = 5.0  # workers ask every 10 s whether the connection lives; more often is abuse

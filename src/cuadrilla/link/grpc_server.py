@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import grpc
 
 from cuadrilla.errors import CuadrillaError, LinkError
+from cuadrilla.host.descriptors import allow_descriptors
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
@@ -44,6 +45,7 @@ from cuadrilla.link.base import (
 )
 from cuadrilla.link.gate import Gate
 from cuadrilla.link.grpc_calls import (
+    DESCRIPTORS_OF_A_WORKER,
     MAX_WORKERS,
     Admission,
     Server,
@@ -65,6 +67,8 @@ from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
 from cuadrilla.log import TALK
 from cuadrilla.version import __version__
 
+OTHER_DESCRIPTORS = 1024
+"""Of this process: its files, strangers at the gate."""
 SERVICE = pb.DESCRIPTOR.services_by_name["Crew"].full_name
 ENROL_SECONDS = 5.0
 END_SECONDS = 1.0
@@ -155,6 +159,7 @@ class CrewDesk:
 
     def serve(self, listener: socket.socket) -> int:
         """Take the connections of `listener` (`gate.bind`); returns its port."""
+        allow_descriptors(OTHER_DESCRIPTORS + DESCRIPTORS_OF_A_WORKER * MAX_WORKERS)
         identity, roots = self._keys.identity, self._keys.client_roots()
         self._server = start_server(self._gate.inner_address, handlers=self._handlers(), identity=identity, roots=roots)
         return self._gate.open(listener, inner_port=self._server.port)
