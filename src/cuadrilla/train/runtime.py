@@ -22,7 +22,7 @@ class Runtime:
     def __init__(self, coordination: Coordination) -> None:
         self._coordination = coordination
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is done at once may leave word itself: a session that is ended
         self._over = False
 
     # -- from any thread; they raise nothing ---------------------------------------------------------------------------
