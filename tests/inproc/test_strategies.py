@@ -61,7 +61,7 @@ def test_unequal_workers_equal_one_worker(
 def test_a_worker_lost_at_any_phase_changes_nothing(
     execute: Execute, tmp_path: Path, alone: Path, strategy: Strategy, phase: Phase
 ) -> None:
-    wrap, played = play(Script(worker="worker-2", at=0 if phase == "hello" else 1, phase=phase))
+    wrap, played = play(Script(worker="worker-2", at=None, phase=phase))  # a slow one may never see a certain version
     crew = workers([1.0, 1.0, 1.0])
     execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, crew, strategy=strategy, wrap_link=wrap)
     assert played

@@ -24,12 +24,11 @@ from cuadrilla.data.order import sequence_indices
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests import faulty_task
 from tests.commands import RUN, coordinator, events, reached, start, train, wait_for
+from tests.faulty_task import SPACING
 from tests.networks import memory_limit
 from tests.runs import final_sha256
 
 STEPS, BATCH, UNIT = 120, 64, 8
-SPACING = 10
-"""A checkpoint and an evaluation every so many steps, and there at most one fault of the coordinator."""
 STRICT = ("--set", "sync.strict=true", "--set", f"checkpoint.every_steps={SPACING}",
           "--set", f"evaluate.every_tokens={SPACING * BATCH}")  # fmt: skip
 MISSED_SOON = ("--set", "engine.lost_after_seconds=2.5")
