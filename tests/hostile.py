@@ -146,9 +146,10 @@ class Abuser:
         options = [("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.secure_channel(crew.address, credentials, options=[*options, ("grpc.enable_retries", 0)])
 
-    def stream(self, method: str, requests: Iterable[bytes]) -> Any:
-        """A call of any method, with as many messages as one likes."""
-        return self.channel.stream_stream(SERVICE + method)(iter(requests), timeout=4 * CEILING_SECONDS)
+    def stream(self, method: str, requests: Iterable[bytes], *, patient: bool = False) -> Any:
+        """A call of any method, with as many messages as one likes; a patient one connects again when it is reset."""
+        call = self.channel.stream_stream(SERVICE + method)
+        return call(iter(requests), timeout=4 * CEILING_SECONDS, wait_for_ready=patient)
 
     def status(self, method: str, requests: Iterable[Any]) -> str:
         """How the call ends, once it has."""

@@ -390,14 +390,15 @@ def test_many_connections_of_one_identity_are_one_worker(crew: Crew) -> None:
 def test_two_hundred_workers_fit_into_a_crew(crew: Crew) -> None:
     """Each has a session of its own over a connection of its own; then all of them leave.
 
-    They come one after another: of an address that is not known yet the gate has seats for sixteen.
+    They come one after another, since of an address that is not known yet the gate has seats for sixteen. They are
+    patient, since it lets twenty a second in.
     """
     names = [f"pc-{number}" for number in range(200)]
     clients, helds, calls = [], [], []
     for name in names:
         clients.append(Abuser(crew, crew.node(name)))
         helds.append(Held([wire.to_coordinator(Hello(speed_hint=1.0)).SerializeToString()]))
-        calls.append(clients[-1].stream("Session", helds[-1]))
+        calls.append(clients[-1].stream("Session", helds[-1], patient=True))
         assert isinstance(crew.heard.next(name), Hello)
     assert set(crew.desk.workers()) == {"ana", *names}
     assert crew.works()
