@@ -12,26 +12,33 @@
     └── ResourceError         8    disk or memory ran out
 
 Every error carries `message` (the cause, one line), `hint` (what to do, one line) and, where several things are wrong
-at once, `details` (a line for each). Raised for what a user can cause; our own invariants are `assert`s. The CLI prints
+at once, `details` (a line for each): templates with fields (`messages.py`), so that they can be shown in another
+language and read by a program. Raised for what a user can cause; our own invariants are `assert`s. The CLI prints
 them and exits with `exit_code`; nothing else catches the tree as a whole.
 """
 
-from collections.abc import Sequence
+import string
+from collections.abc import Mapping, Sequence
+
+from cuadrilla.messages import Message
 
 INTERRUPTED_EXIT_CODE = 130
 
 
 class CuadrillaError(Exception):
-    """Base of everything a user can cause. `message` says what and where, `hint` what to type or change."""
+    """Base of everything a user can cause. `message` says what and where, `hint` what to type or change.
+
+    Both are templates, of which each takes its own of the `fields`; `details` are messages already.
+    """
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "", details: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+    def __init__(self, message: str, /, *, hint: str = "", details: Sequence[str] = (), **fields: object) -> None:
+        self.message = Message(message, **_of(fields, message))
+        self.hint = Message(hint, **_of(fields, hint))
         self.details = tuple(details)
-        for line in (*details, *([f"hint: {hint}"] if hint else [])):
+        super().__init__(self.message)
+        for line in (*details, *([f"hint: {self.hint}"] if hint else [])):
             self.add_note(line)  # what a traceback shows, in a script or a notebook
 
 
@@ -85,3 +92,11 @@ class ResourceError(CuadrillaError):
     """Disk or memory ran out, or is too short to start."""
 
     exit_code = 8
+
+
+def _of(fields: Mapping[str, object], template: str) -> dict[str, object]:
+    """Those that the template names."""
+    if isinstance(template, Message) or not fields:
+        return {}
+    named = {name for _, name, _, _ in string.Formatter().parse(template) if name}
+    return {name: value for name, value in fields.items() if name in named}

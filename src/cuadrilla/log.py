@@ -4,6 +4,7 @@ Warnings and worse also go to stderr; what gRPC and Ray have to say goes to the 
 a terminal, in the file neither: somebody will read it on one. Called once by an entry point, never at import.
 """
 
+import copy
 import logging
 import logging.handlers
 import os
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from cuadrilla.messages import language, shown, translated
 from cuadrilla.printable import printable
 
 TALK = {"talk": True}
@@ -58,7 +60,12 @@ class _Console(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        """In the language of who reads it; the file stays English."""
+        told, reads = copy.copy(record), language()
+        told.msg = translated(record.msg, reads) if isinstance(record.msg, str) else record.msg
+        if isinstance(record.args, tuple):
+            told.args = tuple(shown(value, reads) if isinstance(value, str) else value for value in record.args)
+        return printable(super().format(told))
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):

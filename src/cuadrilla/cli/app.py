@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import inspect
 import logging
 import os
 import sys
@@ -10,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +22,7 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError,
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.log import silence_grpc
+from cuadrilla.messages import LANGUAGES, VARIABLES, language, translated
 from cuadrilla.version import __version__
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
@@ -37,6 +39,7 @@ def _show_version(value: bool) -> None:
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Tables and results as JSON.")] = False,
+    _lang: Annotated[str, typer.Option("--lang", metavar="en|es", help="Language (default: the system's).")] = "",
     supervised: Annotated[int, typer.Option(hidden=True, help="A pipe from the parent of this process.")] = -1,
     listener: Annotated[int, typer.Option(hidden=True, help="The crew's port, open in the parent.")] = -1,
     _version: Annotated[
@@ -103,7 +106,9 @@ def run() -> int:
     """Run the command of `sys.argv`; its exit code."""
     try:
         arguments = _without_global_flags(sys.argv[1:])
-        command_line(arguments or _completed())(arguments)
+        command = typer.main.get_command(command_line(arguments or _completed()))
+        translate_help(command, language())
+        command(arguments)
     except SystemExit as leaving:  # how Typer ends
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except CuadrillaError as error:
@@ -122,10 +127,35 @@ def run() -> int:
 
 
 def _without_global_flags(arguments: Sequence[str]) -> list[str]:
-    """`--json` and `--debug` hold wherever they stand."""
+    """`--json`, `--debug` and `--lang` hold wherever they stand. Raises ConfigError."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options.json, options.debug = "--json" in arguments[:end], "--debug" in arguments[:end]
-    return [word for word in arguments[:end] if word not in ("--json", "--debug")] + list(arguments[end:])
+    ours = _without_language(arguments[:end])
+    options.json, options.debug = "--json" in ours, "--debug" in ours
+    return [word for word in ours if word not in ("--json", "--debug")] + list(arguments[end:])
+
+
+def _without_language(words: Sequence[str]) -> list[str]:
+    """The other words; processes that this one starts speak the same language."""
+    left, following = [], iter(words)
+    for word in following:
+        if word != "--lang" and not word.startswith("--lang="):
+            left.append(word)
+            continue
+        chosen = next(following, "") if word == "--lang" else word.removeprefix("--lang=")
+        if chosen not in LANGUAGES:
+            raise ConfigError("there is no language {chosen!r}", chosen=chosen, hint="--lang en, or --lang es")
+        os.environ[VARIABLES[0]] = chosen
+    return left
+
+
+def translate_help(command: Any, reads: str) -> None:
+    """Of a command as Typer has made it, its options and its subcommands."""
+    for part in (command, *command.params):
+        for name in ("help", "rich_help_panel"):
+            if text := getattr(part, name, None):
+                setattr(part, name, translated(inspect.cleandoc(text), reads))
+    for inner in getattr(command, "commands", {}).values():
+        translate_help(inner, reads)
 
 
 def _report_unforeseen(error: Exception) -> int:

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cuadrilla.errors import CuadrillaError
+from cuadrilla.messages import Message, language, shown
 from cuadrilla.printable import one_line, printable
 
 MOST_DETAILS = 20
@@ -50,16 +51,21 @@ options = Options()
 stderr = TalkConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
-def say(text: str) -> None:
-    """One line of talk, on stderr; a terminal that has gone away is no reason to fail."""
+def say(text: str, /, **fields: object) -> None:
+    """One line of talk, on stderr: a template, or a message. A terminal that has gone away is no reason to fail."""
     with contextlib.suppress(OSError):
-        stderr.tell(text)
+        stderr.tell(_read(text, fields))
 
 
-def say_at_once(text: str) -> None:
+def say_at_once(text: str, /, **fields: object) -> None:
     """A line of our own from a signal's handler, which may have interrupted another line: no lock, no buffer."""
     with contextlib.suppress(OSError):
-        os.write(2, f"\n{text}\n".encode())
+        os.write(2, f"\n{_read(text, fields)}\n".encode())
+
+
+def _read(text: str, fields: Mapping[str, object]) -> str:
+    """As the person at this terminal reads it."""
+    return shown(Message(text, **fields), language())
 
 
 def stdout() -> TextIO:
@@ -69,9 +75,10 @@ def stdout() -> TextIO:
     return sys.stdout
 
 
-def emit(text: str, *, end: str = "\n") -> None:
-    """One line of data, or the next part of one, on stdout."""
+def emit(text: str, /, *, end: str = "\n", **fields: object) -> None:
+    """One line of data, or the next part of one, on stdout: a template, or any text."""
     file = stdout()
+    text = _read(text, fields)
     print(printable(text) if file.isatty() else text, end=end, file=file, flush=True)
 
 
@@ -102,12 +109,23 @@ def _cell(value: object) -> Text:
 def report_error(error: CuadrillaError) -> None:
     """`error:` line, blank, `hint:` line; with `--json` also as data. No name in them makes a line of its own."""
     if options.json:
-        details = {"details": error.details} if error.details else {}
-        emit_json({"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **details})
-    say(f"error: {one_line(error.message)}")
+        emit_json(error_data(error))
+    say("error: {message}", message=_part(error.message))
     for detail in error.details[:MOST_DETAILS]:
-        say(f"  {one_line(detail)}")
+        say("  {detail}", detail=_part(detail))
     if len(error.details) > MOST_DETAILS:
-        say(f"  ... and {len(error.details) - MOST_DETAILS:,} more (--json shows all)")
+        say("  ... and {more:,} more (--json shows all)", more=len(error.details) - MOST_DETAILS)
     if error.hint:
-        say(f"\nhint: {one_line(error.hint)}")
+        say("\nhint: {hint}", hint=_part(error.hint))
+
+
+def error_data(error: CuadrillaError) -> dict[str, Any]:
+    """The English texts, and what the message was made of: its template stays the same from one file to another."""
+    made_of = {"template": error.message.template, "fields": error.message.fields}
+    details = {"details": error.details} if error.details else {}
+    return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **made_of, **details}
+
+
+def _part(text: str) -> str:
+    """Of a line of ours, in the person's language."""
+    return one_line(shown(text, language()))

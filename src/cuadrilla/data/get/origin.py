@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from cuadrilla.errors import ConfigError, LinkError
@@ -54,8 +54,8 @@ class Origin(Protocol):
 class PassingError(LinkError):
     """A failure that may be gone at the next try."""
 
-    def __init__(self, message: str, *, wait_seconds: float = 0.0) -> None:
-        super().__init__(message, hint="check this machine's network, then run the same command again")
+    def __init__(self, message: str, /, *, wait_seconds: float = 0.0, **fields: Any) -> None:
+        super().__init__(message, hint="check this machine's network, then run the same command again", **fields)
         self.wait_seconds = wait_seconds
 
 

@@ -1,0 +1,97 @@
+"""What a person reads: templates with fields, English in the code, other languages in catalogues.
+
+    raise DataError("{path} has no text", path=path, hint="name another file")
+
+A `Message` is the English text, a `str` as any other, and remembers what it was made of; whoever shows it to a person
+takes it `in_language(language())`. The catalogues are the JSON files of `spanish/`, one for each package: the English
+template and its translation. `tools/messages.py` finds templates that have none, and fields that are not theirs.
+
+Invariant: a template is a literal of our own code. What comes from outside is a field's value and is never formatted.
+"""
+
+import json
+import os
+import string
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ENGLISH, SPANISH = "en", "es"
+LANGUAGES = (ENGLISH, SPANISH)
+VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
+"""Where a system says which language a person reads, in the order of GNU gettext."""
+CATALOGUE = Path(__file__).parent / "spanish"
+
+Field = str | int | float | None
+
+
+class Message(str):
+    """`template` with `{name}` for each of `fields`. Their values are kept as text, but for numbers."""
+
+    __slots__ = ("fields", "template")
+    template: str
+    fields: Mapping[str, Field]
+
+    def __new__(cls, template: str, /, **fields: object) -> "Message":
+        if isinstance(template, Message) and not fields:
+            return template
+        kept = {name: _plain(value) for name, value in fields.items()}
+        text = super().__new__(cls, string.Formatter().vformat(template, (), kept) if kept else template)
+        text.template, text.fields = str(template), kept
+        return text
+
+    def in_language(self, language: str) -> str:
+        """The text in this language; in English where the catalogue has none."""
+        template = translated(self.template, language)
+        if not self.fields:
+            return template
+        fields = {
+            name: shown(value, language) if isinstance(value, str) else value for name, value in self.fields.items()
+        }
+        return _FORMATTERS[language].vformat(template, (), fields)
+
+
+class _SpanishNumbers(string.Formatter):
+    """12.345,6 where English has 12,345.6; a number without grouping or fixed places is written as in a run file."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        text = str(super().format_field(value, format_spec))
+        if isinstance(value, int | float) and ("," in format_spec or format_spec.endswith(("f", "%"))):
+            return text.translate(_SWAPPED)
+        return text
+
+
+_SWAPPED = str.maketrans(",.", ".,")
+_FORMATTERS = {ENGLISH: string.Formatter(), SPANISH: _SpanishNumbers()}
+
+
+def shown(text: str, language: str) -> str:
+    """A text as a person reads it: a message in this language, any other one as it is."""
+    return text.in_language(language) if isinstance(text, Message) else text
+
+
+def translated(template: str, language: str) -> str:
+    """The template in this language, or itself."""
+    return _catalogue().get(template, template) if language == SPANISH else template
+
+
+def language(environment: Mapping[str, str] = os.environ) -> str:
+    """The first of a person's languages that there is; English if none is."""
+    said = next((environment[name] for name in VARIABLES if environment.get(name)), "")
+    codes = (word[:2].lower() for word in said.split(":"))
+    return next((code for code in codes if code in LANGUAGES), ENGLISH)
+
+
+@cache
+def _catalogue() -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for path in sorted(CATALOGUE.glob("*.json")):
+        found |= json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _plain(value: object) -> Field:
+    if isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)

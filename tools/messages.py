@@ -1,0 +1,297 @@
+"""Every text that a person reads is a template that the Spanish catalogue knows; exit code 1 if one is not.
+
+    python tools/messages.py            what is wrong: a text put together, fields that do not fit, no translation
+    python tools/messages.py --missing  the templates that lack a translation, as the JSON to fill in
+
+Read from the syntax tree of `src/`: the arguments of errors, of `Message`, of `say` and `emit`, of warnings and talk in
+the log, the help of commands and options. A template that is a name is looked up among the constants of its module and
+of the one it is imported from. What is neither (another error's message) is taken to be a message already.
+"""
+
+import argparse
+import ast
+import inspect
+import json
+import re
+import string
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "src" / "cuadrilla"
+CATALOGUE = ROOT / "spanish"
+BASE = "CuadrillaError"
+TALK = {"say", "say_at_once", "emit", "Message"}
+LOGGED = {"warning", "error", "exception", "critical"}
+HELP = {"Option", "Argument", "Verb", "Typer", "add_typer", "command"}
+NOT_FIELDS = {"hint", "details", "wait_seconds"}  # of errors
+NOT_FIELDS_OF_TALK = {"end"}
+CONVERSION = re.compile(r"%(?:\.\d+)?[a-z%]")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A template, or what is wrong at its place (`problem`). `fields` None: those of the log, or unknown."""
+
+    place: str
+    package: str
+    template: str = ""
+    problem: str = ""
+
+
+@dataclass
+class Module:
+    name: str
+    tree: ast.Module
+    constants: dict[str, ast.expr] = field(default_factory=dict)
+    imported: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def read_modules() -> dict[str, Module]:
+    modules = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        if path.name.endswith("_pb2.py"):
+            continue
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        module = Module(".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text("utf-8")))
+        for assigned in module.tree.body:
+            if isinstance(assigned, ast.Assign) and isinstance(assigned.targets[0], ast.Name):
+                module.constants[assigned.targets[0].id] = assigned.value
+            elif isinstance(assigned, ast.Assign) and isinstance(assigned.targets[0], ast.Tuple):
+                names = [name.id for name in assigned.targets[0].elts if isinstance(name, ast.Name)]
+                values = assigned.value.elts if isinstance(assigned.value, ast.Tuple) else []
+                module.constants |= dict(zip(names, values, strict=False))
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    module.imported[alias.asname or alias.name] = (node.module, alias.name)
+        modules[module.name] = module
+    return modules
+
+
+def error_classes(modules: dict[str, Module]) -> set[str]:
+    bases = {
+        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for module in modules.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {BASE}
+    while more := {name for name, of in bases.items() if of & found} - found:
+        found |= more
+    return found
+
+
+class Reader:
+    """Walks one module. `locals`: what is assigned to names in the function around a call."""
+
+    def __init__(self, module: Module, modules: dict[str, Module], errors: set[str]) -> None:
+        self.module, self.modules, self.errors = module, modules, errors
+        parts = module.name.split(".")
+        self.package = parts[1] if len(parts) > 2 or (ROOT / parts[-1]).is_dir() else "root"
+
+    def read(self) -> Iterator[Found]:
+        for scope in ast.walk(self.module.tree):
+            if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+                local: dict[str, list[ast.expr]] = {}
+                for node in own_nodes(scope):
+                    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                        local.setdefault(node.targets[0].id, []).append(node.value)
+                for node in own_nodes(scope):
+                    if isinstance(node, ast.Call):
+                        yield from self.call(node, {} if isinstance(scope, ast.Module) else local)
+        if self.module.name.startswith("cuadrilla.cli."):
+            yield from self.commands()
+
+    def commands(self) -> Iterator[Found]:
+        """The help of commands is their docstring: of functions that Typer knows, or that `VERBS` names."""
+        verbs = self.modules["cuadrilla.cli.verbs"].constants["VERBS"]
+        assert isinstance(verbs, ast.Dict)
+        named = set()
+        for verb in verbs.values:
+            assert isinstance(verb, ast.Call)
+            module, name, panel, _ = (
+                ast.literal_eval(arg) if isinstance(arg, ast.Constant) else arg for arg in verb.args
+            )
+            if f"cuadrilla.cli.{module}" == self.module.name:
+                named.add(name)
+            if self.module.name == "cuadrilla.cli.verbs" and isinstance(panel, ast.Name):
+                yield from self.texts(panel, {}, set(), verb)
+        for node in self.module.tree.body:
+            if isinstance(node, ast.FunctionDef) and (doc := ast.get_docstring(node)):
+                decorated = any(
+                    "command" in ast.dump(decorator) or "callback" in ast.dump(decorator)
+                    for decorator in node.decorator_list
+                )
+                if decorated or node.name in named:
+                    yield self.found(node, template=inspect.cleandoc(doc))
+
+    def call(self, node: ast.Call, local: dict[str, list[ast.expr]]) -> Iterator[Found]:
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        keywords = {word.arg: word.value for word in node.keywords if word.arg}
+        if isinstance(owner, ast.Name) and owner.id == "log":
+            if name in LOGGED or (name == "info" and "extra" in keywords):
+                yield from self.texts(node.args[0], local, None, node)
+        elif name in self.errors or name in TALK:
+            starred = any(word.arg is None for word in node.keywords)
+            fields = None if starred else keywords.keys() - (NOT_FIELDS if name in self.errors else NOT_FIELDS_OF_TALK)
+            parts = [*node.args[:1], *([keywords["hint"]] if "hint" in keywords and name in self.errors else [])]
+            found = [text for part in parts for text in self.texts(part, local, fields, node)]
+            yield from found
+            used = {used for each in found for used in placeholders(each.template)}
+            if fields is not None and (fields - used):
+                yield self.found(node, problem=f"no template names {', '.join(sorted(fields - used))}")
+            if fields and node.args and not self.resolved(node.args[0], local):
+                yield self.found(node, problem="a template that is no literal must not be given fields")
+        elif name in HELP:
+            if "help" in keywords:
+                yield from self.texts(keywords["help"], local, set(), node)
+            elif name == "Verb" and len(node.args) == 4:
+                yield from self.texts(node.args[3], local, set(), node)
+
+    def texts(
+        self, part: ast.expr, local: dict[str, list[ast.expr]], fields: set[str] | None, node: ast.Call
+    ) -> Iterator[Found]:
+        """The templates that an expression may be. `fields` None: not checked."""
+        resolved = self.resolved(part, local)
+        for text in resolved:
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                if not re.search(r"[^\W\d_]{2}", re.sub(r"\{[^}]*\}", "", text.value)):
+                    yield (
+                        Found("", self.package, template="")
+                        if not placeholders(text.value)
+                        else Found("-", self.package, template=text.value)
+                    )
+                    continue
+                yield self.found(
+                    node,
+                    template=inspect.cleandoc(text.value) if fields == set() and name_of(node) in HELP else text.value,
+                )
+                lacking = (
+                    placeholders(text.value) - fields if fields is not None and name_of(node) not in HELP else set()
+                )
+                if lacking and fields:
+                    yield self.found(node, problem=f"{text.value[:50]!r} lacks {', '.join(sorted(lacking))}")
+                elif lacking:
+                    yield self.found(node, problem=f"{text.value[:50]!r} has fields and is given none")
+            elif isinstance(text, ast.JoinedStr | ast.BinOp):
+                yield self.found(node, problem="put together: use a template with fields")
+            elif (
+                isinstance(text, ast.Call)
+                and isinstance(text.func, ast.Attribute)
+                and text.func.attr in ("join", "format")
+            ):
+                yield self.found(node, problem=f"put together by `{text.func.attr}`: use a template with fields")
+
+    def resolved(self, part: ast.expr, local: dict[str, list[ast.expr]]) -> list[ast.expr]:
+        match part:
+            case ast.IfExp():
+                return [*self.resolved(part.body, local), *self.resolved(part.orelse, local)]
+            case ast.Name() if part.id in local:
+                values = [
+                    value for value in local[part.id] if not (isinstance(value, ast.Name) and value.id == part.id)
+                ]
+                return [text for value in values for text in self.resolved(value, {})]
+            case ast.Name() if part.id in self.module.constants:
+                return [self.module.constants[part.id]]
+            case ast.Name() if part.id in self.module.imported:
+                module, name = self.module.imported[part.id]
+                there = self.modules.get(module)
+                return [there.constants[name]] if there and name in there.constants else []
+            case ast.Constant() | ast.JoinedStr() | ast.BinOp():
+                return [part]
+            case ast.Call() if isinstance(part.func, ast.Attribute) and part.func.attr in ("join", "format"):
+                return [part]
+        return []
+
+    def found(self, node: ast.AST, *, template: str = "", problem: str = "") -> Found:
+        place = f"{self.module.name.replace('.', '/')}.py:{getattr(node, 'lineno', 0)}"
+        return Found(place, self.package, template=template, problem=problem)
+
+
+def name_of(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """Those of a function, without those of functions in it; a lambda's are its own."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+            yield from own_nodes(child)
+        else:
+            for default in (*child.args.defaults, *(d for d in child.args.kw_defaults if d), *child.decorator_list):
+                yield from ast.walk(default)
+            for argument in (*child.args.args, *child.args.kwonlyargs):
+                if argument.annotation:
+                    yield from ast.walk(argument.annotation)
+
+
+def placeholders(template: str) -> set[str]:
+    """The names of a template's fields; those of the log have none."""
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError:
+        return {"(braces that do not match)"}
+    return {name for name in names if name.isidentifier() or not name}  # `{"text": ...}` is an example of JSON
+
+
+def mistranslated(template: str, translation: str) -> str:
+    if placeholders(template) != placeholders(translation):
+        return f"the translation of {template[:60]!r} has other fields"
+    if CONVERSION.findall(template) != CONVERSION.findall(translation):
+        return f"the translation of {template[:60]!r} has other %-conversions, or in another order"
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--missing", action="store_true")
+    parser.add_argument("--package", action="append", help="only this one, and others that are named")
+    arguments = parser.parse_args()
+    modules = read_modules()
+    errors = error_classes(modules)
+    found = [each for module in modules.values() for each in Reader(module, modules, errors).read()]
+    if arguments.package:
+        found = [each for each in found if each.package in arguments.package]
+    packages = sorted({each.package for each in found})
+    catalogues = {
+        name: json.loads(path.read_text("utf-8")) if (path := CATALOGUE / f"{name}.json").exists() else {}
+        for name in packages
+    }
+    known = {
+        key: value for path in CATALOGUE.glob("*.json") for key, value in json.loads(path.read_text("utf-8")).items()
+    }
+    wanted = {each.template: each for each in found if each.template and each.place not in ("", "-")}
+    missing = {template: each for template, each in wanted.items() if template not in known}
+    if arguments.missing:
+        print(
+            json.dumps(
+                {
+                    name: dict.fromkeys(sorted(t for t, each in missing.items() if each.package == name), "")
+                    for name in packages
+                },
+                indent=1,
+                ensure_ascii=False,
+            )
+        )
+        return
+    problems = [f"{each.place}: {each.problem}" for each in found if each.problem]
+    problems += [f"{each.place}: no translation of {template[:70]!r}" for template, each in missing.items()]
+    for name, catalogue in catalogues.items():
+        problems += [f"spanish/{name}.json: {wrong}" for t, s in catalogue.items() if (wrong := mistranslated(t, s))]
+        if not arguments.package:
+            problems += [
+                f"spanish/{name}.json: nothing says {template[:70]!r}"
+                for template in catalogue
+                if template not in wanted
+            ]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    print(f"messages: {len(wanted)} templates, {len(missing)} without a translation, {len(problems)} problems")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
