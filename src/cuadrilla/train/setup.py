@@ -348,6 +348,7 @@ def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Modul
         tensors=model_tensors(model),
         with_journal=with_journal,
         identity=identity,
+        beside=isinstance(config.engine, CrewEngine),
     )
 
 

@@ -3,13 +3,19 @@
 A failed write never stops the training: the last good checkpoint stays, an alarm is logged, the write is tried again
 at the next commit that is due. Only the last save of a run must succeed. Saving takes at most about 2 % of the time:
 the interval grows to fifty times the seconds a save takes.
+
+`beside`: a checkpoint of a run that goes on is a copy of its state, written in a thread of its own. The journal begins
+its next segment at once: until the checkpoint is whole, the one before and both segments lead to the same state.
 """
 
+import copy
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.pool import AsyncResult, ThreadPool
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +74,15 @@ class Keeper(Protocol):
     def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Saving:
+    """A checkpoint that is being written beside the run, since `began`."""
+
+    version: int
+    began: float
+    written: AsyncResult[Path]
+
+
 @dataclass(kw_only=True)
 class Store:
     """Owned by the coordinator's shell, and used by its thread. `tensors`: the weights of record, by name."""
@@ -78,6 +93,7 @@ class Store:
     tensors: Mapping[str, Tensor]
     with_journal: bool
     identity: Mapping[str, Any]
+    beside: bool = False
     clock: Callable[[], float] = time.monotonic
     unlogged: Mapping[str, Any] | None = None
     """The row of the step that the journal led to, if its coordinator was killed before it could write one."""
@@ -85,6 +101,7 @@ class Store:
     _saved_version: int = -1
     _saved_at: float = field(init=False)
     _save_seconds: float = 0.0
+    _saving: "_Saving | None" = None
     _status_at: float = -1e9
     held_out: HeldOut = field(default_factory=HeldOut)
     _save_now: bool = False
@@ -203,43 +220,96 @@ class Store:
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
         due = due or (bool(self.section.every_steps) and version % self.section.every_steps == 0)
         if not last and (due or best or self._save_now):
-            try:
-                self.save(snapshot, version=version)
-            except ResourceError as error:
-                self.alarm(error)
-                self._saved_at = now
+            self._save_meanwhile(snapshot, version=version)
+        else:
+            self._take_saved(wait=False)
         if now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
             self.status("running", version=version, row=row)
 
     def save(self, snapshot: Snapshot, *, version: int) -> None:
         """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
+        self._take_saved(wait=True)
         if version == self._saved_version:
             self._go_on_behind(version)
             return
         began = self.clock()
-        state = {"version": version, **snapshot(), "best": self.held_out.best, "identity": self.identity}
         files.save_checkpoint(
-            self.run.checkpoints, model=self.tensors, optimizer=self.merge.state_tensors(), state=state
+            self.run.checkpoints,
+            model=self.tensors,
+            optimizer=self.merge.state_tensors(),
+            state=self._state(snapshot, version),
         )
         self._saved_version, self._saved_at, self._save_now = version, self.clock(), False
-        self._save_seconds = self._saved_at - began
+        self._begin_segment(version)
+        self._settle(version, began=began)
+
+    def hold(self, snapshot: Snapshot, *, version: int) -> None:
+        """Save a version that is being evaluated; until that is done its checkpoint stays."""
+        self._held = [version]
+        self._save_meanwhile(snapshot, version=version)
+
+    def _save_meanwhile(self, snapshot: Snapshot, *, version: int) -> None:
+        """Save a version behind which the run goes on, beside it if it may; what fails is an alarm.
+
+        Not beside it where the journal does not lead there (`_save_now`): what came behind could not be redone.
+        """
+        try:
+            if not self.beside or self._save_now:
+                self.save(snapshot, version=version)
+                return
+            self._take_saved(wait=True)
+            if version != self._saved_version:
+                self._begin_saving(snapshot, version=version)
+        except ResourceError as error:
+            self.alarm(error)
+            self._saved_at = self.clock()
+
+    def _begin_saving(self, snapshot: Snapshot, *, version: int) -> None:
+        began = self.clock()
+        copies = {
+            "model": _copied(self.tensors),
+            "optimizer": _copied(self.merge.state_tensors()),
+            "state": copy.deepcopy(self._state(snapshot, version)),
+        }
+        pool = ThreadPool(1)
+        written = pool.apply_async(files.save_checkpoint, (self.run.checkpoints,), copies)
+        pool.close()  # its thread ends when that is done
+        self._saving = _Saving(version=version, began=began, written=written)
+        self._saved_at = began
+        self._begin_segment(version)
+
+    def _take_saved(self, *, wait: bool) -> None:
+        """What was written beside the run counts, once it is there."""
+        saving = self._saving
+        if saving is None or not (wait or saving.written.ready()):
+            return
+        self._saving = None
+        try:
+            saving.written.get()
+        except ResourceError as error:
+            self.alarm(error)
+            self._saved_at = self.clock()
+            return
+        self._settle(saving.version, began=saving.began)
+
+    def _state(self, snapshot: Snapshot, version: int) -> dict[str, Any]:
+        return {"version": version, **snapshot(), "best": self.held_out.best, "identity": self.identity}
+
+    def _begin_segment(self, version: int) -> None:
         self._journal.discard_from(version)
         if self.with_journal:
             self._journal.begin_segment(version)
+
+    def _settle(self, version: int, *, began: float) -> None:
+        """A checkpoint is whole: older ones and what leads to it may go."""
+        self._saved_version, self._saved_at = version, self.clock()
+        self._save_seconds = self._saved_at - began
         protect = [*self._held, *([self.held_out.best[1]] if self.held_out.best else [])]
         files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect=protect)
         kept = files.list_checkpoints(self.run.checkpoints)
         self._journal.prune(oldest_checkpoint=files.version_of(kept[0]))
         self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
-
-    def hold(self, snapshot: Snapshot, *, version: int) -> None:
-        """Save a version that is being evaluated; until that is done its checkpoint stays."""
-        self._held = [version]
-        try:
-            self.save(snapshot, version=version)
-        except ResourceError as error:
-            self.alarm(error)
 
     def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
         """What was held has this row. A best one is noted beside the checkpoints: the newest may be another by now."""
@@ -261,6 +331,7 @@ class Store:
 
     def roll_back(self) -> None:
         """Weights and optimizer of the newest checkpoint; the run's version, tokens and position stay as they are."""
+        self._take_saved(wait=True)
         found = files.load_newest(self.run.checkpoints)
         assert found is not None, "a run begins with a checkpoint"
         self._load(found)
@@ -290,4 +361,9 @@ class Store:
             log.warning("%s", error.message)
 
     def close(self) -> None:
+        self._take_saved(wait=True)
         self._journal.close()
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
