@@ -24,6 +24,7 @@ from cuadrilla.data.containment import Held
 from cuadrilla.data.pool import Pool
 from cuadrilla.data.sources import Found, Progress, Stories, TextSource
 from cuadrilla.data.work import DROP, TRAIN, VAL, CleanJob, Job, texts_of
+from cuadrilla.messages import Message
 
 SMALL_SOURCE_BYTES = 2**16
 AUTO, BY_SOURCE, BY_DOCUMENT = VAL_BY = ("auto", "source", "document")
@@ -33,6 +34,7 @@ WORTH_NAMING = 0.2
 """Sources that share less have a page or two in common."""
 DROPPED_SAMPLES = 20
 """Examples kept of each reason."""
+CLEANING, COMPARING = Message("cleaning"), Message("looking for near-duplicates")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,11 +191,11 @@ class Corpus:
     ) -> None:
         pairs = np.zeros(0, dtype=np.uint64)
         for band in range(duplicates.NUM_BANDS):
-            progress("looking for near-duplicates", band, duplicates.NUM_BANDS)
+            progress(COMPARING, band, duplicates.NUM_BANDS)
             keys = _joined([_band(chunk, band) for chunk in self.chunks], "u8")
             keys[~is_first] = 0
             pairs = np.union1d(pairs, duplicates.candidates(keys))
-        progress("looking for near-duplicates", duplicates.NUM_BANDS, duplicates.NUM_BANDS)
+        progress(COMPARING, duplicates.NUM_BANDS, duplicates.NUM_BANDS)
         read = lru_cache(maxsize=32)(lambda chunk: chunk.chunk.array("signatures"))
 
         def signature(document: int) -> NDArray[np.uint32]:
@@ -239,19 +241,22 @@ class Corpus:
         kept = np.flatnonzero(self.splits != DROP)
         num_texts = len(np.unique(self.texts[kept]))
         if len(named):
-            is_val, how = np.isin(self.sources[kept], named), "what --val names"
+            is_val, how = np.isin(self.sources[kept], named), Message("what --val names")
         elif rules.val_by == BY_SOURCE or (rules.val_by == AUTO and num_texts >= LEAST_TEXTS):
             is_val = clean.split_texts(
                 self._text_hashes()[kept], self.texts[kept], self.characters[kept], val_fraction=rules.val_fraction
             )
-            how = f"{len(np.unique(self.texts[kept][is_val])):,} of {num_texts:,} texts, whole"
+            num_held = len(np.unique(self.texts[kept][is_val]))
+            how = Message("{num_held:,} of {num_texts:,} texts, whole", num_held=num_held, num_texts=num_texts)
         else:
             is_val = clean.split_documents(self.high[kept], val_fraction=rules.val_fraction)
-            why = f" (only {num_texts} in all; --val-by source holds out whole ones)" if rules.val_by == AUTO else ""
-            how = f"parts of texts{why}"
+            how = Message("parts of texts")
+            if rules.val_by == AUTO:
+                few = "parts of texts (only {num_texts} in all; --val-by source holds out whole ones)"
+                how = Message(few, num_texts=num_texts)
         self.splits[kept[is_val]] = VAL
         share = self.characters[kept[is_val]].sum() / max(1, self.num_characters)
-        self.note = f"held out: {how}; {share:.1%} of the characters"
+        self.note = Message("held out: {how}; {share:.1%} of the characters", how=how, share=share)
         self._find_held_out()
 
     def _text_hashes(self) -> NDArray[np.uint64]:
@@ -283,7 +288,7 @@ def clean_corpus(work: Path, *, found: Found, rules: Rules, pool: Pool, progress
             batches.append((Path(job.out).stem, sources_of, numbers_of, batch.num_bytes))
             yield None if is_whole(Path(job.out)) else (job, payload)
 
-    progress("cleaning", 0, total)
+    progress(CLEANING, 0, total)
     chunks: list[CleanChunk] = []
     sources: list[NDArray[np.uint32]] = []
     texts: list[NDArray[np.uint32]] = []
@@ -301,8 +306,8 @@ def clean_corpus(work: Path, *, found: Found, rules: Rules, pool: Pool, progress
         counts.update(chunk.header["counts"])
         samples.add({**row, "source": names[source_of[row.pop("text")]]} for row in chunk.header["dropped"])
         done += num_bytes
-        progress("cleaning", min(done, total), total)
-    progress("cleaning", total, total)
+        progress(CLEANING, min(done, total), total)
+    progress(CLEANING, total, total)
     corpus = Corpus(chunks, sources=sources, texts=texts)
     corpus.dropped = samples.rows
     corpus.drop_duplicates(similarity=rules.similarity, names=names, progress=progress)

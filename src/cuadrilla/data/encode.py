@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.data.words import WordEncoder, suits
 from cuadrilla.errors import ConfigError
+from cuadrilla.messages import Message
 
 PLAIN = "tokenizers"
 FAST = "gigatoken"
@@ -38,16 +39,20 @@ def make_encoder(tokenizer: Tokenizer, name: str) -> Encoder:
         return tokenizer.encode_batch
     if name == WORDS:
         if not suits(tokenizer):
-            raise ConfigError(f"{WORDS} needs a byte-level BPE that splits as GPT-2", hint="leave --encoder out")
+            raise ConfigError(
+                "{encoder} needs a byte-level BPE that splits as GPT-2", encoder=WORDS, hint="leave --encoder out"
+            )
         return WordEncoder(tokenizer)
     try:
         import gigatoken
 
         fast = gigatoken.Tokenizer.from_json(tokenizer.json())
     except ImportError as error:
-        raise ConfigError(f"{FAST} is not installed: {error}", hint=_HINT) from error
+        raise ConfigError("{encoder} is not installed: {error}", encoder=FAST, error=error, hint=_HINT) from error
     except (ValueError, NotImplementedError) as error:
-        raise ConfigError(f"{FAST} cannot read this tokenizer: {error}", hint="leave --encoder out") from error
+        raise ConfigError(
+            "{encoder} cannot read this tokenizer: {error}", encoder=FAST, error=error, hint="leave --encoder out"
+        ) from error
     special = [token["content"] for token in json.loads(tokenizer.json()).get("added_tokens", ())]
 
     def encode(texts: Sequence[str]) -> Sequence[Ids]:
@@ -66,23 +71,32 @@ def choose_encoder(tokenizer: Tokenizer, *, wanted: str, sample: Sequence[str]) 
     Raises ConfigError if one is asked for that cannot be used.
     """
     if wanted == PLAIN:
-        return PLAIN, f"encoder: {PLAIN}, as asked for"
+        return PLAIN, Message("encoder: {encoder}, as asked for", encoder=PLAIN)
     expected = tokenizer.encode_batch(sample)
-    causes = []
+    causes = ""
     for name in (FAST, WORDS) if wanted == "auto" else (wanted,):
         try:
             found = make_encoder(tokenizer, name)(sample)
             if [list(ids) for ids in found] != expected:
-                raise ConfigError(f"{name} gives other ids on this text", hint="leave --encoder out")
+                raise ConfigError("{encoder} gives other ids on this text", encoder=name, hint="leave --encoder out")
         except ConfigError as error:
             if wanted == name:
                 raise
-            causes.append(error.message)
+            causes = _also(causes, error.message)
             continue
         num_ids = sum(map(len, expected))
-        why = "; ".join([*causes, f"the same {num_ids:,} ids as {PLAIN} on {len(sample):,} documents of this text"])
-        return name, f"encoder: {name} ({why})"
-    return PLAIN, f"encoder: {PLAIN} ({'; '.join(causes)})"
+        same = Message(
+            "the same {num_ids:,} ids as {plain} on {documents:,} documents of this text",
+            num_ids=num_ids,
+            plain=PLAIN,
+            documents=len(sample),
+        )
+        return name, Message("encoder: {encoder} ({why})", encoder=name, why=_also(causes, same))
+    return PLAIN, Message("encoder: {encoder} ({why})", encoder=PLAIN, why=causes)
+
+
+def _also(before: str, text: str) -> str:
+    return Message("{before}; {text}", before=before, text=text) if before else text
 
 
 def flat(ids: Sequence[Ids], *, dtype: str) -> tuple[NDArray[np.uint16 | np.uint32], NDArray[np.uint32]]:

@@ -30,7 +30,9 @@ def tried(source: Path, *, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
         refused = json.loads(ended.said)
         raise DataError(refused["error"], hint=refused["hint"])
     raise DataError(
-        f"{source} cannot be used as a tokenizer: {ended.reason}",
+        "{source} cannot be used as a tokenizer: {reason}",
+        source=source,
+        reason=ended.reason,
         hint="it needs more memory or time than any that is published: take the original, or train one",
     )
 

@@ -20,6 +20,7 @@ from cuadrilla.data.formats.form import ACCEPTED, Form, form_of
 from cuadrilla.data.get.origin import RECORD
 from cuadrilla.data.get.record import UNKNOWN, licences
 from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 
 BROKEN = "files_broken"
@@ -95,12 +96,17 @@ def list_path(path: Path, listing: Listing, *, exclude: Path, is_held_out: bool 
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
         raise DataError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error}", hint=_nearby(path)
+            "cannot read {path}: {reason}",
+            path=path,
+            reason=getattr(error, "strerror", None) or error,
+            hint=_nearby(path),
         ) from error
     if stat.S_ISDIR(mode):
         _list_folder(path, listing, exclude=exclude, is_held_out=is_held_out)
     elif not stat.S_ISREG(mode):
-        raise DataError(f"{path} is not a regular file", hint=f"give a file or a folder: {ACCEPTED}")
+        raise DataError(
+            "{path} is not a regular file", path=path, hint="give a file or a folder: {accepted}", accepted=ACCEPTED
+        )
     else:
         _check_suffix(path)
         _add(Listed(_portable(path.name), path, is_given=True, is_held_out=is_held_out), listing)
@@ -113,20 +119,27 @@ def _nearby(path: Path) -> str:
     except (OSError, ValueError):
         names = []
     close = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean {path.parent / close[0]}?" if close else f"give files or folders ({ACCEPTED}), or cuentos:N"
+    if close:
+        return Message("did you mean {close}?", close=path.parent / close[0])
+    return Message("give files or folders ({accepted}), or cuentos:N", accepted=ACCEPTED)
 
 
 def _check_suffix(path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix in _PICKLE_SUFFIXES:
         raise DataError(
-            f"{path} is not text: a {suffix} file can be a pickle, which runs code when opened",
+            "{path} is not text: a {suffix} file can be a pickle, which runs code when opened",
+            path=path,
+            suffix=suffix,
             hint="give the text it was made from, as .txt or .md",
         )
     if form_of(path.name) is None:
         raise DataError(
-            f"{path}: {suffix or 'a file without suffix'} is not read as text",
-            hint=f"if it is plain text, rename it to .txt; what is read is {ACCEPTED}",
+            "{path}: {suffix} is not read as text" if suffix else "{path}: a file without suffix is not read as text",
+            path=path,
+            suffix=suffix,
+            hint="if it is plain text, rename it to .txt; what is read is {accepted}",
+            accepted=ACCEPTED,
         )
 
 
@@ -134,7 +147,12 @@ def _list_folder(folder: Path, listing: Listing, *, exclude: Path, is_held_out: 
     top = _portable(folder.resolve().name)
 
     def refuse(error: OSError) -> None:
-        cause = DataError(f"cannot list {error.filename}: {error.strerror}", hint="give yourself permission to read it")
+        cause = DataError(
+            "cannot list {path}: {reason}",
+            path=error.filename,
+            reason=error.strerror,
+            hint="give yourself permission to read it",
+        )
         inner = Path(error.filename).relative_to(folder)
         listing.refuse("/".join((top, *map(_portable, inner.parts))), cause)
 

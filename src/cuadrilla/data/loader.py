@@ -63,6 +63,8 @@ def _stack(tensors: list[Tensor], *, name: str) -> Tensor:
     except RuntimeError as error:
         shapes = sorted({tuple(tensor.shape) for tensor in tensors})
         raise TaskError(
-            f"examples of different shapes cannot be stacked: {name} has {shapes[:3]}",
+            "examples of different shapes cannot be stacked: {name} has {shapes}",
+            name=name,
+            shapes=shapes[:3],
             hint="pad them to one length in your dataset and leave the padding out of the count that loss() returns",
         ) from error

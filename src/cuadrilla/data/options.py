@@ -59,27 +59,51 @@ class PrepareOptions:
             raise ConfigError("--vocab and --tokenizer exclude each other", hint="a given tokenizer has its own size")
         if self.vocab is not None and not MIN_VOCAB <= self.vocab <= MAX_VOCAB:
             raise ConfigError(
-                f"--vocab {self.vocab} is out of range",
-                hint=f"choose from {MIN_VOCAB} (the 256 bytes and the end of a text) to {MAX_VOCAB:,}",
+                "--vocab {vocab} is out of range",
+                vocab=self.vocab,
+                hint="choose from {least} (the 256 bytes and the end of a text) to {most:,}",
+                least=MIN_VOCAB,
+                most=MAX_VOCAB,
             )
         if not 0 < self.val_fraction <= 0.5:
             raise ConfigError(
-                f"--val-fraction {self.val_fraction} is out of range", hint="above 0, at most 0.5; 0.05 holds out 5 %"
+                "--val-fraction {val_fraction} is out of range",
+                val_fraction=self.val_fraction,
+                hint="above 0, at most 0.5; 0.05 holds out 5 %",
             )
         if self.val_by not in VAL_BY:
-            raise ConfigError(f"--val-by {self.val_by!r} is unknown", hint=f"choose from {', '.join(VAL_BY)}")
+            raise ConfigError(
+                "--val-by {val_by!r} is unknown",
+                val_by=self.val_by,
+                hint="choose from {choices}",
+                choices=", ".join(VAL_BY),
+            )
         if self.val and self.val_by != AUTO:
             raise ConfigError("--val and --val-by exclude each other", hint="--val names what to hold out")
         if self.min_characters < 1:
-            raise ConfigError(f"--min-characters {self.min_characters} is out of range", hint="1 or more")
+            raise ConfigError(
+                "--min-characters {characters} is out of range", characters=self.min_characters, hint="1 or more"
+            )
         if self.filter not in FILTERS:
-            raise ConfigError(f"--filter {self.filter!r} is unknown", hint=f"choose from {', '.join(FILTERS)}")
+            raise ConfigError(
+                "--filter {filter!r} is unknown",
+                filter=self.filter,
+                hint="choose from {choices}",
+                choices=", ".join(FILTERS),
+            )
         if not (self.near_duplicates == 0 or 0.5 <= self.near_duplicates <= 1):
             raise ConfigError(
-                f"--near-duplicates {self.near_duplicates} is out of range", hint="from 0.5 to 1, or 0 to keep them all"
+                "--near-duplicates {similarity} is out of range",
+                similarity=self.near_duplicates,
+                hint="from 0.5 to 1, or 0 to keep them all",
             )
         if self.encoder not in ENCODERS:
-            raise ConfigError(f"--encoder {self.encoder!r} is unknown", hint=f"choose from {', '.join(ENCODERS)}")
+            raise ConfigError(
+                "--encoder {encoder!r} is unknown",
+                encoder=self.encoder,
+                hint="choose from {choices}",
+                choices=", ".join(ENCODERS),
+            )
         if self.add and (self.force or self.vocab is not None or self.tokenizer is not None):
             raise ConfigError(
                 "--add excludes --force, --vocab and --tokenizer", hint="it keeps the tokenizer the folder has"

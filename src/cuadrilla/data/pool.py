@@ -35,7 +35,9 @@ def available_cores() -> int:
 def check_processes(count: int | None) -> int:
     """The number of processes to use. Raises ConfigError."""
     if count is not None and not 1 <= count <= MAX_PROCESSES:
-        raise ConfigError(f"--processes {count} is out of range", hint=f"from 1 to {MAX_PROCESSES}")
+        raise ConfigError(
+            "--processes {count} is out of range", count=count, hint="from 1 to {most}", most=MAX_PROCESSES
+        )
     return count or min(available_cores(), MAX_PROCESSES)
 
 
@@ -114,7 +116,8 @@ class Pool:
         self._idle.put(child)
         if answer is None:
             raise ResourceError(
-                f"a process of the preparation ended with {child.wait()}; it may have run out of memory",
+                "a process of the preparation ended with {code}; it may have run out of memory",
+                code=child.wait(),
                 hint="run the same command again, with fewer --processes; what is finished is kept",
             )
         _raise(answer[0])

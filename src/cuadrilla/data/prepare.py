@@ -51,6 +51,7 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.data.tokens import write_tokens
 from cuadrilla.data.work import LoadJob
 from cuadrilla.errors import ConfigError, DataError, ResourceError
+from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, storage_errors, write_atomic
 
 MIN_CORPUS_CHARACTERS = 1_000
@@ -191,7 +192,12 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
             path.unlink()
     found, notes = task.found, (corpus.note, note)
     names = [source.name for source in found.sources]
-    repeats = (f"{names[each.source]} is {each.share:.0%} in {names[each.other]}" for each in corpus.repeats())
+    repeats = (
+        Message(
+            "{source} is {share:.0%} in {other}", source=names[each.source], share=each.share, other=names[each.other]
+        )
+        for each in corpus.repeats()
+    )
     return Prepared(
         manifest=manifest,
         already=False,
@@ -205,7 +211,7 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
 
 def _overlap(task: _Task, splits: dict[str, Split], tokenizer: Tokenizer) -> Counter[str]:
     """How much of the held-out text is in the training text all the same."""
-    task.progress("comparing the splits", 0, 0)
+    task.progress(Message("comparing the splits"), 0, 0)
     dtype = dtype_for(tokenizer.vocab_size)
     width = overlap.window_tokens(splits["train"].num_bytes / splits["train"].num_tokens)
     train, val = (
@@ -233,7 +239,9 @@ def _finished(out: Path, *, found: Found, wanted: dict[str, Option], add: bool) 
         foreign = [name for name in names if not re.fullmatch(_OURS, name)]
         if foreign:
             raise DataError(
-                f"{out} is not empty and not a data folder: it holds {foreign[0]}",
+                "{out} is not empty and not a data folder: it holds {name}",
+                out=out,
+                name=foreign[0],
                 hint="name a new folder with --out, or use --force to write into this one",
             )
         return None
@@ -244,15 +252,20 @@ def _finished(out: Path, *, found: Found, wanted: dict[str, Option], add: bool) 
     had = {name: value for name, value in had.items() if name != "vocab"} if add else had
     differs = [key for key in sorted({*had, *wanted}) if had.get(key) != wanted.get(key)]
     if differs or (has != gets and not add):
-        cause = f"with another {differs[0].replace('_', ' ')}" if differs else "from other text"
         raise DataError(
-            f"{out} was already prepared {cause}",
+            "{out} was already prepared with another {option}"
+            if differs
+            else "{out} was already prepared from other text",
+            out=out,
+            option="".join(differs[:1]).replace("_", " "),
             hint="name a new folder with --out, replace this one with --force, "
             "or give old and new text with --add to keep its tokenizer",
         )
     if gone := sorted(name for name, sha256 in set(has) - set(gets)):
         raise DataError(
-            f"{out} was prepared from {gone[0]} too, which is not there or has changed",
+            "{out} was prepared from {name} too, which is not there or has changed",
+            out=out,
+            name=gone[0],
             hint="give the old text with the new, or replace the folder with --force",
         )
     if has != gets:
@@ -273,7 +286,10 @@ def _check_space(out: Path, found: Found) -> None:
     free = shutil.disk_usage(out).free
     if free < needed:
         raise ResourceError(
-            f"{out} has {free / 2**20:,.0f} MiB free, the preparation needs about {needed / 2**20:,.0f} MiB",
+            "{out} has {free:,.0f} MiB free, the preparation needs about {needed:,.0f} MiB",
+            out=out,
+            free=free / 2**20,
+            needed=needed / 2**20,
             hint="free some space or choose another disk with --out",
         )
 
@@ -302,8 +318,11 @@ def _clean(task: _Task) -> Corpus:
             break
     if corpus.num_characters < MIN_CORPUS_CHARACTERS or len(corpus) < 2:
         raise DataError(
-            f"too little text: {corpus.num_characters:,} characters in {len(corpus)} documents after cleaning; "
-            f"the minimum is {MIN_CORPUS_CHARACTERS:,} characters in 2 documents",
+            "too little text: {characters:,} characters in {documents} documents after cleaning; "
+            "the minimum is {least:,} characters in 2 documents",
+            characters=corpus.num_characters,
+            documents=len(corpus),
+            least=MIN_CORPUS_CHARACTERS,
             hint=_why_so_little(corpus, options, task.found),
         )
     return corpus
@@ -312,14 +331,23 @@ def _clean(task: _Task) -> Corpus:
 def _why_so_little(corpus: Corpus, options: PrepareOptions, found: Found) -> str:
     short = corpus.counts["documents_too_short"]
     filtered = sum(count for name, count in corpus.counts.items() if name.startswith("filtered_"))
-    reasons = []
+    reason = broken = ""
     if short > filtered:
-        reasons.append(f"{short} documents were shorter than --min-characters {options.min_characters}")
+        least = options.min_characters
+        reason = Message("{short} documents were shorter than --min-characters {least}", short=short, least=least)
     elif filtered:
-        reasons.append(f"--filter {options.filter} dropped {filtered:,} documents; --filter none keeps all")
+        reason = Message(
+            "--filter {filter} dropped {filtered:,} documents; --filter none keeps all",
+            filter=options.filter,
+            filtered=filtered,
+        )
     if found.broken:
-        reasons.append(f"{len(found.broken):,} broken files were left out, {min(found.broken)} among them")
-    return "; ".join(reasons) or "add more .txt or .md files, or the built-in source cuentos:40000"
+        broken = Message(
+            "{files:,} broken files were left out, {name} among them", files=len(found.broken), name=min(found.broken)
+        )
+    if reason and broken:
+        return Message("{reason}; {broken}", reason=reason, broken=broken)
+    return reason or broken or Message("add more .txt or .md files, or the built-in source cuentos:40000")
 
 
 def _train(task: _Task, corpus: Corpus) -> Tokenizer:
@@ -329,7 +357,7 @@ def _train(task: _Task, corpus: Corpus) -> Tokenizer:
     path = task.work / f"{key}.tokenizer.json"
     if path.exists():
         return Tokenizer.load(path)
-    task.progress("training the tokenizer", 0, 0)
+    task.progress(Message("training the tokenizer"), 0, 0)
     texts = corpus.train_texts(max_characters=TOKENIZER_CHARACTERS)
     tokenizer = Tokenizer.train(texts, vocab_size=vocab_size)
     tokenizer.save(path)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
 from cuadrilla.rundir import fsync_folder, read_regular, storage_errors, write_atomic
 
 SCHEMA = 1
@@ -119,23 +120,28 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a data folder. Raises DataError if it is missing, newer than this program, or broken."""
     path = folder / MANIFEST
-    hint = f"prepare it with `cuadrilla data prepare SOURCES --out {folder}`"
+    hint = Message("prepare it with `cuadrilla data prepare SOURCES --out {folder}`", folder=folder)
     try:
         value = json.loads(read_regular(path))
     except (FileNotFoundError, NotADirectoryError):
-        missing = "does not exist" if not folder.exists() else f"is not a finished data folder: it has no {MANIFEST}"
-        raise DataError(f"{folder} {missing}", hint=hint) from None
+        is_there = folder.exists()
+        missing = "{folder} is not a finished data folder: it has no {file}" if is_there else "{folder} does not exist"
+        raise DataError(missing, folder=folder, file=MANIFEST, hint=hint) from None
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
+        raise DataError("cannot read {path}: {reason}", path=path, reason=error.strerror or error, hint=hint) from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}", hint=hint) from error
+        raise DataError("{path} is not JSON: {error}", path=path, error=error, hint=hint) from error
     schema = value.pop("schema", None) if isinstance(value, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
         raise DataError(
-            f"{path} has schema {schema}, this program reads up to {SCHEMA}", hint="install a newer cuadrilla"
+            "{path} has schema {schema}, this program reads up to {newest}",
+            path=path,
+            schema=schema,
+            newest=SCHEMA,
+            hint="install a newer cuadrilla",
         )
     if schema != SCHEMA:
-        raise DataError(f"{path} is not a manifest of cuadrilla", hint=hint)
+        raise DataError("{path} is not a manifest of cuadrilla", path=path, hint=hint)
     return _checked(value, path=path, hint=hint)
 
 
@@ -157,31 +163,46 @@ def _checked(value: dict[str, Any], *, path: Path, hint: str) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path} is broken at {where}: {first['msg']}", hint=hint) from error
+        raise DataError(
+            "{path} is broken at {where}: {reason}", path=path, where=where, reason=first["msg"], hint=hint
+        ) from error
     for name, split in manifest.splits.items():
         total = sum(shard.num_tokens for shard in split.shards)
         wrong = [shard.name for shard in split.shards if not shard.name.startswith(f"{name}-")]
         if total != split.num_tokens or wrong:
-            raise DataError(f"{path} contradicts itself about {wrong[0] if wrong else name}", hint=hint)
+            about = wrong[0] if wrong else name
+            raise DataError("{path} contradicts itself about {about}", path=path, about=about, hint=hint)
     return manifest
 
 
 def verify_shard(folder: Path, shard: Shard, *, dtype: str, hashes: bool) -> None:
     """Raises DataError that names the file if it is missing, has another length or (with `hashes`) other bytes."""
     path = folder / shard.name
-    hint = f"copy {shard.name} again from a machine that has it, or prepare the folder again"
+    hint = Message("copy {name} again from a machine that has it, or prepare the folder again", name=shard.name)
     expected = shard.num_tokens * np.dtype(dtype).itemsize
     try:
         found = path.stat().st_size
         if found != expected:
-            raise DataError(f"{path} has {found:,} bytes, the manifest says {expected:,}", hint=hint)
+            raise DataError(
+                "{path} has {found:,} bytes, the manifest says {expected:,}",
+                path=path,
+                found=found,
+                expected=expected,
+                hint=hint,
+            )
         if hashes:
             with open(path, "rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             if sha256 != shard.sha256:
-                raise DataError(f"{path} has changed: hash {sha256[:12]}, expected {shard.sha256[:12]}", hint=hint)
+                raise DataError(
+                    "{path} has changed: hash {found}, expected {expected}",
+                    path=path,
+                    found=sha256[:12],
+                    expected=shard.sha256[:12],
+                    hint=hint,
+                )
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
+        raise DataError("cannot read {path}: {reason}", path=path, reason=error.strerror or error, hint=hint) from error
 
 
 def verify_folder(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
@@ -190,10 +211,15 @@ def verify_folder(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     try:
         found = hashlib.sha256(read_regular(path)).hexdigest()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}", hint="prepare the folder again") from error
+        raise DataError(
+            "cannot read {path}: {reason}", path=path, reason=error.strerror or error, hint="prepare the folder again"
+        ) from error
     if found != manifest.tokenizer_sha256:
         raise DataError(
-            f"{path} has hash {found[:12]}, the manifest names {manifest.tokenizer_sha256[:12]}",
+            "{path} has hash {found}, the manifest names {expected}",
+            path=path,
+            found=found[:12],
+            expected=manifest.tokenizer_sha256[:12],
             hint="put the right tokenizer.json back, or prepare the folder again",
         )
     for split in manifest.splits.values():
@@ -259,7 +285,12 @@ class TokenStream:
         manifest = read_manifest(folder)
         named = manifest.splits.get(split)
         if named is None or not named.shards:
-            raise DataError(f"{folder} has no {split} text", hint="prepare it again with another --val-fraction")
+            raise DataError(
+                "{folder} has no {split} text",
+                folder=folder,
+                split=split,
+                hint="prepare it again with another --val-fraction",
+            )
         arrays = []
         for shard in named.shards:
             verify_shard(folder, shard, dtype=manifest.dtype, hashes=verify)

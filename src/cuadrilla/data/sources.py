@@ -35,9 +35,11 @@ from cuadrilla.data.formats.tar import Entry
 from cuadrilla.data.get.record import UNKNOWN
 from cuadrilla.data.listing import Listed, Listing, list_path
 from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem
+from cuadrilla.messages import Message
 
 MAX_STORIES = 10**8
 AS_USUAL = Reading()
+LOOKING = Message("looking at the files")
 LEAVE_OUT = "repair them or leave them out; --skip-bad passes over what is broken, counts and names it"
 
 Progress = Callable[[str, int, int], None]
@@ -180,7 +182,9 @@ def open_sources(
         if spec.startswith("cuentos:"):
             counts_of_stories.add(_parse_stories(spec))
         elif not spec:
-            raise ConfigError("a source is empty text", hint=f"give files or folders ({ACCEPTED}), or cuentos:N")
+            raise ConfigError(
+                "a source is empty text", hint="give files or folders ({accepted}), or cuentos:N", accepted=ACCEPTED
+            )
         else:
             _list(spec, listing, exclude=exclude, is_held_out=False)
     for spec in held_out:
@@ -190,12 +194,12 @@ def open_sources(
     done, total = 0, sum(sizes)
     found: list[tuple[bool, TextSource]] = []
     for file, size in zip(files, sizes, strict=True):
-        progress("looking at the files", done, total)
+        progress(LOOKING, done, total)
         for source in _survey_path(file, reading=reading, listing=listing):
             found.append((file.is_held_out, source))
         done += size
     if files:
-        progress("looking at the files", total, total)
+        progress(LOOKING, total, total)
     _refuse_all(listing.problems)
     found += [(False, _survey_stories(count)) for count in sorted(counts_of_stories)]
     found.sort(key=lambda row: (not row[0], row[1].name, row[1].sha256))
@@ -221,7 +225,8 @@ def _refuse_all(problems: Sequence[DataError]) -> None:
         raise problems[0]
     if problems:
         raise DataError(
-            f"{len(problems):,} files cannot be used",
+            "{files:,} files cannot be used",
+            files=len(problems),
             hint=problems[0].hint if len({error.hint for error in problems}) == 1 else LEAVE_OUT,
             details=[error.message for error in problems],
         )
@@ -238,7 +243,10 @@ def _parse_stories(spec: str) -> int:
     digits = spec.removeprefix("cuentos:")
     if not re.fullmatch(r"[0-9]{1,9}", digits) or not 1 <= int(digits) <= MAX_STORIES:
         raise ConfigError(
-            f"{spec!r} does not say how many stories", hint=f"write cuentos:40000, from 1 to {MAX_STORIES:,}"
+            "{spec!r} does not say how many stories",
+            spec=spec,
+            hint="write cuentos:40000, from 1 to {most:,}",
+            most=MAX_STORIES,
         )
     return int(digits)
 
@@ -250,7 +258,7 @@ def _exhaust(pieces: Iterable[bytes]) -> None:
 
 def _check_unchanged(path: Path, digest: Digest, sha256: str) -> None:
     if digest.hexdigest() != sha256:
-        raise DataError(f"{path} changed while it was read", hint="wait for its writer, then run again")
+        raise DataError("{path} changed while it was read", path=path, hint="wait for its writer, then run again")
 
 
 def _survey_path(listed: Listed, *, reading: Reading, listing: Listing) -> list[TextSource]:
@@ -272,16 +280,16 @@ def _sources_in(listed: Listed, *, reading: Reading, listing: Listing) -> list[T
     assert kind is not None, path
     if kind.archive:
         found: list[TextSource] = list(_survey_archive(path, kind, name=name, reading=reading, listing=listing))
-        why = "holds no text of a kind that is read"
+        why = "{path} holds no text of a kind that is read"
     else:
         file = _survey_file(path, kind, name=name, reading=reading, listing=listing)
         found = [file] if file else []
-        why = "is XML, but not TEI"
+        why = "{path} is XML, but not TEI"
     if not found and is_given and not (listing.problems or listing.broken):
-        hint = f"what is read is {ACCEPTED}"
+        hint = "what is read is {accepted}"
         if listing.counts["packed_in_archives"]:
-            hint = f"unpack it: archives and packed files inside an archive are not read; {hint}"
-        raise DataError(f"{path} {why}", hint=hint)
+            hint = "unpack it: archives and packed files inside an archive are not read; what is read is {accepted}"
+        raise DataError(why, path=path, hint=hint, accepted=ACCEPTED)
     if not found and not kind.archive:
         listing.skip(name, "files_xml_not_tei")
     return found

@@ -23,9 +23,11 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from cuadrilla.data.foreign import MAX_FILE_BYTES, tried_once
 from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
 from cuadrilla.rundir import read_regular, write_atomic
 
 END_OF_TEXT = "<|endoftext|>"
+UNNAMED = Message("the tokenizer")
 MIN_VOCAB = 257
 MAX_VOCAB = 2**20
 
@@ -36,7 +38,7 @@ _PROBE = "  El  niño: «¿Qué año?»,\n\n\tdijo Ñandú — n\u0303 \u00a0 �
 class Tokenizer:
     """Text to token ids and back. Make one with `train` or `load`."""
 
-    def __init__(self, raw: bytes, *, name: str = "the tokenizer") -> None:
+    def __init__(self, raw: bytes, *, name: str = UNNAMED) -> None:
         """`raw`: what a `tokenizer.json` holds, ours or `foreign.tried`. Raises DataError if it breaks an invariant."""
         self._raw = raw
         self._inner = _parse(raw, name)
@@ -44,13 +46,18 @@ class Tokenizer:
         end = next((ids[token] for token in (END_OF_TEXT, *_OTHER_ENDS) if token in ids), None)
         if end is None:
             raise DataError(
-                f"{name} has no token that ends a text", hint=f"add {END_OF_TEXT} to it, or train one with --vocab"
+                "{name} has no token that ends a text",
+                name=name,
+                hint="add {end} to it, or train one with --vocab",
+                end=END_OF_TEXT,
             )
         self.end_of_text: int = end
         self.vocab_size: int = max(ids.values()) + 1
         if _replaces_text(self._inner) or not self._gives_back(_PROBE):
             raise DataError(
-                f"{name} loses or changes text", hint="use a byte-level tokenizer such as GPT-2's, or train one"
+                "{name} loses or changes text",
+                name=name,
+                hint="use a byte-level tokenizer such as GPT-2's, or train one",
             )
 
     def _gives_back(self, text: str) -> bool:
@@ -62,8 +69,12 @@ class Tokenizer:
         """Learn merges from `texts` (NFC already). The vocabulary comes out smaller if the text has fewer merges."""
         if not MIN_VOCAB <= vocab_size <= MAX_VOCAB:
             raise DataError(
-                f"a vocabulary of {vocab_size:,} cannot be trained",
-                hint=f"choose from {MIN_VOCAB} (bytes and {END_OF_TEXT}) to {MAX_VOCAB:,}; 8192 suits small models",
+                "a vocabulary of {vocab_size:,} cannot be trained",
+                vocab_size=vocab_size,
+                hint="choose from {least} (bytes and {end}) to {most:,}; 8192 suits small models",
+                least=MIN_VOCAB,
+                end=END_OF_TEXT,
+                most=MAX_VOCAB,
             )
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -88,12 +99,18 @@ class Tokenizer:
             raw = read_regular(path, most_bytes=MAX_FILE_BYTES)
         except OSError as error:
             raise DataError(
-                f"cannot read the tokenizer {path}: {error.strerror or error}", hint="name a tokenizer.json"
+                "cannot read the tokenizer {path}: {reason}",
+                path=path,
+                reason=error.strerror or error,
+                hint="name a tokenizer.json",
             ) from error
         found = hashlib.sha256(raw).hexdigest()
         if sha256 is not None and found != sha256:
             raise DataError(
-                f"{path} has hash {found[:12]}, but the manifest names {sha256[:12]}: the tokens were made by another",
+                "{path} has hash {found}, but the manifest names {expected}: the tokens were made by another",
+                path=path,
+                found=found[:12],
+                expected=sha256[:12],
                 hint="put the right tokenizer.json back, or prepare the folder again",
             )
         return cls(raw if known else tried_once(path, sha256=found), name=str(path))
@@ -133,7 +150,7 @@ def _parse(raw: bytes, name: str) -> tokenizers.Tokenizer:
         inner = tokenizers.Tokenizer.from_buffer(raw)
     except ValueError as error:
         raise DataError(
-            f"{name} is not a tokenizer.json: {error}", hint="name the tokenizer.json of a model"
+            "{name} is not a tokenizer.json: {error}", name=name, error=error, hint="name the tokenizer.json of a model"
         ) from error
     inner.encode_special_tokens = True
     inner.no_truncation()

@@ -15,7 +15,9 @@ from cuadrilla.data.shards import SPLITS, TOKENIZER, Portion, ShardWriter, Split
 from cuadrilla.data.sources import Progress
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.data.work import DROP, TRAIN, EncodeJob, Job
+from cuadrilla.messages import Message
 
+WRITING = Message("writing tokens")
 _MEASURES = ("characters", "sizes", "lengths")
 """Arrays of a chunk that are summed by source: characters, bytes, tokens."""
 
@@ -48,12 +50,12 @@ def write_tokens(
             paths.append(Path(job.out))
             yield None if is_whole(paths[-1]) else (job, payload)
 
-    progress("writing tokens", 0, len(chunks))
+    progress(WRITING, 0, len(chunks))
     for number, _ in enumerate(pool.run(jobs())):
         encoded = open_chunk(paths[number])
         _append(encoded, chunks[number], corpus, writers=writers, sums=sums)
         counts["train_paragraphs_in_val"] += encoded.header["removed"]
-        progress("writing tokens", number + 1, len(chunks))
+        progress(WRITING, number + 1, len(chunks))
     splits = {}
     for split, writer in writers.items():
         rows = [row for (_, name), row in sums.items() if name == split]

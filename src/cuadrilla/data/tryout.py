@@ -15,6 +15,7 @@ from cuadrilla.data.foreign import MAX_BYTES, MAX_FILE_BYTES
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.host.confine import confine
+from cuadrilla.messages import Message
 from cuadrilla.rundir import read_regular, typed
 
 TOKENIZER = "tokenizer.json"
@@ -39,15 +40,26 @@ def tokenizer_json(source: Path) -> bytes:
             return _from_parts(source)
     except OSError as error:
         raise DataError(
-            f"cannot read the tokenizer {error.filename}: {error.strerror or error}", hint="name a tokenizer.json"
+            "cannot read the tokenizer {path}: {reason}",
+            path=error.filename,
+            reason=error.strerror or error,
+            hint="name a tokenizer.json",
         ) from error
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"cannot read the tokenizer of {source}: {error}", hint="copy the model's tokenizer files again"
+            "cannot read the tokenizer of {source}: {error}",
+            source=source,
+            error=error,
+            hint="copy the model's tokenizer files again",
         ) from error
     raise DataError(
-        f"{source} has no {TOKENIZER}, nor {VOCABULARY} and {MERGES}",
-        hint=f"copy the model's tokenizer into {typed(source)}",
+        "{source} has no {whole}, nor {vocabulary} and {merges}",
+        source=source,
+        whole=TOKENIZER,
+        vocabulary=VOCABULARY,
+        merges=MERGES,
+        hint="copy the model's tokenizer into {folder}",
+        folder=typed(source),
     )
 
 
@@ -86,7 +98,7 @@ def main(name: str, source: Path, target: Path) -> int:
     confine(SPARE_BYTES + MEMORY_PER_BYTE * _size_of(source), cpu_seconds=CPU_SECONDS)
     try:
         raw = tokenizer_json(source)
-        Tokenizer(raw, name=f"the tokenizer of {name}" if source.is_dir() else name)
+        Tokenizer(raw, name=Message("the tokenizer of {name}", name=name) if source.is_dir() else name)
     except DataError as error:
         sys.stdout.write(json.dumps({"error": error.message, "hint": error.hint}))
         return error.exit_code

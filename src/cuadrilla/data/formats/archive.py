@@ -15,9 +15,10 @@ from contextlib import closing
 from io import BufferedReader, FileIO
 from pathlib import Path
 
-from cuadrilla.data.formats.packing import CHUNK_BYTES, Budget, Digest, chunks, unpacked
+from cuadrilla.data.formats.packing import CHUNK_BYTES, Budget, Digest, chunks, reason_of, unpacked
 from cuadrilla.data.formats.tar import Entry, damaged, entries
 from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
 
 MAX_MEMBERS = 100_000
 MAX_NAME = 1_000
@@ -49,7 +50,10 @@ def members(path: Path, kind: str, *, digest: Digest | None = None) -> Iterator[
         for number, entry in enumerate(found):
             if number >= MAX_MEMBERS:
                 raise DataError(
-                    f"{path} has more than {MAX_MEMBERS:,} members", hint="join the texts, for example as .jsonl.gz"
+                    "{path} has more than {most:,} members",
+                    path=path,
+                    most=MAX_MEMBERS,
+                    hint="join the texts, for example as .jsonl.gz",
                 )
             yield entry._replace(name=_checked_name(entry.name, path))
 
@@ -63,11 +67,13 @@ def _checked_name(name: str, path: Path) -> str:
     parts = re.split(r"[/\\]", clean)
     if parts[0] == "" or re.match("[A-Za-z]:", parts[0]) or ".." in parts:
         raise DataError(
-            f"{path} holds a member named {clean[:200]!r}, which would be outside of any folder",
+            "{path} holds a member named {name!r}, which would be outside of any folder",
+            path=path,
+            name=clean[:200],
             hint="an archive made for texts has no such names: leave it out, or make it again",
         )
     if len(clean) > MAX_NAME:
-        raise damaged(str(path), f"a name of {len(clean):,} characters")
+        raise damaged(str(path), Message("a name of {characters:,} characters", characters=len(clean)))
     return "/".join(part for part in parts if part not in ("", "."))
 
 
@@ -76,7 +82,7 @@ class _CappedFile(BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _MAX_DIRECTORY_BYTES:
-            raise zipfile.BadZipFile(f"a directory of members of {size} bytes")
+            raise zipfile.BadZipFile(Message("a directory of members of {size} bytes", size=size))
         return super().read(size)
 
 
@@ -90,16 +96,24 @@ def _zip_entries(path: Path, digest: Digest | None) -> Generator[Entry, None, No
                 if info.is_dir():
                     continue
                 if info.flag_bits & _ENCRYPTED:
-                    raise DataError(f"{path}!{info.filename} is encrypted", hint="unpack it with its password first")
+                    raise DataError(
+                        "{path}!{name} is encrypted",
+                        path=path,
+                        name=info.filename,
+                        hint="unpack it with its password first",
+                    )
                 if info.compress_type not in _ZIP_METHODS:
                     raise DataError(
-                        f"{path}!{info.filename} is packed with zip method {info.compress_type}",
+                        "{path}!{name} is packed with zip method {method}",
+                        path=path,
+                        name=info.filename,
+                        method=info.compress_type,
                         hint="make the archive again with deflate, the usual method",
                     )
                 mode = stat.S_IFMT(info.external_attr >> 16)
                 yield Entry(info.filename, mode in (0, stat.S_IFREG), _zip_chunks(archive, info, budget))
     except _ZIP_ERRORS as error:
-        raise damaged(str(path), str(error)) from error
+        raise damaged(str(path), reason_of(error)) from error
 
 
 def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> Iterator[bytes]:
@@ -109,4 +123,4 @@ def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget)
                 budget.spend(len(chunk))
                 yield chunk
     except _ZIP_ERRORS as error:
-        raise damaged(f"{budget.where}!{info.filename}", str(error)) from error
+        raise damaged(f"{budget.where}!{info.filename}", reason_of(error)) from error

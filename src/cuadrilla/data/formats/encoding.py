@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuadrilla.data.formats.record import BadFileError
+from cuadrilla.messages import Message
 
 MAX_CONTROL_SHARE = 0.01
 MAX_ACCENT_SHARE = 0.3
 """Spanish has some 3 % of accented letters; text of which more is above 127 is in another script."""
 
-CONVERT = "convert it to UTF-8, for example with iconv"
-REPAIR = "some of it is UTF-8, some is not: --repair reads it line by line"
+CONVERT = Message("convert it to UTF-8, for example with iconv")
+REPAIR = Message("some of it is UTF-8, some is not: --repair reads it line by line")
 MIXED, REPAIRED = "utf-8 and cp1252", " (repaired)"
 LEAST_MIXED, MIXED_SHARE = 5, 0.02
 """Letters of either encoding in a file of two; fewer are accidents."""
@@ -34,21 +35,21 @@ LEAST_TWICE = 5
 LONGEST_LINE = 2**20
 
 _SIGNATURES = {
-    b"PK\x03\x04": "a zip archive or a torch file",
-    b"\x80\x02": "a Python pickle",
-    b"\x80\x03": "a Python pickle",
-    b"\x80\x04": "a Python pickle",
-    b"\x80\x05": "a Python pickle",
+    b"PK\x03\x04": Message("a zip archive or a torch file"),
+    b"\x80\x02": Message("a Python pickle"),
+    b"\x80\x03": Message("a Python pickle"),
+    b"\x80\x04": Message("a Python pickle"),
+    b"\x80\x05": Message("a Python pickle"),
     b"\x1f\x8b": "gzip",
     b"\xfd7zXZ": "xz",
     b"BZh": "bzip2",
     b"\x28\xb5\x2f\xfd": "zstandard",
-    b"%PDF": "a PDF",
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"\x7fELF": "a program",
+    b"%PDF": Message("a PDF"),
+    b"\x89PNG": Message("a PNG image"),
+    b"\xff\xd8\xff": Message("a JPEG image"),
+    b"\x7fELF": Message("a program"),
     b"PAR1": "parquet",
-    b"SQLite": "a database",
+    b"SQLite": Message("a database"),
 }
 # Longest first: the mark of UTF-32-LE begins with that of UTF-16-LE.
 _MARKS = (
@@ -85,8 +86,13 @@ class Finding:
     @property
     def damage(self) -> str:
         """What could be repaired, in words."""
-        found = [f"{self.num_twice:,} characters were encoded twice"] if self.num_twice else []
-        return " and ".join([*found, "it is in two encodings"] if self.is_mixed else found)
+        if self.num_twice and self.is_mixed:
+            return Message(
+                "{num_twice:,} characters were encoded twice and it is in two encodings", num_twice=self.num_twice
+            )
+        if self.num_twice:
+            return Message("{num_twice:,} characters were encoded twice", num_twice=self.num_twice)
+        return Message("it is in two encodings") if self.is_mixed else ""
 
     def repaired(self) -> "Finding":
         """The same, to be read with repairs."""
@@ -191,9 +197,14 @@ def _refuse_binary(where: str, *, head: bytes, control_share: float) -> None:
     hint = "give plain text (.txt, .md); unpack archives and convert documents first"
     for signature, kind in _SIGNATURES.items():
         if head.startswith(signature):
-            raise BadFileError(f"{where} is not text but {kind}", hint=hint)
+            raise BadFileError("{where} is not text but {kind}", where=where, kind=kind, hint=hint)
     if control_share > MAX_CONTROL_SHARE:
-        raise BadFileError(f"{where} is not text: {control_share:.0%} of its bytes are control characters", hint=hint)
+        raise BadFileError(
+            "{where} is not text: {share:.0%} of its bytes are control characters",
+            where=where,
+            share=control_share,
+            hint=hint,
+        )
 
 
 def _narrow_encoding(where: str, *, sample: bytes, high: NDArray[np.int64], num_bytes: int, hint: str) -> str:
@@ -209,7 +220,7 @@ def _narrow_encoding(where: str, *, sample: bytes, high: NDArray[np.int64], num_
 
     guess = from_bytes(sample).best()
     if guess is None:
-        raise BadFileError(f"{where}: cannot tell its encoding", hint=hint)
+        raise BadFileError("{where}: cannot tell its encoding", where=where, hint=hint)
     return str(guess.encoding)
 
 

@@ -13,9 +13,10 @@ from cuadrilla.data.formats.archive import ARCHIVES
 from cuadrilla.data.formats.encoding import Finding, decoded, detect
 from cuadrilla.data.formats.packing import PACKINGS
 from cuadrilla.data.formats.record import Reading
+from cuadrilla.messages import Message
 
 PARQUET = ".parquet"
-ACCEPTED = "text as .txt, .md, .jsonl, .parquet or TEI .xml, also packed (.gz, .zst, .xz, .bz2), .zip or .tar"
+ACCEPTED = Message("text as .txt, .md, .jsonl, .parquet or TEI .xml, also packed (.gz, .zst, .xz, .bz2), .zip or .tar")
 
 _FORMS = {name: name for name in (".txt", ".md", ".jsonl", ".xml", PARQUET)} | {".ndjson": ".jsonl"}
 

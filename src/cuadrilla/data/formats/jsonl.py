@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from cuadrilla.data.formats.record import BadRecord, Reading
 from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
 
 MAX_LINE_BYTES = 2**24
 """An empty list takes 3 bytes of JSON and 64 of memory, so this bounds what a line can ask for to some 400 MB."""
@@ -29,8 +30,13 @@ def records(chunks: Iterable[bytes], *, where: str, reading: Reading, counts: Co
                 yield _text(line, reading.field)
         except BadRecord as bad:
             if not reading.skip_bad:
-                why = f"the last line is cut off or broken ({bad})" if bad.is_broken and not is_whole else str(bad)
-                raise DataError(f"{where}:{number}: {why}", hint=bad.hint) from bad
+                is_cut = bad.is_broken and not is_whole
+                template = (
+                    "{where}:{number}: the last line is cut off or broken ({why})"
+                    if is_cut
+                    else "{where}:{number}: {why}"
+                )
+                raise DataError(template, where=where, number=number, why=bad.message, hint=bad.hint) from bad
             counts[bad.reason] += 1
 
 
@@ -56,26 +62,35 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes | None, bool]]:
 
 def _text(line: bytes | None, field: str) -> str:
     if line is None:
-        raise BadRecord("records_too_long", f"a line of more than {MAX_LINE_BYTES:,} bytes")
+        raise BadRecord("records_too_long", Message("a line of more than {most:,} bytes", most=MAX_LINE_BYTES))
     try:
         record = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        raise BadRecord("records_broken", "not UTF-8") from error
+        raise BadRecord("records_broken", Message("not UTF-8")) from error
     except RecursionError as error:
-        raise BadRecord("records_broken", "too deeply nested") from error
+        raise BadRecord("records_broken", Message("too deeply nested")) from error
     except ValueError as error:  # JSONDecodeError, and a number of more digits than Python converts
-        raise BadRecord("records_broken", f"not JSON: {error}") from error
+        raise BadRecord("records_broken", Message("not JSON: {error}", error=error)) from error
     if not isinstance(record, dict):
-        raise BadRecord("records_wrong_type", f"not an object but {_kind(record)}")
+        raise BadRecord("records_wrong_type", Message("not an object but {kind}", kind=_kind(record)))
     if field not in record:
-        names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "none"
-        raise BadRecord("records_without_field", f"no field {field!r} (there: {names})")
+        names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or Message("none")
+        raise BadRecord(
+            "records_without_field", Message("no field {field!r} (there: {names})", field=field, names=names)
+        )
     text = record[field]
     if not isinstance(text, str):
-        raise BadRecord("records_wrong_type", f"the field {field!r} is not text but {_kind(text)}")
+        why = Message("the field {field!r} is not text but {kind}", field=field, kind=_kind(text))
+        raise BadRecord("records_wrong_type", why)
     return _SURROGATES.sub("\ufffd", text) if b"\\u" in line else text
 
 
 def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
+    names = {
+        dict: Message("an object"),
+        list: Message("a list"),
+        str: Message("text"),
+        bool: Message("true or false"),
+        type(None): Message("null"),
+    }
+    return names.get(type(value), Message("a number"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cuadrilla.errors import DataError, EnvironmentProblem
+from cuadrilla.messages import Message
 from cuadrilla.rundir import require_regular
 
 CHUNK_BYTES = 2**20
@@ -55,7 +56,10 @@ class Budget:
         allowed = min(MAX_UNPACKED_BYTES, max(RATIO_FREE_BYTES, MAX_RATIO * self.packed_bytes))
         if self.unpacked_bytes > allowed:
             raise DataError(
-                f"{self.where} unpacks to more than {allowed:,} bytes, from {self.packed_bytes:,}: a bomb, or not text",
+                "{where} unpacks to more than {allowed:,} bytes, from {packed:,}: a bomb, or not text",
+                where=self.where,
+                allowed=allowed,
+                packed=self.packed_bytes,
                 hint="if you trust it, unpack it yourself and give the text",
             )
 
@@ -71,7 +75,10 @@ def chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
                 yield chunk
     except OSError as error:
         raise DataError(
-            f"cannot read {path}: {error.strerror or error}", hint="check that the file exists and is yours to read"
+            "cannot read {path}: {reason}",
+            path=path,
+            reason=error.strerror or error,
+            hint="check that the file exists and is yours to read",
         ) from error
 
 
@@ -94,15 +101,27 @@ def _guarded(path: Path, packing: str, digest: Digest | None) -> Iterator[bytes]
             yield piece
     except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
         raise DataError(
-            f"{path} is damaged or not {packing.removeprefix('.')}: {error}", hint="fetch it again, or leave it out"
+            "{path} is damaged or not {packing}: {reason}",
+            path=path,
+            packing=packing.removeprefix("."),
+            reason=reason_of(error),
+            hint="fetch it again, or leave it out",
         ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What was said when it was raised: one of our messages as such, or else its text."""
+    said = error.args[0] if error.args else None
+    return said if isinstance(said, Message) else str(error)
 
 
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", hint="check that the file exists") from error
+        raise DataError(
+            "cannot read {path}: {reason}", path=path, reason=error.strerror, hint="check that the file exists"
+        ) from error
 
 
 def _streams(raw: Iterable[bytes], packing: str) -> Iterator[bytes]:
@@ -120,7 +139,7 @@ def _streams(raw: Iterable[bytes], packing: str) -> Iterator[bytes]:
             data = stream.unused if stream.ended else b""
             stream = None if stream.ended else stream
     if stream is not None or is_first:
-        raise EOFError("it ends in the middle")
+        raise EOFError(Message("it ends in the middle"))
 
 
 class _Stream(Protocol):

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from cuadrilla.data.formats.packing import CHUNK_BYTES, INSTALL, Budget
+from cuadrilla.data.formats.packing import CHUNK_BYTES, INSTALL, Budget, reason_of
 from cuadrilla.data.formats.record import BadRecord, Reading
 from cuadrilla.data.formats.thrift import BINARY, I32, I64, LIST, STRUCT, Compact
 from cuadrilla.errors import DataError, EnvironmentProblem
+from cuadrilla.messages import Message
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,23 +58,31 @@ def records(path: Path, *, reading: Reading, counts: Counter[str]) -> Iterator[s
                         yield _text(cell)
                     except BadRecord as bad:
                         if not reading.skip_bad:
-                            raise DataError(f"{path}: row {number}: {bad}", hint=bad.hint) from bad
+                            raise DataError(
+                                "{path}: row {number}: {why}", path=path, number=number, why=bad.message, hint=bad.hint
+                            ) from bad
                         counts[bad.reason] += 1
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path} is damaged or not parquet: {_first_line(error)}", hint=_DAMAGED) from error
+        raise DataError(
+            "{path} is damaged or not parquet: {reason}", path=path, reason=_first_line(error), hint=_DAMAGED
+        ) from error
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or ["unreadable"])[0][:200]
+    reason = reason_of(error)
+    if isinstance(reason, Message):
+        return reason
+    lines = reason.splitlines()
+    return lines[0][:200] if lines else Message("unreadable")
 
 
 def _text(cell: bytes | None) -> str:
     if cell is None:
-        raise BadRecord("records_wrong_type", "the text is null")
+        raise BadRecord("records_wrong_type", Message("the text is null"))
     try:
         return cell.decode()
     except UnicodeDecodeError as error:
-        raise BadRecord("records_broken", "not UTF-8") from error
+        raise BadRecord("records_broken", Message("not UTF-8")) from error
 
 
 def _footer(path: Path) -> bytes:
@@ -84,7 +93,7 @@ def _footer(path: Path) -> bytes:
         tail = file.read()
         length = int.from_bytes(tail[:4], "little")
         if tail[4:] != b"PAR1" or length > min(_MAX_FOOTER_BYTES, size - 8):
-            raise OSError("it has no usable footer")
+            raise OSError(Message("it has no usable footer"))
         file.seek(size - 8 - length)
         return file.read(length)
 
@@ -94,16 +103,24 @@ def _column(path: Path, schema: "pa.Schema", field: str) -> str:
 
     if field not in schema.names:
         names = ", ".join(repr(name) for name in schema.names[:8])
-        raise DataError(f"{path}: no column {field!r} (there: {names})", hint="--field NAME reads another column")
+        raise DataError(
+            "{path}: no column {field!r} (there: {names})",
+            path=path,
+            field=field,
+            names=names,
+            hint="--field NAME reads another column",
+        )
     kind = schema.field(field).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         hint = "--field NAME reads another column"
         if pa.types.is_nested(kind):
-            hint = f"a cell must be one text: join its parts first, or {hint}"
+            hint = "a cell must be one text: join its parts first, or --field NAME reads another column"
         elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            hint = f"if it is text, cast it to string first, or {hint}"
-        raise DataError(f"{path}: the column {field!r} is not text but {kind}", hint=hint)
+            hint = "if it is text, cast it to string first, or --field NAME reads another column"
+        raise DataError(
+            "{path}: the column {field!r} is not text but {kind}", path=path, field=field, kind=kind, hint=hint
+        )
     return field
 
 
@@ -119,7 +136,11 @@ def _batch_rows(path: Path, field: str) -> int:
                 position = next_position
     if largest > MAX_PAGE_BYTES:
         raise DataError(
-            f"{path}: a page of the column {field!r} needs {largest:,} bytes; the limit is {MAX_PAGE_BYTES:,}",
+            "{path}: a page of the column {field!r} needs {largest:,} bytes; the limit is {most:,}",
+            path=path,
+            field=field,
+            largest=largest,
+            most=MAX_PAGE_BYTES,
             hint="a single text of that size is rather a .txt file",
         )
     return max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // largest))
@@ -151,7 +172,7 @@ def _column_chunk(footer: Compact, field: bytes) -> Iterator[tuple[int, int]]:
             if (number, kind) == (3, LIST):  # ColumnMetaData.path_in_schema
                 for inner in footer.elements():
                     if inner != BINARY:
-                        raise OSError("a column without name")
+                        raise OSError(Message("a column without name"))
                     path.append(footer.binary())
             elif number in _COLUMN_SIZES and kind == I64:
                 sizes[number] = footer.integer()
@@ -160,7 +181,7 @@ def _column_chunk(footer: Compact, field: bytes) -> Iterator[tuple[int, int]]:
     if path == [field]:
         start = min(sizes.get(9, -1), sizes.get(11) or sizes.get(9, -1))
         if start < 0 or sizes.get(7, -1) < 0:
-            raise OSError("a column without place")
+            raise OSError(Message("a column without place"))
         yield start, sizes[7]
 
 
@@ -183,5 +204,5 @@ def _page_header(data: bytes, position: int) -> tuple[int, int]:
         else:
             header.skip(kind)
     if sizes.get(2, -1) < 0 or sizes.get(3, -1) < 0:
-        raise OSError("a page without size")
+        raise OSError(Message("a page without size"))
     return sizes[2], position + header.position + sizes[3]

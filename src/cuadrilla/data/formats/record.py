@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
 
 DEFAULT_FIELD = "text"
 
@@ -28,6 +29,7 @@ class BadRecord(Exception):
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
+        self.message = message
         self.reason = reason
         """Under which name it is counted."""
 
@@ -40,5 +42,5 @@ class BadRecord(Exception):
     def hint(self) -> str:
         """What to type."""
         if self.reason == "records_without_field":
-            return "--field NAME reads another field, --skip-bad leaves such records out and counts them"
-        return "repair it, or leave such records out with --skip-bad, which counts them"
+            return Message("--field NAME reads another field, --skip-bad leaves such records out and counts them")
+        return Message("repair it, or leave such records out with --skip-bad, which counts them")

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
 
 _BLOCK = 512
 _MAX_EXTENDED_BYTES = 2**20
@@ -41,7 +42,7 @@ class _Cursor:
                 self._chunk, self._position = next(self._chunks, b""), 0
             piece = self._chunk[self._position : self._position + num_bytes]
             if not piece:
-                raise damaged(self._where, "it ends in the middle")
+                raise damaged(self._where, Message("it ends in the middle"))
             self._position += len(piece)
             num_bytes -= len(piece)
             yield piece
@@ -53,12 +54,14 @@ class _Cursor:
         """To the end: a packed file has its checksum there, and another archive would be lost in silence."""
         for piece in itertools.chain((self._chunk[self._position :],), self._chunks):
             if piece.count(0) != len(piece):
-                raise damaged(self._where, "something follows its end")
+                raise damaged(self._where, Message("something follows its end"))
 
 
 def damaged(where: str, why: str) -> DataError:
     """The error for an archive that is not what it should be."""
-    return DataError(f"{where} is a damaged archive: {why}", hint="fetch or make it again, or leave it out")
+    return DataError(
+        "{where} is a damaged archive: {why}", where=where, why=why, hint="fetch or make it again, or leave it out"
+    )
 
 
 def entries(chunks: Iterator[bytes], *, where: str) -> Generator[Entry, None, None]:
@@ -71,17 +74,22 @@ def entries(chunks: Iterator[bytes], *, where: str) -> Generator[Entry, None, No
         except tarfile.HeaderError as error:
             raise damaged(where, str(error)) from error
         if info.size < 0:
-            raise damaged(where, "a member has a negative size")
+            raise damaged(where, Message("a member has a negative size"))
         padding = -info.size % _BLOCK
         if info.type in (*_PAX, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
             if info.size > _MAX_EXTENDED_BYTES:
-                raise damaged(where, f"a name or header of {info.size:,} bytes")
+                raise damaged(where, Message("a name or header of {size:,} bytes", size=info.size))
             payload = cursor.take(info.size + padding)[: info.size]
             extended |= _extended(info.type, payload, where)
             continue
         name = extended.get("path", info.name)
         if info.type == tarfile.GNUTYPE_SPARSE or "GNU.sparse" in extended:
-            raise DataError(f"{where}!{name} is a sparse member", hint="make the archive again without --sparse")
+            raise DataError(
+                "{where}!{name} is a sparse member",
+                where=where,
+                name=name,
+                hint="make the archive again without --sparse",
+            )
         size = _decimal(extended["size"], where) if "size" in extended else info.size
         extended = {}
         has_data = info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
@@ -112,7 +120,7 @@ def _records(payload: bytes, where: str) -> dict[str, str]:
         record = payload[blank + 1 : position + length - 1]
         key, equals, value = record.partition(b"=")
         if not equals or position + length > len(payload):
-            raise damaged(where, "a header that cannot be read")
+            raise damaged(where, Message("a header that cannot be read"))
         if key in (b"path", b"size"):
             found[key.decode()] = value.decode(errors="replace")
         elif key.startswith(b"GNU.sparse"):
@@ -123,5 +131,5 @@ def _records(payload: bytes, where: str) -> dict[str, str]:
 
 def _decimal(digits: str, where: str) -> int:
     if not (digits.isascii() and digits.isdecimal() and len(digits) < 20):
-        raise damaged(where, "a header that cannot be read")
+        raise damaged(where, Message("a header that cannot be read"))
     return int(digits)

@@ -19,6 +19,7 @@ from html.entities import html5
 from xml.parsers import expat
 
 from cuadrilla.data.formats.record import BadFileError
+from cuadrilla.messages import Message
 
 MAX_DEPTH = 1_000
 MAX_NAMES = 10_000
@@ -126,17 +127,22 @@ class _Reader:
         try:
             self._parser.Parse(data, final)
         except expat.ExpatError as error:
-            raise self._refusal(f"not well-formed XML: {expat.ErrorString(error.code)}") from error
+            raise self._refusal(Message("not well-formed XML: {error}", error=expat.ErrorString(error.code))) from error
         except (LookupError, ValueError) as error:  # an encoding that Python does not know, or cannot use here
-            raise self._refusal(f"its encoding cannot be read: {error}") from error
+            raise self._refusal(Message("its encoding cannot be read: {error}", error=error)) from error
         if self._quiet_bytes > MAX_MARKUP_BYTES:
-            raise self._refusal(f"one tag or comment of more than {MAX_MARKUP_BYTES:,} bytes")
+            raise self._refusal(Message("one tag or comment of more than {most:,} bytes", most=MAX_MARKUP_BYTES))
         if len(self._names) > MAX_NAMES:
-            raise self._refusal(f"more than {MAX_NAMES:,} different names of elements and attributes")
+            raise self._refusal(
+                Message("more than {most:,} different names of elements and attributes", most=MAX_NAMES)
+            )
 
     def _refusal(self, why: str) -> BadFileError:
         return BadFileError(
-            f"{self._where}:{self._parser.CurrentLineNumber}: {why}",
+            "{where}:{line}: {why}",
+            where=self._where,
+            line=self._parser.CurrentLineNumber,
+            why=why,
             hint="repair it or give its plain text as .txt; --skip-bad leaves such files out, counts and names them",
         )
 
@@ -147,7 +153,9 @@ class _Reader:
     def _doctype(self, _name: str, _system: str | None, _public: str | None, has_internal_subset: int) -> None:
         self._quiet_bytes = 0
         if has_internal_subset:
-            raise self._refusal("it defines its own entities or elements (<!DOCTYPE ... [ ]>), which is not read")
+            raise self._refusal(
+                Message("it defines its own entities or elements (<!DOCTYPE ... [ ]>), which is not read")
+            )
 
     def _start(self, raw_name: str, attributes: dict[str, str]) -> None:
         self._quiet_bytes = 0
@@ -157,7 +165,7 @@ class _Reader:
         place.stack.append(name)
         depth = len(place.stack)
         if depth > MAX_DEPTH:
-            raise self._refusal(f"elements nested more than {MAX_DEPTH:,} deep")
+            raise self._refusal(Message("elements nested more than {most:,} deep", most=MAX_DEPTH))
         if depth == 1:
             self.header.root = name
         if name in ("licence", "ref") and "availability" in place.stack and self.header.licence == "unknown":
@@ -241,7 +249,7 @@ class _Reader:
         if is_parameter:
             return
         if f"{name};" not in html5:
-            raise self._refusal(f"&{name[:40]}; is defined in another file, which is not read")
+            raise self._refusal(Message("&{name}; is defined in another file, which is not read", name=name[:40]))
         self._characters(html5[f"{name};"])
 
     def _other(self, _data: str) -> None:

@@ -6,6 +6,8 @@ how large a page is. (Thrift compact protocol specification; kinds are its type 
 
 from collections.abc import Iterator
 
+from cuadrilla.messages import Message
+
 I32 = 5
 I64 = 6
 BINARY = 8
@@ -46,7 +48,7 @@ class Compact:
         size = self._varint()
         self.position += size
         if self.position > len(self._data):
-            raise EOFError("it ends in the middle")
+            raise EOFError(Message("it ends in the middle"))
         return self._data[self.position - size : self.position]
 
     def skip(self, kind: int, *, depth: int = 0) -> None:
@@ -68,11 +70,11 @@ class Compact:
             for _, inner in self.fields():
                 self.skip(inner, depth=depth + 1)
         else:
-            raise OSError("metadata that cannot be read")
+            raise OSError(Message("metadata that cannot be read"))
 
     def _byte(self) -> int:
         if self.position >= len(self._data):
-            raise EOFError("it ends in the middle")
+            raise EOFError(Message("it ends in the middle"))
         self.position += 1
         return self._data[self.position - 1]
 
@@ -83,4 +85,4 @@ class Compact:
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
-        raise OSError("metadata that cannot be read")
+        raise OSError(Message("metadata that cannot be read"))

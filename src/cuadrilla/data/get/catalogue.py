@@ -17,6 +17,7 @@ from cuadrilla.data.get.mount import list_mount
 from cuadrilla.data.get.origin import WEB_SCHEMES, check_address, distinct_names, safe_name
 from cuadrilla.data.get.web import Web
 from cuadrilla.errors import ConfigError
+from cuadrilla.messages import Message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,9 @@ class Corpus:
 
     @property
     def size(self) -> str:
-        return self.size_note if self.about_bytes is None else f"{self.about_bytes / 1e6:.1f} MB"
+        if self.about_bytes is None:
+            return self.size_note
+        return Message("{megabytes:.1f} MB", megabytes=self.about_bytes / 1e6)
 
     @property
     def asks(self) -> bool:
@@ -44,7 +47,7 @@ class Corpus:
 CATALOGUE = (
     Corpus(
         name="quijote",
-        what="Don Quijote de la Mancha, Project Gutenberg's edition 2000",
+        what=Message("Don Quijote de la Mancha, Project Gutenberg's edition 2000"),
         address="https://www.gutenberg.org/cache/epub/2000/pg2000.txt",
         licence="Project Gutenberg License",
         about_bytes=2_200_000,
@@ -52,27 +55,27 @@ CATALOGUE = (
     ),
     Corpus(
         name="conha19",
-        what="234 Spanish-American novels, 1830 to 1910, plain text",
+        what=Message("234 Spanish-American novels, 1830 to 1910, plain text"),
         address="https://github.com/cligs/conha19/archive/refs/heads/main.zip",
         licence="Public Domain Mark 1.0",
         about_bytes=None,
-        size_note="not announced (its repository: 809 MB)",
+        size_note=Message("not announced (its repository: 809 MB)"),
         file="conha19.zip",
         inside="txt",
     ),
     Corpus(
         name="eltec-spa",
-        what="some 100 novels of Spain, 1840 to 1920, TEI-XML (level 1)",
+        what=Message("some 100 novels of Spain, 1840 to 1920, TEI-XML (level 1)"),
         address="https://github.com/COST-ELTeC/ELTeC-spa/archive/HEAD.zip",
         licence="texts public domain, markup CC BY 4.0",
         about_bytes=None,
-        size_note="not announced (its repository: 180 MB)",
+        size_note=Message("not announced (its repository: 180 MB)"),
         file="eltec-spa.zip",
         inside="level1",
     ),
     Corpus(
         name="fineweb2-test",
-        what="web pages, test split of FineWeb-2 spa_Latn (23.7 M words): a first real corpus",
+        what=Message("web pages, test split of FineWeb-2 spa_Latn (23.7 M words): a first real corpus"),
         address="hf:HuggingFaceFW/fineweb-2/spa_Latn",
         licence="ODC-By 1.0",
         about_bytes=59_700_000,
@@ -80,11 +83,11 @@ CATALOGUE = (
     ),
     Corpus(
         name="wikipedia-es",
-        what="Spanish Wikipedia of November 2023, some 1.9 M articles",
+        what=Message("Spanish Wikipedia of November 2023, some 1.9 M articles"),
         address="hf:wikimedia/wikipedia/20231101.es",
         licence="CC BY-SA, GFDL",
         about_bytes=None,
-        size_note="some GB, the hub tells exactly",
+        size_note=Message("some GB, the hub tells exactly"),
         split="train",
     ),
 )
@@ -114,7 +117,9 @@ def resolve(argument: str, *, options: Options) -> list[Wanted]:
         if corpus:
             found = [replace(each, subfolder=corpus.name) for each in found]
     elif options.split or options.revision:
-        raise ConfigError(f"{argument} has no splits or revisions", hint="--split and --revision are for hf:OWNER/NAME")
+        raise ConfigError(
+            "{name} has no splits or revisions", name=argument, hint="--split and --revision are for hf:OWNER/NAME"
+        )
     elif scheme in WEB_SCHEMES:
         found = [_from_web(check_address(address), corpus)]
     elif scheme:
@@ -149,15 +154,21 @@ def _from_mount(address: str) -> list[Wanted]:
 
 def _with_hash(argument: str, found: Sequence[Wanted], sha256: str) -> list[Wanted]:
     if len(found) != 1:
-        raise ConfigError(f"{argument} is {len(found)} files, --sha256 is for one", hint="leave --sha256 out")
+        raise ConfigError(
+            "{name} is {files} files, --sha256 is for one", name=argument, files=len(found), hint="leave --sha256 out"
+        )
     return [replace(found[0], sha256=sha256, vouched_by="option")]
 
 
 def _unknown(argument: str) -> ConfigError:
     if Path(argument).exists():
         return ConfigError(
-            f"{argument} is on this machine already", hint=f"cuadrilla data prepare {argument} --out data"
+            "{name} is on this machine already", name=argument, hint="cuadrilla data prepare {name} --out data"
         )
     close = difflib.get_close_matches(argument, [each.name for each in CATALOGUE], n=1)
-    remedy = f"did you mean {close[0]}?" if close else "`cuadrilla data get --list` shows the known corpora"
-    return ConfigError(f"{argument!r} is neither a known corpus nor an address", hint=remedy)
+    return ConfigError(
+        "{name!r} is neither a known corpus nor an address",
+        name=argument,
+        hint="did you mean {close}?" if close else "`cuadrilla data get --list` shows the known corpora",
+        close="".join(close),
+    )

@@ -23,6 +23,7 @@ from cuadrilla.data.get.part import Part
 from cuadrilla.data.get.record import Record, Records, hash_file, one_line
 from cuadrilla.data.get.unpack import unpack
 from cuadrilla.errors import DataError, LinkError, ResourceError
+from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, fsync_folder, storage_errors
 
 LARGE_BYTES = 100 * 10**6
@@ -96,7 +97,7 @@ def fetch(wanted: Wanted, *, to: Path, habits: Habits) -> Fetched:
         folder.mkdir(parents=True, exist_ok=True)
     with FolderLock(folder / ".lock", purpose="`cuadrilla data get`"):
         records = Records(folder)
-        habits.progress(f"looking for {wanted.name or name_in(wanted.url)}", 0, 0)
+        habits.progress(Message("looking for {name}", name=wanted.name or name_in(wanted.url)), 0, 0)
         here = records.present(wanted.url)
         if here is not None and wanted.sha256 in ("", here.sha256):
             return Fetched(record=here, folder=folder, already=True)
@@ -139,11 +140,14 @@ def _receive(wanted: Wanted, part: Part, records: Records, *, habits: Habits) ->
             furthest = max(furthest, part.num_bytes)
             if tries >= habits.max_tries:
                 raise LinkError(
-                    f"{wanted.url}: {problem.message} ({tries} tries in a row)",
+                    "{url}: {problem} ({tries} tries in a row)",
+                    url=wanted.url,
+                    problem=problem.message,
+                    tries=tries,
                     hint="what came is kept where the server allows to go on; run the same command later",
                 ) from problem
             wait = max(problem.wait_seconds, habits.first_wait_seconds * 2 ** (tries - 1) * random.uniform(0.5, 1.5))
-            habits.report(f"{problem.message}; trying again in {wait:.0f} s")
+            habits.report(Message("{problem}; trying again in {wait:.0f} s", problem=problem.message, wait=wait))
             habits.sleep(wait)
 
 
@@ -159,7 +163,10 @@ def _admit(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> Non
         return
     if wanted.num_bytes not in (None, total):
         raise DataError(
-            f"{wanted.url} has {total:,} bytes, {wanted.num_bytes:,} were expected",
+            "{url} has {total:,} bytes, {expected:,} were expected",
+            url=wanted.url,
+            total=total,
+            expected=wanted.num_bytes,
             hint="the file was replaced by its owner, or this is another one; check the address",
         )
     _check_limit(wanted.url, total, habits)
@@ -168,21 +175,28 @@ def _admit(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> Non
         free_bytes = shutil.disk_usage(folder).free
     if total - part.num_bytes > free_bytes:
         raise ResourceError(
-            f"{wanted.url} needs {total - part.num_bytes:,} more bytes, {folder} has {free_bytes:,} left",
+            "{url} needs {needed:,} more bytes, {folder} has {free:,} left",
+            url=wanted.url,
+            needed=total - part.num_bytes,
+            folder=folder,
+            free=free_bytes,
             hint="free some space or choose another folder with --to",
         )
 
 
-def _check_limit(what: str, num_bytes: int, habits: Habits) -> None:
+def _check_limit(url: str, num_bytes: int, habits: Habits) -> None:
     if habits.limit_bytes is not None and num_bytes > habits.limit_bytes:
         raise TooLargeError(
-            f"{what} is large: {num_bytes:,} bytes or more", hint="add --yes to fetch it without being asked"
+            "{url} is large: {num_bytes:,} bytes or more",
+            url=url,
+            num_bytes=num_bytes,
+            hint="add --yes to fetch it without being asked",
         )
 
 
 def _pour(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> None:
     expected = wanted.num_bytes if stream.total_bytes is None else stream.total_bytes
-    stage = f"fetching {part.name}"
+    stage = Message("fetching {name}", name=part.name)
     habits.progress(stage, part.num_bytes, expected or 0)
     for chunk in stream.chunks:
         if not chunk:
@@ -191,7 +205,9 @@ def _pour(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> None
             _check_start(chunk, stream.media_type, url=wanted.url, name=part.name)
         if expected is not None and part.num_bytes + len(chunk) > expected:
             raise DataError(
-                f"{wanted.url} sends more than the {expected:,} bytes it should have",
+                "{url} sends more than the {expected:,} bytes it should have",
+                url=wanted.url,
+                expected=expected,
                 hint="try again, or take the file from another address",
             )
         if expected is None:
@@ -199,7 +215,11 @@ def _pour(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> None
         part.write(chunk)
         habits.progress(stage, part.num_bytes, expected or 0)
     if expected is not None and part.num_bytes < expected:
-        raise PassingError(f"the connection ended after {part.num_bytes:,} of {expected:,} bytes")
+        raise PassingError(
+            "the connection ended after {num_bytes:,} of {expected:,} bytes",
+            num_bytes=part.num_bytes,
+            expected=expected,
+        )
 
 
 def _check_start(chunk: bytes, media_type: str, *, url: str, name: str) -> None:
@@ -207,26 +227,38 @@ def _check_start(chunk: bytes, media_type: str, *, url: str, name: str) -> None:
     suffix = Path(name).suffix.lower()
     if suffix not in _PAGES and (media_type in ("text/html", "application/xhtml+xml") or _PAGE.match(chunk)):
         raise DataError(
-            f"{url} sends a web page instead of {name}",
+            "{url} sends a web page instead of {name}",
+            url=url,
+            name=name,
             hint="open the address in a browser: it may ask to log in, or the file may have moved",
         )
     signature = _SIGNATURES.get(suffix, b"")
     if chunk[: len(signature)] != signature[: len(chunk)]:
-        raise DataError(f"{url}: what it sends is not {suffix}", hint="check the address in a browser")
+        raise DataError(
+            "{url}: what it sends is not {suffix}", url=url, suffix=suffix, hint="check the address in a browser"
+        )
 
 
 def _check_whole(wanted: Wanted, part: Part, before: Record | None, *, name: str) -> None:
     if part.num_bytes == 0:
-        raise DataError(f"{wanted.url} is empty", hint="check the address in a browser")
+        raise DataError("{url} is empty", url=wanted.url, hint="check the address in a browser")
     if wanted.sha256 and part.sha256 != wanted.sha256:
         raise DataError(
-            f"{wanted.url}: {name} has SHA-256 {part.sha256}, not {wanted.sha256}",
+            "{url}: {name} has SHA-256 {found}, not {expected}",
+            url=wanted.url,
+            name=name,
+            found=part.sha256,
+            expected=wanted.sha256,
             hint="what came is thrown away; try again, and if it stays so, the file is not the one that was meant",
         )
     if not wanted.sha256 and before is not None and part.sha256 != before.sha256:
         raise DataError(
-            f"{wanted.url} gives other bytes than on {before.date}: SHA-256 {part.sha256}, not {before.sha256}",
-            hint=f"if that is expected, accept it with --sha256 {part.sha256}",
+            "{url} gives other bytes than on {date}: SHA-256 {found}, not {expected}",
+            url=wanted.url,
+            date=before.date,
+            found=part.sha256,
+            expected=before.sha256,
+            hint="if that is expected, accept it with --sha256 {found}",
         )
 
 

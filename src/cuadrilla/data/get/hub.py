@@ -38,7 +38,7 @@ class Dataset:
         given = _ADDRESS.fullmatch(text)
         if not given or ".." in text:
             raise ConfigError(
-                f"{text!r} is not a dataset of the hub", hint="write hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
+                "{text!r} is not a dataset of the hub", text=text, hint="write hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
             )
         return cls(repo=given[1], config=given[2] or "", split=split or "train", revision=revision or "main")
 
@@ -56,11 +56,17 @@ def list_parquet(dataset: Dataset, *, licence: str = "", endpoint: str | None = 
     try:
         import huggingface_hub
     except ImportError as error:
-        raise EnvironmentProblem(f"hf: needs huggingface_hub: {error}", hint='pip install "cuadrilla[hf]"') from error
+        raise EnvironmentProblem(
+            "hf: needs huggingface_hub: {error}", error=error, hint='pip install "cuadrilla[hf]"'
+        ) from error
     token = huggingface_hub.get_token() or ""
     api = huggingface_hub.HfApi(endpoint=endpoint)
     if not _may_carry(api.endpoint, token):
-        raise ConfigError(f"{api.endpoint} would get the hub's token unencrypted", hint="let HF_ENDPOINT be https://")
+        raise ConfigError(
+            "{endpoint} would get the hub's token unencrypted",
+            endpoint=api.endpoint,
+            hint="let HF_ENDPOINT be https://",
+        )
     with _translated(f"{PREFIX}{dataset.repo}"):
         info = api.dataset_info(dataset.repo, revision=dataset.revision)
         patterns = _patterns(info.card_data, dataset)
@@ -106,14 +112,20 @@ def _translated(where: str) -> Iterator[None]:
         yield
     except GatedRepoError as error:
         raise LinkError(
-            f"{where} asks to accept its licence first", hint="accept it on the hub's page, then `hf auth login`"
+            "{where} asks to accept its licence first",
+            where=where,
+            hint="accept it on the hub's page, then `hf auth login`",
         ) from error
     except HFValidationError as error:
-        raise ConfigError(f"{where}: {error}", hint="write hf:OWNER/NAME or hf:OWNER/NAME/CONFIG") from error
+        raise ConfigError(
+            "{where}: {error}", where=where, error=error, hint="write hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
+        ) from error
     except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, OSError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise LinkError(
-            f"{where} cannot be listed: {first}",
+            "{where} cannot be listed: {reason}",
+            where=where,
+            reason=first,
             hint="check name, revision and network; private and gated ones need `hf auth login`",
         ) from error
 
@@ -129,8 +141,12 @@ def choose(paths: Sequence[str], patterns: Sequence[str], dataset: Dataset) -> l
         what = " ".join(filter(None, (dataset.config, dataset.split)))
         seen = sorted({PurePosixPath(path).suffix or path for path in found or paths})[:5]
         raise DataError(
-            f"{PREFIX}{dataset.repo} has no parquet files for {what!r}"
-            + (f" (only {', '.join(seen)})" if seen else ""),
+            "hf:{repo} has no parquet files for {what!r} (only {seen})"
+            if seen
+            else "hf:{repo} has no parquet files for {what!r}",
+            repo=dataset.repo,
+            what=what,
+            seen=", ".join(seen),
             hint="check configuration and --split; scripts of datasets are not run, only parquet is read",
         )
     return parquet
@@ -153,10 +169,13 @@ def _patterns(card: Any, dataset: Dataset) -> list[str]:
     default = next((name for name, each in by_name.items() if each.get("default")), "default")
     name = dataset.config or (next(iter(by_name)) if len(by_name) == 1 else default)
     if name not in by_name:
-        some = ", ".join(sorted(by_name)[:8])
+        some = ", ".join(sorted(by_name)[:8]) + (" ..." if len(by_name) > 8 else "")
         raise ConfigError(
-            f"{PREFIX}{dataset.repo} has no configuration {name!r}",
-            hint=f"write hf:{dataset.repo}/CONFIG with one of: {some}" + (" ..." if len(by_name) > 8 else ""),
+            "hf:{repo} has no configuration {name!r}",
+            repo=dataset.repo,
+            name=name,
+            hint="write hf:{repo}/CONFIG with one of: {some}",
+            some=some,
         )
     files = by_name[name]["data_files"]
     splits: dict[str, list[str]] = {}
@@ -166,8 +185,11 @@ def _patterns(card: Any, dataset: Dataset) -> list[str]:
         splits.setdefault(split, []).extend([path] if isinstance(path, str) else map(str, path))
     if dataset.split not in splits:
         raise ConfigError(
-            f"{PREFIX}{dataset.repo} has no split {dataset.split!r}",
-            hint=f"choose with --split: {', '.join(sorted(splits))}",
+            "hf:{repo} has no split {split!r}",
+            repo=dataset.repo,
+            split=dataset.split,
+            hint="choose with --split: {splits}",
+            splits=", ".join(sorted(splits)),
         )
     return splits[dataset.split]
 

@@ -58,9 +58,19 @@ def list_mount(address: str) -> list[tuple[str, int, Mount]]:
     parts = urlsplit(check_address(address))
     scheme = parts.scheme
     if not parts.netloc and scheme in SCHEMES and scheme not in _WITHOUT_PLACE:
-        raise ConfigError(f"{address!r} names no bucket or host", hint=f"write it as {scheme}://BUCKET/PATH")
+        raise ConfigError(
+            "{address!r} names no bucket or host",
+            address=address,
+            hint="write it as {scheme}://BUCKET/PATH",
+            scheme=scheme,
+        )
     if scheme not in SCHEMES or re.search(":{2}", address):
-        raise ConfigError(f"{address!r} is no kind of address that is known", hint=f"known: {', '.join(SCHEMES)}")
+        raise ConfigError(
+            "{address!r} is no kind of address that is known",
+            address=address,
+            hint="known: {schemes}",
+            schemes=", ".join(SCHEMES),
+        )
     try:
         from fsspec.core import url_to_fs
 
@@ -68,10 +78,15 @@ def list_mount(address: str) -> list[tuple[str, int, Mount]]:
             file_system, path = url_to_fs(address)
     except ImportError as error:
         raise EnvironmentProblem(
-            f"{scheme}:// needs a library that is not installed: {error}", hint='pip install "cuadrilla[remote]"'
+            "{scheme}:// needs a library that is not installed: {error}",
+            scheme=scheme,
+            error=error,
+            hint='pip install "cuadrilla[remote]"',
         ) from error
     except ValueError as error:
-        raise ConfigError(f"{address!r} cannot be used: {error}", hint="write it as SCHEME://BUCKET/PATH") from error
+        raise ConfigError(
+            "{address!r} cannot be used: {error}", address=address, error=error, hint="write it as SCHEME://BUCKET/PATH"
+        ) from error
     with _translated(address):
         facts = file_system.info(path)
         is_folder = facts["type"] == "directory"
@@ -79,7 +94,11 @@ def list_mount(address: str) -> list[tuple[str, int, Mount]]:
     files = [(name, each) for name, each in sorted(found.items()) if not PurePosixPath(name).name.startswith(".")]
     if not files or len(files) > MAX_FILES:
         raise LinkError(
-            f"{address} holds {len(files):,} files", hint=f"name a file, or a folder of 1 to {MAX_FILES:,} files"
+            "{address} holds {files:,} files",
+            address=address,
+            files=len(files),
+            hint="name a file, or a folder of 1 to {most:,} files",
+            most=MAX_FILES,
         )
     return [(_full(scheme, name), int(each.get("size") or 0), Mount(file_system, name)) for name, each in files]
 
@@ -105,16 +124,21 @@ def _translated(what: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise LinkError(f"{what}: there is no such file", hint="check the spelling, of the bucket too") from error
+        raise LinkError(
+            "{what}: there is no such file", what=what, hint="check the spelling, of the bucket too"
+        ) from error
     except PermissionError as error:
         raise LinkError(
-            f"{what}: permission denied", hint="set up the store's own credentials (for S3: `aws configure`)"
+            "{what}: permission denied", what=what, hint="set up the store's own credentials (for S3: `aws configure`)"
         ) from error
     except _network_errors() as error:
-        raise PassingError(f"{what}: {error}") from error
+        raise PassingError("{what}: {error}", what=what, error=error) from error
     except _loaded("botocore.exceptions", "BotoCoreError", "ClientError") as error:
         raise LinkError(
-            f"{what}: {type(error).__name__}: {error}",
+            "{what}: {kind}: {error}",
+            what=what,
+            kind=type(error).__name__,
+            error=error,
             hint="set up the store's own credentials (for S3: `aws configure`), and check the address",
         ) from error
 

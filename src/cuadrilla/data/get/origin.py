@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.messages import Message
 
 WEB_SCHEMES = ("http", "https")
 RECORD = "SOURCE.json"
@@ -55,7 +56,8 @@ class PassingError(LinkError):
     """A failure that may be gone at the next try."""
 
     def __init__(self, message: str, /, *, wait_seconds: float = 0.0, **fields: Any) -> None:
-        super().__init__(message, hint="check this machine's network, then run the same command again", **fields)
+        hint = Message("check this machine's network, then run the same command again")
+        super().__init__(message, hint=hint, **fields)
         self.wait_seconds = wait_seconds
 
 
@@ -66,14 +68,14 @@ class TooLargeError(ConfigError):
 def check_address(text: str) -> str:
     """The address in ASCII, without its fragment. Raises ConfigError if it is none, or if it holds a secret."""
     hint = "write it as https://HOST/PATH"
-    shown = "what was given" if "@" in text else repr(text)  # it may hold a password
+    shown = Message("what was given") if "@" in text else repr(text)  # it may hold a password
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
         ascii_host = host if ":" in host else host.encode("idna").decode() if host else ""
         ascii_host.encode("ascii")
     except ValueError as error:
-        raise ConfigError(f"{shown} is not an address: {error}", hint=hint) from error
+        raise ConfigError("{address} is not an address: {error}", address=shown, error=error, hint=hint) from error
     if parts.username is not None or parts.password is not None:
         raise ConfigError(
             "the address holds a user name or a password; these would be recorded with the data",
@@ -82,13 +84,14 @@ def check_address(text: str) -> str:
     for key, _ in parse_qsl(parts.query, keep_blank_values=True, max_num_fields=1000):
         if _SECRET_KEYS.search(key):
             raise ConfigError(
-                f"the address holds a secret ({key!r}); it would be recorded with the data",
+                "the address holds a secret ({key!r}); it would be recorded with the data",
+                key=key,
                 hint="use an address without it, or fetch the file by other means and prepare it from there",
             )
     if parts.scheme in WEB_SCHEMES and not ascii_host:
-        raise ConfigError(f"{shown} names no host", hint=hint)
+        raise ConfigError("{address} names no host", address=shown, hint=hint)
     if re.search(r"[\x00-\x20\x7f\\]", ascii_host):
-        raise ConfigError(f"{shown} is not an address", hint=hint)
+        raise ConfigError("{address} is not an address", address=shown, hint=hint)
     if parts.scheme not in WEB_SCHEMES:
         return text
     place = (f"[{ascii_host}]" if ":" in ascii_host else ascii_host) + (f":{port}" if port is not None else "")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cuadrilla.data.get.origin import RECORD
 from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
 from cuadrilla.rundir import SCHEMA, read_regular, remove_leftovers, write_json
 
 UNKNOWN = "unknown"
@@ -66,8 +67,10 @@ class Records:
                 return None
             if hash_file(path) != sha256:
                 raise DataError(
-                    f"{path} is not what was fetched: it was changed or damaged",
-                    hint=f"delete it and run the same command to fetch it again, or remove its entry in {self._path}",
+                    "{path} is not what was fetched: it was changed or damaged",
+                    path=path,
+                    hint="delete it and run the same command to fetch it again, or remove its entry in {record}",
+                    record=self._path,
                 )
         return record
 
@@ -76,11 +79,15 @@ class Records:
         owner = next((each for each in self._records.values() if name in (each.unpacked or (each.name,))), None)
         if owner is not None and owner.url != url:
             raise DataError(
-                f"{self._folder / name} came from another address, {owner.url}", hint="choose another folder with --to"
+                "{path} came from another address, {url}",
+                path=self._folder / name,
+                url=owner.url,
+                hint="choose another folder with --to",
             )
         if owner is None and (self._folder / name).exists():
             raise DataError(
-                f"{self._folder / name} is already there, and was not fetched by cuadrilla",
+                "{path} is already there, and was not fetched by cuadrilla",
+                path=self._folder / name,
                 hint="move it away, or choose another folder with --to",
             )
 
@@ -103,20 +110,20 @@ def one_line(text: str) -> str:
 
 def _read(path: Path) -> list[Record]:
     """Nothing if there is no file. Raises DataError for one that is not a record of ours."""
-    hint = f"move {path} away to fetch everything again, or choose another folder with --to"
+    hint = Message("move {path} away to fetch everything again, or choose another folder with --to", path=path)
     try:
         content = json.loads(read_regular(path))
         if content["schema"] != SCHEMA:
-            raise DataError(f"{path} is of another version of cuadrilla", hint=hint)
+            raise DataError("{path} is of another version of cuadrilla", path=path, hint=hint)
         found = [Record(**row) for row in content["files"]]
         texts = [text for each in found for text in (each.url, each.name, each.licence, each.sha256, *each.unpacked)]
         texts += [sha256 for each in found for sha256 in each.unpacked.values()]
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError("something that should be text is not")
+            raise DataError("{path} cannot be read: something that should be text is not", path=path, hint=hint)
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
+        raise DataError("{path} cannot be read: {error}", path=path, error=error, hint=hint) from error
     return found
 
 
@@ -128,5 +135,7 @@ def hash_file(path: Path) -> str:
             while chunk := file.read(_READ_BYTES):
                 digest.update(chunk)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", hint="check that it is yours to read") from error
+        raise DataError(
+            "cannot read {path}: {reason}", path=path, reason=error.strerror, hint="check that it is yours to read"
+        ) from error
     return digest.hexdigest()

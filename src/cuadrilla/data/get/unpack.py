@@ -35,15 +35,19 @@ def unpack(archive: Path, folder: Path, *, inside: str) -> list[str]:
         with zipfile.ZipFile(archive) as opened:
             members = [member for member in opened.infolist() if _is_inside(member, inside)]
             if not members or len(members) > MAX_FILES:
-                raise DataError(f"the archive has {len(members):,} files in {inside}/", hint=hint)
+                raise DataError(
+                    "the archive has {files:,} files in {folder}/", files=len(members), folder=inside, hint=hint
+                )
             for member in members:
                 name = safe_name(member.filename)
                 if name.lower() in {each.lower() for each in names}:
-                    raise DataError(f"the archive has two files {name} in {inside}/", hint=hint)
+                    raise DataError(
+                        "the archive has two files {name} in {folder}/", name=name, folder=inside, hint=hint
+                    )
                 left_bytes -= _write(opened, member, folder / name, most=left_bytes)
                 names.append(name)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"the archive cannot be unpacked: {error}", hint=hint) from error
+        raise DataError("the archive cannot be unpacked: {error}", error=error, hint=hint) from error
     return names
 
 
@@ -61,7 +65,8 @@ def _write(opened: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path, *, most
             num_bytes += len(chunk)
             if num_bytes > most:
                 raise DataError(
-                    f"the archive unpacks to more than {MAX_UNPACKED_BYTES:,} bytes",
+                    "the archive unpacks to more than {most:,} bytes",
+                    most=MAX_UNPACKED_BYTES,
                     hint="unpack it yourself and prepare the folder",
                 )
             file.write(chunk)

@@ -13,7 +13,7 @@ import socket
 import ssl
 import zlib
 from collections.abc import Iterator
-from email.message import Message
+from email.message import Message as Headers
 from email.utils import parsedate_to_datetime
 from urllib.error import URLError
 from urllib.parse import unquote, urljoin, urlsplit
@@ -21,6 +21,7 @@ from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandl
 
 from cuadrilla.data.get.origin import WEB_SCHEMES, PassingError, Stream, check_address
 from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.messages import Message
 from cuadrilla.version import __version__
 
 MAX_REDIRECTS = 5
@@ -67,7 +68,10 @@ class Web:
                 headers = {key: value for key, value in headers.items() if key != "Authorization"}
             url = target
         raise LinkError(
-            f"{self._url}: more than {MAX_REDIRECTS} redirects", hint="open the address in a browser, it may have moved"
+            "{url}: more than {most} redirects",
+            url=self._url,
+            most=MAX_REDIRECTS,
+            hint="open the address in a browser, it may have moved",
         )
 
     def _stream(self, response: http.client.HTTPResponse, *, offset: int, validator: str) -> Stream:
@@ -103,7 +107,9 @@ class Web:
         try:
             if whole.status in (206, 416):
                 raise LinkError(
-                    f"{self._url} answers {whole.status} when asked for the whole file",
+                    "{url} answers {status} when asked for the whole file",
+                    url=self._url,
+                    status=whole.status,
                     hint="try again later, or take the file from another address",
                 )
             return self._stream(whole, offset=0, validator="")
@@ -124,7 +130,7 @@ def _request(url: str, headers: dict[str, str], *, timeout: float) -> http.clien
     except URLError as error:
         raise _unreachable(url, error.reason) from error
     except (OSError, http.client.HTTPException) as error:
-        raise PassingError(f"{_place(url)[1]}: {_reason(error)}") from error
+        raise PassingError("{host}: {reason}", host=_place(url)[1], reason=_reason(error)) from error
     assert isinstance(response, http.client.HTTPResponse), "only http and https are opened"
     return response
 
@@ -133,19 +139,28 @@ def _unreachable(url: str, reason: object) -> LinkError:
     host = _place(url)[1]
     if isinstance(reason, ssl.SSLCertVerificationError):
         return LinkError(
-            f"{host} cannot prove who it is: {reason.verify_message}",
+            "{host} cannot prove who it is: {reason}",
+            host=host,
+            reason=reason.verify_message,
             hint="check this machine's clock; behind a proxy of your company, let SSL_CERT_FILE name its certificate",
         )
     if isinstance(reason, ssl.SSLError):
-        return LinkError(f"{host}: {reason}", hint="the address may be meant as http://, or a proxy interferes")
+        return LinkError(
+            "{host}: {reason}",
+            host=host,
+            reason=reason,
+            hint="the address may be meant as http://, or a proxy interferes",
+        )
     if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
-        return LinkError(f"no address is known for {host}", hint="check the spelling and this machine's network")
-    return PassingError(f"{host}: {_reason(reason)}")
+        return LinkError(
+            "no address is known for {host}", host=host, hint="check the spelling and this machine's network"
+        )
+    return PassingError("{host}: {reason}", host=host, reason=_reason(reason))
 
 
 def _reason(error: object) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return Message("no answer in time")
     if isinstance(error, OSError):
         return error.strerror or str(error) or type(error).__name__
     return f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
@@ -153,21 +168,21 @@ def _reason(error: object) -> str:
 
 def _redirected(url: str, location: str) -> str:
     if not location:
-        raise LinkError(f"{url} redirects to nowhere", hint="open the address in a browser, it may have moved")
+        raise LinkError("{url} redirects to nowhere", url=url, hint="open the address in a browser, it may have moved")
     hint = "give the address it leads to, if you trust that"
     target = urljoin(url, location)
     if urlsplit(target).scheme not in WEB_SCHEMES:
-        raise LinkError(f"{url} redirects to something that is not http or https", hint=hint)
+        raise LinkError("{url} redirects to something that is not http or https", url=url, hint=hint)
     if urlsplit(url).scheme == "https" and urlsplit(target).scheme == "http":
-        raise LinkError(f"{url} redirects from https to http, where anybody could change the data", hint=hint)
+        raise LinkError("{url} redirects from https to http, where anybody could change the data", url=url, hint=hint)
     parts = urlsplit(target)
     if "@" in parts.netloc:
-        raise LinkError(f"{url} redirects to an address with a password", hint=hint)
+        raise LinkError("{url} redirects to an address with a password", url=url, hint=hint)
     try:
         # Servers sign addresses for a minute (a store behind the hub does): such a query is used and not recorded.
         bare = check_address(parts._replace(query="").geturl())
     except ConfigError as error:
-        raise LinkError(f"{url} redirects to what is not an address", hint=hint) from error
+        raise LinkError("{url} redirects to what is not an address", url=url, hint=hint) from error
     query = re.sub(r"[^\x21-\x7e]", "", parts.query)
     return f"{bare}?{query}" if query else bare
 
@@ -182,19 +197,32 @@ def _refusal(url: str, response: http.client.HTTPResponse) -> LinkError:
     if response.status in _PASSING_STATUS:
         wait = _retry_after(response.headers)
         if wait > MAX_WAIT_SECONDS:
-            return LinkError(f"{url}: {status}", hint=f"the server asks to come back in {wait:,.0f} s")
-        return PassingError(f"{_place(url)[1]} answers {status}", wait_seconds=wait)
+            return LinkError(
+                "{url}: {status}",
+                url=url,
+                status=status,
+                hint="the server asks to come back in {wait:,.0f} s",
+                wait=wait,
+            )
+        return PassingError("{host} answers {status}", host=_place(url)[1], status=status, wait_seconds=wait)
     if response.status in (401, 403):
         return LinkError(
-            f"{url}: {status}",
+            "{url}: {status}",
+            url=url,
+            status=status,
             hint="it needs an account or a licence to be accepted; for the hub: `hf auth login`",
         )
     if response.status in (404, 410):
-        return LinkError(f"{url}: {status}", hint="check the address; `cuadrilla data get --list` shows known corpora")
-    return LinkError(f"{url}: {status}", hint="open the address in a browser, it may have moved")
+        return LinkError(
+            "{url}: {status}",
+            url=url,
+            status=status,
+            hint="check the address; `cuadrilla data get --list` shows known corpora",
+        )
+    return LinkError("{url}: {status}", url=url, status=status, hint="open the address in a browser, it may have moved")
 
 
-def _retry_after(headers: Message) -> float:
+def _retry_after(headers: Headers) -> float:
     """Seconds, at least 0; a date counts from the server's own clock, since ours may be wrong."""
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", text):
@@ -205,7 +233,7 @@ def _retry_after(headers: Message) -> float:
         return 0.0
 
 
-def _validator(headers: Message) -> str:
+def _validator(headers: Headers) -> str:
     """A strong ETag, or else the date of the last change; weak tags cannot vouch for bytes."""
     tag = headers.get("ETag", "").strip()
     if re.fullmatch(r'"[\x21\x23-\x7e]*"', tag):
@@ -224,7 +252,7 @@ def _content_range(text: str) -> tuple[int, int | None]:
     return int(given[1]), None if given[3] == "*" else int(given[3])
 
 
-def _disposed_name(headers: Message) -> str:
+def _disposed_name(headers: Headers) -> str:
     """The name in Content-Disposition (RFC 6266), unchecked."""
     text = headers.get("Content-Disposition", "")
     if extended := re.search(r"filename\*\s*=\s*([\w-]+)'[\w-]*'([^;\s]+)", text, re.IGNORECASE):
@@ -247,7 +275,8 @@ def _decoded(response: http.client.HTTPResponse, *, name: str) -> tuple[Iterator
     if encoding in ("gzip", "x-gzip", "deflate") and response.status == 200:
         return _inflated(response), False
     raise LinkError(
-        f"the server sends the file encoded as {encoding!r} although asked not to",
+        "the server sends the file encoded as {encoding!r} although asked not to",
+        encoding=encoding,
         hint="take the file from another address",
     )
 
@@ -275,6 +304,6 @@ def _guarded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     except TimeoutError as error:
         raise PassingError("the server fell silent") from error
     except (OSError, http.client.HTTPException) as error:
-        raise PassingError(f"the connection broke: {_reason(error)}") from error
+        raise PassingError("the connection broke: {reason}", reason=_reason(error)) from error
     except zlib.error as error:
-        raise PassingError(f"what came cannot be unpacked: {error}") from error
+        raise PassingError("what came cannot be unpacked: {error}", error=error) from error
