@@ -20,6 +20,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.base import Refused
 from cuadrilla.link.offer import Offer, OfferedFile, RunConnection, RunDescription
+from cuadrilla.messages import Message
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import RunDir, file_sha256, make_private, storage_errors, typed
 from cuadrilla.runfile import dump, load_dumped
@@ -76,7 +77,9 @@ def fetch(
     """
     if description.cuadrilla not in ("", __version__):  # before its settings are read: they may not be understood
         raise Refused(
-            f"the coordinator runs cuadrilla {description.cuadrilla}, this machine {__version__}",
+            "the coordinator runs cuadrilla {theirs}, this machine {ours}",
+            theirs=description.cuadrilla,
+            ours=__version__,
             hint="install the same version on both machines",
         )
     config = load_dumped(description.config)
@@ -93,13 +96,17 @@ def fetch(
         if data is not None and file.path.startswith("data/"):
             _link(data / target.name, target, file)
             continue
-        report(f"fetching {file.path} ({file.num_bytes / 1e6:.1f} MB)")
+        told = "fetching {path} ({megabytes:.1f} MB)"
+        report(Message(told, path=file.path, megabytes=file.num_bytes / 1e6))
         connection.fetch(file, to=target)
     if isinstance(config.task, FileTask):
         if key not in home.trusted():
             raise NotTrusted(
-                f"this run's code has not been approved on this machine: {folder}",
-                hint=f"read it ({typed(folder)}), then: cuadrilla trust {key}",
+                "this run's code has not been approved on this machine: {folder}",
+                folder=folder,
+                hint="read it ({typed}), then: cuadrilla trust {key}",
+                typed=typed(folder),
+                key=key,
             )
         return config, folder
     return config.model_copy(update={"data": config.data.model_copy(update={"folder": "data"})}), folder
@@ -108,9 +115,9 @@ def fetch(
 def _link(here: Path, target: Path, file: OfferedFile) -> None:
     """Give a file of this machine a second name in the cache. Raises Refused when it is not the one of the run."""
     if not here.is_file():
-        what = "does not exist"
+        problem = "{path} does not exist"
     elif here.stat().st_size != file.num_bytes or _sha256(here) != file.sha256:
-        what = "is another one than the run's"
+        problem = "{path} is another one than the run's"
     else:
         with storage_errors(target):
             target.unlink(missing_ok=True)
@@ -119,7 +126,7 @@ def _link(here: Path, target: Path, file: OfferedFile) -> None:
             except OSError:  # another file system
                 target.symlink_to(here.resolve())
         return
-    raise Refused(f"{here} {what}", hint="join without --data: what is missing is fetched from the coordinator")
+    raise Refused(problem, path=here, hint="join without --data: what is missing is fetched from the coordinator")
 
 
 def bundle_hash(description: RunDescription) -> str:
@@ -149,7 +156,8 @@ def _check_names(config: Config, description: RunDescription) -> None:
         wrong.append(config.task.path)
     if wrong or len(set(names)) != len(names):
         raise LinkError(
-            f"the coordinator offers files that no run has: {', '.join(map(repr, (wrong or names)[:3]))}",
+            "the coordinator offers files that no run has: {files}",
+            files=", ".join(map(repr, (wrong or names)[:3])),
             hint="install the same version of cuadrilla on both machines",
         )
     if code and sum(file.num_bytes for file in description.files) > MAX_CODE_BYTES:

@@ -27,6 +27,7 @@ from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.host.memory import num_killed_for_memory
 from cuadrilla.link.tls import key_hash, node_request, save_node
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, private_folder, storage_errors
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.runtime import Runtime
@@ -34,6 +35,10 @@ from cuadrilla.train.setup import Parts
 
 FINISH_SECONDS, END_SECONDS = 10.0, 5.0
 """A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
+
+KILLED_FOR_MEMORY = (
+    "{reason}, and the kernel has killed for want of memory: a smaller model, smaller units, or more memory for it"
+)
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +203,7 @@ class _Children:
         """Notice who has died, and what it said last."""
         ended = {name: process for name, process in self.alive.items() if process.poll() is not None}
         killed = [name for name, process in ended.items() if process.returncode == -signal.SIGKILL]
-        note = self._memory_note() if killed else ""
+        short = bool(killed) and self._memory_ran_out()
         for name, process in ended.items():
             del self.alive[name]
             assert process.stdin is not None
@@ -208,16 +213,16 @@ class _Children:
             process.stdout.close()
             self._last_words[name] = said
             if process.returncode:
-                reason = _reason(said, process.returncode) + (note if name in killed else "")
+                reason = _reason(said, process.returncode)
+                if short and name in killed:
+                    reason = Message(KILLED_FOR_MEMORY, reason=reason)
                 log.warning("%s died: %s", name, reason)
                 self._event("died", worker=name, reason=reason)
 
-    def _memory_note(self) -> str:
+    def _memory_ran_out(self) -> bool:
         """A process that the kernel kills for memory ends like any other that is killed; only a counter tells."""
         before, self._killed_for_memory = self._killed_for_memory, num_killed_for_memory()
-        if self._killed_for_memory == before:
-            return ""
-        return ", and the kernel has killed for want of memory: a smaller model, smaller units, or more memory for it"
+        return self._killed_for_memory != before
 
     def failure(self) -> CuadrillaError:
         """Why there is no worker left: the error of the last one that could still say it."""
@@ -260,8 +265,10 @@ def _parse(said: str) -> Mapping[str, str] | None:
     return words if isinstance(words, dict) and "error" in words else None
 
 
-def _reason(said: str, returncode: int) -> str:
+def _reason(said: str, returncode: int) -> Message:
     words = _parse(said)
     if words:
-        return f"{words['error']} (exit code {returncode})"
-    return f"signal {-returncode} ({signal.strsignal(-returncode)})" if returncode < 0 else f"exit code {returncode}"
+        return Message("{error} (exit code {code})", error=words["error"], code=returncode)
+    if returncode < 0:
+        return Message("signal {number} ({name})", number=-returncode, name=str(signal.strsignal(-returncode)))
+    return Message("exit code {code}", code=returncode)

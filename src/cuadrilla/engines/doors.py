@@ -29,6 +29,7 @@ from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Coordinator, open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts
@@ -131,7 +132,9 @@ class Doors:
     def open_ray(self, cluster: Cluster) -> None:
         """Let workers come through this cluster. A running one of others gets no nodes from us: its token is theirs."""
         self.ray = RayDoor(desk=self._make_desk(), cluster=cluster)
-        dashboard = f"its dashboard at http://{cluster.dashboard}" if cluster.dashboard else "without a dashboard"
+        dashboard = Message("without a dashboard")
+        if cluster.dashboard:
+            dashboard = Message("its dashboard at http://{address}", address=cluster.dashboard)
         log.info("Ray runs at %s, %s", cluster.address, dashboard, extra=TALK)
         self.heads.offer(_offer_of(cluster) if cluster.ours and not cluster.practice else None)
         self._use.opened(self.ray)
@@ -150,7 +153,8 @@ class Doors:
             log.info("%s had the token of the Ray cluster: it ends, and another one begins", names, extra=TALK)
             self.heads.withdraw()
             self.ray = None
-            self._use.cluster.replace(partial(desk.disband, f"the Ray cluster ended because {names} was kicked"))
+            reason = Message("the Ray cluster ended because {names} was kicked", names=names)
+            self._use.cluster.replace(partial(desk.disband, reason))
 
     def _open_ray_again(self, cluster: RunCluster) -> None:
         try:

@@ -13,6 +13,7 @@ from cuadrilla.link.base import Busy
 from cuadrilla.link.grpc_client import Connection, Enrolled
 from cuadrilla.link.invite import Invite, check_node_name
 from cuadrilla.link.tls import enrol_identity, node_request, pinned_certificate, save_node
+from cuadrilla.messages import Message
 
 BUSY_SECONDS = 60.0
 
@@ -41,8 +42,10 @@ def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[s
     save_node(folder, certificate=enrolled.certificate, ca=enrolled.ca, server=pinned)
     crew = Joined(folder=folder, address=str(invite.address), name=enrolled.name)
     home.remember(crew)
-    note = "" if crew.name == wanted else f": another machine there calls itself {wanted}, too"
-    report(f"joined     the crew at {crew.address} as {crew.name}{note}")
+    told = "joined     the crew at {address} as {name}"
+    if crew.name != wanted:
+        told = "joined     the crew at {address} as {name}: another machine there calls itself {wanted}, too"
+    report(Message(told, address=crew.address, name=crew.name, wanted=wanted))
     return crew
 
 
@@ -56,7 +59,7 @@ def _when_free(enroll: Callable[[], Enrolled], *, report: Callable[[str], None])
             if time.monotonic() > deadline:
                 raise
             if not told:
-                report("waiting    for others who join from here, too")
+                report(Message("waiting    for others who join from here, too"))
             told = True
             time.sleep(random.uniform(0.5, 1.5))  # seconds
 

@@ -19,6 +19,7 @@ from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.base import Link
 from cuadrilla.link.inproc import Desk
 from cuadrilla.link.shaped import Shape, ShapedLink
+from cuadrilla.messages import Message
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.kernels import choose_kernels
@@ -52,7 +53,7 @@ def run_local(
         home=Home.of_user().path,
     )
     if choice.ratios:
-        tell(f"kernels    {choice}")
+        tell(Message("kernels    {choice}", choice=choice))
     alone, runtime = len(speeds) == 1, Runtime(parts.coordination)
     # Asynchronous workers read one version while the next one is made; alone, nobody does.
     copies = parts.strategy.max_staleness is not None and not alone

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +32,7 @@ from cuadrilla.config import Config, CrewEngine, FileTask
 from cuadrilla.engines.crew import Door, Opening, run_crew
 from cuadrilla.engines.local import run_local
 from cuadrilla.errors import ConfigError, CuadrillaError
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, storage_errors, write_json
 from cuadrilla.runfile import dump
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256
@@ -75,9 +77,12 @@ class Pair:
         return self.one_sha256 == self.crew_sha256
 
     def summary(self) -> str:
-        more = f" and {len(self.differing) - SHOWN_NAMES} more" if len(self.differing) > SHOWN_NAMES else ""
-        shown = ", ".join(self.differing[:SHOWN_NAMES])
-        return f"{len(self.differing)} of {self.num_tensors} tensors differ: {shown}{more}"
+        number, more = len(self.differing), len(self.differing) - SHOWN_NAMES
+        shown = reduce(lambda one, other: Message("{one}, {other}", one=one, other=other), self.differing[:SHOWN_NAMES])
+        told = "{number} of {all} tensors differ: {shown}"
+        if more > 0:
+            told = "{number} of {all} tensors differ: {shown} and {more} more"
+        return Message(told, number=number, all=self.num_tensors, shown=shown, more=more)
 
 
 Begin = Callable[[str, Parts], Sequence[Sink]]
@@ -92,7 +97,8 @@ def prove(config: Config, folder: Path, *, steps: int, begin: Begin) -> tuple[Pa
     """
     if config.sync.kind != "exact":
         raise ConfigError(
-            f"sync.kind = {config.sync.kind!r} does not promise that a crew gives what one worker gives",
+            "sync.kind = {kind!r} does not promise that a crew gives what one worker gives",
+            kind=config.sync.kind,
             hint='the proof is one of sync.kind = "exact"',
         )
     if len(config.engine.workers) < 2:
@@ -135,13 +141,14 @@ def compare(one: Trained, crew: Trained, *, strict: bool) -> Pair:
     )
 
 
-def _differing(one: Mapping[str, Tensor], crew: Mapping[str, Tensor]) -> list[str]:
-    words = [f"{name} is in one of the two only" for name in sorted(one.keys() ^ crew.keys())]
+def _differing(one: Mapping[str, Tensor], crew: Mapping[str, Tensor]) -> list[Message]:
+    words = [Message("{name} is in one of the two only", name=name) for name in sorted(one.keys() ^ crew.keys())]
     far: list[tuple[float, str]] = []
     for name in one.keys() & crew.keys():
         if tensors_sha256({"": one[name]}) != tensors_sha256({"": crew[name]}):
             far.append((float((crew[name].double() - one[name].double()).abs().max()), name))
-    return words + [f"{name} by up to {distance:.2g}" for distance, name in sorted(far, reverse=True)]
+    told = "{name} by up to {distance:.2g}"
+    return words + [Message(told, name=name, distance=distance) for distance, name in sorted(far, reverse=True)]
 
 
 class _Stop:
@@ -161,7 +168,7 @@ class _Stop:
         stop = cls()
 
         def handler(number: int, _frame: FrameType | None) -> None:
-            stop.reason = f"{signal.Signals(number).name} received"
+            stop.reason = Message("{signal} received", signal=signal.Signals(number).name)
             if stop._tell is not None:
                 stop._tell(stop.reason)
             stop._kill()
@@ -271,9 +278,10 @@ def _train(config: Config, *, stop: _Stop, begin: Begin) -> Trained:
 
 
 def _describe(config: Config) -> str:
-    number = len(config.engine.workers)
-    who = "one worker" if config.engine.kind == "local" else f"{number} worker processes"
-    return f"{'strict' if config.sync.strict else 'not strict'}, {who}"
+    if config.engine.kind == "local":
+        return Message("strict, one worker" if config.sync.strict else "not strict, one worker")
+    together = "strict, {number} worker processes" if config.sync.strict else "not strict, {number} worker processes"
+    return Message(together, number=len(config.engine.workers))
 
 
 def _read(run: RunDir, *, seconds: float, most_workers: int) -> Trained:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cuadrilla.config import Config, CrewEngine, LocalEngine, NesterovSection, ServerSync
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
+from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
 from cuadrilla.runfile import Resolved, dump
 
@@ -56,7 +57,7 @@ def train_run(
     home, engine = opening.home if opening else None, resolved.config.engine
     nodes = opening.ray_nodes if opening else frozenset[str]()
     with ExitStack() as stack:
-        stack.enter_context(FolderLock(folder.lock, purpose="training"))
+        stack.enter_context(FolderLock(folder.lock, purpose=Message("training")))
         stack.enter_context(_logging_to(folder.logs, verbose=audience.verbose))
         cluster = None
         if isinstance(engine, CrewEngine):
@@ -110,30 +111,44 @@ def introduce(parts: "Parts", *, tell: Callable[[str], None]) -> None:
 
     config, counted = parts.config, parts.task.defaults.counted
     num_parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    num_workers = len(config.engine.workers)
     tell(
-        f"model      {num_parameters / 1e6:.2f} M parameters\n"
-        f"device     {parts.device}, {parts.precision}\n"
-        f"workers    {len(config.engine.workers)}{' processes' if config.engine.kind != 'local' else ''}\n"
-        f"run        {parts.length.num_versions} steps of {parts.length.round_tokens:,} {counted}"
+        Message(
+            "model      {millions:.2f} M parameters\n"
+            "device     {device}, {precision}\n"
+            "workers    {workers}\n"
+            "run        {steps} steps of {tokens:,} {counted}",
+            millions=num_parameters / 1e6,
+            device=parts.device,
+            precision=parts.precision,
+            workers=num_workers if config.engine.kind == "local" else Message("{number} processes", number=num_workers),
+            steps=parts.length.num_versions,
+            tokens=parts.length.round_tokens,
+            counted=counted,
+        )
     )
     if parts.resumed_at:
-        tell(f"resumed    at step {parts.resumed_at}")
+        tell(Message("resumed    at step {step}", step=parts.resumed_at))
     if isinstance(config.sync, ServerSync) and has_several_workers(config):
-        tell(f"sync       server: a step for each answer, staleness at most {config.sync.staleness}")
+        told = "sync       server: a step for each answer, staleness at most {staleness}"
+        tell(Message(told, staleness=config.sync.staleness))
         for key, note in asynchronous_notes(config, config.sync):
-            tell(f"note       {key}: {note}")
+            tell(Message("note       {key}: {note}", key=key, note=note))
 
 
 def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]]:
     """(setting, why another value may serve better) for several asynchronous workers."""
-    notes, optim = [], config.optim
+    notes: list[tuple[str, str]] = []
+    optim = config.optim
     if sync.staleness + 1 < len(config.engine.workers):
-        notes.append(("sync.staleness", f"{sync.staleness} lets {sync.staleness + 1} workers work at a time"))
+        told = "{staleness} lets {number} workers work at a time"
+        notes.append(("sync.staleness", Message(told, staleness=sync.staleness, number=sync.staleness + 1)))
     delayed = isinstance(optim, NesterovSection) and (optim.delay > 1 or optim.momentum == 0)
     if not delayed:
-        text = (
-            f"{optim.kind} keeps momentum, and momentum of stale gradients slows asynchronous training\n"
-            '           (arXiv 2401.09135); "nesterov" with optim.delay > 1 was made for it'
+        text = Message(
+            "{kind} keeps momentum, and momentum of stale gradients slows asynchronous training\n"
+            '           (arXiv 2401.09135); "nesterov" with optim.delay > 1 was made for it',
+            kind=optim.kind,
         )
         notes.append(("optim.kind", text))
     return notes

@@ -8,6 +8,7 @@ from types import FrameType
 
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.home import Home
+from cuadrilla.messages import Message
 
 
 @contextmanager
@@ -27,11 +28,11 @@ def stop_on_signals(
         received.append(number)
         if len(received) > 1:
             os._exit(INTERRUPTED_EXIT_CODE)
-        request_stop(f"the run was stopped by {_who_sent(number, home)}")
-        answer("stopping   after this pass; once more: at once, without saving")
+        request_stop(Message("the run was stopped by {what}", what=_who_sent(number, home)))
+        answer(Message("stopping   after this pass; once more: at once, without saving"))
 
     def hung_up(_number: int, _frame: FrameType | None) -> None:  # kernel and shell both say so: twice is no haste
-        request_stop("the run was stopped by its closed terminal")
+        request_stop(Message("the run was stopped by its closed terminal"))
 
     wanted: dict[int, Callable[[int, FrameType | None], None]] = {signal.SIGINT: handler, signal.SIGTERM: handler}
     before = {number: signal.signal(number, action) for number, action in wanted.items()}

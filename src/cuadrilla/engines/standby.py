@@ -32,6 +32,7 @@ from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_standby import CHECKPOINT_FILE, JOURNAL_FILE
 from cuadrilla.link.invite import SECRET_BYTES, Invite
 from cuadrilla.link.tls import COORDINATOR_FILES, key_hash, load_node, open_coordinator, pinned_certificate
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, fsync_folder, make_private, storage_errors, write_atomic, write_json
 from cuadrilla.runfile import to_toml
 from cuadrilla.train.checkpoint import list_checkpoints, prune_checkpoints, verify_checkpoint, version_of
@@ -83,7 +84,8 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
     twin = replace(Twin.of(home, crew), listen=listen)
     _check_free(home, crew)
     if twin.run.metrics.exists():
-        raise ConfigError(f"the copy was promoted and is trained here: {twin.run.path}", hint="move it away first")
+        problem = "the copy was promoted and is trained here: {path}"
+        raise ConfigError(problem, path=twin.run.path, hint="move it away first")
     make_private(twin.keys)
     pause, told = FIRST_PAUSE_SECONDS, ""
     while True:
@@ -100,7 +102,8 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
             raise
         except (LinkError, CheckpointError) as error:
             if error.message != told:  # not every five seconds, for as long as a machine is off
-                report(f"{error.message}; trying again. If that machine is gone for good: cuadrilla promote")
+                trying = "{reason}; trying again. If that machine is gone for good: cuadrilla promote"
+                report(Message(trying, reason=error.message))
                 told = error.message
         finally:
             twin = follower.twin
@@ -141,7 +144,7 @@ class Follower:
         try:
             files = self._connection.crew_keys()
         except Refused as error:
-            hint = f"name it where the coordinator runs: cuadrilla up --standby {crew.name} RUN"
+            hint = Message("name it where the coordinator runs: cuadrilla up --standby {name} RUN", name=crew.name)
             raise Refused(error.message, hint=hint) from None
         if set(files) != set(COORDINATOR_FILES):
             raise LinkError("the coordinator's keys are not whole", hint="install the same version on both machines")
@@ -222,7 +225,8 @@ class Follower:
         for segment in self.twin.run.journal.glob("v*.log"):
             if int(segment.stem[1:]) < oldest:
                 segment.unlink()
-        self._report(f"the checkpoint of step {version} is here, and the journal behind it as it grows")
+        here = "the checkpoint of step {step} is here, and the journal behind it as it grows"
+        self._report(Message(here, step=version))
 
 
 def _placed(config: Config, folder: Path) -> Config:
@@ -239,14 +243,16 @@ def _check_free(home: Home, crew: Joined) -> None:
     own = home.crew / "server.pem"
     if own.exists() and home.joined_folder(key_hash(own.read_bytes())) != crew.folder:
         raise ConfigError(
-            f"this machine has a crew of its own: {home.crew}",
+            "this machine has a crew of its own: {folder}",
+            folder=home.crew,
             hint="move that folder away, or name another home for the standby in CUADRILLA_HOME",
         )
 
 
 def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
     """Raises LinkError when the coordinator answers within so many seconds: its parent may be starting it again."""
-    report(f"asking    {crew.address} for {seconds:.0f} s whether it is there")
+    asking = "asking    {address} for {seconds:.0f} s whether it is there"
+    report(Message(asking, address=crew.address, seconds=seconds))
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         connection = Connection(crew.address, identity=load_node(crew.folder))
@@ -260,7 +266,8 @@ def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
         finally:
             connection.close()
         raise LinkError(
-            f"the coordinator at {crew.address} answers: two that go on would train two models",
+            "the coordinator at {address} answers: two that go on would train two models",
+            address=crew.address,
             hint="stop it there (cuadrilla down), or promote all the same with --force",
         )
 
@@ -301,7 +308,9 @@ def newest_version(run: RunDir) -> int:
             break
     else:
         raise CheckpointError(
-            f"no checkpoint was copied to {run.path} yet", hint="nothing can be promoted: find the old machine's disk"
+            "no checkpoint was copied to {path} yet",
+            path=run.path,
+            hint="nothing can be promoted: find the old machine's disk",
         )
     while has_segment(run.journal, version):
         last = max((record.version for record, _ in read_segment(run.journal, version)), default=version)

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from cuadrilla.errors import EnvironmentProblem, LinkError, ResourceError
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, append_event, read_jsonl
 
 MAX_FRUITLESS = 3
@@ -63,10 +64,14 @@ def supervise(
                 fruitless = 0 if progress != before else fruitless + 1
                 if fruitless == MAX_FRUITLESS:
                     raise EnvironmentProblem(
-                        f"the coordinator died {fruitless} times without a step between (the last time by {killed_by})",
-                        hint=f"SIGKILL: is there enough memory? Else see {run.logs}; the same command goes on",
+                        "the coordinator died {times} times without a step between (the last time by {signal})",
+                        times=fruitless,
+                        signal=killed_by,
+                        hint="SIGKILL: is there enough memory? Else see {logs}; the same command goes on",
+                        logs=run.logs,
                     )
-                report(f"the coordinator was killed ({killed_by}); it is started again and resumes")
+                restarted = "the coordinator was killed ({signal}); it is started again and resumes"
+                report(Message(restarted, signal=killed_by))
                 try:
                     append_event(run.events, RESTARTED, reason=killed_by)
                 except ResourceError as error:
@@ -175,4 +180,4 @@ def _name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
-        return f"signal {number}"
+        return Message("signal {number}", number=number)

@@ -24,6 +24,7 @@ from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.link.watched import WatchedLink
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
+from cuadrilla.messages import Message
 from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.kernels import choose_kernels
@@ -85,7 +86,7 @@ def run_worker(options: WorkerOptions) -> str:
                 if stop.refused:
                     hint = COME_AGAIN if stop.reason == KICKED else "see the coordinator's log"
                     raise Refused(stop.reason, hint=hint)
-                return stop.reason
+                return Message(stop.reason)
             log.warning("%s: joining again", stop.reason)
         except Refused:
             raise

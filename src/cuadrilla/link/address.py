@@ -4,10 +4,12 @@ import ipaddress
 import re
 import socket
 from dataclasses import dataclass
+from functools import reduce
 from typing import Self
 
 from cuadrilla.errors import LinkError
 from cuadrilla.host.card import reachable
+from cuadrilla.messages import Message
 
 DEFAULT_PORT = 47470
 _PARTS = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*):(?P<port>[0-9]{1,5})")
@@ -28,7 +30,7 @@ class Address:
     def __post_init__(self) -> None:
         object.__setattr__(self, "host", canonical_host(self.host))
         if not 0 <= self.port <= 65535:
-            raise LinkError(f"{self.port} is not a port", hint="use a port from 1 to 65535")
+            raise LinkError("{port} is not a port", port=self.port, hint="use a port from 1 to 65535")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -36,7 +38,8 @@ class Address:
         parts = _PARTS.fullmatch(text)
         if parts is None:
             raise LinkError(
-                f"{text[:80]!r} is not an address and a port",
+                "{text!r} is not an address and a port",
+                text=text[:80],
                 hint="write it as 192.168.1.50:47470 (IPv6: [fd00::5]:47470)",
             )
         return cls(parts["host"], int(parts["port"]))
@@ -65,19 +68,22 @@ def canonical_host(host: str) -> str:
         if _NAME.fullmatch(text) and not text.rpartition(".")[2].isdigit():
             return text
         raise LinkError(
-            f"{host!r} is neither a machine's name nor an address",
+            "{host!r} is neither a machine's name nor an address",
+            host=host,
             hint="give the address of the coordinator on your network, such as 192.168.1.20",
         ) from None
     if isinstance(address, ipaddress.IPv6Address):
         if address.scope_id is not None:
             raise LinkError(
-                f"{host!r} holds the name of a network card, which other machines do not share",
+                "{host!r} holds the name of a network card, which other machines do not share",
+                host=host,
                 hint="give an IPv4 address, or an IPv6 address that does not begin with fe80",
             )
         address = address.ipv4_mapped or address  # spelled differently by different versions of Python
     if address.is_unspecified:
         raise LinkError(
-            f"{host!r} means every address of a machine; nobody can dial it",
+            "{host!r} means every address of a machine; nobody can dial it",
+            host=host,
             hint="give the address of the coordinator on your network, such as 192.168.1.20",
         )
     return str(address)
@@ -127,6 +133,7 @@ def _only_address() -> str:
     if len(found) > 1:
         raise LinkError(
             "this machine is on several networks, and none has a default route",
-            hint=f"name the address that the others reach: --listen {' or '.join(found)}",
+            hint="name the address that the others reach: --listen {addresses}",
+            addresses=reduce(lambda one, other: Message("{one} or {other}", one=one, other=other), found),
         )
     return found[0]

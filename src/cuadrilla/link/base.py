@@ -11,11 +11,12 @@ from typing import Protocol
 from torch import Tensor
 
 from cuadrilla.errors import LinkError
+from cuadrilla.messages import Message
 
 Tensors = Mapping[str, Tensor]
 TensorRef = object  # what `upload` returned: an address of tensors, meaningful to both ends of one link
-KICKED = "this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)"
-NOT_LISTED = "this node is not in the crew (any more): `cuadrilla kick` removes one"
+KICKED = Message("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)")
+NOT_LISTED = Message("this node is not in the crew (any more): `cuadrilla kick` removes one")
 COME_AGAIN = "ask there for a new invite, then: cuadrilla join --new"
 
 
@@ -105,8 +106,11 @@ class KnownTerm:
         """Raises LinkError for a coordinator of an earlier term."""
         if term < self.value:
             raise LinkError(
-                f"{address} is this crew's old coordinator: another machine was promoted since (term {term}, not"
-                f" {self.value})",
+                "{address} is this crew's old coordinator: another machine was promoted since (term {term}, not"
+                " {known})",
+                address=address,
+                term=term,
+                known=self.value,
                 hint="stop it there (cuadrilla down); the crew goes on where it was promoted",
             )
         if term > self.value:

@@ -22,7 +22,8 @@ import psutil
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
-from cuadrilla.link.tls import SERVER_NAME, load_node
+from cuadrilla.link.tls import HUNG_UP, NO_TLS, SERVER_NAME, load_node
+from cuadrilla.messages import Message
 
 CONNECT_SECONDS = 5.0
 NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
@@ -82,7 +83,10 @@ def _do(name: str, step: Callable[[], tuple[str, str]]) -> Row:
 
 def _name(target: Target) -> tuple[str, str]:
     found = list(dict.fromkeys(str(place[0]) for _, place in _addresses(target)))
-    return f"{target.address.host} is {'an address' if found == [target.address.host] else ', '.join(found)}", ""
+    host = target.address.host
+    if found == [host]:
+        return Message("{host} is an address", host=host), ""
+    return Message("{host} is {addresses}", host=host, addresses=", ".join(found)), ""
 
 
 def _route(target: Target) -> tuple[str, str]:
@@ -93,17 +97,19 @@ def _route(target: Target) -> tuple[str, str]:
             probe.connect(place)
         except OSError as error:
             raise LinkError(
-                f"this machine has no way to {place[0]}: {error.strerror or error}",
+                "this machine has no way to {place}: {reason}",
+                place=place[0],
+                reason=error.strerror or error,
                 hint="connect it to the coordinator's network (cable, Wi-Fi, VPN), then try again",
             ) from None
         own = str(probe.getsockname()[0])
     card = next((card for card, all_ in psutil.net_if_addrs().items() if own in (each.address for each in all_)), "")
-    return f"from {own}{f' ({card})' if card else ''}", ""
+    return Message("from {own} ({card})", own=own, card=card) if card else Message("from {own}", own=own), ""
 
 
 def _tcp(target: Target) -> tuple[str, str]:
     with _connected(target) as plain:
-        return f"{target.address} answers at {plain.getpeername()[0]}", ""
+        return Message("{address} answers at {place}", address=target.address, place=plain.getpeername()[0]), ""
 
 
 def _tls(target: Target, ca: str) -> tuple[str, str]:
@@ -125,18 +131,19 @@ def _tls(target: Target, ca: str) -> tuple[str, str]:
     except ssl.SSLCertVerificationError as error:
         raise _untrusted(target, error) from None
     except TimeoutError:
-        raise LinkError(
-            f"what answers at {target.address} said nothing for {CONNECT_SECONDS:g} s", hint=other
-        ) from None
+        silent = "what answers at {address} said nothing for {seconds:g} s"
+        raise LinkError(silent, address=target.address, seconds=CONNECT_SECONDS, hint=other) from None
     except ssl.SSLError as error:
-        problem = f"what answers at {target.address} does not speak TLS 1.3 ({error.reason or 'it hung up'})"
-        raise LinkError(problem, hint=other) from None
+        reason = error.reason or HUNG_UP
+        raise LinkError(NO_TLS, address=target.address, reason=reason, hint=other) from None
     except OSError as error:
-        problem = f"what answers at {target.address} hung up ({error.strerror or error})"
-        raise LinkError(problem, hint=other) from None
+        hung_up = "what answers at {address} hung up ({reason})"
+        reason = error.strerror or str(error)
+        raise LinkError(hung_up, address=target.address, reason=reason, hint=other) from None
     if protocol != "h2":
-        raise LinkError(f"what answers at {target.address} speaks TLS, but not the crew link", hint=other)
-    return f"{version}, the key is of this crew", ""
+        another = "what answers at {address} speaks TLS, but not the crew link"
+        raise LinkError(another, address=target.address, hint=other)
+    return Message("{version}, the key is of this crew", version=version), ""
 
 
 def _untrusted(target: Target, error: ssl.SSLCertVerificationError) -> LinkError:
@@ -145,7 +152,8 @@ def _untrusted(target: Target, error: ssl.SSLCertVerificationError) -> LinkError
             "this machine's clock is before the day the crew was made", hint="set this machine's clock, then try again"
         )
     return LinkError(
-        f"what answers at {target.address} is not the coordinator of the crew that this machine has joined",
+        "what answers at {address} is not the coordinator of the crew that this machine has joined",
+        address=target.address,
         hint="check the address; if the crew was made anew there, get an invite and: cuadrilla join --new",
     )
 
@@ -156,8 +164,11 @@ def _addresses(target: Target) -> list[tuple[socket.AddressFamily, tuple[str, in
         found = socket.getaddrinfo(target.address.host, target.address.port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
         raise LinkError(
-            f"no machine named {target.address.host} is known here ({getattr(error, 'strerror', None) or error})",
-            hint=f"give the coordinator's IP address: cuadrilla check link 192.168.1.50:{target.address.port}",
+            "no machine named {host} is known here ({reason})",
+            host=target.address.host,
+            reason=getattr(error, "strerror", None) or error,
+            hint="give the coordinator's IP address: cuadrilla check link 192.168.1.50:{port}",
+            port=target.address.port,
         ) from None
     return [(family, place) for family, _, _, _, place in found]  # type: ignore[misc]
 
@@ -165,23 +176,36 @@ def _addresses(target: Target) -> list[tuple[socket.AddressFamily, tuple[str, in
 @contextlib.contextmanager
 def _connected(target: Target) -> Iterator[socket.socket]:
     """A TCP connection. Raises LinkError if there is none; what happens on it is the caller's."""
-    moved = "it may have another address by now, its screen says so: cuadrilla check link THAT_ADDRESS. If not,"
-    firewall = f"{moved} allow TCP port {target.address.port} in the firewall of the coordinator's machine"
+    firewall = Message(
+        "it may have another address by now, its screen says so: cuadrilla check link THAT_ADDRESS. If not, allow TCP"
+        " port {port} in the firewall of the coordinator's machine",
+        port=target.address.port,
+    )
     try:
         plain = socket.create_connection((target.address.host, target.address.port), timeout=CONNECT_SECONDS)
     except TimeoutError:
-        raise LinkError(f"{target.address} did not answer within {CONNECT_SECONDS:g} s", hint=firewall) from None
+        problem = "{address} did not answer within {seconds:g} s"
+        raise LinkError(problem, address=target.address, seconds=CONNECT_SECONDS, hint=firewall) from None
     except ConnectionRefusedError:
         raise LinkError(
-            f"nothing listens at {target.address}",
-            hint=f"start the coordinator there (cuadrilla up RUN); {moved} compare the port that it prints",
+            "nothing listens at {address}",
+            address=target.address,
+            hint="start the coordinator there (cuadrilla up RUN); it may have another address by now, its screen says"
+            " so: cuadrilla check link THAT_ADDRESS. If not, compare the port that it prints",
         ) from None
     except OSError as error:
-        hint = firewall
-        if error.errno in UNREACHABLE:
-            hint = f"{moved} check that both machines are on one network and that the Wi-Fi does not keep them apart"
-            if sys.platform == "darwin":  # macOS 15 and later ask for each program
-                hint = "System Settings, Privacy & Security, Local Network: allow this terminal; then try again"
-        raise LinkError(f"cannot reach {target.address}: {error.strerror or error}", hint=hint) from None
+        hint = _apart() if error.errno in UNREACHABLE else firewall
+        reason = error.strerror or error
+        raise LinkError("cannot reach {address}: {reason}", address=target.address, reason=reason, hint=hint) from None
     with plain:
         yield plain
+
+
+def _apart() -> Message:
+    """What to do where the network does not lead there."""
+    if sys.platform == "darwin":  # macOS 15 and later ask for each program
+        return Message("System Settings, Privacy & Security, Local Network: allow this terminal; then try again")
+    return Message(
+        "it may have another address by now, its screen says so: cuadrilla check link THAT_ADDRESS. If not, check that"
+        " both machines are on one network and that the Wi-Fi does not keep them apart"
+    )

@@ -12,6 +12,7 @@ from cuadrilla.link.base import Refused
 from cuadrilla.link.grpc_check import CHUNK_BYTES, COORDINATORS_FACTOR, KNOWN_LAYOUT, NODES_FACTOR, known_tensors
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.tls import Identity
+from cuadrilla.messages import Message
 
 NUM_ROUND_TRIPS = 5
 BIG_CLOCK_DIFFERENCE_SECONDS = 60.0
@@ -52,10 +53,16 @@ def _credentials(connection: Connection) -> tuple[str, str]:
         proxy = next((name for name in PROXIES if os.environ.get(name)), None)
         if proxy is None:
             raise
-        hint = f"gRPC goes through the proxy that {proxy} names: unset it here, or add the coordinator to no_proxy"
+        hint = Message(
+            "gRPC goes through the proxy that {proxy} names: unset it here, or add the coordinator to no_proxy",
+            proxy=proxy,
+        )
         raise LinkError(error.message, hint=hint) from None
-    count, num_bytes = len(description.files), sum(file.num_bytes for file in description.files)
-    return f"let in; the run needs {count} file{'s' if count != 1 else ''} ({num_bytes / 1e6:.1f} MB)", ""
+    count, megabytes = len(description.files), sum(file.num_bytes for file in description.files) / 1e6
+    told = "let in; the run needs {count} files ({megabytes:.1f} MB)"
+    if count == 1:
+        told = "let in; the run needs {count} file ({megabytes:.1f} MB)"
+    return Message(told, count=count, megabytes=megabytes), ""
 
 
 def _clock(connection: Connection) -> tuple[str, str]:
@@ -67,10 +74,13 @@ def _clock(connection: Connection) -> tuple[str, str]:
         took = time.monotonic() - began
         trips.append((took, theirs - (wall + took / 2)))
     took, ahead = min(trips)
-    there = f"the coordinator's is {_duration(abs(ahead))} {'ahead' if ahead > 0 else 'behind'}"
     far = abs(ahead) > BIG_CLOCK_DIFFERENCE_SECONDS
-    hint = "training does not mind; set the clocks so that logs of the two machines can be compared" if far else ""
-    return f"{there if far or abs(ahead) > took else 'the same'}; round trip {_duration(took)}", hint
+    there = Message("the same")
+    if far or abs(ahead) > took:
+        template = "the coordinator's is {duration} ahead" if ahead > 0 else "the coordinator's is {duration} behind"
+        there = Message(template, duration=_duration(abs(ahead)))
+    hint = Message("training does not mind; set the clocks so that logs of the two machines can be compared")
+    return Message("{clock}; round trip {duration}", clock=there, duration=_duration(took)), hint if far else ""
 
 
 def _download(connection: Connection, seconds: float) -> tuple[str, str]:
@@ -93,21 +103,27 @@ def _average(connection: Connection) -> tuple[str, str]:
     count = sum(tensor.numel() for tensor in mine.values())
     if wrong:
         raise LinkError(
-            f"{wrong} of {count} numbers of the mean are wrong (torch {torch.__version__} here)",
+            "{wrong} of {count} numbers of the mean are wrong (torch {torch} here)",
+            wrong=wrong,
+            count=count,
+            torch=str(torch.__version__),
             hint="install the same version of cuadrilla on both machines; test the memory of both (memtest86+)",
         )
-    return f"{count:,} numbers, all of them right", ""
+    return Message("{count:,} numbers, all of them right", count=count), ""
 
 
 def _rate(num_bytes: int, seconds: float) -> str:
     rate = num_bytes / max(seconds, 1e-9)
-    return f"{rate / 1e6:.1f} MB/s ({rate * 8 / 1e6:.0f} Mbit/s)"
+    return Message("{rate:.1f} MB/s ({bits:.0f} Mbit/s)", rate=rate / 1e6, bits=rate * 8 / 1e6)
 
 
 def _duration(seconds: float) -> str:
     if seconds < 1:
-        return f"{seconds * 1e3:.1f} ms"
-    for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
+        return Message("{number:.1f} ms", number=seconds * 1e3)
+    if seconds >= 2 * 86400.0:
+        return Message("{number:.1f} days", number=seconds / 86400.0)
+    if seconds >= 2 * 3600.0:
+        return Message("{number:.1f} hours", number=seconds / 3600.0)
+    if seconds >= 2 * 60.0:
+        return Message("{number:.1f} minutes", number=seconds / 60.0)
+    return Message("{number:.1f} s", number=seconds)

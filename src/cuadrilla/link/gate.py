@@ -410,17 +410,21 @@ def bind(address: str) -> socket.socket:
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME) or isinstance(error, socket.gaierror):
                 raise LinkError(
-                    f"cannot listen on {address}: this machine has no such address",
+                    "cannot listen on {address}: this machine has no such address",
+                    address=address,
                     hint="name one that it has with --listen (`ip addr`, `ipconfig`), or leave --listen out",
                 ) from None
             if error.errno != errno.EADDRINUSE or _somebody_listens(place.host, place.port):
                 raise LinkError(
-                    f"cannot listen on {address}: {os.strerror(error.errno or 0)}",
+                    "cannot listen on {address}: {reason}",
+                    address=address,
+                    reason=os.strerror(error.errno or 0),
                     hint="another program has that port; choose one with --listen",
                 ) from None
             if monotonic() > until:
                 raise LinkError(
-                    f"cannot listen on {address}: the port stays in use although nobody listens there",
+                    "cannot listen on {address}: the port stays in use although nobody listens there",
+                    address=address,
                     hint="choose another one with --listen, or try again in a minute",
                 ) from None
             sleep(BIND_PAUSE_SECONDS)

@@ -37,6 +37,7 @@ from cuadrilla.link.invite import check_node_name
 from cuadrilla.link.liveness import Liveness
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity
+from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 
 HEARTBEAT_SECONDS = 1.0
@@ -194,7 +195,7 @@ class Connection:
                 for chunk in call(request, timeout=TRANSFER_SECONDS):
                     yield part.checked(chunk)
             if part.received < part.num_bytes:
-                raise LinkError(f"{path} ended early", hint="the coordinator is asked again")
+                raise LinkError("{path} ended early", path=path, hint="the coordinator is asked again")
 
     def session(self, *, parameters: wire.Layout) -> "GrpcLink":
         """A new session; `parameters` is what a version of this run's model looks like."""
@@ -224,7 +225,7 @@ class Connection:
             for chunk in self._stream(name, 0):
                 assembly.add(chunk)
         if not assembly.complete:
-            raise LinkError(f"{name} ended early", hint="the coordinator is asked again")
+            raise LinkError("{path} ended early", path=name, hint="the coordinator is asked again")
         return layout.unpack(assembly.buffer)
 
     def _stream(self, name: str, offset: int) -> Any:
@@ -337,7 +338,7 @@ class GrpcLink:
                 self.heard_at = time.monotonic()
                 self._inbox.put(wire.from_coordinator(received))
         except grpc.RpcError as error:
-            problem = as_link_error(error, address="the coordinator")
+            problem = as_link_error(error, address=Message("the coordinator"))
         except LinkError as error:
             problem = error
         self._break(problem)
@@ -367,23 +368,28 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
     """What a failed call means for a person."""
     code = error.code() if isinstance(error, grpc.Call) else None
     # Whoever answers writes them: the coordinator, but also what else listens at that address.
-    details = one_line((error.details() if isinstance(error, grpc.Call) else None) or str(error), most=wire.MAX_REASON)
+    reason = one_line((error.details() if isinstance(error, grpc.Call) else None) or str(error), most=wire.MAX_REASON)
     match code:
         case grpc.StatusCode.PERMISSION_DENIED:
-            return Refused(f"the coordinator refused: {details}", hint=COME_AGAIN)
+            return Refused("the coordinator refused: {reason}", reason=reason, hint=COME_AGAIN)
         case grpc.StatusCode.ALREADY_EXISTS:
             return Refused(
-                f"the coordinator refused: {details}",
+                "the coordinator refused: {reason}",
+                reason=reason,
                 hint="the invite is still good, for a free name or this machine's own: cuadrilla join --name NAME",
             )
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
-            return LinkError(f"{address} cannot be reached: {details}", hint="is the coordinator running?")
+            hint = "is the coordinator running?"
+            return LinkError("{address} cannot be reached: {reason}", address=address, reason=reason, hint=hint)
         case grpc.StatusCode.UNIMPLEMENTED:
-            return LinkError(f"{address} does not know this call: {details}", hint=UPDATE)
+            problem = "{address} does not know this call: {reason}"
+            return LinkError(problem, address=address, reason=reason, hint=UPDATE)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return Busy(f"{address} is busy: {details}", hint="try again in half a minute")
+            hint = "try again in half a minute"
+            return Busy("{address} is busy: {reason}", address=address, reason=reason, hint=hint)
         case _:
-            return LinkError(f"{address} answered with an error: {details}", hint="see the coordinator's log")
+            hint = "see the coordinator's log"
+            return LinkError("{address} answered with an error: {reason}", address=address, reason=reason, hint=hint)
 
 
 def _serialize(message: Any) -> bytes:

@@ -143,7 +143,9 @@ def admits(address: str, *, token: str) -> bool:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 return False
             raise LinkError(
-                f"no Ray head answers at {address}: {one_line(error.details() or '', most=MAX_REASON)}",
+                "no Ray head answers at {address}: {reason}",
+                address=address,
+                reason=one_line(error.details() or "", most=MAX_REASON),
                 hint="start one there (ray start --head), or leave engine.ray_address empty",
             ) from None
     return True

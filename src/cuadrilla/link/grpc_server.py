@@ -65,6 +65,7 @@ from cuadrilla.link.offer import Offer
 from cuadrilla.link.pace import Pace
 from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
 from cuadrilla.log import TALK
+from cuadrilla.messages import Message
 from cuadrilla.version import __version__
 
 OTHER_DESCRIPTORS = 1024
@@ -101,7 +102,7 @@ class _Session:
     context: Any
     outbox: "queue.SimpleQueue[pb.ToWorker | None]" = field(default_factory=queue.SimpleQueue)
     uploads: wire.Uploads = field(default_factory=wire.Uploads)
-    reason: str = "the connection ended"
+    reason: str = Message("the connection ended")
     version: str = ""
     leases: set[int] = field(default_factory=set)
     """Those that it has not answered yet."""
@@ -221,8 +222,9 @@ class CrewDesk:
             log.info("%s was kicked", name, extra=TALK)
         for session in kicked:
             has_left = session.worker in left
-            self._end(session, Stop(reason="this machine has left the crew" if has_left else KICKED, refused=True))
-            self._receiver.left(session.worker, "it has left the crew" if has_left else "it was kicked")
+            told = Message("this machine has left the crew") if has_left else KICKED
+            self._end(session, Stop(reason=told, refused=True))
+            self._receiver.left(session.worker, Message("it has left the crew" if has_left else "it was kicked"))
         self._gate.forget_all_but(listed)
 
     def workers(self) -> list[str]:
@@ -235,7 +237,7 @@ class CrewDesk:
         with self._lock:
             sessions = list(self._sessions.values())
         for session in sessions:
-            self._end(session, Stop(reason="the run has ended"))
+            self._end(session, Stop(reason=Message("the run has ended")))
         if self._server is not None:
             self._server.stop(STOP_SECONDS)
             self._server = None
@@ -294,7 +296,8 @@ class CrewDesk:
         if outcome is Outcome.ACCEPTED:
             return
         level = logging.WARNING if was_open else logging.DEBUG  # guessing on is no news
-        log.log(level, "a machine that calls itself %s was not let in: %s", name, outcome.value)
+        told = Message("a machine that calls itself {name} was not let in: {reason}", name=name, reason=outcome.value)
+        log.log(level, "%s", told)
         if was_open and outcome is Outcome.WRONG and not self._invites.is_open(monotonic()):
             log.warning("all invites are closed after wrong tries; make a new one")
         refuse(context, outcome.value)
@@ -331,7 +334,7 @@ class CrewDesk:
             older = self._sessions.get(session.worker)
             self._sessions[session.worker] = session
         if older is not None:
-            reason = "a newer session of the same node has begun"
+            reason = Message("a newer session of the same node has begun")
             self._end(older, Stop(reason=reason, refused=True))
             self._receiver.left(session.worker, reason)
         reader = threading.Thread(target=self._read, args=(session, requests), name=f"reads-{session.worker}")

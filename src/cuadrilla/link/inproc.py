@@ -27,7 +27,8 @@ class Desk:
 
     def connect(self, worker: str) -> "InProcLink":
         if worker in self._outboxes:
-            raise LinkError(f"a worker named {worker} is already connected", hint="give each worker its own name")
+            problem = "a worker named {worker} is already connected"
+            raise LinkError(problem, worker=worker, hint="give each worker its own name")
         self._outboxes[worker] = queue.SimpleQueue()
         return InProcLink(worker, receive=self._receive, outbox=self._outboxes[worker], leave=self._disconnect)
 

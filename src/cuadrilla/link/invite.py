@@ -30,6 +30,7 @@ from enum import Enum
 
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.link.address import Address
+from cuadrilla.messages import Message
 
 FORMAT = 1
 SECRET_BYTES = 20
@@ -73,8 +74,9 @@ class Invite:
         """Raises LinkError unless the one who answers holds the key of the one who made this invite."""
         if not hmac.compare_digest(key_hash, self.key_hash):
             raise LinkError(
-                f"{self.address} is not the coordinator that made this invite (its key is another one); "
+                "{address} is not the coordinator that made this invite (its key is another one); "
                 "nothing secret was sent",
+                address=self.address,
                 hint="check that the invite is of this crew; if it is, somebody on this network stands in between",
             )
 
@@ -97,8 +99,10 @@ def check_node_name(name: str) -> None:
     """Raises LinkError unless `name` can be a node's: names are shown on terminals and used in file names."""
     if not NODE_NAME.fullmatch(name):
         raise LinkError(
-            f"{name[:80]!r} cannot be the name of a node",
-            hint=f"use up to {MAX_NAME} small letters a to z, digits and hyphens inside, such as laptop-ana",
+            "{name!r} cannot be the name of a node",
+            name=name[:80],
+            hint="use up to {most} small letters a to z, digits and hyphens inside, such as laptop-ana",
+            most=MAX_NAME,
         )
 
 
@@ -120,7 +124,9 @@ def _parse(text: str) -> Invite:
     version = re.match(r"cuadrilla([0-9]{1,9})\.", text)
     if version is not None and int(version[1]) != FORMAT:
         raise LinkError(
-            f"the invite has format {int(version[1])}; this cuadrilla reads format {FORMAT}",
+            "the invite has format {found}; this cuadrilla reads format {known}",
+            found=int(version[1]),
+            known=FORMAT,
             hint="install the same version of cuadrilla on both machines, then make a new invite",
         )
     codes = CODES.search(text)
@@ -145,7 +151,9 @@ def _not_whole(text: str) -> LinkError:
     """Why a text that does not end in three codes of the right lengths is no invite."""
     if not text or not (text.startswith(PREFIX) or PREFIX.startswith(text)):
         return LinkError(
-            "this is not an invite", hint=f"paste the whole line that the coordinator printed; it begins with {PREFIX}"
+            "this is not an invite",
+            hint="paste the whole line that the coordinator printed; it begins with {prefix}",
+            prefix=PREFIX,
         )
     if _is_cut(text.removeprefix(PREFIX)):
         return LinkError(
@@ -177,10 +185,10 @@ class Outcome(Enum):
     """What became of a try to redeem a secret. All but WRONG are told only to one who knows the secret."""
 
     ACCEPTED = "accepted"
-    EXPIRED = "the invite has expired"
-    USED_UP = "the invite has been used"
-    CLOSED = "the invite was closed after wrong tries"
-    WRONG = "the secret is not one of this crew"
+    EXPIRED = Message("the invite has expired")
+    USED_UP = Message("the invite has been used")
+    CLOSED = Message("the invite was closed after wrong tries")
+    WRONG = Message("the secret is not one of this crew")
 
 
 @dataclass
@@ -218,7 +226,7 @@ class Invites:
     def adopt(self, secret_hash: bytes, *, uses: int, now: float) -> None:
         """Open an invite whose secret somebody else has made. Raises ConfigError."""
         if uses < 1:
-            raise ConfigError(f"an invite for {uses} machines is no use", hint="give 1 or more")
+            raise ConfigError("an invite for {uses} machines is no use", uses=uses, hint="give 1 or more")
         done = [issued for issued in self._issued if issued.outcome(now) is not Outcome.ACCEPTED]
         still_open = [issued for issued in self._issued if issued.outcome(now) is Outcome.ACCEPTED]
         new = _Issued(secret_hash, now + VALID_SECONDS, uses, MAX_WRONG_TRIES)

@@ -16,6 +16,7 @@ from pathlib import Path
 from cuadrilla.errors import LinkError
 from cuadrilla.link.invite import MAX_NAME, NODE_NAME, check_node_name
 from cuadrilla.link.tls import is_enrol, key_hash
+from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, make_private, write_json
 
 
@@ -46,7 +47,7 @@ class AllowList:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             hint = "restore it from a backup, or delete it and let every machine join again"
-            raise LinkError(f"{self._path} cannot be read, or is not a list of nodes", hint=hint) from None
+            raise LinkError("{path} cannot be read, or is not a list of nodes", path=self._path, hint=hint) from None
         return nodes
 
     def name_of(self, certificate: bytes) -> str | None:
@@ -69,11 +70,11 @@ class AllowList:
             if numbered:
                 name = own or _free(name, nodes)
             if nodes.get(name, new) != new:
-                hint = f"join under another name, or remove the old one with `cuadrilla kick {name}`"
-                raise NameTaken(f"another machine is in this crew under the name {name}", hint=hint)
+                hint = "join under another name, or remove the old one with `cuadrilla kick {name}`"
+                raise NameTaken("another machine is in this crew under the name {name}", name=name, hint=hint)
             if own not in ("", name):
-                hint = f"use that name, or remove it with `cuadrilla kick {own}`"
-                raise NameTaken(f"this machine's key is in this crew under the name {own}", hint=hint)
+                hint = "use that name, or remove it with `cuadrilla kick {name}`"
+                raise NameTaken("this machine's key is in this crew under the name {name}", name=own, hint=hint)
             nodes[name] = new
         return name
 
@@ -81,15 +82,15 @@ class AllowList:
         """Let a node in no more. Raises LinkError if there is none of that name."""
         with self._changing() as nodes:
             if nodes.pop(name, None) is None:
-                names = ", ".join(sorted(nodes)) or "nobody"
-                raise LinkError(f"no node is named {name[:80]!r}", hint=f"in this crew: {names}")
+                names = ", ".join(sorted(nodes)) or Message("nobody")
+                raise LinkError("no node is named {name!r}", name=name[:80], hint="in this crew: {names}", names=names)
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, bytes]]:
         """The nodes, written back at the end. Two processes never change them at once: no removal gets lost."""
         make_private(self._path.parent)
         lock = self._path.with_name(f"{self._path.name}.lock")
-        with self._lock, FolderLock(lock, purpose="changing the list of nodes"):
+        with self._lock, FolderLock(lock, purpose=Message("changing the list of nodes")):
             nodes = self.nodes()
             yield nodes
             write_json(self._path, {"nodes": {name: value.hex() for name, value in sorted(nodes.items())}})

@@ -83,6 +83,7 @@ def keep_file(file: OfferedFile, *, to: Path, read: Callable[[int], Iterator[byt
             digest.update(block)
     if digest.digest() != file.sha256:
         part.unlink()
-        raise LinkError(f"{file.path} arrived damaged", hint="try again; the coordinator's file may have changed")
+        hint = "try again; the coordinator's file may have changed"
+        raise LinkError("{path} arrived damaged", path=file.path, hint=hint)
     part.replace(to)
     fsync_folder(to.parent)

@@ -41,6 +41,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.invite import Invite, check_node_name
+from cuadrilla.messages import Message
 from cuadrilla.rundir import make_private, typed, write_atomic
 
 SERVER_NAME = "coordinator.cuadrilla"  # what every node expects, wherever the coordinator runs
@@ -50,6 +51,10 @@ CURVE = ec.SECP256R1()
 MAX_FILE_BYTES = 1 << 20
 COORDINATOR_FILES = ("ca.key", "ca.pem", "server.key", "server.pem")
 UPDATE = "install the same version of cuadrilla on both machines, then try again"
+NO_TLS = "what answers at {address} does not speak TLS 1.3 ({reason})"
+HUNG_UP = Message("it hung up")
+ANSWER = Message("the other side's answer")
+NOT_SIGNED = "{certificate} was not signed by {authority}"
 
 ENROL_PHRASE = b"cuadrilla enrol 1: published, without privileges"
 # Its use excludes signing certificates: gRPC takes a trusted certificate that is no CA for an issuer otherwise.
@@ -108,7 +113,7 @@ def open_coordinator(folder: Path, *, now: datetime) -> Coordinator:
     ca_key, ca = _read_pair(ca_key_file, certificate_file=ca_file)
     server_key, server = _read_pair(server_key_file, certificate_file=server_file)
     if not _issued_by(server, ca):
-        raise LinkError(f"{server_file} was not signed by {ca_file}", hint=_restore(folder))
+        raise LinkError(NOT_SIGNED, certificate=server_file, authority=ca_file, hint=_restore(folder))
     return Coordinator(ca_key=ca_key, identity=_identity(server_key, certificate=server, ca=ca))
 
 
@@ -137,8 +142,9 @@ def save_node(folder: Path, *, certificate: bytes, ca: bytes, server: bytes) -> 
     own, authority, pinned = (_parse_certificate(pem) for pem in (certificate, ca, server))
     ours = _spki_hash(own.public_key()) == _spki_hash(key.public_key())
     if not ours or not _issued_by(own, authority) or not _issued_by(pinned, authority):
-        problem = "its certificates are not of one crew" if ours else "its certificate is for another machine's key"
-        raise LinkError(f"the coordinator's answer cannot be used: {problem}", hint="join again with a new invite")
+        mixed = "the coordinator's answer cannot be used: its certificates are not of one crew"
+        foreign = "the coordinator's answer cannot be used: its certificate is for another machine's key"
+        raise LinkError(mixed if ours else foreign, hint="join again with a new invite")
     write_atomic(folder / "crew.pem", _pem(authority))
     write_atomic(folder / "node.pem", _pem(own))  # last: with it there, everything is
     return load_node(folder)
@@ -150,7 +156,7 @@ def load_node(folder: Path) -> Identity:
     key, own = _read_pair(folder / "node.key", certificate_file=own_file)
     ca = _read_certificate(ca_file)
     if not _issued_by(own, ca):
-        raise LinkError(f"{own_file} was not signed by {ca_file}", hint=_restore(folder))
+        raise LinkError(NOT_SIGNED, certificate=own_file, authority=ca_file, hint=_restore(folder))
     return _identity(key, certificate=own, ca=ca)
 
 
@@ -186,7 +192,9 @@ def pinned_certificate(invite: Invite, *, timeout_seconds: float = 5.0) -> bytes
     begins, now = certificate.not_valid_before_utc, datetime.now(UTC)
     if begins > now:  # TLS would refuse it later, and not say why
         raise LinkError(
-            f"this machine's clock ({now:%Y-%m-%d %H:%M} UTC) is before the crew was made ({begins:%Y-%m-%d %H:%M})",
+            "this machine's clock ({now} UTC) is before the crew was made ({begins})",
+            now=f"{now:%Y-%m-%d %H:%M}",
+            begins=f"{begins:%Y-%m-%d %H:%M}",
             hint="set the clocks of this machine and of the coordinator; two days of difference do no harm",
         )
     return _pem(certificate)
@@ -206,15 +214,21 @@ def _fetch(invite: Invite, *, timeout_seconds: float) -> bytes:
         ):
             der = secure.getpeercert(binary_form=True)
     except TimeoutError:
-        raise LinkError(f"{invite.address} did not answer within {timeout_seconds:g} s", hint=hint) from None
+        problem = "{address} did not answer within {seconds:g} s"
+        raise LinkError(problem, address=invite.address, seconds=timeout_seconds, hint=hint) from None
     except ssl.SSLError as error:
-        problem = f"what answers at {invite.address} does not speak TLS 1.3 ({error.reason or 'it hung up'})"
-        raise LinkError(problem, hint="check the port: another program may be listening there") from None
+        raise LinkError(
+            NO_TLS,
+            address=invite.address,
+            reason=error.reason or HUNG_UP,
+            hint="check the port: another program may be listening there",
+        ) from None
     except socket.gaierror:
-        named = f"no machine named {invite.address.host} is known"
-        raise LinkError(named, hint="make an invite with an IP address") from None
+        unknown = "no machine named {host} is known"
+        raise LinkError(unknown, host=invite.address.host, hint="make an invite with an IP address") from None
     except OSError as error:
-        raise LinkError(f"cannot reach {invite.address}: {error.strerror or error}", hint=hint) from None
+        reason = error.strerror or error
+        raise LinkError("cannot reach {address}: {reason}", address=invite.address, reason=reason, hint=hint) from None
     assert der is not None  # TLS 1.3 has no servers without a certificate
     return der
 
@@ -305,12 +319,12 @@ def _identity(key: ec.EllipticCurvePrivateKey, *, certificate: x509.Certificate,
     return Identity(key=_key_pem(key), certificate=_pem(certificate), ca=_pem(ca))
 
 
-def _parse_certificate(pem: bytes, *, what: str = "the other side's answer", hint: str = UPDATE) -> x509.Certificate:
+def _parse_certificate(pem: bytes, *, what: str = ANSWER, hint: str = UPDATE) -> x509.Certificate:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         certificate.public_key()
     except (ValueError, UnsupportedAlgorithm):
-        raise LinkError(f"{what} does not hold a certificate (PEM)", hint=hint) from None
+        raise LinkError("{what} does not hold a certificate (PEM)", what=what, hint=hint) from None
     return certificate
 
 
@@ -320,12 +334,15 @@ def _read_file(path: Path, *, private: bool) -> bytes:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             raw = file.read(MAX_FILE_BYTES)
     except OSError as error:
-        problem = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise LinkError(f"{path} {problem}", hint=_restore(path.parent)) from None
+        if isinstance(error, FileNotFoundError):
+            raise LinkError("{path} is missing", path=path, hint=_restore(path.parent)) from None
+        unreadable = "{path} cannot be read: {reason}"
+        raise LinkError(unreadable, path=path, reason=str(error.strerror), hint=_restore(path.parent)) from None
     if private and os.name != "nt" and mode & 0o077:
-        raise LinkError(f"{path} is open to other users (mode {mode:04o})", hint=f"chmod 600 {typed(path)}")
+        problem = "{path} is open to other users (mode {mode:04o})"
+        raise LinkError(problem, path=path, mode=mode, hint="chmod 600 {typed}", typed=typed(path))
     if not raw.strip():
-        raise LinkError(f"{path} is empty", hint=_restore(path.parent))
+        raise LinkError("{path} is empty", path=path, hint=_restore(path.parent))
     return raw
 
 
@@ -336,7 +353,7 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise LinkError(f"{path} does not hold a private key (P-256, PEM)", hint=_restore(path.parent))
+        raise LinkError("{path} does not hold a private key (P-256, PEM)", path=path, hint=_restore(path.parent))
     return key
 
 
@@ -347,9 +364,13 @@ def _read_certificate(path: Path) -> x509.Certificate:
 def _read_pair(path: Path, *, certificate_file: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     key, certificate = _read_key(path), _read_certificate(certificate_file)
     if _spki_hash(key.public_key()) != _spki_hash(certificate.public_key()):
-        raise LinkError(f"{path} and {certificate_file.name} do not belong together", hint=_restore(path.parent))
+        apart = "{path} and {certificate} do not belong together"
+        raise LinkError(apart, path=path, certificate=certificate_file.name, hint=_restore(path.parent))
     return key, certificate
 
 
-def _restore(folder: Path) -> str:
-    return f"restore {folder} from a backup, or move it away: new keys are made, and machines join again with an invite"
+def _restore(folder: Path) -> Message:
+    return Message(
+        "restore {folder} from a backup, or move it away: new keys are made, and machines join again with an invite",
+        folder=folder,
+    )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from cuadrilla.link.base import Contribute, Lease, Link, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.messages import Message
 
 LINE_SECONDS = 10.0
 
@@ -70,6 +71,14 @@ class WatchedLink:
         rounds = max(1, step - self._told_step)
         share = min(1.0, self._units / (rounds * self._units_per_round))
         speed = self._tokens / self._seconds if self._seconds > 0 else 0.0
-        self._report(f"step {step}  share {100 * share:.0f} %  {speed:,.0f} {self._counted}/s")
+        self._report(
+            Message(
+                "step {step}  share {percent:.0f} %  {speed:,.0f} {counted}/s",
+                step=step,
+                percent=100 * share,
+                speed=speed,
+                counted=self._counted,
+            )
+        )
         self._told_at, self._told_step = now, step
         self._units, self._tokens, self._seconds = 0, 0, 0.0

@@ -33,6 +33,7 @@ from cuadrilla.link.base import (
     ToWorker,
     Version,
 )
+from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 
 PROTOCOL = 1
@@ -89,7 +90,7 @@ class Layout:
     def require_sizes(self, sizes: Sequence[int]) -> None:
         """Raises LinkError unless `sizes` are the bytes of these tensors, one by one."""
         if list(sizes) != [math.prod(shape) * dtype.itemsize for _, dtype, shape in self.entries]:
-            raise _unexpected("tensors of another model")
+            raise _unexpected(Message("tensors of another model"))
 
     def pack(self, tensors: Tensors, *, memory: "Memory | None" = None) -> memoryview:
         """The bytes of `tensors`, which must have this layout: a copy."""
@@ -230,7 +231,7 @@ class Download:
         data: bytes = chunk.data
         self.received += len(data)
         if zlib.crc32(data) != chunk.crc or self.received > self.num_bytes:
-            raise _unexpected("damaged, or longer than announced")
+            raise _unexpected(Message("damaged, or longer than announced"))
         return data
 
 
@@ -249,17 +250,18 @@ class Assembly:
         """Raises LinkError for a chunk that is damaged, or not a part of what was expected."""
         if not self._begun:
             if chunk.num_bytes != self.num_bytes or (self.layout is not None and not self.layout.fits(chunk.tensors)):
-                raise _unexpected(f"{chunk.num_bytes} bytes instead of {self.num_bytes}, or tensors of another model")
+                problem = "{found} bytes instead of {expected}, or tensors of another model"
+                raise _unexpected(Message(problem, found=chunk.num_bytes, expected=self.num_bytes))
             self.buffer = self.buffer or self.memory.take(self.num_bytes)
             self._begun = True
         elif not chunk.data:
-            raise _unexpected("a chunk without data")
+            raise _unexpected(Message("a chunk without data"))
         data: bytes = chunk.data  # once: each access is a copy
         if zlib.crc32(data) != chunk.crc:
-            raise _unexpected("its checksum does not fit")
+            raise _unexpected(Message("its checksum does not fit"))
         end = self.received + len(data)
         if end > self.num_bytes:
-            raise _unexpected("more data than announced")
+            raise _unexpected(Message("more data than announced"))
         self.buffer[self.received : end] = data
         self.received = end
 
@@ -268,8 +270,9 @@ class Assembly:
         return self._begun and self.received == self.num_bytes
 
 
-def _unexpected(problem: str) -> LinkError:
-    return LinkError(f"a part of a transfer cannot be used: {problem}", hint="the other machine is asked again")
+def _unexpected(problem: Message) -> LinkError:
+    told = "a part of a transfer cannot be used: {problem}"
+    return LinkError(told, problem=problem, hint="the other machine is asked again")
 
 
 def to_coordinator(message: ToCoordinator) -> pb.ToCoordinator:
@@ -300,8 +303,9 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
     match received.WhichOneof("kind"):
         case "hello":
             hello = received.hello
-            _require(hello.protocol == PROTOCOL, f"it speaks protocol {hello.protocol}, this machine {PROTOCOL}")
-            _require(1 / MAX_SPEED < hello.speed_hint < MAX_SPEED, "its speed is not one that a machine has")
+            spoken = Message("it speaks protocol {found}, this machine {ours}", found=hello.protocol, ours=PROTOCOL)
+            _require(hello.protocol == PROTOCOL, spoken)
+            _require(1 / MAX_SPEED < hello.speed_hint < MAX_SPEED, Message("its speed is not one that a machine has"))
             facts = islice(hello.environment.items(), MAX_FACTS)
             known = {one_line(key, most=MAX_TEXT): one_line(value, most=MAX_TEXT) for key, value in facts}
             return Hello(speed_hint=hello.speed_hint, environment=known)
@@ -310,7 +314,7 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
             return Progress(passes=received.progress.passes, part=part if 0 <= part <= 1 else 0.0)
         case "contribute":
             answer = received.contribute
-            _require(math.isfinite(answer.transfer_seconds) and answer.transfer_seconds >= 0, "its time is negative")
+            _require(0 <= answer.transfer_seconds < math.inf, Message("its time is negative"))
             tensors = uploads.take(answer.upload)
             return Contribute(
                 lease_id=answer.lease_id,
@@ -352,7 +356,7 @@ def from_coordinator(received: pb.ToWorker) -> ToWorker:
             return Version(version=received.version.version, parameters=received.version.parameters)
         case "lease":
             lease = received.lease
-            _require(0 < len(lease.units) <= MAX_UNITS and lease.planned_tokens > 0, "a lease without units")
+            _require(0 < len(lease.units) <= MAX_UNITS and lease.planned_tokens > 0, Message("a lease without units"))
             return Lease(
                 lease_id=lease.lease_id,
                 version=lease.version,
@@ -388,6 +392,7 @@ def version_name(version: int) -> str:
     return f"version-{version}"
 
 
-def _require(condition: bool, problem: str) -> None:
+def _require(condition: bool, problem: Message) -> None:
     if not condition:
-        raise LinkError(f"a message cannot be used: {problem}", hint="install the same version on both machines")
+        told = "a message cannot be used: {problem}"
+        raise LinkError(told, problem=problem, hint="install the same version on both machines")

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from cuadrilla.messages import Message
 from cuadrilla.sync.events import (
     Action,
     Answered,
@@ -37,6 +38,8 @@ from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.membership import Membership, Rules
 from cuadrilla.sync.work import Rounds, Work
 
+COMPLETE = Message("the run is complete")
+
 
 @dataclass(kw_only=True)
 class Coordinator:
@@ -50,7 +53,7 @@ class Coordinator:
     crew: Membership = field(init=False)
     work: Work = field(init=False)
     finished: bool = False
-    farewell: str = "the run has ended"
+    farewell: str = Message("the run has ended")
 
     def __post_init__(self) -> None:
         self.crew = Membership(rules=self.rules)
@@ -87,7 +90,7 @@ class Coordinator:
         """Open the first round; called once, before any event."""
         if self.work.version >= self.rules.num_versions:
             self.finished = True
-            return [Finish(reason="the run is complete", complete=True)]
+            return [Finish(reason=COMPLETE, complete=True)]
         if self.work.ledger.outstanding == 0:
             self.work.ledger.open_units(self.rules.units_per_round)
         return []
@@ -130,7 +133,7 @@ class Coordinator:
     def _hear(self, event: Heard) -> list[Action]:
         if self.crew.hear(event):
             return []
-        return [Evict(worker=event.worker, reason="not a member of this run any more", again=True)]
+        return [Evict(worker=event.worker, reason=Message("not a member of this run any more"), again=True)]
 
     def _evict_silent(self) -> list[Action]:
         actions: list[Action] = []
@@ -180,7 +183,7 @@ class Coordinator:
         actions.append(Commit(merge=merge, tokens=self.work.tokens))
         if self.work.version >= self.rules.num_versions:
             self.finished = True
-            return [*actions, Finish(reason="the run is complete", complete=True)]
+            return [*actions, Finish(reason=COMPLETE, complete=True)]
         return [*actions, *self.rounds.next(self.work, event), *self.rounds.deal(self.work)]
 
     def _recompute(self, bad_leases: tuple[int, ...]) -> list[Action]:
@@ -195,6 +198,7 @@ class Coordinator:
         actions: list[Action] = []
         for worker, seconds in self.crew.strike(self.work.guilty(merge)).items():
             self._dismiss(worker)
-            reason = f"sent unusable contributions: quarantined for {seconds / 60:.0f} min"
+            told = "sent unusable contributions: quarantined for {minutes:.0f} min"
+            reason = Message(told, minutes=seconds / 60)
             actions.append(Evict(worker=worker, reason=reason, refused=True))
         return actions

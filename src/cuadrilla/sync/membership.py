@@ -11,7 +11,9 @@ back makes nobody new.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
+from cuadrilla.messages import Message
 from cuadrilla.plan.share import Pace
 from cuadrilla.sync.events import Heard, Joined
 from cuadrilla.sync.ledger import Grant
@@ -123,14 +125,20 @@ class Membership:
         record = self.records.get(event.worker)
         if record is not None and record.quarantined_until > self.now:
             minutes = math.ceil((record.quarantined_until - self.now) / 60)
-            return f"quarantined for {minutes} more min: unusable contributions in {record.strikes} rounds"
+            return Message(
+                "quarantined for {minutes} more min: unusable contributions in {strikes} rounds",
+                minutes=minutes,
+                strikes=record.strikes,
+            )
         if different := _differing(self.rules.program, event.environment):
-            return f"another program than the coordinator's: {', '.join(different)}; all need the same version"
+            told = "another program than the coordinator's: {different}; all need the same version"
+            return Message(told, different=_listed(different))
         if self.rules.same_environment:
             if self.environment is None:
                 self.environment = dict(event.environment)
             if different := _differing(self.environment, event.environment, also_new=True):
-                return f"strict mode needs equal machines; different here: {', '.join(different[:3])}"
+                told = "strict mode needs equal machines; different here: {different}"
+                return Message(told, different=_listed(different[:3]))
         return ""
 
     def _remember(self, worker: str) -> None:
@@ -190,7 +198,7 @@ class Membership:
         """Why a member, which holds this lease, is not waited for any more; "" while it is."""
         rules, member = self.rules, self.members[worker]
         if rules.lost_after_seconds is not None and self.now - member.heard_at > rules.lost_after_seconds:
-            return f"lost: nothing heard for {self.now - member.heard_at:.1f} s"
+            return Message("lost: nothing heard for {seconds:.1f} s", seconds=self.now - member.heard_at)
         if rules.hung_after_seconds is None or lease is None:
             return ""
         idle, held = self.now - member.progress_at, self.now - member.granted_at
@@ -198,9 +206,9 @@ class Membership:
         known = held - idle if math.isinf(expected) else expected  # how long it took to its last progress
         limit = max(rules.hung_after_seconds, rules.hung_after_leases * known)
         if idle > (limit if member.passes else max(limit, FIRST_PROGRESS_SECONDS)):
-            return f"hung: no progress for {idle:.1f} s"
+            return Message("hung: no progress for {seconds:.1f} s", seconds=idle)
         overdue = min(max(MIN_OVERDUE_SECONDS, rules.overdue_after_leases * expected), MAX_OVERDUE_SECONDS)
-        return f"overdue: no answer for {held:.1f} s" if held > overdue else ""
+        return Message("overdue: no answer for {seconds:.1f} s", seconds=held) if held > overdue else ""
 
     # -- speed ---------------------------------------------------------------------------------------------------------
 
@@ -273,10 +281,15 @@ class Membership:
         return sent_away
 
 
-def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[str]:
+def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[Message]:
     """What is other there than here; `also_new`: what is only known there, too."""
+    none = Message("none")
     return [
-        f"{key} ({theirs.get(key, 'none')} instead of {ours.get(key, 'none')})"
+        Message("{key} ({theirs} instead of {ours})", key=key, theirs=theirs.get(key, none), ours=ours.get(key, none))
         for key in sorted(ours.keys() | (theirs.keys() if also_new else set()))
         if ours.get(key) != theirs.get(key)
     ]
+
+
+def _listed(parts: Iterable[Message]) -> Message:
+    return reduce(lambda one, other: Message("{one}, {other}", one=one, other=other), parts)

@@ -51,7 +51,8 @@ class Server(Exact):
         running = list(batch_norms(model))
         if running and several_workers:
             raise TaskError(
-                f"{running[0]} keeps running statistics, which asynchronous workers do not share",
+                "{name} keeps running statistics, which asynchronous workers do not share",
+                name=running[0],
                 hint='use one worker, sync.kind = "exact", or a normalisation without them (LayerNorm, GroupNorm)',
             )
 

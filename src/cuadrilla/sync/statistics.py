@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from cuadrilla.errors import TaskError
+from cuadrilla.messages import Message
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
@@ -45,7 +46,9 @@ def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
             continue
         if not isinstance(module, BATCH_NORMS) or any(getattr(module, key) is None for key in (*VALUES, COUNT)):
             raise TaskError(
-                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics that cannot be merged",
+                "{name} ({kind}) keeps running statistics that cannot be merged",
+                name=name or Message("the model"),
+                kind=type(module).__name__,
                 hint="use BatchNorm, or track_running_stats=False, or a normalisation without them (GroupNorm)",
             )
         found[name] = module
@@ -122,7 +125,9 @@ class UnitStatistics:
             first = 1.0 if num_calls == 1 and not self._strict else None
             if self._momentum.setdefault(name, first) is not None and num_calls > 1:
                 raise TaskError(
-                    f"{name} was called once in an earlier pass and {num_calls} times in this one",
+                    "{name} was called once in an earlier pass and {num_calls} times in this one",
+                    name=name,
+                    num_calls=num_calls,
                     hint="its statistics would be those of the last call: use a BatchNorm for each place",
                 )
         measured = {_full(name, key): self._own[name][key] for name in called for key in VALUES}
@@ -196,7 +201,8 @@ def refuse_private_buffers(model: nn.Module) -> None:
         changed = [name for name, (old, count) in before.items() if now.get(name) is not old or old._version != count]
         if changed:
             raise TaskError(
-                f"the buffer {changed[0]} changes in a pass, and several workers do not share it",
+                "the buffer {name} changes in a pass, and several workers do not share it",
+                name=changed[0],
                 hint="make it a parameter, register it with persistent=False if it is a cache, or use one worker",
             )
 

@@ -40,6 +40,7 @@ from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.link.grpc_ray import admits
 from cuadrilla.log import FILE_FORMAT, libraries_apart, to_files_only
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, private_folder, storage_errors
 
 MIN_VERSION = (2, 56)
@@ -89,11 +90,11 @@ def why_not() -> str:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return f"Ray is not installed: {INSTALL}"
+        return Message("Ray is not installed: {command}", command=INSTALL)
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
-        return f"Ray {version} is too old: {INSTALL}"
+        return Message("Ray {version} is too old: {command}", version=version, command=INSTALL)
     if sys.platform != "linux":
-        return "Ray joins machines under Linux only"
+        return Message("Ray joins machines under Linux only")
     return ""
 
 
@@ -157,11 +158,11 @@ def cluster_of(
 def why_no_cluster(engine: LocalEngine | CrewEngine, *, practice: bool, nodes: frozenset[str]) -> str:
     """Why a run has no Ray, or nothing. `practice`: of this machine alone; else `nodes` may come."""
     if engine.kind == "local" or not engine.uses_ray:
-        return f'engine.kind is "{engine.kind}"'
+        return Message('engine.kind is "{kind}"', kind=engine.kind)
     if engine.kind == "auto" and (reason := why_not()):
         return reason
     if not practice and not engine.ray_address and not nodes:
-        return "no machine has been named for Ray (--ray-node)"
+        return Message("no machine has been named for Ray (--ray-node)")
     return ""
 
 
@@ -238,17 +239,23 @@ def joined(address: str) -> Iterator[Cluster]:
     token = read_token()
     if not token:
         raise EnvironmentProblem(
-            f"no token for the Ray cluster at {address}: {token_file()} does not exist",
+            "no token for the Ray cluster at {address}: {path} does not exist",
+            address=address,
+            path=token_file(),
             hint="copy the head's token there, or name its file in RAY_AUTH_TOKEN_PATH; ray get-auth-token --generate",
         )
     if admits(address, token=""):
         raise EnvironmentProblem(
-            f"the Ray cluster at {address} asks nobody for a token: everybody who reaches it can run code on it",
+            "the Ray cluster at {address} asks nobody for a token: everybody who reaches it can run code on it",
+            address=address,
             hint="start it with RAY_AUTH_MODE=token; ray get-auth-token --generate makes one",
         )
     if not admits(address, token=token):
         raise LinkError(
-            f"the Ray cluster at {address} refuses this token", hint=f"copy the head's token to {token_file()}"
+            "the Ray cluster at {address} refuses this token",
+            address=address,
+            hint="copy the head's token to {path}",
+            path=token_file(),
         )
     with _variables({}), _connected(address, settings={}) as context:
         yield _describe(context, ours=False, practice=False)
@@ -278,12 +285,13 @@ def _connected(address: str, *, settings: dict[str, Any]) -> Iterator[Any]:
     try:
         context = ray.init(address=address, **logs, **settings)
     except (ConnectionError, ray.exceptions.RaySystemError) as error:
-        raise LinkError(f"no Ray cluster at {address}: {error}", hint="is its head running?") from None
+        problem = "no Ray cluster at {address}: {reason}"
+        raise LinkError(problem, address=address, reason=error, hint="is its head running?") from None
     except (RuntimeError, TimeoutError) as error:
-        mismatch = "Version mismatch" in str(error)
-        text, same = " ".join(str(error).split()), "install the same Ray and the same Python on all its machines"
-        hint = same if mismatch else 'run the same command again, or use the crew link: engine.kind = "crew"'
-        raise EnvironmentProblem(text, hint=hint) from None
+        hint = 'run the same command again, or use the crew link: engine.kind = "crew"'
+        if "Version mismatch" in str(error):
+            hint = "install the same Ray and the same Python on all its machines"
+        raise EnvironmentProblem("{reason}", reason=" ".join(str(error).split()), hint=hint) from None
     try:
         yield context
     finally:

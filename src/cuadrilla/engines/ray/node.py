@@ -47,6 +47,7 @@ from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_ray import admits, token_hash
 from cuadrilla.link.tls import Identity
 from cuadrilla.log import TALK
+from cuadrilla.messages import Message
 from cuadrilla.rundir import private_folder
 
 STOP_SECONDS = 15.0
@@ -165,7 +166,7 @@ def work_through_ray(ways: Ways) -> str | None:
             if not worked:
                 return None  # the crew link has a patience of its own
             if time.monotonic() > deadline:
-                return "the coordinator has gone"
+                return Message("the coordinator has gone")
             time.sleep(PAUSE_SECONDS)
             continue
         finally:
@@ -191,7 +192,7 @@ def _stay(node: RayNode, ways: Ways) -> str:
     try:
         while node.look():
             if refusal := connection.ray_head(pb.RayNode(member=node.member)).refusal:
-                return f"out of the Ray cluster: {refusal}"
+                return Message("out of the Ray cluster: {reason}", reason=refusal)
             if line := node.progress():
                 ways.report(line)
             time.sleep(LOOK_SECONDS)
@@ -201,7 +202,7 @@ def _stay(node: RayNode, ways: Ways) -> str:
         pass
     finally:
         connection.close()
-    return "the coordinator is silent: looking for it"
+    return Message("the coordinator is silent: looking for it")
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
@@ -250,9 +251,10 @@ def find_head(connection: Connection, *, coordinator: str, consent: Consent) -> 
             raise LinkError("this machine's owner wants no Ray on it")
         answer = _ask(connection, mine, consent)
     if answer.refusal:
-        raise LinkError(answer.refusal)
+        raise LinkError("{reason}", reason=answer.refusal)
     if not admits(answer.address, token=answer.token):
-        raise LinkError(f"the head at {answer.address} does not know the token that the coordinator gave")
+        problem = "the head at {address} does not know the token that the coordinator gave"
+        raise LinkError(problem, address=answer.address)
     return Head(address=answer.address, token=answer.token, mine=mine)
 
 

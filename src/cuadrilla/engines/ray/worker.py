@@ -133,7 +133,7 @@ class RayWorker:
         try:
             return {"reason": self._work()}
         except CuadrillaError as error:
-            return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+            return {"error": str(error.message), "hint": str(error.hint), "exit_code": error.exit_code}
         finally:
             self._mail.outbox.put(Parcel(kind="ended"))
 
@@ -242,7 +242,7 @@ class RayLink:
 
 
 def _report(text: str) -> None:
-    log.info(text, extra=TALK)
+    log.info("%s", text, extra=TALK)
 
 
 def _write_progress(line: str) -> None:
