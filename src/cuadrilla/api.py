@@ -31,6 +31,7 @@ from cuadrilla.engines.run import Audience, train_run
 from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem
 from cuadrilla.link.ciphers import RSA_ONLY, VARIABLE, allow_only_new_tls, is_only_new_tls
 from cuadrilla.log import silence_grpc
+from cuadrilla.messages import Message
 from cuadrilla.model.generate import Sampling
 from cuadrilla.newrun import make_run, settings_text
 from cuadrilla.rundir import RunDir, last_rows
@@ -80,7 +81,8 @@ def open_run(folder: AnyPath) -> "Run":
     """A run that was made before, here or by a command. Raises ConfigError if the folder has no run file."""
     run = Run(folder)
     if not RunDir(run.path).run_file.is_file():
-        raise ConfigError(f"{run.path} is no run: it has no run.toml", hint="make one: cuadrilla.new_run(folder, ...)")
+        hint = "make one: cuadrilla.new_run(folder, ...)"
+        raise ConfigError("{path} is no run: it has no run.toml", path=run.path, hint=hint)
     return run
 
 
@@ -143,7 +145,7 @@ class Run:
     def stop(self) -> None:
         """Have `train` save and return after the pass at hand; from `on_step`, or from another thread."""
         if self._request_stop is not None:
-            self._request_stop("the run was stopped by its program")
+            self._request_stop(Message("the run was stopped by its program"))
 
     def evaluate(self, *, sequences: int = 0, device: str = "auto", newest: bool = False) -> dict[str, float]:
         """The task's measures on held-out data, of so many sequences (0: all): `loss`, `bits_per_byte`, ...
@@ -179,7 +181,7 @@ class Run:
             interrupts.append(number)
             if len(interrupts) > 1:
                 signal.default_int_handler(number, frame)
-            request_stop("the run was stopped by Ctrl-C")
+            request_stop(Message("the run was stopped by Ctrl-C"))
 
         before = signal.signal(signal.SIGINT, interrupted) if is_main else None
         try:
@@ -194,7 +196,8 @@ def _as_sets(settings: Mapping[str, Any]) -> list[str]:
     try:
         return [f"{key}={literal(value)}" for key, value in leaves(settings).items()]
     except TypeError as error:
-        raise ConfigError(f"the settings: {error}", hint="texts, numbers, booleans and lists") from None
+        hint = "texts, numbers, booleans and lists"
+        raise ConfigError("the settings: {reason}", reason=error, hint=hint) from None
 
 
 def _before_grpc() -> None:
@@ -202,7 +205,9 @@ def _before_grpc() -> None:
     if not is_only_new_tls() and "grpc" in sys.modules:
         raise EnvironmentProblem(
             "gRPC was imported before it could be told which TLS to refuse",
-            hint=f"begin the program with os.environ[{VARIABLE!r}] = {RSA_ONLY!r}",
+            hint="begin the program with os.environ[{variable!r}] = {value!r}",
+            variable=VARIABLE,
+            value=RSA_ONLY,
         )
     allow_only_new_tls()
     silence_grpc()

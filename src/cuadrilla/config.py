@@ -9,6 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from cuadrilla.messages import Message
+
 SCHEMA = 1
 
 # Layers, heads, width, context. `micro` and `mini` are ours (about 1 and 10 million parameters with a small
@@ -93,9 +95,15 @@ class ModelSection(Section):
     def _divides(self) -> Self:
         _, heads, width, _ = self.shape
         if width % heads:
+            below = width // heads * heads
             raise ValueError(
-                f"width {width} is not divisible by {heads} heads; "
-                f"use {width // heads * heads} or {width // heads * heads + heads}"
+                Message(
+                    "width {width} is not divisible by {heads} heads; use {below} or {above}",
+                    width=width,
+                    heads=heads,
+                    below=below,
+                    above=below + heads,
+                )
             )
         return self
 
@@ -145,13 +153,19 @@ class TrainSection(Section):
     def _consistent(self) -> Self:
         if self.batch_sequences % self.unit_sequences:
             below = self.batch_sequences // self.unit_sequences * self.unit_sequences
-            options = f"{below + self.unit_sequences}" if below == 0 else f"{below} or {below + self.unit_sequences}"
             raise ValueError(
-                f"batch_sequences {self.batch_sequences} is not a multiple of unit_sequences "
-                f"{self.unit_sequences}; use {options}"
+                Message(
+                    "batch_sequences {batch} is not a multiple of unit_sequences {unit}; use {below} or {above}"
+                    if below
+                    else "batch_sequences {batch} is not a multiple of unit_sequences {unit}; use {above}",
+                    batch=self.batch_sequences,
+                    unit=self.unit_sequences,
+                    below=below,
+                    above=below + self.unit_sequences,
+                )
             )
         if sum(value > 0 for value in (self.tokens, self.epochs, self.steps)) > 1:
-            raise ValueError("set only one of tokens, epochs and steps")
+            raise ValueError(Message("set only one of tokens, epochs and steps"))
         return self
 
 
@@ -199,7 +213,13 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.warmup + self.cooldown > 1:
-            raise ValueError(f"warmup {self.warmup} and cooldown {self.cooldown} together exceed 1")
+            raise ValueError(
+                Message(
+                    "warmup {warmup} and cooldown {cooldown} together exceed 1",
+                    warmup=self.warmup,
+                    cooldown=self.cooldown,
+                )
+            )
         return self
 
 
@@ -325,9 +345,13 @@ class Config(Section):
     @model_validator(mode="after")
     def _task_has_data(self) -> Self:
         if self.task.kind == "file" and self.model.init:
-            raise ValueError("model.init is for the language task; a task of your own loads its weights in model()")
+            raise ValueError(
+                Message("model.init is for the language task; a task of your own loads its weights in model()")
+            )
         if self.task.kind == "language" and not self.data.folder:
-            raise ValueError("data.folder is not set; prepare one with `cuadrilla data prepare` and name it here")
+            raise ValueError(
+                Message("data.folder is not set; prepare one with `cuadrilla data prepare` and name it here")
+            )
         if not (self.train.tokens or self.train.epochs or self.train.steps):
-            raise ValueError("train.tokens, train.epochs or train.steps must say how long to train")
+            raise ValueError(Message("train.tokens, train.epochs or train.steps must say how long to train"))
         return self

@@ -127,7 +127,9 @@ class Home:
             return replace(joined[0], address=address or joined[0].address)
         if joined and not address:
             raise LinkError(
-                f"this machine has joined {len(joined)} crews: {', '.join(crew.address for crew in joined)}",
+                "this machine has joined {crews} crews: {addresses}",
+                crews=len(joined),
+                addresses=", ".join(crew.address for crew in joined),
                 hint="name one: cuadrilla join ADDRESS:PORT",
             )
         return None

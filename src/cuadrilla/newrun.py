@@ -9,6 +9,7 @@ import tomli_w
 
 from cuadrilla.config import SCHEMA
 from cuadrilla.errors import ConfigError
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, write_atomic
 from cuadrilla.runfile import quoted, resolve
 
@@ -23,7 +24,7 @@ def make_run(folder: Path, text: str) -> RunDir:
     """A run folder with this run file. Raises ConfigError if it has one."""
     run = RunDir(folder)
     if run.run_file.exists():
-        raise ConfigError(f"{run.run_file} exists", hint="choose another name, or edit that file")
+        raise ConfigError("{path} exists", path=run.run_file, hint="choose another name, or edit that file")
     make_private(folder)
     write_atomic(run.run_file, text)
     return run
@@ -44,8 +45,9 @@ def settings_text(settings: Mapping[str, Any] | str, *, folder: Path) -> str:
     try:
         text = tomli_w.dumps({"schema": SCHEMA, **sections})
     except TypeError as error:
-        raise ConfigError(f"the settings: {error}", hint="sections of texts, numbers, booleans and lists") from None
-    resolve(text, name="the settings")
+        hint = "sections of texts, numbers, booleans and lists"
+        raise ConfigError("the settings: {reason}", reason=error, hint=hint) from None
+    resolve(text, name=Message("the settings"))
     return text
 
 

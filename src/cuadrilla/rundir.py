@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 
 from cuadrilla.errors import ConfigError, ResourceError
+from cuadrilla.messages import Message
 
 SCHEMA = 1
 PRIVATE_PREFIX = "cuadrilla-private-"
@@ -111,9 +112,9 @@ def require_regular(path: Path, *, most_bytes: int | None = None) -> None:
     """Raises OSError, without opening it, if `path` is no regular file or has more bytes than that."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, Message("not a regular file"), str(path))
     if most_bytes is not None and status.st_size > most_bytes:
-        raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
+        raise _too_large(path, most_bytes=most_bytes)
 
 
 def read_regular(path: Path, *, most_bytes: int = MAX_JSON_BYTES) -> bytes:
@@ -122,8 +123,12 @@ def read_regular(path: Path, *, most_bytes: int = MAX_JSON_BYTES) -> bytes:
     with open(path, "rb") as file:
         raw = file.read(most_bytes + 1)
     if len(raw) > most_bytes:  # it has grown meanwhile, or says that it is empty, as those in /proc do
-        raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
+        raise _too_large(path, most_bytes=most_bytes)
     return raw
+
+
+def _too_large(path: Path, *, most_bytes: int) -> OSError:
+    return OSError(errno.EFBIG, Message("more than {bytes:,} bytes", bytes=most_bytes), str(path))
 
 
 def file_sha256(path: Path) -> str:
@@ -164,7 +169,8 @@ def storage_errors(path: Path) -> Iterator[None]:
             hint = "a file is where a folder should be, or a folder is in the way or missing: choose another name"
         elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
             hint = "it cannot be written by you: choose another folder, or give yourself permission"
-        raise ResourceError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
+        reason = error.strerror or error
+        raise ResourceError("cannot write {path}: {reason}", path=path, reason=reason, hint=hint) from error
 
 
 def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
@@ -238,7 +244,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
     try:
         require_regular(path)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="move it away, or name another run") from error
+        hint = "move it away, or name another run"
+        raise ConfigError("cannot read {path}: {reason}", path=path, reason=error.strerror, hint=hint) from error
     with open(path, encoding="utf-8", errors="replace") as file:
         while line := file.readline(MAX_LINE_CHARACTERS):
             try:
@@ -297,10 +304,15 @@ class FolderLock:
                     self._path.unlink(missing_ok=True)
                     continue
                 raise ConfigError(
-                    f"{self._path.parent} is in use by process {owner['pid']} on {owner['host']} ({self._purpose})",
-                    hint=f"wait for it or stop it; if that machine is gone for good, delete {self._path}",
+                    "{folder} is in use by process {pid} on {host} ({purpose})",
+                    folder=self._path.parent,
+                    pid=str(owner["pid"]),
+                    host=str(owner["host"]),
+                    purpose=self._purpose,
+                    hint="wait for it or stop it; if that machine is gone for good, delete {lock}",
+                    lock=self._path,
                 ) from None
-        raise ConfigError(f"cannot take {self._path}", hint="two processes started at once; try again")
+        raise ConfigError("cannot take {path}", path=self._path, hint="two processes started at once; try again")
 
     def _owner(self) -> dict[str, Any] | None:
         """Who holds the lock, or None if nobody alive does."""

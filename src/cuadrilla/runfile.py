@@ -16,9 +16,11 @@ from typing import Any
 
 import pydantic
 import tomli_w
+from pydantic_core import ErrorDetails
 
 from cuadrilla.config import SCHEMA, Config, Section
 from cuadrilla.errors import ConfigError
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, read_regular, typed
 
 MAX_FILE_BYTES = 1_000_000
@@ -37,7 +39,16 @@ SYNONYMS = {  # what other tools call our keys
     "optimizer": "optim",
 }
 
-
+WANTED = {
+    "missing": Message("Field required"),
+    "int_type": Message("should be a valid integer"),
+    "float_type": Message("should be a valid number"),
+    "string_type": Message("should be a valid string"),
+    "bool_type": Message("should be a valid boolean"),
+    "list_type": Message("should be a valid list"),
+    "finite_number": Message("should be a finite number"),
+}
+"""Instead of pydantic's errors of these types."""
 KEPT = "--set before"
 LENGTHS = ("tokens", "epochs", "steps")
 """Keys of the section `train` of which one holds: the last that was said."""
@@ -67,16 +78,22 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
         if path.is_dir():
             path = path / "run.toml"
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes", hint="a run file is a page of TOML")
+            hint = "a run file is a page of TOML"
+            raise ConfigError("{path} is larger than {bytes} bytes", path=path, bytes=MAX_FILE_BYTES, hint=hint)
         raw = read_regular(path)
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="write one with `cuadrilla new NAME`"
+            "cannot read {path}: {reason}",
+            path=path,
+            reason=error.strerror,
+            hint="write one with `cuadrilla new NAME`",
         ) from error
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8") from error
+        raise ConfigError(
+            "{path} is not UTF-8 text (byte {byte})", path=path, byte=error.start, hint="save it as UTF-8"
+        ) from error
     return resolve(text, sets=sets, kept=_kept_sets(RunDir(path.parent)), name=str(path), processes=processes)
 
 
@@ -114,11 +131,20 @@ def read_run_config(run: RunDir) -> Config:
         return Config.model_validate(values)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{run.path} is not a trained run: it has no {run.config.name}", hint=f"cuadrilla train {typed(run.path)}"
+            "{path} is not a trained run: it has no {file}",
+            path=run.path,
+            file=run.config.name,
+            hint="cuadrilla train {run}",
+            run=typed(run.path),
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        why = str(error).partition("\n")[0]
-        raise ConfigError(f"{run.config} cannot be read: {why}", hint=f"cuadrilla train {typed(run.path)}") from error
+        raise ConfigError(
+            "{path} cannot be read: {reason}",
+            path=run.config,
+            reason=str(error).partition("\n")[0],
+            hint="cuadrilla train {run}",
+            run=typed(run.path),
+        ) from error
 
 
 def resolve(
@@ -159,25 +185,28 @@ def parse_toml(text: str, *, name: str) -> dict[str, Any]:
     """TOML text to nested dicts; ConfigError with the line. Refuses deep nesting before it can exhaust the stack."""
     deepest = max((line.count("[") + line.count("{") + line.count(".") for line in text.splitlines()), default=0)
     if deepest > 1000:
-        raise ConfigError(
-            f"{name} nests tables more than {MAX_NESTING} levels", hint="a run file has sections and keys"
-        )
+        raise _too_deep(name)
     try:
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{name}: {error}", hint="see https://toml.io for the syntax") from error
+        hint = "see https://toml.io for the syntax"
+        raise ConfigError("{name}: {reason}", name=name, reason=error, hint=hint) from error
     if _depth(values) > MAX_NESTING:
-        raise ConfigError(
-            f"{name} nests tables more than {MAX_NESTING} levels", hint="a run file has sections and keys"
-        )
+        raise _too_deep(name)
     return values
+
+
+def _too_deep(name: str) -> ConfigError:
+    hint = "a run file has sections and keys"
+    return ConfigError("{name} nests tables more than {levels} levels", name=name, levels=MAX_NESTING, hint=hint)
 
 
 def parse_set(item: str) -> tuple[list[str], Any]:
     """`section.key=value`, the value in TOML or a bare word. Raises ConfigError."""
     key, separator, raw = item.partition("=")
     if not separator or not re.fullmatch(r"\w+(\.\w+)*", key.strip()):
-        raise ConfigError(f"--set {item}: not of the form section.key=value", hint="e.g. --set optim.lr=0.01")
+        hint = "e.g. --set optim.lr=0.01"
+        raise ConfigError("--set {item}: not of the form section.key=value", item=item, hint=hint)
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
@@ -196,7 +225,8 @@ def load_dumped(text: str) -> Config:
         return Config.model_validate(json.loads(text))
     except ValueError as error:
         raise ConfigError(
-            f"the coordinator's configuration cannot be read: {str(error).splitlines()[0]}",
+            "the coordinator's configuration cannot be read: {reason}",
+            reason=str(error).splitlines()[0],
             hint="install the same version of cuadrilla on both machines",
         ) from None
 
@@ -208,7 +238,8 @@ def to_toml(config: Config) -> str:
 def quoted(text: str) -> str:
     """A string as TOML has it. Raises ConfigError for a file name whose bytes are not UTF-8, which TOML cannot hold."""
     if text.encode(errors="replace").decode() != text:
-        raise ConfigError(f"{text!a} is not Unicode text", hint="rename it, then write the new name")
+        hint = "rename it, then write the new name"
+        raise ConfigError("{name!a} is not Unicode text", name=text, hint=hint)
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -263,7 +294,7 @@ def _assign(values: dict[str, Any], key: list[str], value: Any) -> None:
     for part in key[:-1]:
         inner = values.setdefault(part, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {'.'.join(key)}: {part} is a value, not a section")
+            raise ConfigError("--set {key}: {part} is a value, not a section", key=".".join(key), part=part)
         values = inner
     values[key[-1]] = value
 
@@ -272,7 +303,10 @@ def _check_schema(values: dict[str, Any], name: str) -> None:
     schema = values.get("schema", SCHEMA)
     if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA:
         raise ConfigError(
-            f"{name} was written for schema {schema}; this cuadrilla reads schema {SCHEMA}",
+            "{name} was written for schema {schema}; this cuadrilla reads schema {own}",
+            name=name,
+            schema=schema,
+            own=SCHEMA,
             hint="upgrade with `pip install --upgrade cuadrilla`",
         )
 
@@ -282,17 +316,58 @@ def _explain(error: pydantic.ValidationError, values: dict[str, Any], name: str)
     problem = error.errors()[0]
     location = [str(part) for part in problem["loc"]]
     section = _without_union_tags(location, values)
-    key = ".".join(section) or "the run file"
+    key = ".".join(section) or Message("the run file")
     if problem["type"] == "extra_forbidden":
         known = _known_keys(section[:-1], values)
         near = difflib.get_close_matches(section[-1], [*known, *SYNONYMS], n=1, cutoff=0.5)
         meant = SYNONYMS.get(near[0], near[0]) if near else ""
-        hint = f"did you mean {meant}?" if meant in known else f"known here: {', '.join(known)}"
-        return ConfigError(f"{name}: unknown key {key}", hint=hint)
+        return ConfigError(
+            "{name}: unknown key {key}",
+            name=name,
+            key=key,
+            hint="did you mean {meant}?" if meant in known else "known here: {known}",
+            meant=meant,
+            known=", ".join(known),
+        )
     given = problem.get("input")
-    shown = "" if isinstance(given, dict | Section) else f" (given: {str(given)[:80]!r})"
-    message = problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
-    return ConfigError(f"{name}: {key}: {message}{shown}", hint="`cuadrilla config show --help-text` explains each key")
+    return ConfigError(
+        "{name}: {key}: {problem}"
+        if isinstance(given, dict | Section)
+        else "{name}: {key}: {problem} (given: {given!r})",
+        name=name,
+        key=key,
+        problem=_in_our_words(problem),
+        given=str(given)[:80],
+        hint="`cuadrilla config show --help-text` explains each key",
+    )
+
+
+def _in_our_words(problem: ErrorDetails) -> str:
+    """Our own message, or that of pydantic: the frequent ones as templates, the others as they are."""
+    match problem["type"], problem.get("ctx", {}):
+        case "value_error", {"error": ValueError(args=(Message() as message,))}:
+            return message
+        case kind, _ if kind in WANTED:
+            return WANTED[kind]
+        case "greater_than", {"gt": limit}:
+            return Message("should be greater than {limit}", limit=_number(limit))
+        case "greater_than_equal", {"ge": limit}:
+            return Message("should be greater than or equal to {limit}", limit=_number(limit))
+        case "less_than", {"lt": limit}:
+            return Message("should be less than {limit}", limit=_number(limit))
+        case "less_than_equal", {"le": limit}:
+            return Message("should be less than or equal to {limit}", limit=_number(limit))
+        case "literal_error", {"expected": str(expected)}:
+            *first, last = expected.rsplit(" or ", 1)
+            choices = Message("{one} or {other}", one=first[0], other=last) if first else last
+            return Message("should be {choices}", choices=choices)
+        case "string_pattern_mismatch", {"pattern": pattern}:
+            return Message("String should match pattern '{pattern}'", pattern=pattern)
+    return problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
+
+
+def _number(limit: float) -> int | float:
+    return int(limit) if float(limit).is_integer() else limit
 
 
 def _without_union_tags(location: list[str], values: dict[str, Any]) -> list[str]:

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuadrilla.messages import Message
+
 INHERITED = ("PATH", "PYTHONPATH", "SYSTEMROOT", "TMPDIR", "TEMP", "VIRTUAL_ENV")
 MAX_SAID_BYTES = 10**6
 MAX_REASON = 300
@@ -54,11 +56,11 @@ class Ended:
     def reason(self) -> str:
         """Why it failed, in a line."""
         if self.code is None:
-            return "it took too long"
+            return Message("it took too long")
         if self.code < 0:
-            return f"its reader was ended by signal {-self.code}"
+            return Message("its reader was ended by signal {signal}", signal=-self.code)
         lines = [line.strip() for line in self.complaint.splitlines() if line.strip()]
-        return (lines or [f"exit code {self.code}"])[-1][:MAX_REASON]
+        return lines[-1][:MAX_REASON] if lines else Message("exit code {code}", code=self.code)
 
 
 def run_confined(module: str, *arguments: str, folder: Path, timeout_seconds: float) -> Ended:

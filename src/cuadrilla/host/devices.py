@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from cuadrilla.host.facts import Facts, read_facts
 from cuadrilla.host.probe import Answer, Row, ask, child_argv
+from cuadrilla.messages import Message
 
 Kind = Literal["cuda", "mps", "xpu", "cpu"]
 Capability = tuple[int, int]
@@ -24,9 +25,11 @@ CUDA_13_CAPABILITY: Capability = (7, 5)
 CUDA_13_DRIVER = 580
 CUDA_12_DRIVER = 525
 BLACKWELL: Capability = (10, 0)
-HINT_SLOW = "the first import of torch can be slow: try again with `cuadrilla devices --timeout 60`"
-HINT_RESTART = "restart the machine or reinstall its driver (under WSL2: run `wsl --shutdown` in Windows first)"
-HINT_INSTALL = "install it again: pip install --force-reinstall torch"
+HINT_SLOW = Message("the first import of torch can be slow: try again with `cuadrilla devices --timeout 60`")
+HINT_RESTART = Message(
+    "restart the machine or reinstall its driver (under WSL2: run `wsl --shutdown` in Windows first)"
+)
+HINT_INSTALL = Message("install it again: pip install --force-reinstall torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,7 @@ def assemble(torch: Answer, nvml: Answer, *, visible: str | None, facts: Facts) 
     cpu = Device(
         kind="cpu",
         index=0,
-        name=facts.cpu.name or facts.machine or "unknown processor",
+        name=facts.cpu.name or facts.machine or Message("unknown processor"),
         memory_bytes=facts.usable_memory_bytes,
         free_bytes=facts.available_bytes,
         torch_version=version,
@@ -100,12 +103,18 @@ def _reported(row: Row, torch: Answer, *, card: Row, driver: str | None, chip: s
     arches = _texts(row.get("arches"))
     supported = arch_supported(capability, arches) if capability else None
     tests = [test for test in torch.all("tested") if (test.get("kind"), test.get("index")) == (kind, index)]
-    error, hint = None, ""
+    error: str | None = None
+    hint = ""
     if supported is False and capability:
-        error = f"PyTorch {version} has no kernels for compute capability {_dotted(capability)} ({', '.join(arches)})"
+        error = Message(
+            "PyTorch {version} has no kernels for compute capability {capability} ({kernels})",
+            version=version,
+            capability=_dotted(capability),
+            kernels=", ".join(arches),
+        )
         hint = install_hint(capability, driver)
     elif not tests:
-        error = f"PyTorch {torch.fault or 'did not test it'}"
+        error = Message("PyTorch {fault}", fault=torch.fault or Message("did not test it"))
         hint = HINT_SLOW if torch.timed_out else HINT_RESTART
     elif tests[0].get("error"):
         error, hint = str(tests[0]["error"]), HINT_RESTART
@@ -113,7 +122,7 @@ def _reported(row: Row, torch: Answer, *, card: Row, driver: str | None, chip: s
     return Device(
         kind=kind,
         index=index,
-        name=_text(row.get("name")) or (kind == "mps" and chip) or "unknown",
+        name=_text(row.get("name")) or (kind == "mps" and chip) or Message("unknown"),
         memory_bytes=_integer(row.get("memory_bytes")),
         free_bytes=_integer(row.get("free_bytes")) if free is None else free,
         capability=capability,
@@ -130,24 +139,30 @@ def _unseen(card: Row, index: int, torch: Answer, *, driver: str | None) -> Devi
     about = torch.first("torch")
     version = _text(about.get("version"))
     capability = _capability(card.get("capability"))
-    error = "PyTorch does not see this card"
-    hint = "look at what `python -c 'import torch; torch.zeros(1).cuda()'` says"
+    error: str = Message("PyTorch does not see this card")
+    hint: str = Message("look at what `python -c 'import torch; torch.zeros(1).cuda()'` says")
     if torch.fault or not version:
-        error = f"PyTorch {torch.fault or _text(about.get('error')) or 'is not usable'}"
+        fault = torch.fault or _text(about.get("error")) or Message("is not usable")
+        error = Message("PyTorch {fault}", fault=fault)
         hint = HINT_SLOW if torch.timed_out else HINT_INSTALL
     elif not about.get("cuda"):
-        error = f"this PyTorch ({version}) is built without CUDA"
+        error = Message("this PyTorch ({version}) is built without CUDA", version=version)
         hint = install_hint(capability, driver)
     elif driver and driver_major(driver) < CUDA_13_DRIVER and str(about["cuda"]).startswith("13"):
-        error = f"driver {driver} is too old for this PyTorch (CUDA {about['cuda']} needs {CUDA_13_DRIVER})"
-        hint = f"update the NVIDIA driver, or {install_hint(capability, driver)}"
+        error = Message(
+            "driver {driver} is too old for this PyTorch (CUDA {cuda} needs {needed})",
+            driver=driver,
+            cuda=str(about["cuda"]),
+            needed=CUDA_13_DRIVER,
+        )
+        hint = Message("update the NVIDIA driver, or {hint}", hint=install_hint(capability, driver))
     elif torch.first("problem").get("error"):
         error = str(torch.first("problem")["error"])
         hint = HINT_RESTART
     return Device(
         kind="cuda",
         index=index,
-        name=_text(card.get("name")) or "unknown",
+        name=_text(card.get("name")) or Message("unknown"),
         memory_bytes=_integer(card.get("memory_bytes")),
         free_bytes=_integer(card.get("free_bytes")),
         capability=capability,
@@ -170,20 +185,30 @@ def _phantoms(known: Sequence[Device], torch: Answer, nvml: Answer, facts: Facts
             Device(
                 kind=begun[-1],
                 index=0,
-                name="unknown",
+                name=Message("unknown"),
                 torch_version=version,
-                error=f"PyTorch {torch.fault}",
+                error=Message("PyTorch {fault}", fault=torch.fault),
                 hint=hint,
             )
         )
     elif (nvml.fault or nvml.first("problem").get("error")) and "cuda" not in kinds:
-        error = f"the NVIDIA driver's library {nvml.fault or 'says: ' + str(nvml.first('problem')['error'])}"
+        fault = nvml.fault or Message("says: {error}", error=str(nvml.first("problem")["error"]))
+        error = Message("the NVIDIA driver's library {fault}", fault=fault)
         found.append(
-            Device(kind="cuda", index=0, name="unknown", torch_version=version, error=error, hint=HINT_RESTART)
+            Device(
+                kind="cuda",
+                index=0,
+                name=Message("unknown"),
+                torch_version=version,
+                error=error,
+                hint=HINT_RESTART,
+            )
         )
     elif facts.system == "Darwin" and version and "mps" not in kinds and (facts.rosetta or facts.machine == "arm64"):
-        error = "this Python is an Intel one, translated by Rosetta" if facts.rosetta else "PyTorch cannot use the GPU"
-        hint = "install an arm64 Python" if facts.rosetta else "PyTorch's MPS needs macOS 14 or newer"
+        error = Message(
+            "this Python is an Intel one, translated by Rosetta" if facts.rosetta else "PyTorch cannot use the GPU"
+        )
+        hint = Message("install an arm64 Python" if facts.rosetta else "PyTorch's MPS needs macOS 14 or newer")
         name = facts.cpu.name or "Apple GPU"
         found.append(Device(kind="mps", index=0, name=name, torch_version=version, error=error, hint=hint))
     return found
@@ -195,8 +220,9 @@ def _import_problem(torch: Answer) -> tuple[str | None, str]:
     if about.get("version"):
         return None, ""
     if about.get("error"):
-        return f"PyTorch cannot be loaded: {about['error']}", HINT_INSTALL
-    return f"PyTorch {torch.fault or 'said nothing'}", HINT_SLOW if torch.timed_out else HINT_INSTALL
+        return Message("PyTorch cannot be loaded: {reason}", reason=str(about["error"])), HINT_INSTALL
+    error = Message("PyTorch {fault}", fault=torch.fault or Message("said nothing"))
+    return error, HINT_SLOW if torch.timed_out else HINT_INSTALL
 
 
 def arch_supported(capability: Capability, arches: Sequence[str]) -> bool | None:
@@ -239,7 +265,9 @@ def install_hint(capability: Capability | None, driver: str | None) -> str:
     """What to type to get a torch for this card and driver."""
     build = cuda_build(capability, driver)
     if build is None:
-        return f"update the NVIDIA driver ({driver}) to {CUDA_13_DRIVER} or newer"
+        return Message(
+            "update the NVIDIA driver ({driver}) to {needed} or newer", driver=str(driver), needed=CUDA_13_DRIVER
+        )
     return f'pip install "torch==2.13.0+{build}" --index-url https://download.pytorch.org/whl/{build}'
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from cuadrilla.host.facts import parse_container, parse_wsl, read_text
+from cuadrilla.messages import Message
 
 Kind = Literal["plain", "wsl-nat", "wsl-mirrored", "container"]
 BEHIND_A_HOST = ("docker", "podman", "containerd", "oci")  # system containers (lxc) are mostly on the LAN themselves
@@ -61,16 +62,18 @@ def read_place(
         init_environ=read_text(root / "proc/1/environ"),
     )
     if container in BEHIND_A_HOST and _has_own_network(root):
-        return Place("container", f"in a container ({container}) with a network of its own")
+        return Place("container", Message("in a container ({kind}) with a network of its own", kind=container))
     kernel = read_text(root / "proc/sys/kernel/osrelease") or read_text(root / "proc/version")
     if (parse_wsl(kernel) or (2 if (root / "run/WSL").is_dir() else None)) != 2:
         return Place("plain")  # WSL1 has the network of Windows
     mode, source = _wsl_mode(address, root=root, mode=wslinfo() if mode is None else mode)
     if mode == "mirrored":
-        return Place("wsl-mirrored", f"in WSL2 with the network of Windows (mirrored, says {source})")
+        noticed = Message("in WSL2 with the network of Windows (mirrored, says {source})", source=source)
+        return Place("wsl-mirrored", noticed)
     if mode == "bridged":
         return Place("plain")
-    return Place("wsl-nat", f"in WSL2 behind the address of Windows ({mode}, says {source})")
+    noticed = Message("in WSL2 behind the address of Windows ({mode}, says {source})", mode=mode, source=source)
+    return Place("wsl-nat", noticed)
 
 
 def _has_own_network(root: Path) -> bool:
@@ -105,7 +108,7 @@ def _wsl_mode(address: str, *, root: Path, mode: str) -> tuple[str, str]:
         inside = ipaddress.ip_address(address) in WSL_NAT
     except ValueError:
         inside = True  # a name: WSL2's default it is
-    return ("nat" if inside else "mirrored"), "its address"
+    return ("nat" if inside else "mirrored"), Message("its address")
 
 
 def wslinfo() -> str:
@@ -137,37 +140,64 @@ def advice(place: Place, *, listens: str, dialled: str, others: Sequence[str] = 
     outer, _, outer_port = dialled.rpartition(":")
     if place.kind == "wsl-mirrored":
         return [
-            f"this machine is {place.noticed}; once, in a PowerShell as administrator, let others in:",
+            Message(
+                "this machine is {noticed}; once, in a PowerShell as administrator, let others in:",
+                noticed=place.noticed,
+            ),
             f"  New-NetFirewallHyperVRule -Name cuadrilla -DisplayName cuadrilla -Direction Inbound "
             f"-VMCreatorId '{WSL_CREATOR}' -Protocol TCP -LocalPorts {port} -Action Allow",
         ]
-    reached = f"only its host reaches {inner}"
-    lines = [f"this machine is {place.noticed}: {reached}" + ("; what brings others here:" if dialled else "")]
+    lines: list[str] = [
+        Message(
+            "this machine is {noticed}: only its host reaches {address}; what brings others here:"
+            if dialled
+            else "this machine is {noticed}: only its host reaches {address}",
+            noticed=place.noticed,
+            address=inner,
+        )
+    ]
     if not dialled:
-        named = f" ({', '.join(others)})" if others else ""
-        lines.append(f"simplest: run `cuadrilla up` on a machine with an address of its own{named} and join from here;")
-        lines.append("joining needs no open port. To coordinate from here:")
+        lines += _elsewhere(others)
     if place.kind == "wsl-nat":
         lines += _through_windows(inner, port, outer=outer or WINDOWS, outer_port=outer_port or port)
     else:
         publish = f"{outer or HOST}:{outer_port or port}:{port}"
-        lines.append(f"  start the container with -p {publish} (its host's address on your network)")
+        start = "  start the container with -p {ports} (its host's address on your network)"
+        lines.append(Message(start, ports=publish))
     if not dialled:
-        lines.append(f"  and here: cuadrilla up ... --address {WINDOWS if place.kind == 'wsl-nat' else HOST}:{port}")
+        host = WINDOWS if place.kind == "wsl-nat" else HOST
+        lines.append(Message("  and here: cuadrilla up ... --address {host}:{port}", host=host, port=port))
     return lines
+
+
+def _elsewhere(others: Sequence[str]) -> list[Message]:
+    """That another machine should coordinate."""
+    simplest = Message(
+        "simplest: run `cuadrilla up` on a machine with an address of its own ({machines}) and join from here;"
+        if others
+        else "simplest: run `cuadrilla up` on a machine with an address of its own and join from here;",
+        machines=", ".join(others),
+    )
+    return [simplest, Message("joining needs no open port. To coordinate from here:")]
 
 
 def _through_windows(inner: str, port: str, *, outer: str, outer_port: str) -> list[str]:
     """The commands for Windows; `inner` changes whenever WSL starts."""
-    lines = ["  in a PowerShell as administrator, again whenever WSL has started anew (its address changes):"]
-    if outer == WINDOWS:
-        lines[0] = lines[0].removesuffix(":") + f"; {WINDOWS} is what `ipconfig` shows for the network card:"
+    begin = Message(
+        "  in a PowerShell as administrator, again whenever WSL has started anew (its address changes);"
+        " {address} is what `ipconfig` shows for the network card:"
+        if outer == WINDOWS
+        else "  in a PowerShell as administrator, again whenever WSL has started anew (its address changes):",
+        address=outer,
+    )
     return [
-        *lines,
+        begin,
         f"    netsh interface portproxy add v4tov4 listenaddress={outer} listenport={outer_port} "
         f"connectaddress={inner} connectport={port}",
         f"    New-NetFirewallRule -DisplayName cuadrilla -Direction Inbound -Action Allow -Protocol TCP "
         f"-LocalPort {outer_port} -Profile Private",
-        "  or, for good (Windows 11): networkingMode=mirrored under [wsl2] in %UserProfile%\\.wslconfig, "
-        "then wsl --shutdown",
+        Message(
+            "  or, for good (Windows 11): networkingMode=mirrored under [wsl2] in %UserProfile%\\.wslconfig, "
+            "then wsl --shutdown"
+        ),
     ]

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Literal
 
+from cuadrilla.messages import Message
+
 Row = Mapping[str, Any]
 
 MAX_OUTPUT_BYTES = 1 << 20
@@ -62,7 +64,7 @@ def ask(argvs: Sequence[Sequence[str]], *, timeout_seconds: float) -> list[Answe
                 for process, files in zip(started, outputs, strict=True)
             ]
     except OSError as error:  # no room for a temporary file
-        return [Answer(fault=f"could not be asked: {error.strerror or error}") for _ in argvs]
+        return [_unasked(error) for _ in argvs]
 
 
 def output_of(argv: Sequence[str], *, timeout_seconds: float) -> str | None:
@@ -108,7 +110,7 @@ def _finish(
 ) -> Answer:
     """Wait for a child, kill it at the limit, read what it said."""
     if isinstance(process, OSError):
-        return Answer(fault=f"could not be asked: {process.strerror or process}")
+        return _unasked(process)
     too_much = False
     while process.poll() is None and time.monotonic() < deadline and not too_much:
         too_much = os.fstat(stdout.fileno()).st_size > MAX_OUTPUT_BYTES
@@ -120,12 +122,16 @@ def _finish(
     if rows and rows[-1].get("stage") == "end":  # a crash after that, in a driver's own clean-up, changes nothing
         return Answer(rows=tuple(rows))
     if too_much:
-        fault = f"printed more than {MAX_OUTPUT_BYTES} bytes"
+        fault = Message("printed more than {bytes} bytes", bytes=MAX_OUTPUT_BYTES)
     elif timed_out:
-        fault = f"did not answer within {timeout_seconds:g} s"
+        fault = Message("did not answer within {seconds:g} s", seconds=timeout_seconds)
     else:
         fault = describe_exit(process.returncode, stderr=_read(stderr), garbage=garbage)
     return Answer(rows=tuple(rows), fault=fault, timed_out=timed_out)
+
+
+def _unasked(error: OSError) -> Answer:
+    return Answer(fault=Message("could not be asked: {reason}", reason=error.strerror or error))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -161,17 +167,21 @@ def parse_rows(text: str) -> tuple[list[Row], str]:
     return rows, garbage
 
 
-def describe_exit(code: int | None, *, stderr: str, garbage: str) -> str:
+def describe_exit(code: int | None, *, stderr: str, garbage: str) -> Message:
     """Why a child that is over did not finish its answer."""
     said = stderr.strip().splitlines()
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"was killed by signal {-code}"
+            return Message("was killed by {signal}", signal=signal.Signals(-code).name)
+        return Message("was killed by signal {number}", number=-code)
     if code:
         shown = f"0x{code:08X}" if code > 0xFFFF else str(code)  # Windows: 0xC0000005 is an access violation
-        return f"failed with exit code {shown}" + (f": {said[-1][:200]}" if said else "")
-    return f"gave an answer that cannot be read: {garbage[:80]!r}" if garbage else "gave no complete answer"
+        if not said:
+            return Message("failed with exit code {code}", code=shown)
+        return Message("failed with exit code {code}: {said}", code=shown, said=said[-1][:200])
+    if not garbage:
+        return Message("gave no complete answer")
+    return Message("gave an answer that cannot be read: {answer!r}", answer=garbage[:80])
 
 
 def _emit(stage: str, **fields: Any) -> None:

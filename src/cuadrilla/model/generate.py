@@ -39,11 +39,18 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.temperature >= 0, f"temperature {self.temperature} is negative", "0 is greedy, 1 samples as is")
-        _require(self.top_k >= 0, f"top_k {self.top_k} is negative", "use 0 for no limit")
-        _require(0 < self.top_p <= 1, f"top_p {self.top_p} is not in (0, 1]", "use 1 for no limit")
-        _require(self.max_tokens >= 0, f"max_tokens {self.max_tokens} is negative", "use 0 or more")
-        _require(all(self.stop), "a stop string is empty", "leave it out")
+        temperature, top_p = self.temperature, self.top_p
+        if not temperature >= 0:
+            hint = "0 is greedy, 1 samples as is"
+            raise ConfigError("temperature {temperature} is negative", temperature=temperature, hint=hint)
+        if self.top_k < 0:
+            raise ConfigError("top_k {top_k} is negative", top_k=self.top_k, hint="use 0 for no limit")
+        if not 0 < top_p <= 1:
+            raise ConfigError("top_p {top_p} is not in (0, 1]", top_p=top_p, hint="use 1 for no limit")
+        if self.max_tokens < 0:
+            raise ConfigError("max_tokens {tokens} is negative", tokens=self.max_tokens, hint="use 0 or more")
+        if not all(self.stop):
+            raise ConfigError("a stop string is empty", hint="leave it out")
 
 
 class TextTokenizer(Protocol):
@@ -194,7 +201,8 @@ class _Rows:
     """Sequences that are generated together. Slot i of the cache belongs to row `slots[i]`."""
 
     def __init__(self, model: GPT2, prompts: list[list[int]], *, sampling: Sampling) -> None:
-        _require(not sampling.stop, "stop strings need text", "use generate_text, or stop_ids")
+        if sampling.stop:
+            raise ConfigError("stop strings need text", hint="use generate_text, or stop_ids")
         _check_prompts(prompts, vocab_size=model.config.vocab_size)
         self._model = for_inference(model)
         self._sampling = sampling
@@ -288,14 +296,11 @@ class _Rows:
 
 def _check_prompts(prompts: list[list[int]], *, vocab_size: int) -> None:
     for prompt in prompts:
-        _require(bool(prompt), "a prompt has no tokens", "begin with the end-of-text token")
-        _require(
-            min(prompt) >= 0 and max(prompt) < vocab_size,
-            f"a prompt has tokens outside of the model's vocabulary of {vocab_size:,}",
-            "use the tokenizer that the model was trained with",
-        )
-
-
-def _require(condition: bool, message: str, hint: str) -> None:
-    if not condition:
-        raise ConfigError(message, hint=hint)
+        if not prompt:
+            raise ConfigError("a prompt has no tokens", hint="begin with the end-of-text token")
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise ConfigError(
+                "a prompt has tokens outside of the model's vocabulary of {tokens:,}",
+                tokens=vocab_size,
+                hint="use the tokenizer that the model was trained with",
+            )

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, DataError, EnvironmentProblem
+from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2, INNER, GPT2Config
 from cuadrilla.rundir import fsync_folder, storage_errors
 
@@ -118,7 +120,9 @@ def vocabulary_of(path: Path, *, num_rows: int) -> Vocabulary:
     _check_splitting(values)
     if tokenizer.vocab_size > num_rows:
         raise DataError(
-            f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model {num_rows:,}",
+            "the tokenizer has {tokens:,} tokens, the model {rows:,}",
+            tokens=tokenizer.vocab_size,
+            rows=num_rows,
             hint="export with the tokenizer that the model was trained with",
         )
     ids = {int(number): token for token, number in values["model"]["vocab"].items()}
@@ -140,17 +144,20 @@ def _check_splitting(values: Mapping[str, Any]) -> None:
     """Refuse all but GPT-2's own way of cutting a text into words and bytes."""
     model, pre = values["model"], values.get("pre_tokenizer") or {}
     wrong = {
-        "is not a BPE": model.get("type", "BPE") != "BPE",
-        "normalises text": values.get("normalizer") is not None,
-        "does not split as GPT-2": pre.get("type") != "ByteLevel" or not pre.get("use_regex", True),
-        "puts a blank before a text": bool(pre.get("add_prefix_space")),
-        "marks parts of words": any(model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")),
-        "ignores merges": bool(model.get("ignore_merges")),
+        Message("is not a BPE"): model.get("type", "BPE") != "BPE",
+        Message("normalises text"): values.get("normalizer") is not None,
+        Message("does not split as GPT-2"): pre.get("type") != "ByteLevel" or not pre.get("use_regex", True),
+        Message("puts a blank before a text"): bool(pre.get("add_prefix_space")),
+        Message("marks parts of words"): any(
+            model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")
+        ),
+        Message("ignores merges"): bool(model.get("ignore_merges")),
     }
     found = [reason for reason, applies in wrong.items() if applies]
     if found:
         raise DataError(
-            f"GGUF cannot express this tokenizer: it {' and '.join(found)}",
+            "GGUF cannot express this tokenizer: it {reasons}",
+            reasons=reduce(_and, found),
             hint="cuadrilla export hf keeps any tokenizer as it is",
         )
 
@@ -158,14 +165,20 @@ def _check_splitting(values: Mapping[str, Any]) -> None:
 def _check_model(config: GPT2Config) -> None:
     """Refuse what llama.cpp's gpt2 would compute otherwise."""
     wrong = {
-        "exact GELU": config.exact_gelu,
-        "attention that is not scaled": not config.scale_attention,
-        "attention that is scaled by layer": config.scale_by_layer,
+        Message("exact GELU"): config.exact_gelu,
+        Message("attention that is not scaled"): not config.scale_attention,
+        Message("attention that is scaled by layer"): config.scale_by_layer,
     }
     if found := [what for what, applies in wrong.items() if applies]:
         raise CheckpointError(
-            f"GGUF cannot express this model: it has {' and '.join(found)}", hint="cuadrilla export hf keeps it"
+            "GGUF cannot express this model: it has {parts}",
+            parts=reduce(_and, found),
+            hint="cuadrilla export hf keeps it",
         )
+
+
+def _and(one: Message, other: Message) -> Message:
+    return Message("{one} and {other}", one=one, other=other)
 
 
 def _describe(writer: "GGUFWriter", config: GPT2Config, about: Description) -> None:
@@ -215,10 +228,19 @@ def _dtype(name: str, shape: tuple[int, ...], *, half: bool) -> np.dtype[Any]:
 
 def _array(tensor: Tensor, *, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     if tuple(tensor.shape) != shape:
-        raise CheckpointError(f"{name} is {tuple(tensor.shape)} instead of {shape}", hint="use the run's own weights")
+        raise CheckpointError(
+            "{name} is {found} instead of {expected}",
+            name=name,
+            found=tuple(tensor.shape),
+            expected=shape,
+            hint="use the run's own weights",
+        )
     limit = float(np.finfo(dtype).max)
     if not bool((tensor.abs() <= limit).all()):  # nan compares as false
         raise CheckpointError(
-            f"{name} holds numbers that {dtype} cannot hold", hint="export without --f16, or use an earlier checkpoint"
+            "{name} holds numbers that {dtype} cannot hold",
+            name=name,
+            dtype=dtype,
+            hint="export without --f16, or use an earlier checkpoint",
         )
     return np.ascontiguousarray(tensor.numpy(), dtype=dtype)

@@ -15,6 +15,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError
+from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2, INNER, LAYER_NORM_EPSILON, GPT2Config
 from cuadrilla.model.weights import WEIGHTS, read_tensors, weights_of
 from cuadrilla.rundir import fsync_folder, read_regular, storage_errors, write_atomic
@@ -66,7 +68,10 @@ def save_hf(model: GPT2, folder: Path, *, tokenizer_path: Path | None = None) ->
     tokenizer = Tokenizer.load(tokenizer_path) if tokenizer_path else None
     if tokenizer and tokenizer.vocab_size > model.config.vocab_size:
         raise CheckpointError(
-            f"{tokenizer_path} has {tokenizer.vocab_size:,} tokens, the model {model.config.vocab_size:,}",
+            "{path} has {tokens:,} tokens, the model {rows:,}",
+            path=tokenizer_path,
+            tokens=tokenizer.vocab_size,
+            rows=model.config.vocab_size,
             hint="export with the tokenizer that the model was trained with",
         )
     end = tokenizer.end_of_text if tokenizer else None
@@ -98,13 +103,19 @@ def state_from_hf(tensors: Mapping[str, Tensor], *, name: str = "the file", tied
     if narrow:
         dtype = str(named[narrow[0]].dtype).removeprefix("torch.")
         raise CheckpointError(
-            f"{name}: {_some(narrow)} of type {dtype}, not floating point",
+            "{name}: {tensors} of type {dtype}, not floating point",
+            name=name,
+            tensors=some(narrow),
+            dtype=dtype,
             hint="quantized weights cannot be trained; use the original model",
         )
     head = named.pop(HEAD, None) if tied else None
     if head is not None and EMBEDDING in named and not torch.equal(head, named[EMBEDDING]):
         raise CheckpointError(
-            f"{name}: {HEAD} differs from {EMBEDDING}: the head is not tied",
+            "{name}: {head} differs from {embedding}: the head is not tied",
+            name=name,
+            head=HEAD,
+            embedding=EMBEDDING,
             hint='if the model was trained so, write "tie_word_embeddings": false into its config.json',
         )
     return {
@@ -122,7 +133,9 @@ def config_from_hf(values: Mapping[str, Any], *, name: str = "config.json") -> G
     bad = [key for key, most in _LARGEST.items() if type(sizes.get(key)) is not int or not 1 <= sizes[key] <= most]
     if bad or sizes["n_embd"] % sizes["n_head"]:
         found = ", ".join(f"{key} = {sizes.get(key)!r}" for key in bad or ("n_embd", "n_head"))
-        raise CheckpointError(f"{name} has impossible sizes: {found}", hint="copy the original config.json again")
+        raise CheckpointError(
+            "{name} has impossible sizes: {sizes}", name=name, sizes=found, hint="copy the original config.json again"
+        )
     return GPT2Config(
         vocab_size=sizes["vocab_size"],
         context=sizes["n_positions"],
@@ -143,13 +156,19 @@ def _check_kind(values: Mapping[str, Any], *, name: str) -> None:
     kind = values.get("model_type", "gpt2")
     if kind != "gpt2":
         raise CheckpointError(
-            f"{name} describes a {kind!r}, not a GPT-2", hint='other models are trained with [task] kind = "file"'
+            "{name} describes a {kind}, not a GPT-2",
+            name=name,
+            kind=repr(kind),
+            hint='other models are trained with [task] kind = "file"',
         )
     architectures = values.get("architectures") or [_ARCHITECTURES[0]]
     if not set(_ARCHITECTURES) & set(architectures if isinstance(architectures, list) else ()):
         raise CheckpointError(
-            f"{name} describes a GPT-2 that does not write text: architectures = {architectures!r}",
-            hint=f"take the model that it was made from, a {_ARCHITECTURES[0]}",
+            "{name} describes a GPT-2 that does not write text: architectures = {architectures}",
+            name=name,
+            architectures=repr(architectures),
+            hint="take the model that it was made from, a {wanted}",
+            wanted=_ARCHITECTURES[0],
         )
     epsilon = values.get("layer_norm_epsilon", LAYER_NORM_EPSILON)
     wrong = [f"{key} = {values[key]!r}" for key in _FLAGS if not isinstance(values.get(key, True), bool)]
@@ -161,7 +180,9 @@ def _check_kind(values: Mapping[str, Any], *, name: str) -> None:
         wrong.append(f"layer_norm_epsilon = {epsilon!r}")
     if wrong:
         raise CheckpointError(
-            f"{name} describes a GPT-2 that is not supported: {', '.join(wrong)}",
+            "{name} describes a GPT-2 that is not supported: {settings}",
+            name=name,
+            settings=", ".join(wrong),
             hint='a model of another architecture is trained with [task] kind = "file"',
         )
 
@@ -208,38 +229,60 @@ def _read_json(path: Path) -> dict[str, Any]:
         values = json.loads(read_regular(path, most_bytes=MAX_CONFIG_BYTES))
     except OSError as error:
         raise CheckpointError(
-            f"cannot read {path}: {error.strerror or error}",
+            "cannot read {path}: {reason}",
+            path=path,
+            reason=error.strerror or error,
             hint="name a folder with config.json and model.safetensors",
         ) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}", hint="copy the original again") from error
+        raise CheckpointError(
+            "{path} is not JSON: {reason}", path=path, reason=error, hint="copy the original again"
+        ) from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path} is not a JSON object", hint="copy the original again")
+        raise CheckpointError("{path} is not a JSON object", path=path, hint="copy the original again")
     return values
 
 
 def _check(state: Mapping[str, Tensor], *, expected: Mapping[str, Tensor], name: str) -> None:
     """Raise a CheckpointError that lists what differs."""
-    hint = "config.json and the weights must belong together, and to a GPT-2"
-    wrong = {
-        "lacks": sorted(expected.keys() - state.keys()),
-        "has unknown": sorted(state.keys() - expected.keys()),
-        "has differently shaped": [
-            f"{key} {tuple(state[key].shape)} instead of {tuple(value.shape)}"
-            for key, value in expected.items()
-            if key in state and state[key].shape != value.shape
-        ],
-    }
-    if any(wrong.values()):
-        found = "; ".join(f"{what} {_some(keys)}" for what, keys in wrong.items() if keys)
-        raise CheckpointError(f"{name} {found}", hint=hint)
+    wrong: list[Message] = []
+    if lacking := sorted(expected.keys() - state.keys()):
+        wrong.append(Message("lacks {tensors}", tensors=some(lacking)))
+    if unknown := sorted(state.keys() - expected.keys()):
+        wrong.append(Message("has unknown {tensors}", tensors=some(unknown)))
+    differing: list[str] = [
+        Message(
+            "{name} {found} instead of {expected}",
+            name=key,
+            found=tuple(state[key].shape),
+            expected=tuple(value.shape),
+        )
+        for key, value in expected.items()
+        if key in state and state[key].shape != value.shape
+    ]
+    if differing:
+        wrong.append(Message("has differently shaped {tensors}", tensors=some(differing)))
+    if wrong:
+        raise CheckpointError(
+            "{name} {differences}",
+            name=name,
+            differences=reduce(lambda one, other: Message("{one}; {other}", one=one, other=other), wrong),
+            hint="config.json and the weights must belong together, and to a GPT-2",
+        )
     broken = [key for key, value in state.items() if not torch.isfinite(value).all()]
     if broken:
-        raise CheckpointError(f"{name} holds nan or infinity in {_some(broken)}", hint="use an earlier checkpoint")
+        raise CheckpointError(
+            "{name} holds nan or infinity in {tensors}",
+            name=name,
+            tensors=some(broken),
+            hint="use an earlier checkpoint",
+        )
 
 
-def _some(keys: list[str]) -> str:
-    return ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
+def some(names: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    shown = reduce(lambda one, other: Message("{one}, {other}", one=one, other=other), names[:4])
+    return Message("{shown} and {more} more", shown=shown, more=len(names) - 4) if len(names) > 4 else shown
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -67,7 +67,10 @@ class LanguageTask:
         self._section = model
         if model.vocab and self.manifest.vocab_size > model.vocab:
             raise DataError(
-                f"{folder} has {self.manifest.vocab_size:,} tokens, the model {model.vocab:,}",
+                "{folder} has {tokens:,} tokens, the model {rows:,}",
+                folder=folder,
+                tokens=self.manifest.vocab_size,
+                rows=model.vocab,
                 hint="prepare the text with the model's own tokenizer.json: cuadrilla data prepare --tokenizer",
             )
         *_, context = model.shape
@@ -108,7 +111,10 @@ class LanguageTask:
             parts = [self.manifest.hash(), *map(file_sha256, files)]
         except OSError as error:
             raise DataError(
-                f"cannot read the teacher {error.filename}: {error.strerror}", hint="it belongs to the run: restore it"
+                "cannot read the teacher {path}: {reason}",
+                path=error.filename,
+                reason=error.strerror,
+                hint="it belongs to the run: restore it",
             ) from error
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -180,7 +186,9 @@ def log_likelihood(model: GPT2, ids_batch: Sequence[Sequence[int]]) -> list[floa
     longest = max(map(len, ids_batch))
     if longest - 1 > model.config.context:
         raise DataError(
-            f"a text of {longest - 1} tokens does not fit the model's context of {model.config.context}",
+            "a text of {tokens} tokens does not fit the model's context of {context}",
+            tokens=longest - 1,
+            context=model.config.context,
             hint="use shorter texts, or a model with a longer context",
         )
     device = next(model.parameters()).device

@@ -14,6 +14,7 @@ from pathlib import Path
 from cuadrilla.data.foreign import tried
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, DataError
+from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.model.unpickle import read_pickled
@@ -46,20 +47,28 @@ def find_weights(source: Path) -> Path:
     if source.is_file():
         if source.suffix == SUFFIX and source.name != WEIGHTS and source.with_name(INDEX).exists():
             raise CheckpointError(
-                f"{source} is one of several files", hint=f"name their folder, {typed(source.parent)}"
+                "{path} is one of several files",
+                path=source,
+                hint="name their folder, {folder}",
+                folder=typed(source.parent),
             )
         return source
     if not source.is_dir():
-        what = "is not a regular file" if source.exists() else "does not exist"
-        raise CheckpointError(f"{source} {what}", hint="name a folder with config.json, or a file of weights")
+        raise CheckpointError(
+            "{path} is not a regular file" if source.exists() else "{path} does not exist",
+            path=source,
+            hint="name a folder with config.json, or a file of weights",
+        )
     if weights_of(source).exists():
         return weights_of(source)
     pickled = sorted(path for path in source.iterdir() if path.suffix in PICKLES and path.name != "training_args.bin")
     if (source / f"{PICKLED}.index.json").exists() and source / PICKLED not in pickled:
-        raise CheckpointError(f"{source} holds pickles that belong together", hint=PICKLE_HINT)
+        raise CheckpointError("{path} holds pickles that belong together", path=source, hint=PICKLE_HINT)
     if len(pickled) > 1:
         names = ", ".join(path.name for path in pickled[:4])
-        raise CheckpointError(f"{source} holds several files of weights: {names}", hint="name one of them")
+        raise CheckpointError(
+            "{path} holds several files of weights: {names}", path=source, names=names, hint="name one of them"
+        )
     return pickled[0] if pickled else source / WEIGHTS
 
 
@@ -68,15 +77,16 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
     weights = find_weights(source)
     folder = weights.parent
     raw = tried(folder)
-    tokenizer = Tokenizer(raw, name=f"the tokenizer of {folder}")
+    tokenizer = Tokenizer(raw, name=Message("the tokenizer of {folder}", folder=folder))
     note = ""
     if weights.suffix not in PICKLES:
         model = load_hf(folder, weights=weights)
     elif not trust:
         raise CheckpointError(
-            f"{weights} is a pickle, and opening a pickle can run any code of whoever made it",
-            hint="take safetensors where there are; if you trust its maker: "
-            f"cuadrilla import {typed(source)} --to RUN --trust",
+            "{path} is a pickle, and opening a pickle can run any code of whoever made it",
+            path=weights,
+            hint="take safetensors where there are; if you trust its maker: cuadrilla import {source} --to RUN --trust",
+            source=typed(source),
         )
     else:
         with private_folder() as private:
@@ -84,7 +94,10 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
             model = load_hf(folder, weights=private / WEIGHTS)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise DataError(
-            f"the tokenizer of {folder} has {tokenizer.vocab_size:,} tokens, the model {model.config.vocab_size:,}",
+            "the tokenizer of {folder} has {tokens:,} tokens, the model {rows:,}",
+            folder=folder,
+            tokens=tokenizer.vocab_size,
+            rows=model.config.vocab_size,
             hint="the tokenizer and the weights must belong together",
         )
     return Pretrained(model=model, tokenizer=raw, weights=weights, note=note)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cuadrilla.data.loader import Dataset
 from cuadrilla.errors import TaskError
+from cuadrilla.messages import Message
 
 MODULE_PREFIX = "cuadrilla_task_"
 """A user's file is loaded as a module of this name and its own."""
@@ -65,27 +66,33 @@ class Task(Protocol):
 def loss_of(task: Task, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     """The task's loss of a training batch. Raises TaskError when it is not what the protocol asks for."""
     returned: object = task.loss(model, batch)
-    wrong = ""
     if not (isinstance(returned, tuple) and len(returned) == 2):
-        wrong = f"returned {type(returned).__name__}, not a pair"
+        wrong = Message("returned {kind}, not a pair", kind=type(returned).__name__)
     else:
         total, count = returned
         if not isinstance(total, Tensor) or total.ndim or not total.requires_grad:
-            wrong = f"returned {_describe(total)} first"
+            wrong = Message("returned {found} first", found=_describe(total))
         elif isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            wrong = f"returned {count!r} as the count"
+            wrong = Message("returned {found} as the count", found=repr(count))
         else:
             return total, count
     raise TaskError(
-        f"{type(task).__name__}.loss {wrong}",
+        "{task}.loss {wrong}",
+        task=type(task).__name__,
+        wrong=wrong,
         hint="return the sum of the losses (a tensor of shape (), with gradient) and how many it counts (an int)",
     )
 
 
 def _describe(value: object) -> str:
     if not isinstance(value, Tensor):
-        return f"{type(value).__name__}"
-    return f"a tensor of shape {tuple(value.shape)} {'with' if value.requires_grad else 'without'} gradient"
+        return type(value).__name__
+    return Message(
+        "a tensor of shape {shape} with gradient"
+        if value.requires_grad
+        else "a tensor of shape {shape} without gradient",
+        shape=tuple(value.shape),
+    )
 
 
 def load_task(spec: str, *, folder: Path) -> Task:
@@ -97,7 +104,8 @@ def load_task(spec: str, *, folder: Path) -> Task:
     file_name, _, name = spec.rpartition(":")
     path = (folder / file_name).resolve()
     if not path.is_file():
-        raise TaskError(f"task file {path} does not exist", hint="task.path is file.py:name, relative to the run file")
+        hint = "task.path is file.py:name, relative to the run file"
+        raise TaskError("task file {path} does not exist", path=path, hint=hint)
     module_spec = importlib.util.spec_from_file_location(f"{MODULE_PREFIX}{path.stem}", path)
     assert module_spec is not None
     assert module_spec.loader is not None
@@ -109,20 +117,37 @@ def load_task(spec: str, *, folder: Path) -> Task:
         module_spec.loader.exec_module(module)
     except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError) as error:
         raise TaskError(
-            f"{path} cannot be loaded: {type(error).__name__}: {error}", hint="run it with python"
+            "{path} cannot be loaded: {kind}: {reason}",
+            path=path,
+            kind=type(error).__name__,
+            reason=error,
+            hint="run it with python",
         ) from error
     make = getattr(module, name, None)
     if make is None:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise TaskError(f"{path} has no {name!r}", hint=f"it defines: {', '.join(own)}")
+        raise TaskError(
+            "{path} has no {name!r}", path=path, name=name, hint="it defines: {names}", names=", ".join(own)
+        )
     if callable(make) and (missing := _required(make)):
-        raise TaskError(f"{name} in {path} needs arguments: {missing}", hint="name a function without arguments")
+        raise TaskError(
+            "{name} in {path} needs arguments: {missing}",
+            name=name,
+            path=path,
+            missing=missing,
+            hint="name a function without arguments",
+        )
     task = make() if callable(make) else make
     if not isinstance(task, Task):
         lacking = [
             part for part in ("defaults", "model", "loss", "data", "data_hash", "evaluate") if not hasattr(task, part)
         ]
-        raise TaskError(f"{spec} is not a Task: it lacks {', '.join(lacking)}", hint="see examples/ and docs/tasks.md")
+        raise TaskError(
+            "{name} is not a Task: it lacks {missing}",
+            name=spec,
+            missing=", ".join(lacking),
+            hint="see examples/ and docs/tasks.md",
+        )
     return task
 
 

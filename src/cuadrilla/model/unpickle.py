@@ -36,12 +36,19 @@ def read_pickled(source: Path, target: Path, *, timeout_seconds: float = TIMEOUT
     paths = (str(source.resolve()), str(target.resolve()))
     ended = run_confined(__name__, *paths, folder=target.parent, timeout_seconds=timeout_seconds)
     if ended.code is None:
-        raise CheckpointError(f"{source} was not read within {timeout_seconds:.0f} s", hint="copy the original again")
+        raise CheckpointError(
+            "{path} was not read within {seconds:.0f} s",
+            path=source,
+            seconds=timeout_seconds,
+            hint="copy the original again",
+        )
     if ended.code:
         if "No space left" in ended.complaint:
-            raise ResourceError(f"no room to write {target}", hint="free some space or choose another disk")
+            raise ResourceError("no room to write {path}", path=target, hint="free some space or choose another disk")
         raise CheckpointError(
-            f"{source} cannot be read: {_reason(ended)}",
+            "{path} cannot be read: {reason}",
+            path=source,
+            reason=_reason(ended),
             hint="only tensors and plain values are read; ask its maker for safetensors",
         )
     return ended.said.strip()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cuadrilla.errors import CheckpointError
 from cuadrilla.host.facts import read_facts
+from cuadrilla.messages import Message
 from cuadrilla.rundir import read_regular, require_regular
 
 WEIGHTS = "model.safetensors"
@@ -41,12 +42,16 @@ def require_weights(*files: Path) -> None:
             require_regular(path)
         num_bytes = sum(path.stat().st_size for path in files)
     except OSError as error:
-        raise CheckpointError(f"cannot read {error.filename}: {error.strerror or error}", hint=_AGAIN) from error
+        raise CheckpointError(
+            "cannot read {path}: {reason}", path=error.filename, reason=error.strerror or error, hint=_AGAIN
+        ) from error
     memory_bytes = read_facts().usable_memory_bytes
     if memory_bytes is not None and num_bytes > memory_bytes:
         raise CheckpointError(
-            f"{files[0].parent} has {num_bytes / 2**30:,.1f} GiB of weights, this machine a memory of "
-            f"{memory_bytes / 2**30:,.1f} GiB",
+            "{folder} has {weights:,.1f} GiB of weights, this machine a memory of {memory:,.1f} GiB",
+            folder=files[0].parent,
+            weights=num_bytes / 2**30,
+            memory=memory_bytes / 2**30,
             hint="all of it is read into memory: take a machine with more of it, or a smaller model",
         )
 
@@ -66,8 +71,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     for name, expected in parts.items():
         found = _read_file(path.with_name(name))
         if odd := sorted(found.keys() ^ expected):
-            what = f"lacks {odd[0]}" if odd[0] in expected else f"has {odd[0]}"
-            raise CheckpointError(f"{path.with_name(name)} {what}, {path.name} says otherwise", hint=_AGAIN)
+            raise CheckpointError(
+                "{path} lacks {tensor}, {index} says otherwise"
+                if odd[0] in expected
+                else "{path} has {tensor}, {index} says otherwise",
+                path=path.with_name(name),
+                tensor=odd[0],
+                index=path.name,
+                hint=_AGAIN,
+            )
         tensors |= found
     return tensors
 
@@ -78,21 +90,33 @@ def _read_index(path: Path) -> dict[str, set[str]]:
         content: Any = json.loads(read_regular(path, most_bytes=MAX_HEADER_BYTES))
         found = content["weight_map"]
         if not isinstance(found, dict) or not found:
-            raise ValueError("it names no tensors")
+            raise CheckpointError("{path} is not an index of safetensors: it names no tensors", path=path, hint=_AGAIN)
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}", hint=_AGAIN) from error
+        raise CheckpointError(
+            "cannot read {path}: {reason}", path=path, reason=error.strerror or error, hint=_AGAIN
+        ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not an index of safetensors: {error}", hint=_AGAIN) from error
+        raise CheckpointError(
+            "{path} is not an index of safetensors: {reason}", path=path, reason=error, hint=_AGAIN
+        ) from error
     parts: dict[str, set[str]] = {}
     for tensor, name in found.items():
         if not isinstance(name, str) or not _PART.fullmatch(name):
-            raise CheckpointError(f"{path} names a part {name!r:.100}, which is no file of its folder", hint=_AGAIN)
+            raise CheckpointError(
+                "{path} names a part {part}, which is no file of its folder",
+                path=path,
+                part=f"{name!r:.100}",
+                hint=_AGAIN,
+            )
         parts.setdefault(name, set()).add(tensor)
     missing = [name for name in sorted(parts) if not path.with_name(name).is_file()]
     if missing:
         raise CheckpointError(
-            f"{path.parent} lacks {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}: "
-            f"{len(missing)} of the {len(parts)} files that hold its weights",
+            "{folder} lacks {names}: {missing} of the {parts} files that hold its weights",
+            folder=path.parent,
+            names=", ".join(missing[:4]) + (" ..." if len(missing) > 4 else ""),
+            missing=len(missing),
+            parts=len(parts),
             hint="fetch what is missing from where the model came from",
         )
     return parts
@@ -101,8 +125,11 @@ def _read_index(path: Path) -> dict[str, set[str]]:
 def _read_file(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         if path.with_name("pytorch_model.bin").exists():
-            raise CheckpointError(f"{path.parent} holds only pytorch_model.bin, a pickle", hint=PICKLE_HINT)
-        raise CheckpointError(f"{path} does not exist", hint="name a folder with config.json and model.safetensors")
+            raise CheckpointError(
+                "{folder} holds only pytorch_model.bin, a pickle", folder=path.parent, hint=PICKLE_HINT
+            )
+        hint = "name a folder with config.json and model.safetensors"
+        raise CheckpointError("{path} does not exist", path=path, hint=hint)
     require_weights(path)
     try:
         _check_header(path)
@@ -113,11 +140,15 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             start = file.read(2)
         pickled = start == b"PK" or (start[:1] == b"\x80" and start[1:] in (b"\2", b"\3", b"\4", b"\5"))
         raise CheckpointError(
-            f"{path} is {'a pickle' if pickled else 'not a whole safetensors file'} ({error})",
+            "{path} is a pickle ({reason})" if pickled else "{path} is not a whole safetensors file ({reason})",
+            path=path,
+            reason=error.args[0],
             hint=PICKLE_HINT if pickled else _AGAIN,
         ) from error
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}", hint=_AGAIN) from error
+        raise CheckpointError(
+            "cannot read {path}: {reason}", path=path, reason=error.strerror or error, hint=_AGAIN
+        ) from error
 
 
 def _check_header(path: Path) -> None:
@@ -125,4 +156,4 @@ def _check_header(path: Path) -> None:
     with open(path, "rb") as file:
         num_bytes = int.from_bytes(file.read(8), "little")
     if num_bytes > MAX_HEADER_BYTES:
-        raise safetensors.SafetensorError(f"its header would have {num_bytes:,} bytes")
+        raise safetensors.SafetensorError(Message("its header would have {bytes:,} bytes", bytes=num_bytes))

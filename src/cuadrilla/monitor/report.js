@@ -7,8 +7,15 @@ const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", "rolled 
 const WORTH_A_WARNING = 0.01;
 const steps = report.rows.map((row) => row.version);
 
-const whole = (value) => Math.round(value).toLocaleString("en");
-const short = (value) => (value === null || value === undefined ? "–" : Number(value.toPrecision(4)).toString());
+const language = document.documentElement.lang;
+const WORDS = new Map(Object.entries(report.words));
+const say = (words, ...values) => (WORDS.get(words) ?? words).replace(/%s/g, (blank) => values.shift() ?? blank);
+const whole = (value) => Math.round(value).toLocaleString(language);
+const decimal = (text) => (language === "es" ? text.replace(".", ",") : text);
+const short = (value) => (value === null || value === undefined ? "–" : decimal(Number(value.toPrecision(4)).toString()));
+const percent = (part) => (part === null ? "–" : `${decimal((100 * part).toFixed(1))} %`);
+
+const measure = (key) => say(key.replace("val_", "").replaceAll("_", " "));
 
 function duration(seconds) {
   const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
@@ -31,7 +38,7 @@ function fillTable(section, columns, rows) {
   const table = document.querySelector(`#${section} table`);
   if (!rows.length) return document.getElementById(section).classList.add("empty");
   const head = element("tr");
-  for (const [name, number] of columns) head.append(element("th", name, number ? "number" : ""));
+  for (const [name, number] of columns) head.append(element("th", say(name), number ? "number" : ""));
   table.append(head);
   for (const { cells, set } of rows) {
     const line = element("tr", undefined, set ? "set" : "");
@@ -48,30 +55,30 @@ function span() {
 }
 
 function showHead() {
-  document.title = `${report.name} · cuadrilla report`;
+  document.title = `${report.name} · ${say("cuadrilla report")}`;
   document.getElementById("name").textContent = report.name;
   const made = new Date(report.made * 1000).toISOString().slice(0, 16).replace("T", " ");
   const version = report.environment.cuadrilla ? `cuadrilla ${report.environment.cuadrilla}, ` : "";
-  document.getElementById("about").textContent = `${report.state}; ${version}written ${made} UTC`;
+  document.getElementById("about").textContent = say("%s; %swritten %s UTC", say(report.state), version, made);
   const last = (key) => report.rows.map((row) => row[key]).filter((value) => value !== null && value !== undefined).at(-1);
   const figures = [["step", whole(report.version)], ["tokens", whole(report.tokens)], ["loss", short(last("loss"))]];
   if (report.parameters) figures.unshift(["parameters", whole(report.parameters)]);
   const validation = new Set(report.rows.flatMap((row) => Object.keys(row).filter((key) => key.startsWith("val_"))));
-  for (const key of validation) figures.push([key.replace("val_", "held-out ").replaceAll("_", " "), short(last(key))]);
-  if (report.best) figures.push(["lowest held-out loss", `${short(report.best.loss)} at step ${whole(report.best.version)}`]);
+  for (const key of validation) figures.push([say("held-out %s", measure(key)), short(last(key))]);
+  if (report.best) figures.push(["lowest held-out loss", say("%s at step %s", short(report.best.loss), whole(report.best.version))]);
   const rates = report.rows.map((row) => row.tokens_per_second).filter((rate) => rate).sort((a, b) => a - b);
   if (rates.length) figures.push(["tokens/s (median)", whole(rates[rates.length >> 1])]);
   const { splits = {}, vocabulary = 0, leak = 0 } = report.data;
   const train = splits.train ?? {};
-  if (train.num_tokens) figures.push([`bytes per token (${whole(vocabulary)} tokens)`, short(train.num_bytes / train.num_tokens)]);
+  if (train.num_tokens) figures.push([say("bytes per token (%s tokens)", whole(vocabulary)), short(train.num_bytes / train.num_tokens)]);
   if (leak >= WORTH_A_WARNING) {
-    const text = `${(100 * leak).toFixed(1)} % of the held-out text is in the training text: its loss looks too good.`;
+    const text = say("%s of the held-out text is in the training text: its loss looks too good.", percent(leak));
     document.getElementById("warning").textContent = text;
   }
   if (span()) figures.push(["from first to last event", duration(span())]);
   for (const [name, value] of figures) {
     const card = element("div");
-    card.append(element("dt", name), element("dd", value));
+    card.append(element("dt", say(name)), element("dd", value));
     document.getElementById("figures").append(card);
   }
 }
@@ -110,7 +117,7 @@ function drawMarks(plot) {
 
 function chart(title, series, { log = false } = {}) {
   const box = element("div", undefined, "chart");
-  box.append(element("h3", title));
+  box.append(element("h3", say(title)));
   document.querySelector("#curves .charts").append(box);
   const style = getComputedStyle(document.documentElement);
   const axis = { stroke: style.getPropertyValue("--faint"), grid: { stroke: style.getPropertyValue("--line") } };
@@ -129,7 +136,7 @@ function chart(title, series, { log = false } = {}) {
       ...size(),
       scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
       axes: [{ ...axis }, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
-      series: [{ label: "step" }, ...lines],
+      series: [{ label: say("step") }, ...lines],
       cursor: { sync: { key: "steps" } },
       hooks: { draw: [drawMarks] },
     },
@@ -141,26 +148,26 @@ function chart(title, series, { log = false } = {}) {
 
 function showCurves() {
   const loss = column("loss");
-  const lines = [{ name: "each step", values: loss, faint: true }, { name: "smoothed", values: smoothed(loss) }];
+  const lines = [{ name: say("each step"), values: loss, faint: true }, { name: say("smoothed"), values: smoothed(loss) }];
   const heldOut = column("val_loss");
-  if (heldOut.some((value) => value !== null)) lines.push({ name: "held-out", values: heldOut, dots: true });
+  if (heldOut.some((value) => value !== null)) lines.push({ name: say("held-out"), values: heldOut, dots: true });
   const positive = lines.every(({ values }) => values.every((value) => value === null || value > 0));
   chart(positive ? "Loss (logarithmic)" : "Loss", lines, { log: positive });
   const others = new Set(report.rows.flatMap((row) => Object.keys(row).filter((key) => key.startsWith("val_") && key !== "val_loss")));
   for (const key of others) {
-    const name = key.replace("val_", "").replaceAll("_", " ");
-    chart(`Held-out ${name}`, [{ name, values: column(key) }]);
+    const name = measure(key);
+    chart(say("Held-out %s", name), [{ name, values: column(key) }]);
   }
-  chart("Tokens per second", [{ name: "tokens/s", values: column("tokens_per_second") }]);
+  chart("Tokens per second", [{ name: say("tokens/s"), values: column("tokens_per_second") }]);
   const names = report.machines.filter((machine) => machine.share).map((machine) => machine.name);
   if (names.length > 1) {
     const share = (name) => report.rows.map((row) => (row.shares ? 100 * (row.shares[name] ?? 0) : null));
     chart("Share of each step, %, smoothed", names.map((name) => ({ name, values: smoothed(share(name)) })));
   }
-  chart("Gradient norm", [{ name: "norm", values: column("grad_norm") }]);
-  chart("Learning rate, part of the highest", [{ name: "factor", values: column("lr_factor") }]);
+  chart("Gradient norm", [{ name: say("norm"), values: column("grad_norm") }]);
+  chart("Learning rate, part of the highest", [{ name: say("factor"), values: column("lr_factor") }]);
   const seen = [...new Set(marks.map((mark) => mark.event))];
-  document.getElementById("marks").textContent = seen.length ? `Dashed lines: ${seen.join(", ")}.` : "";
+  document.getElementById("marks").textContent = seen.length ? say("Dashed lines: %s.", seen.map((event) => say(event)).join(", ")) : "";
 }
 
 // -- the rest ----------------------------------------------------------------------------------------------------------
@@ -170,11 +177,11 @@ function showSamples() {
   if (!samples.length) return document.getElementById("samples").classList.add("empty");
   const slider = element("input");
   Object.assign(slider, { type: "range", min: 0, max: samples.length - 1, value: samples.length - 1 });
-  slider.setAttribute("aria-label", "step of the sample");
+  slider.setAttribute("aria-label", say("step of the sample"));
   const label = element("span");
   const show = () => {
     const sample = samples[Number(slider.value)];
-    label.textContent = `step ${whole(sample.version)}`;
+    label.textContent = say("step %s", whole(sample.version));
     document.querySelector("#samples blockquote").textContent = sample.text;
   };
   slider.addEventListener("input", show);
@@ -187,7 +194,6 @@ function detail(details) {
 }
 
 function showTables() {
-  const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
   fillTable(
     "machines",
     [["machine"], ["share", true], ["joined", true], ["lost", true], ["last reason"]],
@@ -197,7 +203,7 @@ function showTables() {
   fillTable(
     "events",
     [["time (UTC)"], ["step", true], ["event"], ["details"]],
-    report.events.map((e) => ({ cells: [clock(e.time), whole(e.version), e.event, detail(e.details)] })),
+    report.events.map((e) => ({ cells: [clock(e.time), whole(e.version), say(e.event), detail(e.details)] })),
   );
   const { sources = [], splits = {} } = report.data;
   fillTable("data", [["source or split"], ["licence"], ["bytes", true], ["documents", true], ["tokens", true]], [

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
+from cuadrilla.messages import Message, language
 from cuadrilla.rundir import RunDir, finite_json, last_rows, read_jsonl, read_regular, require_regular
 
 MAX_POINTS = 2000
@@ -27,6 +28,90 @@ MAX_HEADER_BYTES = 10**7
 MAX_TIME = 1e11  # seconds; a browser knows dates up to the year 275,760
 CHECKED, OVERLAPPING = "val_windows_checked", "val_windows_in_train"  # counts of a manifest
 QUIET_EVENTS = ("checkpoint",)
+WORDS = (
+    Message("Curves"),
+    Message("Machines"),
+    Message("Samples"),
+    Message("What happened"),
+    Message("Data"),
+    Message("Configuration"),
+    Message("Environment of the coordinator"),
+    Message("Bold: set by the run file or on the command line."),
+    Message("This page draws its curves with JavaScript, which is switched off."),
+    Message("cuadrilla report"),
+    Message("%s; %swritten %s UTC"),
+    Message("running"),
+    Message("complete"),
+    Message("stopped"),
+    Message("failed"),
+    Message("unknown"),
+    Message("step"),
+    Message("tokens"),
+    Message("loss"),
+    Message("bits per byte"),
+    Message("parameters"),
+    Message("held-out %s"),
+    Message("lowest held-out loss"),
+    Message("%s at step %s"),
+    Message("tokens/s (median)"),
+    Message("bytes per token (%s tokens)"),
+    Message("%s of the held-out text is in the training text: its loss looks too good."),
+    Message("from first to last event"),
+    Message("each step"),
+    Message("smoothed"),
+    Message("held-out"),
+    Message("Loss (logarithmic)"),
+    Message("Loss"),
+    Message("Held-out %s"),
+    Message("Tokens per second"),
+    Message("tokens/s"),
+    Message("Share of each step, %, smoothed"),
+    Message("Gradient norm"),
+    Message("norm"),
+    Message("Learning rate, part of the highest"),
+    Message("factor"),
+    Message("Dashed lines: %s."),
+    Message("step of the sample"),
+    Message("step %s"),
+    Message("machine"),
+    Message("share"),
+    Message("joined"),
+    Message("lost"),
+    Message("last reason"),
+    Message("time (UTC)"),
+    Message("event"),
+    Message("details"),
+    Message("source or split"),
+    Message("licence"),
+    Message("bytes"),
+    Message("documents"),
+    Message("key"),
+    Message("value"),
+    Message("what"),
+    Message("version"),
+    Message("left"),
+    Message("evicted"),
+    Message("late"),
+    Message("discarded"),
+    Message("redone"),
+    Message("coordinator restarted"),
+    Message("alarm"),
+    Message("finished"),
+    Message("memorises"),
+    Message("audited"),
+    Message("units skipped"),
+    Message("update skipped"),
+    Message("rolled back"),
+    Message("rolled back to the last checkpoint"),
+    Message("gave up"),
+    Message("the gradient is exactly zero"),
+    Message("non-finite"),
+    Message("outlier"),
+    Message("audit"),
+    Message("all-zero gradient"),
+    Message("all-zero gradient confirmed"),
+)
+"""What the page says by itself; `%%...%%` in its HTML, `say` in its script, `%s` for a value."""
 MEANS = ("loss", "grad_norm", "tokens_per_second", "lr_factor", "seconds")
 
 
@@ -72,7 +157,7 @@ def read_report(run: RunDir) -> Report:
     written = sorted((row for row in written if _is_number(row.get("version"))), key=lambda row: row["version"])
     rows = [_figures(row) for row in written]
     if not rows:
-        raise ConfigError(f"{run.path} has no training to report", hint="cuadrilla train it first")
+        raise ConfigError("{path} has no training to report", path=run.path, hint="cuadrilla train it first")
     happened = list(read_jsonl(run.events))
     config = _read_object(run.config)
     values = _flat(_part(config, "values"))
@@ -266,9 +351,12 @@ def render(report: Report) -> str:
     here = resources.files("cuadrilla.monitor")
     page = (here / "report.html").read_text(encoding="utf-8")
     # "<" never appears inside the script element that holds the data: nothing there can end it.
-    data = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    words = {str(word): word.in_language(language()) for word in WORDS}
+    data = json.dumps({**asdict(report), "words": words}, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     data = data.encode(errors="replace").decode()  # halves of a character, which JSON can spell
     parts = {
+        **words,
+        "LANGUAGE": language(),
         "STYLE": (here / "vendor" / "uPlot.min.css").read_text() + (here / "report.css").read_text(encoding="utf-8"),
         "CHARTS": (here / "vendor" / "uPlot.iife.min.js").read_text(encoding="utf-8"),
         "SCRIPT": (here / "report.js").read_text(encoding="utf-8"),

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from cuadrilla.errors import CheckpointError
+from cuadrilla.messages import Message
+from cuadrilla.model.hf import some
 from cuadrilla.rundir import file_sha256, fsync_folder, make_private, storage_errors, write_json
 from cuadrilla.version import __version__
 
@@ -164,8 +166,12 @@ def _newest(folder: Path, use: Callable[[Path], T]) -> T | None:
         candidates, tried = list_checkpoints(folder), candidates
     if problems:
         raise CheckpointError(
-            f"none of the {len(problems)} checkpoints in {folder} can be used: {problems[0]}",
-            hint=f"restore one from a backup, or start again with an empty {folder.name} folder",
+            "none of the {checkpoints} checkpoints in {folder} can be used: {reason}",
+            checkpoints=len(problems),
+            folder=folder,
+            reason=problems[0],
+            hint="restore one from a backup, or start again with an empty {name} folder",
+            name=folder.name,
         )
     return None
 
@@ -178,7 +184,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         model = safetensors.torch.load_file(path / "model.safetensors")
         optimizer = safetensors.torch.load_file(path / "optimizer.safetensors")
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}", hint=OLDER) from error
+        raise CheckpointError("{path}: {reason}", path=path, reason=error, hint=OLDER) from error
     return Checkpoint(path=path, version=state["version"], model=model, optimizer=optimizer, state=state)
 
 
@@ -187,23 +193,33 @@ def verify_checkpoint(path: Path) -> None:
     manifest = _read_json(path / MANIFEST)
     if manifest.get("schema", 0) > SCHEMA:
         raise CheckpointError(
-            f"{path} was written by a newer cuadrilla ({manifest.get('cuadrilla')}; this is {__version__})",
+            "{path} was written by a newer cuadrilla ({newer}; this is {version})",
+            path=path,
+            newer=str(manifest.get("cuadrilla")),
+            version=__version__,
             hint="upgrade with `pip install --upgrade cuadrilla`",
         )
     files = manifest.get("files")
     if not isinstance(files, dict) or set(files) != set(FILES):
-        raise CheckpointError(f"{path}: the manifest does not name exactly {', '.join(FILES)}", hint=OLDER)
+        raise CheckpointError(
+            "{path}: the manifest does not name exactly {files}", path=path, files=", ".join(FILES), hint=OLDER
+        )
     for name, entry in files.items():
         file = path / name
         if file.is_symlink() or not file.is_file():
-            raise CheckpointError(f"{path}: {name} is missing or not a plain file", hint=OLDER)
+            raise CheckpointError("{path}: {name} is missing or not a plain file", path=path, name=name, hint=OLDER)
         try:
             same = file.stat().st_size == entry.get("num_bytes") and file_sha256(file) == entry.get("sha256")
         except OSError as error:  # removed while it was read, or a failing disk
-            raise CheckpointError(f"{path}: {name} cannot be read: {error.strerror}", hint=OLDER) from error
+            raise CheckpointError(
+                "{path}: {name} cannot be read: {reason}", path=path, name=name, reason=error.strerror, hint=OLDER
+            ) from error
         if not same:
             raise CheckpointError(
-                f"{path}: {name} is damaged (its size or SHA-256 differs from the manifest)", hint=OLDER
+                "{path}: {name} is damaged (its size or SHA-256 differs from the manifest)",
+                path=path,
+                name=name,
+                hint=OLDER,
             )
 
 
@@ -242,15 +258,24 @@ def prune_checkpoints(folder: Path, *, keep: int, protect: Iterable[int]) -> lis
 
 def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *, path: Path) -> None:
     """Raise CheckpointError listing names, dtypes and shapes that differ between the model and a checkpoint."""
-    differing = sorted(expected.keys() ^ found.keys())
+    differing: list[str] = sorted(expected.keys() ^ found.keys())
     differing += [
-        f"{name} {_form(found[name])} instead of {_form(expected[name])}"
+        Message(
+            "{name} {found} instead of {expected}",
+            name=name,
+            found=_form(found[name]),
+            expected=_form(expected[name]),
+        )
         for name in sorted(expected.keys() & found.keys())
         if _form(expected[name]) != _form(found[name])
     ]
     if differing:
-        shown = ", ".join(differing[:4]) + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
-        raise CheckpointError(f"{path} is of another model: {shown}", hint="use the run file it was made with")
+        raise CheckpointError(
+            "{path} is of another model: {differences}",
+            path=path,
+            differences=some(differing),
+            hint="use the run file it was made with",
+        )
 
 
 def _form(tensor: Tensor) -> str:
@@ -292,12 +317,12 @@ def _write_files(
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         if path.is_symlink() or path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} is not a plain file of a reasonable size", hint=OLDER)
+            raise CheckpointError("{path} is not a plain file of a reasonable size", path=path, hint=OLDER)
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", hint=OLDER) from error
+        raise CheckpointError("{path} cannot be read: {reason}", path=path, reason=error, hint=OLDER) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a table", hint=OLDER)
+        raise CheckpointError("{path} does not hold a table", path=path, hint=OLDER)
     return value
 
 

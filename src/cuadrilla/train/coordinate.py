@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from cuadrilla.errors import GuardError, ResourceError
 from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.messages import Message
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.ledger import Grant
@@ -124,7 +125,8 @@ class Coordination:
         self._contributions: dict[int, Contribution] = {}
         self.suspects = Suspects(coordinator=coordinator, merge=merge, guard=guard, referee=referee, event=store.event)
         self._send: Send = _nobody
-        self._stop_reason = f"step {stop_at} reached" if 0 < stop_at <= coordinator.version else self._out_of_patience()
+        is_reached = 0 < stop_at <= coordinator.version
+        self._stop_reason = Message("step {step} reached", step=stop_at) if is_reached else self._out_of_patience()
         self._interrupted = False
         self._row: dict[str, Any] = {}
         self.outcome: Outcome | None = None
@@ -219,7 +221,7 @@ class Coordination:
         try:
             return self._coordinator.handle(self._as_event(worker, message), self._clock())
         except MESSAGE_ERRORS as error:
-            reason = f"it sent a message that cannot be handled ({type(error).__name__})"
+            reason = Message("it sent a message that cannot be handled ({kind})", kind=type(error).__name__)
             log.info("how a message of %s could not be handled:", worker, exc_info=True)
             if isinstance(message, Contribute):
                 self._contributions.pop(message.lease_id, None)
@@ -246,7 +248,7 @@ class Coordination:
             self._store.status("failed", version=self._coordinator.version, row=self._row)
         self._coordinator.finished = True
         for member in list(self._coordinator.crew.members):
-            self._send(member, Stop(reason="the run failed"))
+            self._send(member, Stop(reason=Message("the run failed")))
 
     def _as_event(self, worker: str, message: ToCoordinator) -> events.Event:
         match message:
@@ -345,26 +347,26 @@ class Coordination:
             verdict = self._guard.judge(loss=nothing, norm=nothing) if action.skipped else Verdict.SKIP
         else:
             reduced = self._merge.reduce(contributions, planned_tokens=self._length.round_tokens)
-            if self._compute_again(action, reduced.bad, "non-finite"):
+            if self._compute_again(action, reduced.bad, Message("non-finite")):
                 return
             doubtful, confirmed = self.suspects.zeros(action, contributions)
-            if self._compute_again(action, doubtful, "all-zero gradient"):
+            if self._compute_again(action, doubtful, Message("all-zero gradient")):
                 return
             if self._guard.doubts(loss=loss, norm=reduced.norm) and self._compute_again(
-                action, self.suspects.outliers(action, contributions), "outlier"
+                action, self.suspects.outliers(action, contributions), Message("outlier")
             ):
                 return
-            if self._compute_again(action, self.suspects.audited(action, contributions), "audit"):
+            if self._compute_again(action, self.suspects.audited(action, contributions), Message("audit")):
                 return
             if reduced.norm == 0 and loss:
-                self._announce("the gradient is exactly zero", action, level=logging.WARNING)
+                self._announce(Message("the gradient is exactly zero"), action, level=logging.WARNING)
             self._row["grad_norm"] = reduced.norm
             verdict = self._guard.judge(loss=loss, norm=reduced.norm)
         self._apply(action, verdict=verdict, tokens=tokens)
         self.suspects.forget()
         self._handle(events.Merged(rolled_back=verdict is Verdict.ROLL_BACK, blameless=tuple(sorted(confirmed))))
 
-    def _compute_again(self, action: events.Merge, bad: Sequence[int], what: str) -> bool:
+    def _compute_again(self, action: events.Merge, bad: Sequence[int], what: Message) -> bool:
         """Send the units of contributions that cannot be right to others; False if there are none."""
         for answer in (action.answers[index] for index in bad):
             worker, units = answer.worker, self.suspects.units(answer)
@@ -388,29 +390,37 @@ class Coordination:
                     norm=self._row["grad_norm"], tokens=planned_tokens, version=action.version
                 )
             case Verdict.SKIP:
-                self._announce("update skipped", action, level=logging.WARNING)
+                self._announce(Message("update skipped"), action, level=logging.WARNING)
                 self._store.journal(header, dict)
             case Verdict.ROLL_BACK:
-                self._announce("rolled back to the last checkpoint", action, level=logging.WARNING)
+                self._announce(Message("rolled back to the last checkpoint"), action, level=logging.WARNING)
                 self._store.roll_back()
             case Verdict.GIVE_UP:
-                self._announce("gave up", action, level=logging.ERROR)
+                self._announce(Message("gave up"), action, level=logging.ERROR)
                 raise GuardError(
-                    f"the loss keeps spiking at step {action.version} (loss {self._row['loss']:.3g}, "
-                    f"gradient norm {self._row.get('grad_norm', float('nan')):.3g}) "
-                    f"after {self._guard.rollbacks} rollbacks",
+                    "the loss keeps spiking at step {step} (loss {loss:.3g}, gradient norm {norm:.3g}) "
+                    "after {rollbacks} rollbacks",
+                    step=action.version,
+                    loss=self._row["loss"],
+                    norm=self._row.get("grad_norm", float("nan")),
+                    rollbacks=self._guard.rollbacks,
                     hint="lower optim.lr, lengthen schedule.warmup, or look at the data of the units in events.jsonl",
                 )
 
-    def _announce(self, what: str, action: events.Merge, *, level: int) -> None:
+    def _announce(self, what: Message, action: events.Merge, *, level: int) -> None:
         """Name the step, its units and its workers, and whose loss per token is the highest."""
         workers = sorted({answer.worker for answer in action.answers})
         highest = max(action.answers, key=lambda answer: answer.loss_sum / max(answer.tokens, 1), default=None)
         suspect = {"highest": highest.worker, "highest_units": self.suspects.units(highest)} if highest else {}
         fields = {"version": action.version, "units": action.units, "workers": workers, "loss": self._row["loss"]}
         self._store.event(what, **fields, **suspect)
-        text = f"loss {self._row['loss']:.4g}, units {action.units[:8]}, highest at {suspect.get('highest', 'none')}"
-        log.log(level, "step %d: %s (%s)", action.version, what, text)
+        text = Message(
+            "loss {loss:.4g}, units {units}, highest at {worker}",
+            loss=self._row["loss"],
+            units=action.units[:8],
+            worker=highest.worker if highest else Message("none"),
+        )
+        log.log(level, "%s", Message("step {step}: {what} ({text})", step=action.version, what=what, text=text))
 
     def _commit(self, action: events.Commit) -> None:
         for answer in action.merge.answers:
@@ -432,7 +442,7 @@ class Coordination:
             self._evaluate_beside(version)
         resume()
         if version == self._stop_at:
-            self._stop_reason = self._stop_reason or f"step {version} reached"
+            self._stop_reason = self._stop_reason or Message("step {step} reached", step=version)
         if "val_loss" in self._row:
             self._judge_held_out(version)
 
@@ -479,9 +489,10 @@ class Coordination:
         held_out = self._store.held_out
         if not self._patience or held_out.best is None or held_out.since_best < self._patience:
             return ""
-        return (
-            f"held-out loss was lowest at step {held_out.best[1]}, {held_out.since_best} evaluations ago"
-            " (evaluate.patience)"
+        return Message(
+            "held-out loss was lowest at step {step}, {evaluations} evaluations ago (evaluate.patience)",
+            step=held_out.best[1],
+            evaluations=held_out.since_best,
         )
 
     def _tell_progress(self) -> None:

@@ -161,7 +161,9 @@ def _read_record(file: BinaryIO, *, size: int) -> Record | None:
         header = json.loads(body[:head_bytes])
         return Record(header=header, update=_unpack(header["tensors"], body, offset=head_bytes))
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"the journal {file.name} has a record of an unknown form: {error}") from error
+        raise CheckpointError(
+            "the journal {path} has a record of an unknown form: {reason}", path=file.name, reason=error
+        ) from error
 
 
 def _unpack(layout: list[Any], body: bytearray, *, offset: int) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from cuadrilla.errors import ConfigError, ResourceError
 from cuadrilla.host.environment import read_environment
+from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2, Attention, Block, Linear
 from cuadrilla.model.kernels import AS_USUAL, Kernels, has_onednn
 from cuadrilla.rundir import FolderLock, make_private, read_regular, write_json
@@ -48,14 +49,20 @@ class Choice:
 
     def __str__(self) -> str:
         if not self.ratios:
-            return "as usual"
+            return Message("as usual")
         names = {
-            "onednn": "fp32 products by torch's library",
-            "fused": "fused attention",
-            "blocks": "attention in blocks",
+            "onednn": Message("fp32 products by torch's library"),
+            "fused": Message("fused attention"),
+            "blocks": Message("attention in blocks"),
         }
-        told = ", ".join(f"{names[name]} {ratio:.2f} times as fast" for name, ratio in self.ratios.items())
-        return f"{'as usual' if self.kernels == AS_USUAL else 'chosen here'} ({told})"
+        told = (
+            Message("{name} {ratio:.2f} times as fast", name=names[name], ratio=ratio)
+            for name, ratio in self.ratios.items()
+        )
+        return Message(
+            "as usual ({ratios})" if self.kernels == AS_USUAL else "chosen here ({ratios})",
+            ratios=reduce(lambda one, other: Message("{one}, {other}", one=one, other=other), told),
+        )
 
 
 def choose_kernels(model: nn.Module, *, device: torch.device, dtype: torch.dtype, strict: bool, home: Path) -> Choice:
@@ -79,7 +86,7 @@ def _kept(path: Path, *, key: str, measure: Callable[[], Choice]) -> Choice:
     for _ in range(WRITE_TRIES):
         try:
             make_private(path.parent)
-            with FolderLock(path.with_suffix(".lock"), purpose="choosing kernels"):
+            with FolderLock(path.with_suffix(".lock"), purpose=Message("choosing kernels")):
                 found = _read(path)
                 found.setdefault(key, choice)
                 write_json(path, {"choices": {name: asdict(each) for name, each in found.items()}}, private=True)

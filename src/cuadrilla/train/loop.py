@@ -195,9 +195,11 @@ def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
 def smaller_pass(count: int, *, fixed: bool, error: Exception) -> int:
     """Half of a pass that did not fit. Raises ResourceError where a pass cannot shrink."""
     if fixed or count == 1:
-        what = "a unit, which strict mode and BatchNorm need whole," if fixed else "a single sequence"
         raise ResourceError(
-            f"out of memory with {what} in a pass", hint="a smaller model, a shorter context or smaller units"
+            "out of memory with a unit, which strict mode and BatchNorm need whole, in a pass"
+            if fixed
+            else "out of memory with a single sequence in a pass",
+            hint="a smaller model, a shorter context or smaller units",
         ) from error
     return count // 2
 

@@ -24,6 +24,7 @@ import torch
 
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
 from cuadrilla.model.generate import Sampling, for_inference, generate_batch
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.kernels import IGNORED
@@ -110,7 +111,7 @@ def text_figure(model: GPT2, tokenizer: Tokenizer, texts: Iterable[str], *, of: 
     found += _measure(model, tokenizer, batch) if batch else []
     num_bytes = sum(sizes)
     if not num_bytes:
-        raise DataError(f"{of} holds no text", hint="give a file of text")
+        raise DataError("{file} holds no text", file=of, hint="give a file of text")
     bits = math.fsum(value for value, _ in found)
     ratio, count = bits / num_bytes, len(found)
     squares = math.fsum((value - ratio * size) ** 2 for value, size in found)
@@ -178,7 +179,7 @@ def variety_figures(model: GPT2, tokenizer: Tokenizer, *, num_samples: int, samp
         prompts = [[end]] * min(SAMPLES_PER_BATCH, num_samples - first)
         wanted = replace(sampling, stop_ids=(end,), seed=sampling.seed + first)
         texts += [tokenizer.decode(ids) for ids in generate_batch(ready, prompts, sampling=wanted)]
-    return variety_of(texts, of=f"{num_samples} samples")
+    return variety_of(texts, of=Message("{samples} samples", samples=num_samples))
 
 
 def variety_of(texts: Sequence[str], *, of: str) -> list[Figure]:

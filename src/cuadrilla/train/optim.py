@@ -59,7 +59,8 @@ class Optimizers:
                         part.state[parameter] = {key: _place(key, value, parameter) for key, value in state.items()}
         if grouped:
             raise CheckpointError(
-                f"the optimizer's state names unknown parameters: {', '.join(sorted(grouped)[:3])}",
+                "the optimizer's state names unknown parameters: {names}",
+                names=", ".join(sorted(grouped)[:3]),
                 hint="resume with the optimizer and the model the checkpoint was made with",
             )
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from cuadrilla.errors import DeviceError
 from cuadrilla.host.facts import read_facts
+from cuadrilla.messages import Message
 
 BF16_CUDA_CAPABILITY = (8, 0)
 FP16_CUDA_CAPABILITY = (6, 0)
@@ -39,7 +40,7 @@ class Precision:
         return torch.autocast(device.type, dtype=self.dtype)
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} ({self.reason})"
+        return Message("{dtype} ({reason})", dtype=str(self.dtype).removeprefix("torch."), reason=self.reason)
 
 
 def choose_device(requested: str) -> torch.device:
@@ -53,28 +54,36 @@ def choose_device(requested: str) -> torch.device:
     if requested == "auto":
         return torch.device(next(kind for kind, there in available.items() if there))
     if not _DEVICE.fullmatch(requested):
-        raise DeviceError(f"{requested!r} is not a device", hint="use auto, cpu, cuda, cuda:1, mps or xpu")
+        hint = "use auto, cpu, cuda, cuda:1, mps or xpu"
+        raise DeviceError("{device!r} is not a device", device=requested, hint=hint)
     device = torch.device(requested)
     if not available[device.type]:
         raise DeviceError(
-            f"device {requested} is not available in this installation", hint="see `cuadrilla devices`, or use auto"
+            "device {device} is not available in this installation",
+            device=requested,
+            hint="see `cuadrilla devices`, or use auto",
         )
     count = torch.cuda.device_count() if device.type == "cuda" else 1
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise DeviceError(f"device {requested}: there are only {count} CUDA devices", hint="see `cuadrilla devices`")
+        raise DeviceError(
+            "device {device}: there are only {devices} CUDA devices",
+            device=requested,
+            devices=count,
+            hint="see `cuadrilla devices`",
+        )
     return device
 
 
 def choose_precision(requested: str, *, device: torch.device) -> Precision:
     """`requested` is auto, fp32, bf16 or fp16. Raises DeviceError for what the device cannot do."""
     if requested == "fp32":
-        return Precision(dtype=torch.float32, reason="asked for")
+        return Precision(dtype=torch.float32, reason=Message("asked for"))
     if requested == "bf16":
-        return Precision(dtype=torch.bfloat16, reason="asked for")
+        return Precision(dtype=torch.bfloat16, reason=Message("asked for"))
     if requested == "fp16":
         if device.type == "cpu":
             raise DeviceError("fp16 is not useful on a CPU", hint="use auto, bf16 or fp32")
-        return Precision(dtype=torch.float16, reason="asked for", loss_scale=INITIAL_FP16_SCALE)
+        return Precision(dtype=torch.float16, reason=Message("asked for"), loss_scale=INITIAL_FP16_SCALE)
     match device.type:
         case "cuda":
             return choose_for_cuda(torch.cuda.get_device_capability(device))
@@ -84,23 +93,26 @@ def choose_precision(requested: str, *, device: torch.device) -> Precision:
         case "xpu":
             return Precision(dtype=torch.bfloat16, reason="XPU")
         case _:
-            return Precision(dtype=torch.float32, reason=f"{device.type}: bf16 is no faster there")
+            return Precision(
+                dtype=torch.float32, reason=Message("{device}: bf16 is no faster there", device=device.type)
+            )
 
 
 def choose_for_cuda(capability: tuple[int, int]) -> Precision:
     """bf16 where the tensor cores have it, fp16 where half precision is fast at all."""
-    name = f"CUDA, compute capability {capability[0]}.{capability[1]}"
+    name = Message("CUDA, compute capability {major}.{minor}", major=capability[0], minor=capability[1])
     if capability >= BF16_CUDA_CAPABILITY:
         return Precision(dtype=torch.bfloat16, reason=name)
     if capability >= FP16_CUDA_CAPABILITY:
-        return Precision(dtype=torch.float16, reason=f"{name}: no bf16", loss_scale=INITIAL_FP16_SCALE)
-    return Precision(dtype=torch.float32, reason=f"{name}: no fast half precision")
+        reason = Message("{device}: no bf16", device=name)
+        return Precision(dtype=torch.float16, reason=reason, loss_scale=INITIAL_FP16_SCALE)
+    return Precision(dtype=torch.float32, reason=Message("{device}: no fast half precision", device=name))
 
 
 def choose_for_cpu(instruction_sets: tuple[str, ...]) -> Precision:
     """bf16 only where the processor multiplies it natively; emulated it is slower than fp32."""
     if "amx_bf16" in instruction_sets:
-        return Precision(dtype=torch.bfloat16, reason="CPU with AMX")
+        return Precision(dtype=torch.bfloat16, reason=Message("CPU with AMX"))
     if "avx512_bf16" in instruction_sets:
-        return Precision(dtype=torch.bfloat16, reason="CPU with AVX512-BF16")
-    return Precision(dtype=torch.float32, reason="CPU without native bf16")
+        return Precision(dtype=torch.bfloat16, reason=Message("CPU with AVX512-BF16"))
+    return Precision(dtype=torch.float32, reason=Message("CPU without native bf16"))

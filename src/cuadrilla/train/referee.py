@@ -23,6 +23,7 @@ from torch import nn
 
 from cuadrilla.errors import CuadrillaError
 from cuadrilla.link.base import Contribute, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
 from cuadrilla.sync.strategy import Contribution, WorkerHalf
 from cuadrilla.train.loop import WorkerSettings, train
@@ -54,7 +55,8 @@ class Referee:
         try:
             return difference(said, self.compute(units))
         except (CuadrillaError, RuntimeError, MemoryError) as error:
-            log.warning("no more audits of contributions: this machine cannot compute a lease: %s", error)
+            reason = error.message if isinstance(error, CuadrillaError) else error
+            log.warning("no more audits of contributions: this machine cannot compute a lease: %s", reason)
             self.next_audit = math.inf
             return ""
 
@@ -84,16 +86,18 @@ class Referee:
 def difference(said: Contribution, computed: Contribution) -> str:
     """In what an answer is beyond what another machine would compute from the same units and weights."""
     if said.tokens != computed.tokens:
-        return f"{said.tokens} tokens instead of {computed.tokens}"
+        return Message("{said} tokens instead of {computed}", said=said.tokens, computed=computed.tokens)
     if abs(said.loss - computed.loss) > LOSS_TOLERANCE * max(abs(said.loss), abs(computed.loss)):
-        return f"a loss of {said.loss:.3g} instead of {computed.loss:.3g}"
+        return Message("a loss of {said:.3g} instead of {computed:.3g}", said=said.loss, computed=computed.loss)
     theirs, ours, product = _products(said.tensors, computed.tensors)
     if not theirs and not ours:
         return ""
     if not ours / NORM_RATIO <= theirs <= ours * NORM_RATIO:
-        return f"a gradient of norm {theirs:.3g} instead of {ours:.3g}"
+        return Message("a gradient of norm {said:.3g} instead of {computed:.3g}", said=theirs, computed=ours)
     cosine = product / (theirs * ours)
-    return "" if cosine >= MIN_COSINE else f"a gradient of another direction (cosine {cosine:.2f})"
+    if cosine >= MIN_COSINE:
+        return ""
+    return Message("a gradient of another direction (cosine {cosine:.2f})", cosine=cosine)
 
 
 def _products(theirs: Tensors, ours: Tensors) -> tuple[float, float, float]:

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from cuadrilla.config import Config, CrewEngine, FileTask, LanguageTask, TrainSe
 from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.link.base import Tensors
+from cuadrilla.messages import Message
 from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
@@ -102,8 +103,12 @@ def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
     tokenizer = folder / TOKENIZER
     if tokenizer.is_file() and file_sha256(tokenizer) != task.manifest.tokenizer_sha256:
         raise DataError(
-            f"{task.folder} was not prepared with the tokenizer of {folder}",
-            hint=f"cuadrilla data prepare YOUR_TEXTS --out {typed(task.folder)} --tokenizer {typed(tokenizer)}",
+            "{data} was not prepared with the tokenizer of {folder}",
+            data=task.folder,
+            folder=folder,
+            hint="cuadrilla data prepare YOUR_TEXTS --out {out} --tokenizer {tokenizer}",
+            out=typed(task.folder),
+            tokenizer=typed(tokenizer),
         )
     model.load_state_dict(found)
 
@@ -137,7 +142,10 @@ def _keep_tokenizer(task: language.LanguageTask, run: RunDir) -> None:
         kept = read_regular(run.tokenizer) if run.tokenizer.exists() else b""
     except OSError as error:
         raise DataError(
-            f"cannot read {error.filename}: {error.strerror}", hint="prepare the data folder again"
+            "cannot read {path}: {reason}",
+            path=error.filename,
+            reason=error.strerror,
+            hint="prepare the data folder again",
         ) from error
     if kept != content:
         write_atomic(run.tokenizer, content, private=True)
@@ -361,8 +369,10 @@ def _come_back(
         free = shutil.disk_usage(run.path).free
         if free < needed:
             raise ResourceError(
-                f"{run.path} has {free / 2**30:.2f} GiB free; two checkpoints and 1 GiB to spare need "
-                f"{needed / 2**30:.2f} GiB",
+                "{folder} has {free:.2f} GiB free; two checkpoints and 1 GiB to spare need {needed:.2f} GiB",
+                folder=run.path,
+                free=free / 2**30,
+                needed=needed / 2**30,
                 hint="free some space, or put the run on another disk",
             )
     return state
@@ -390,17 +400,23 @@ def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_chan
     }
     if fixed:
         raise ConfigError(
-            f"this run cannot be resumed with another {_describe(fixed)}",
+            "this run cannot be resumed with another {changes}",
+            changes=_describe(fixed),
             hint="put the old values back, or start a new run in another folder",
         )
     guarded = {key: pair for key, pair in changed.items() if key.startswith(ALLOWED_ON_RESUME)}
     if guarded and not allow_changes:
         raise ConfigError(
-            f"changed since this run began: {_describe(guarded)}",
+            "changed since this run began: {changes}",
+            changes=_describe(guarded),
             hint="add --allow-changes if you mean it, or put the old values back",
         )
     return bool(guarded)
 
 
-def _describe(changes: Mapping[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{key} (was {old}, now {new})" for key, (old, new) in changes.items())
+def _describe(changes: Mapping[str, tuple[Any, Any]]) -> Message:
+    each = (
+        Message("{key} (was {old}, now {new})", key=key, old=str(old), new=str(new))
+        for key, (old, new) in changes.items()
+    )
+    return reduce(lambda one, other: Message("{one}, {other}", one=one, other=other), each)

@@ -159,8 +159,12 @@ class Store:
         for record, _ in read_segment(self.run.journal, segment):
             if record.version != state["version"] + 1:
                 raise CheckpointError(
-                    f"the journal of step {segment} goes from step {state['version']} to {record.version}",
-                    hint=f"move {self.run.journal} away to go on from the checkpoint",
+                    "the journal of step {segment} goes from step {before} to {after}",
+                    segment=segment,
+                    before=state["version"],
+                    after=record.version,
+                    hint="move {journal} away to go on from the checkpoint",
+                    journal=self.run.journal,
                 )
             row = self._redo_record(record, guard)
             state = {

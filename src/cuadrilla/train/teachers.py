@@ -31,7 +31,7 @@ def keep_teachers(config: Config, run: RunDir, *, task: Task) -> None:
             path = run.path / name
             if not path.exists():
                 raise ConfigError(
-                    f"the teacher {path} does not exist", hint="name a trained run, as seen from run.toml"
+                    "the teacher {path} does not exist", path=path, hint="name a trained run, as seen from run.toml"
                 )
             found = open_model(path, device="cpu")
             _check(found, task, path=path)
@@ -46,15 +46,22 @@ def keep_teachers(config: Config, run: RunDir, *, task: Task) -> None:
 def _check(found: LanguageModel, task: LanguageTask, *, path: Path) -> None:
     if found.tokenizer.sha256() != task.manifest.tokenizer_sha256:
         raise DataError(
-            f"the teacher {path} has another tokenizer than {task.folder}",
-            hint="prepare the text with the teacher's: cuadrilla data prepare --tokenizer "
-            f"{typed(path / 'tokenizer.json')}",
+            "the teacher {path} has another tokenizer than {data}",
+            path=path,
+            data=task.folder,
+            hint="prepare the text with the teacher's: cuadrilla data prepare --tokenizer {tokenizer}",
+            tokenizer=typed(path / "tokenizer.json"),
         )
     student = task.model().config
     theirs = found.model.config
     if theirs.vocab_size != student.vocab_size or theirs.context < student.context:
         raise DataError(
-            f"the teacher {path} has {theirs.vocab_size:,} tokens and a context of {theirs.context}, this model "
-            f"{student.vocab_size:,} and {student.context}",
+            "the teacher {path} has {tokens:,} tokens and a context of {context}, this model {own_tokens:,} and "
+            "{own_context}",
+            path=path,
+            tokens=theirs.vocab_size,
+            context=theirs.context,
+            own_tokens=student.vocab_size,
+            own_context=student.context,
             hint="a teacher needs the same vocabulary, and no shorter a context",
         )

@@ -12,6 +12,7 @@ from cuadrilla.config import Config, LanguageTask, TrainSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
+from cuadrilla.messages import Message
 from cuadrilla.model.generate import Sampling, generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf, state_from_hf
@@ -42,8 +43,12 @@ class Step:
 
     def __str__(self) -> str:
         if self.version == self.newest:
-            return f"step {self.version}"
-        return f"step {self.version} (lowest held-out loss; the newest is {self.newest}: --newest)"
+            return Message("step {step}", step=self.version)
+        return Message(
+            "step {step} (lowest held-out loss; the newest is {newest}: --newest)",
+            step=self.version,
+            newest=self.newest,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +120,10 @@ class Stored:
                 tensor: Tensor = file.get_tensor(name)
         except (safetensors.SafetensorError, OSError) as error:
             raise CheckpointError(
-                f"{self.file}: {error}", hint="it may have been removed by a running training"
+                "{path}: {reason}",
+                path=self.file,
+                reason=error,
+                hint="it may have been removed by a running training",
             ) from error
         if not self.imported:
             return tensor.float()
@@ -161,7 +169,8 @@ def open_model(path: Path, *, device: str = "auto", newest: bool = False) -> Lan
     else:
         if not (path / "config.json").is_file():
             raise ConfigError(
-                f"{path} is neither a run nor a model in Hugging Face's layout",
+                "{path} is neither a run nor a model in Hugging Face's layout",
+                path=path,
                 hint="name a folder that holds run.toml, or config.json and model.safetensors",
             )
         found = read_pretrained(path, trust=False)
@@ -186,7 +195,8 @@ def find_stored(run: RunDir, *, newest: bool = False) -> Stored:
     """
     config = read_run_config(run)
     if not isinstance(config.task, LanguageTask):
-        raise ConfigError(f"{run.path} is not a language model", hint="name a run with task.kind = language")
+        hint = "name a run with task.kind = language"
+        raise ConfigError("{path} is not a language model", path=run.path, hint=hint)
     tokenizer_path, tokens = _tokenizer_of(run, config)
     choice = find_best(run.checkpoints, newest=newest)
     if choice is None and not config.model.init:
@@ -215,7 +225,12 @@ def _tokenizer_of(run: RunDir, config: Config) -> tuple[Path, int]:
 
 
 def _untrained(run: RunDir) -> CheckpointError:
-    return CheckpointError(f"{run.path} has no checkpoint yet", hint=f"train it: cuadrilla train {typed(run.run_file)}")
+    return CheckpointError(
+        "{path} has no checkpoint yet",
+        path=run.path,
+        hint="train it: cuadrilla train {run_file}",
+        run_file=typed(run.run_file),
+    )
 
 
 def _precision(section: TrainSection, *, device: torch.device) -> Precision:

@@ -19,6 +19,7 @@ from cuadrilla.data.shards import TokenStream, read_manifest
 from cuadrilla.data.sources import open_sources, plain_text
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
 
 GOOD = ("good", "sentence_good", "sen", "correct", "grammatical")
 BAD = ("bad", "sentence_bad", "wrong_sen", "incorrect", "ungrammatical")
@@ -77,12 +78,17 @@ def read_pairs(path: Path) -> list[TextPair]:
         good, bad = (next((row[key] for key in keys if row.get(key)), None) for keys in (GOOD, BAD))
         if not isinstance(good, str) or not isinstance(bad, str):
             raise DataError(
-                f"{path}, line {line}: no pair of texts among the columns {', '.join(map(str, row))}",
-                hint=f"name the columns good and bad (or {', '.join(GOOD[1:3])} and {', '.join(BAD[1:3])})",
+                "{path}, line {line}: no pair of texts among the columns {columns}",
+                path=path,
+                line=line,
+                columns=", ".join(map(str, row)),
+                hint="name the columns good and bad (or {good} and {bad})",
+                good=", ".join(GOOD[1:3]),
+                bad=", ".join(BAD[1:3]),
             )
         pairs.append(TextPair(good=good, bad=bad))
     if not pairs:
-        raise DataError(f"{path} holds no pairs", hint="one pair in a line, under a header")
+        raise DataError("{path} holds no pairs", path=path, hint="one pair in a line, under a header")
     return pairs
 
 
@@ -97,12 +103,14 @@ def read_passages(path: Path) -> list[Passage]:
         passage = split_last_word(text) if isinstance(text, str) else None
         if passage is None:
             raise DataError(
-                f"{path}, line {line}: no passage of two words or more",
+                "{path}, line {line}: no passage of two words or more",
+                path=path,
+                line=line,
                 hint='one passage in a line, or {"text": "..."} in each line of a .jsonl',
             )
         passages.append(passage)
     if not passages:
-        raise DataError(f"{path} holds no passages", hint="one passage in a line")
+        raise DataError("{path} holds no passages", path=path, hint="one passage in a line")
     return passages
 
 
@@ -119,10 +127,15 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
         for line, text in _lines(path):
-            yield line, _json_object(text, place=f"{path}, line {line}")
+            yield line, _json_object(text, place=Message("{path}, line {line}", path=path, line=line))
         return
     if suffix not in SEPARATORS:
-        raise DataError(f"{path}: {suffix or 'no suffix'} is not read as a table", hint="use .tsv, .csv or .jsonl")
+        raise DataError(
+            "{path}: {suffix} is not read as a table",
+            path=path,
+            suffix=suffix or Message("no suffix"),
+            hint="use .tsv, .csv or .jsonl",
+        )
     table = io.StringIO(_decoded(path), newline="")
     reader = csv.DictReader(
         table,
@@ -134,7 +147,13 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         for row in reader:
             yield reader.line_num, row
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}", hint="save the table again") from error
+        raise DataError(
+            "{path}, line {line}: {reason}",
+            path=path,
+            line=reader.line_num,
+            reason=error,
+            hint="save the table again",
+        ) from error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -146,9 +165,11 @@ def _json_object(text: str, *, place: str) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not JSON: {error}", hint="one JSON object in each line") from error
+        raise DataError(
+            "{place} is not JSON: {reason}", place=place, reason=error, hint="one JSON object in each line"
+        ) from error
     if not isinstance(value, dict):
-        raise DataError(f"{place} is not a JSON object", hint="one JSON object in each line")
+        raise DataError("{place} is not a JSON object", place=place, hint="one JSON object in each line")
     return value
 
 
