@@ -22,7 +22,7 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError,
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.log import silence_grpc
-from cuadrilla.messages import LANGUAGES, VARIABLES, language, translated
+from cuadrilla.messages import LANGUAGES, VARIABLES, Message, language, translated
 from cuadrilla.version import __version__
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
@@ -160,16 +160,27 @@ def translate_help(command: Any, reads: str) -> None:
 
 def _report_unforeseen(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in BAD_PATHS:
-        report_error(ConfigError(f"{error.filename}: {error.strerror}", hint="use another name or folder"))
+        hint = "use another name or folder"
+        report_error(ConfigError("{name}: {reason}", name=error.filename, reason=error.strerror, hint=hint))
         return ConfigError.exit_code
     if in_task := _place_in_task(error):
-        report_error(TaskError(f"{in_task}: {type(error).__name__}: {error}", hint="--debug shows the traceback"))
+        report_error(
+            TaskError(
+                "{place}: {kind}: {error}",
+                place=in_task,
+                kind=type(error).__name__,
+                error=error,
+                hint="--debug shows the traceback",
+            )
+        )
         return TaskError.exit_code
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        where = error.filename or "what this command prints"
-        report_error(ResourceError(f"cannot write {where}: {error.strerror}", hint="free some space"))
+        where = error.filename or Message("what this command prints")
+        report_error(
+            ResourceError("cannot write {where}: {reason}", where=where, reason=error.strerror, hint="free some space")
+        )
         return ResourceError.exit_code
-    say(f"error: unexpected {type(error).__name__}: {error}")
+    say("error: unexpected {kind}: {error}", kind=type(error).__name__, error=error)
     say("\nhint: run the same command with `cuadrilla --debug ...` and report what it prints")
     return 1
 

@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
-from cuadrilla.cli.output import emit, emit_json, options, report_error, say
+from cuadrilla.cli.output import emit, emit_json, error_data, options, report_error, say
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.link.address import Address
+from cuadrilla.messages import Message
 
 MAX_SECONDS = 20.0
+OK = "ok      {step:12} {reason}  [{seconds:.3f} s]"
+BROKEN = "BROKEN  {step:12} {reason}  [{seconds:.3f} s]"
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -37,21 +40,26 @@ def link(
     from cuadrilla.link.check import Target, check_link
 
     target = Target(address=Address.parse(crew.address), folder=crew.folder, seconds=seconds)
-    say(f"as {crew.name} to {crew.address}")
+    say("as {name} to {address}", name=crew.name, address=crew.address)
     rows = []
     for row in check_link(target):
         rows.append(row)
         if not options.json:
-            emit(f"{'ok' if row.ok else 'BROKEN':7} {row.step:12} {row.reason}  [{row.seconds:.3f} s]")
+            line = OK if row.ok else BROKEN
+            emit(line, step=row.step, reason=row.reason, seconds=row.seconds)
             if row.ok and row.hint:
-                say(f"{'':20} {row.hint}")
+                say("                     {hint}", hint=row.hint)
     broken = next((row for row in rows if not row.ok), None)
-    error = LinkError(f"{broken.step}: {broken.reason}", hint=broken.hint) if broken else None
+    error = (
+        LinkError("{step}: {reason}", step=broken.step, reason=broken.reason, hint=Message("{hint}", hint=broken.hint))
+        if broken
+        else None
+    )
     if options.json:
         result = {"address": crew.address, "node": crew.name, "ok": error is None}
         result["steps"] = [dataclasses.asdict(row) for row in rows]
         if error is not None:
-            result |= {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+            result |= error_data(error)
         emit_json(result)
         options.json = False  # what follows has been said as data
     if error is not None:
@@ -64,13 +72,16 @@ def joined_crew(address: str) -> Joined:
     home = Home.of_user()
     if not address and len(joined := home.joined()) > 1:
         raise LinkError(
-            f"this machine has joined {len(joined)} crews: {', '.join(crew.address for crew in joined)}",
+            "this machine has joined {number} crews: {addresses}",
+            number=len(joined),
+            addresses=", ".join(crew.address for crew in joined),
             hint="name one: cuadrilla check link ADDRESS:PORT",
         )
     crew = home.find_crew(address)
     if crew is None:
         raise LinkError(
-            f"this machine has joined no crew{f' at {address}' if address else ''}",
+            "this machine has joined no crew at {address}" if address else "this machine has joined no crew",
+            address=address,
             hint="join one first: `cuadrilla invite` on the coordinator's machine, then here: cuadrilla join",
         )
     return crew

@@ -7,6 +7,7 @@ import typer
 
 from cuadrilla.cli.output import emit_json, emit_table, options
 from cuadrilla.config import Config, Section
+from cuadrilla.messages import Message
 from cuadrilla.runfile import dump, field_help, read_run_file, resolve
 
 SIZES = ("layers", "heads", "width", "context")
@@ -65,5 +66,5 @@ def explain() -> list[dict[str, str]]:
         value = getattr(example, section)
         if isinstance(value, Section):
             for key, text in field_help(type(value)).items():
-                rows.append({"key": f"{section}.{key}", "default": repr(getattr(value, key)), "meaning": text})
+                rows.append({"key": f"{section}.{key}", "default": repr(getattr(value, key)), "meaning": Message(text)})
     return rows

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.config import RunFile, Sets
-from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.output import ask, emit, emit_json, emit_table, options, say
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
 from cuadrilla.config import Config, CrewEngine
@@ -28,6 +28,7 @@ from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError, Resourc
 from cuadrilla.home import Home, Joined
 from cuadrilla.link.address import Address, dialled_address, lan_address, listening_address
 from cuadrilla.log import set_up_logging, tear_down_logging
+from cuadrilla.messages import Message, language, shown
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_json
 from cuadrilla.runfile import read_run_config, read_run_file
 
@@ -35,7 +36,15 @@ if TYPE_CHECKING:
     from cuadrilla.engines.crew import Door
     from cuadrilla.link.offer import RunConnection, RunDescription
 
-RAY = "Everybody in this Ray cluster can run programs as you on this machine."
+RAY = Message("Everybody in this Ray cluster can run programs as you on this machine.")
+RAY_NODE_HELP = (
+    "A node for this run's Ray cluster, if its owner joins with --ray."
+    " Everybody in this Ray cluster can run programs as you on this machine."
+)
+RAY_HELP = (
+    "If the coordinator offers Ray, use it."
+    " Everybody in this Ray cluster can run programs as you on this machine. Without either: asked."
+)
 Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
 
 
@@ -57,7 +66,7 @@ def up(
     ] = None,
     ray_node: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help=f"A node for this run's Ray cluster, if its owner joins with --ray. {RAY}"),
+        typer.Option(metavar="NAME", help=RAY_NODE_HELP),
     ] = None,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
@@ -79,20 +88,17 @@ def up(
     def opened(door: "Door") -> None:
         found = {"key_hash": door.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder.path)}
         write_json(home.open_file, {"address": dialled or door.address, **found})
-        here = f" (listens on {door.address})" if dialled else ""
-        say(f"crew       {dialled or door.address}{here}; on another machine: cuadrilla join")
-        if ray_nodes:
-            say(f"Ray        for {', '.join(sorted(ray_nodes))} with `cuadrilla join --ray` there. {RAY}")
+        _say_opened(door, dialled=dialled, ray_nodes=ray_nodes)
         _show_place(home, listens=door.address, dialled=dialled)
         _show_invite(home, uses=uses)
 
     def moved(address: str) -> None:
-        say(f"network    this machine has another address: the crew is at {address} now")
+        say("network    this machine has another address: the crew is at {address} now", address=address)
         if dialled:
-            say(f"network    others dial {dialled}: see that it still leads here")
+            say("network    others dial {dialled}: see that it still leads here", dialled=dialled)
             return
         write_json(home.open_file, {**home.open_crew(), "address": address})
-        say(f"crew       {address}; on the machines that are in the crew: cuadrilla join {address}")
+        say("crew       {address}; on the machines that are in the crew: cuadrilla join {address}", address=address)
 
     if not options.supervised and not force:
         refuse_if_promoted(home)
@@ -115,13 +121,30 @@ def up(
     report_outcome(outcome, folder)
 
 
+def _say_opened(door: "Door", *, dialled: str, ray_nodes: frozenset[str]) -> None:
+    say(
+        "crew       {dialled} (listens on {address}); on another machine: cuadrilla join"
+        if dialled
+        else "crew       {address}; on another machine: cuadrilla join",
+        dialled=dialled,
+        address=door.address,
+    )
+    if ray_nodes:
+        say(
+            "Ray        for {nodes} with `cuadrilla join --ray` there. {ray}",
+            nodes=", ".join(sorted(ray_nodes)),
+            ray=RAY,
+        )
+
+
 def refuse_if_promoted(home: Home) -> None:
     """Two coordinators would train two models. Raises LinkError."""
     from cuadrilla.engines.standby import taken_over
 
     if address := taken_over(home):
         raise LinkError(
-            f"this crew was promoted to its standby, which goes on at {address}",
+            "this crew was promoted to its standby, which goes on at {address}",
+            address=address,
             hint="work for it: an invite from there, then `cuadrilla join --new` here; or, to go on here all the same,"
             " stop it there and add --force",
         )
@@ -146,14 +169,17 @@ def check_doors(engine: CrewEngine, *, listen: str, ray_nodes: frozenset[str]) -
         )
     if engine.ray_address:
         raise ConfigError(
-            f"--ray-node: the cluster at {engine.ray_address} is not this run's, and its token not ours to give",
+            "--ray-node: the cluster at {address} is not this run's, and its token not ours to give",
+            address=engine.ray_address,
             hint="its owner lets machines in, by `ray start --address` on them",
         )
     if reason := why_not():
-        raise EnvironmentProblem(reason, hint="without --ray-node all machines use the crew link")
+        raise EnvironmentProblem("{reason}", reason=reason, hint="without --ray-node all machines use the crew link")
     if not listen:
         raise ConfigError(
-            "Ray opens ports on the network of this machine: name it", hint=f"--listen {lan_address()}, for example"
+            "Ray opens ports on the network of this machine: name it",
+            address=lan_address(),
+            hint="--listen {address}, for example",
         )
 
 
@@ -169,7 +195,7 @@ def _show_place(home: Home, *, listens: str, dialled: str) -> None:
     known = [Address.parse(crew.address).host for crew in home.joined()]
     found = read_place(place.host, system=platform.system())
     for line in advice(found, listens=listens, dialled=dialled, others=[*known, *others]):
-        say(f"network    {line}")
+        say("network    {line}", line=line)
 
 
 def invite(uses: Uses = 1) -> None:
@@ -186,11 +212,16 @@ def _show_invite(home: Home, *, uses: int) -> None:
     home.leave_invite(hash_secret(secret), uses=uses)
     address = Address.parse(str(crew["address"]))
     made = Invite(address=address, key_hash=bytes.fromhex(crew["key_hash"]), secret=secret)
-    say(f"invite     for {uses} machine{'s' if uses > 1 else ''}, 15 minutes; `cuadrilla invite` makes another:")
+    say(
+        "invite     for {uses} machines, 15 minutes; `cuadrilla invite` makes another:"
+        if uses > 1
+        else "invite     for {uses} machine, 15 minutes; `cuadrilla invite` makes another:",
+        uses=uses,
+    )
     if options.json:
         emit_json({"invite": str(made), "uses": uses})
     else:
-        emit(str(made))
+        emit("{invite}", invite=made)
 
 
 def join(
@@ -204,7 +235,7 @@ def join(
     ] = False,
     ray: Annotated[
         bool | None,
-        typer.Option("--ray/--no-ray", help=f"If the coordinator offers Ray, use it. {RAY} Without either: asked."),
+        typer.Option("--ray/--no-ray", help=RAY_HELP),
     ] = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with (0: all cores).")] = 0,
     data: Annotated[
@@ -232,7 +263,7 @@ def join(
         known.change()  # it has answered; to fetch may end with the question whether its code may run
         found = fetch(connection, description, home=home, report=say, data=data)
         if not told:  # through Ray it is prepared for each time the cluster is joined
-            say(f"working    as {crew.name} for {crew.address}; Ctrl-C leaves")
+            say("working    as {name} for {address}; Ctrl-C leaves", name=crew.name, address=crew.address)
         told = True
         return found
 
@@ -252,17 +283,14 @@ def join(
             report=say,
         )
     )
-    say(f"done       {reason}")
+    say("done       {reason}", reason=reason)
 
 
 def _ask_for_ray() -> bool:
     """Whether this machine is to be a node of the coordinator's Ray cluster, in words that say what that means."""
-    say(f"Ray        the coordinator offers its Ray cluster. {RAY}")
+    say("Ray        the coordinator offers its Ray cluster. {ray}", ray=RAY)
     say("           The crew link, without Ray, is safe beside strangers: nobody runs anything here but the training.")
-    try:
-        return typer.confirm("join the Ray cluster?", default=False, err=True)
-    except typer.Abort:
-        raise KeyboardInterrupt from None
+    return ask(Message("join the Ray cluster?"))
 
 
 class _Known:
@@ -283,9 +311,10 @@ def read_invite(file: Path | None) -> str:
         try:
             return file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise ConfigError(f"cannot read {file}: {error.strerror}", hint="check the path") from None
+            reason = error.strerror
+            raise ConfigError("cannot read {file}: {reason}", file=file, reason=reason, hint="check the path") from None
     if sys.stdin.isatty():
-        return getpass("invite (not shown): ", stream=sys.stderr)
+        return getpass(shown(Message("invite (not shown): "), language()), stream=sys.stderr)
     return sys.stdin.read()
 
 
@@ -306,7 +335,7 @@ def kick(name: Annotated[str, typer.Argument(help="A name from `cuadrilla nodes`
     from cuadrilla.link.nodes import AllowList
 
     AllowList(Home.of_user().nodes).remove(name)
-    say(f"{name} is not in the crew any more")
+    say("{name} is not in the crew any more", name=name)
 
 
 def trust(
@@ -318,7 +347,7 @@ def trust(
     home = Home.of_user()
     whole = whole_hash(sha256, home=home)
     home.trust(whole)
-    say(f"{whole} may run on this machine")
+    say("{hash} may run on this machine", hash=whole)
 
 
 def whole_hash(text: str, *, home: Home) -> str:
@@ -327,15 +356,26 @@ def whole_hash(text: str, *, home: Home) -> str:
 
     if not re.fullmatch(r"[0-9a-f]{8,64}", text):
         raise ConfigError(
-            f"{text[:80]!r} is not a hash", hint="copy at least 8 of the 64 characters that `cuadrilla join` printed"
+            "{text!r} is not a hash",
+            text=text[:80],
+            hint="copy at least 8 of the 64 characters that `cuadrilla join` printed",
         )
     if len(text) == 64:
         return text
     found = [sha256 for sha256 in fetched_code(home) if sha256.startswith(text)]
     if not found:
-        raise ConfigError(f"no code that was fetched has a hash with {text}", hint="type all 64 characters of it")
+        raise ConfigError(
+            "no code that was fetched has a hash with {text}", text=text, hint="type all 64 characters of it"
+        )
     if len(found) > 1:
-        raise ConfigError(f"{text} begins {len(found)} hashes: {', '.join(found)}", hint="type one of them")
+        hashes = ", ".join(found)
+        raise ConfigError(
+            "{text} begins {number} hashes: {hashes}",
+            text=text,
+            number=len(found),
+            hashes=hashes,
+            hint="type one of them",
+        )
     return found[0]
 
 
@@ -351,10 +391,10 @@ def leave(address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]")] = ""
                 file.unlink()
         if not keeps_key:
             crew.folder.rmdir()
-    say(f"left the crew at {crew.address}")
+    say("left the crew at {address}", address=crew.address)
     if problem:
-        say(f"the coordinator does not know: {problem}")
-        say(f"there, `cuadrilla kick {crew.name}` takes this machine off the list")
+        say("the coordinator does not know: {problem}", problem=problem)
+        say("there, `cuadrilla kick {name}` takes this machine off the list", name=crew.name)
     if keeps_key:
         say("this machine keeps its key, to come back under that name with a new invite")
 
@@ -390,8 +430,8 @@ def down() -> None:
         os.kill(int(crew["pid"]), signal.SIGTERM)
     except ProcessLookupError:
         home.open_file.unlink(missing_ok=True)
-        raise LinkError("the coordinator is gone already", hint=f"go on: cuadrilla up {crew['run']}") from None
-    say(f"the coordinator of {crew['run']} saves and stops")
+        raise LinkError("the coordinator is gone already", run=crew["run"], hint="go on: cuadrilla up {run}") from None
+    say("the coordinator of {run} saves and stops", run=crew["run"])
 
 
 def work(

@@ -1,8 +1,9 @@
 """`cuadrilla data`: prepare text for training, and look at what was prepared."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,22 +16,25 @@ from cuadrilla.data import overlap
 from cuadrilla.data.corpus import AUTO
 from cuadrilla.data.duplicates import DEFAULT_SIMILARITY
 from cuadrilla.data.fertility import fits
-from cuadrilla.data.formats.form import ACCEPTED
 from cuadrilla.data.formats.record import DEFAULT_FIELD, Reading
 from cuadrilla.data.options import (
     DEFAULT_FILTER,
     DEFAULT_MIN_CHARACTERS,
     DEFAULT_VAL_FRACTION,
-    DEFAULT_VOCAB,
     PrepareOptions,
 )
 from cuadrilla.data.prepare import CHECKED, DROPPED, OVERLAPPING, WORK, Prepared, prepare
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
 from cuadrilla.data.sources import Found, open_sources
+from cuadrilla.messages import Message
 from cuadrilla.rundir import read_jsonl
 
 MAX_ROWS = 20
 MAX_NAMES = 5
+SOURCES_HELP = (
+    "Files and folders (text as .txt, .md, .jsonl, .parquet or TEI .xml, also packed (.gz, .zst, .xz, .bz2), .zip or"
+    " .tar), or cuentos:N for N built-in stories."
+)
 
 app = typer.Typer(no_args_is_help=True)
 app.command("get")(get_command)
@@ -77,12 +81,10 @@ DroppedOption = Annotated[bool, typer.Option("--show-dropped", help="Show exampl
 
 @app.command("prepare")
 def prepare_command(
-    sources: Annotated[
-        list[str], typer.Argument(help=f"Files and folders ({ACCEPTED}), or cuentos:N for N built-in stories.")
-    ],
+    sources: Annotated[list[str], typer.Argument(help=SOURCES_HELP)],
     out: Annotated[Path, typer.Option("--out", help="The data folder to write.")],
     vocab: Annotated[
-        int | None, typer.Option("--vocab", help=f"Tokens of the vocabulary to train ({DEFAULT_VOCAB} if not given).")
+        int | None, typer.Option("--vocab", help="Tokens of the vocabulary to train (8192 if not given).")
     ] = None,
     val_fraction: Annotated[
         float, typer.Option("--val-fraction", help="Part of the text to hold out.")
@@ -143,7 +145,7 @@ def prepare_command(
         with shown_progress() as progress:
             prepared = prepare(sources, out=out, options=wanted, progress=progress)
     except KeyboardInterrupt:
-        say(f"interrupted; the same command goes on from here (what is finished is in {out / WORK})")
+        say("interrupted; the same command goes on from here (what is finished is in {folder})", folder=out / WORK)
         raise
     _report(prepared, out=out, show_dropped=show_dropped, extra=_measures(out, prepared.manifest, held_out, compare))
 
@@ -178,18 +180,21 @@ def _measures(
 def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[str, list[dict[str, Any]]]) -> None:
     manifest = prepared.manifest
     dropped = list(read_jsonl(out / DROPPED)) if show_dropped else []
-    state = "already prepared, nothing done" if prepared.already else "prepared"
     _say_skipped(prepared.skipped, prepared.broken)
     _say_damaged(prepared.damaged, repaired="repair" in manifest.options)
     for text in prepared.repeats[:MAX_ROWS]:
-        say(text)
+        say("{text}", text=text)
     if len(prepared.repeats) > MAX_ROWS:
-        say(f"... and {len(prepared.repeats) - MAX_ROWS:,} more such sources (--json shows all)")
+        say("... and {more:,} more such sources (--json shows all)", more=len(prepared.repeats) - MAX_ROWS)
     for note in prepared.notes:
-        say(note)
+        say("{note}", note=note)
     vocab = manifest.options.get("vocab", manifest.vocab_size)
     if manifest.vocab_size != vocab:
-        say(f"the text has merges for a vocabulary of {manifest.vocab_size:,} only, {vocab:,} were asked for")
+        say(
+            "the text has merges for a vocabulary of {size:,} only, {vocab:,} were asked for",
+            size=manifest.vocab_size,
+            vocab=vocab,
+        )
     _emit_manifest(
         manifest,
         {
@@ -206,7 +211,13 @@ def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[st
     )
     if show_dropped and not options.json:
         _emit_dropped(dropped)
-    say(f"{out}: {state} ({manifest.splits['train'].num_tokens:,} tokens to train on)")
+    say(
+        "{folder}: already prepared, nothing done ({tokens:,} tokens to train on)"
+        if prepared.already
+        else "{folder}: prepared ({tokens:,} tokens to train on)",
+        folder=out,
+        tokens=manifest.splits["train"].num_tokens,
+    )
 
 
 def _emit_found(found: Found) -> None:
@@ -221,33 +232,47 @@ def _emit_found(found: Found) -> None:
         emit_table([_readable(row) for row in rows])
     _say_skipped(found.skipped, found.broken)
     total = sum(each.num_bytes for each in found.sources)
-    say(f"{len(rows):,} sources, {total / 1e6:,.1f} MB of text; nothing was written")
+    say("{number:,} sources, {size:,.1f} MB of text; nothing was written", number=len(rows), size=total / 1e6)
 
 
 def _say_damaged(damaged: Mapping[str, str], *, repaired: bool) -> None:
-    texts = [f"{name} ({why})" for name, why in sorted(damaged.items())]
-    if texts:
-        more = len(texts) - MAX_NAMES
-        shown = "; ".join(texts[:MAX_NAMES]) + (f"; and {more:,} more" if more > 0 else "")
-        say(f"{'repaired' if repaired else 'damaged, which --repair puts right'}: {shown}")
+    if damaged:
+        files = _some([Message("{name} ({why})", name=name, why=why) for name, why in sorted(damaged.items())])
+        say("repaired: {files}" if repaired else "damaged, which --repair puts right: {files}", files=files)
 
 
 def _say_skipped(skipped: Sequence[str], broken: Mapping[str, str]) -> None:
-    for kind, texts in (
-        ("no text that can be read", [name for name in skipped if name not in broken]),
-        ("broken", [broken[name] for name in sorted(broken)]),
-    ):
-        if texts:
-            more = len(texts) - MAX_NAMES
-            say(f"skipped, {kind}: {'; '.join(texts[:MAX_NAMES])}" + (f"; and {more:,} more" if more > 0 else ""))
+    if others := [name for name in skipped if name not in broken]:
+        say("skipped, no text that can be read: {files}", files=_some(others))
+    if broken:
+        say("skipped, broken: {files}", files=_some([broken[name] for name in sorted(broken)]))
+
+
+def _some(texts: Sequence[str]) -> str:
+    """The first of them in a line, and how many more there are."""
+    joined = _joined(texts[:MAX_NAMES], "; ")
+    more = len(texts) - MAX_NAMES
+    return Message("{texts}; and {more:,} more", texts=joined, more=more) if more > 0 else joined
+
+
+def _joined(texts: Iterable[str], between: str) -> str:
+    """Messages stay messages in it."""
+    return reduce(lambda done, text: Message("{done}{between}{text}", done=done, between=between, text=text), texts)
 
 
 def _emit_dropped(rows: list[dict[str, Any]]) -> None:
     """Some examples of each reason."""
     for row in rows:
-        like = f", like one of {row['like']}" if "like" in row else ""
-        emit(f"{row['reason'].replace('_', ' ')}: {row['source']}, {row['characters']:,} characters{like}")
-        emit(f"    {row['begins'][:100]}")
+        emit(
+            "{reason}: {source}, {characters:,} characters, like one of {like}"
+            if "like" in row
+            else "{reason}: {source}, {characters:,} characters",
+            reason=row["reason"].replace("_", " "),
+            source=row["source"],
+            characters=row["characters"],
+            like=row.get("like"),
+        )
+        emit("    {begins}", begins=row["begins"][:100])
 
 
 def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], extra: Mapping[str, list[dict[str, Any]]]) -> None:
@@ -264,8 +289,12 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], extra: Mapping[s
     emit_table([_readable({key: row[key] for key in shown}) for row in by_source[:MAX_ROWS]])
     if len(by_source) > MAX_ROWS:
         encodings = Counter(source.encoding for source in manifest.sources)
-        kinds = ", ".join(f"{count:,} in {encoding}" for encoding, count in sorted(encodings.items()))
-        emit(f"... and {len(by_source) - MAX_ROWS:,} more (--json shows all); of all, {kinds}")
+        kinds = [Message("{count:,} in {encoding}", count=n, encoding=name) for name, n in sorted(encodings.items())]
+        emit(
+            "... and {more:,} more (--json shows all); of all, {kinds}",
+            more=len(by_source) - MAX_ROWS,
+            kinds=_joined(kinds, ", "),
+        )
     if manifest.counts:
         emit("")
         emit_table([{"cleaning": name.replace("_", " "), "": f"{n:,}"} for name, n in manifest.counts.items()])
@@ -273,15 +302,29 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], extra: Mapping[s
     emit_table([_readable({"tokenizer": row.pop("name"), **row}) for row in map(dict, extra["tokenizers"])])
     emit("")
     for row in extra["overlap"]:
-        emit(f"{row['name']}: {row['share']:.2%} of {row['checked']:,} stretches of 50 characters are in train")
+        emit(
+            "{name}: {share:.2%} of {checked:,} stretches of 50 characters are in train",
+            name=row["name"],
+            share=row["share"],
+            checked=row["checked"],
+        )
     _warn_overlap(extra["overlap"])
-    emit(f"vocabulary {manifest.vocab_size:,} ({manifest.dtype}), manifest {manifest.hash()[:12]}")
+    emit(
+        "vocabulary {size:,} ({dtype}), manifest {hash}",
+        size=manifest.vocab_size,
+        dtype=manifest.dtype,
+        hash=manifest.hash()[:12],
+    )
 
 
 def _warn_overlap(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["share"] >= overlap.WORTH_A_WARNING:
-            say(f"warning: {row['share']:.1%} of {row['name']} is in the training text; its loss will look too good")
+            say(
+                "warning: {share:.1%} of {name} is in the training text; its loss will look too good",
+                share=row["share"],
+                name=row["name"],
+            )
 
 
 def _row(name: str, portions: list[Portion | None]) -> dict[str, Any]:

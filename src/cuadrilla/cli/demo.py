@@ -20,6 +20,7 @@ from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.host.facts import read_facts
+from cuadrilla.messages import Message
 from cuadrilla.monitor.report import read_report, render
 from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, typed, write_atomic
 from cuadrilla.runfile import read_run_file
@@ -83,7 +84,7 @@ class Accident:
 
     def log(self, version: int, _scalars: Mapping[str, Any]) -> None:
         if version >= self._at and VICTIM in self._pids and not self.happened_at:
-            say(f"                now {VICTIM} is killed, on purpose")
+            say("                now {victim} is killed, on purpose", victim=VICTIM)
             os.kill(self._pids[VICTIM], signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
             self.happened_at = version
 
@@ -97,9 +98,15 @@ class Accident:
         versions = [row["version"] for row in last_rows(run.metrics)]
         lost = len(set(range(1, max(versions) + 1)) - set(versions))
         left = any(row["event"] == "left" and row["worker"] == VICTIM for row in read_jsonl(run.events))
-        return (
-            f"                {VICTIM} was killed at step {self.happened_at}"
-            f"{', was missed and its units went to the others' if left else ''}; {lost} of {len(versions)} steps lost"
+        return Message(
+            "                {victim} was killed at step {step}, was missed and its units went to the others;"
+            " {lost} of {number} steps lost"
+            if left
+            else "                {victim} was killed at step {step}; {lost} of {number} steps lost",
+            victim=VICTIM,
+            step=self.happened_at,
+            lost=lost,
+            number=len(versions),
         )
 
 
@@ -168,14 +175,18 @@ def demo(
     resolved = read_run_file(run.run_file)  # of the first time, if this goes on
     size = replace(size, steps=resolved.config.train.steps, batch=resolved.config.train.batch_sequences)
     stories = stories or max(LEAST_STORIES, size.stories)
-    say(f"                {size.sequences_per_second:,.0f} sequences/s here: about {size.minutes} min in all")
-    say(f"1/4 data        {stories:,} built-in stories, tokenizer of {VOCABULARY:,}")
+    say(
+        "                {speed:,.0f} sequences/s here: about {minutes} min in all",
+        speed=size.sequences_per_second,
+        minutes=size.minutes,
+    )
+    say("1/4 data        {stories:,} built-in stories, tokenizer of {size:,}", stories=stories, size=VOCABULARY)
     with shown_progress() as progress:
         prepared = prepare(
             [f"cuentos:{stories}"], out=folder / "data", options=PrepareOptions(vocab=VOCABULARY), progress=progress
         )
     tokens = {name: split.num_tokens for name, split in prepared.manifest.splits.items()}
-    say(f"                {tokens['train']:,} tokens to train on, {tokens['val']:,} held out")
+    say("                {train:,} tokens to train on, {val:,} held out", train=tokens["train"], val=tokens["val"])
     say("\n2/4 train       on three unequal practice workers; Ctrl-C saves and stops; the same command goes on")
     accident = Accident(at=size.steps // 2)
     from cuadrilla.engines.crew import Opening
@@ -191,13 +202,16 @@ def demo(
         emit_json({**result, "seconds": time.monotonic() - began})
     else:
         for text in result["examples"]:
-            emit(f"\n{text}")
+            emit("\n{text}", text=text)
     write_atomic(page_of(run), render(read_report(run)))
     say(
-        f"\ncurves, machines, samples: {typed(page_of(run))}\n"
-        f"done in {(time.monotonic() - began) / 60:.1f} minutes. What to type next:\n"
-        f'  cuadrilla generate {typed(folder)} "Había una vez una niña"\n'
-        f"  cuadrilla data prepare your-texts/ --out data && cuadrilla new my-gpt2 && cuadrilla train my-gpt2"
+        "\ncurves, machines, samples: {page}\n"
+        "done in {minutes:.1f} minutes. What to type next:\n"
+        '  cuadrilla generate {folder} "Había una vez una niña"\n'
+        "  cuadrilla data prepare your-texts/ --out data && cuadrilla new my-gpt2 && cuadrilla train my-gpt2",
+        page=typed(page_of(run)),
+        minutes=(time.monotonic() - began) / 60,
+        folder=typed(folder),
     )
 
 
@@ -218,9 +232,14 @@ def _evaluate(run: RunDir) -> dict[str, Any]:
         trained.model, trained.task.tokenizer, num_stories=200, num_pairs=500, temperature=0.8, seed=0
     )
     say(
-        f"held-out         {held_out['bits_per_byte']:.3f} bits per byte\n"
-        f"stories right    {report.stories_right:.1%} of {report.num_stories}\n"
-        f"pairs right      {report.pairs_right:.1%} of {report.num_pairs}"
+        "held-out         {bits:.3f} bits per byte\n"
+        "stories right    {stories_right:.1%} of {stories}\n"
+        "pairs right      {pairs_right:.1%} of {pairs}",
+        bits=held_out["bits_per_byte"],
+        stories_right=report.stories_right,
+        stories=report.num_stories,
+        pairs_right=report.pairs_right,
+        pairs=report.num_pairs,
     )
     return {
         "bits_per_byte": held_out["bits_per_byte"],

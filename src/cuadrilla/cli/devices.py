@@ -25,8 +25,8 @@ def devices(
     emit_table([_row(device) for device in found])
     for device in found:
         if device.error:
-            say(f"\n{_label(device)}: {device.error}")
-            say(f"hint: {device.hint}")
+            say("\n{device}: {error}", device=_label(device), error=device.error)
+            say("hint: {hint}", hint=device.hint)
 
 
 def _label(device: Device) -> str:

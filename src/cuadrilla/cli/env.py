@@ -11,6 +11,8 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.host.environment import compare_environments, read_environment
 from cuadrilla.rundir import RunDir, read_regular
 
+NAME_A_RUN = "name a run folder that has been trained"
+
 app = typer.Typer(no_args_is_help=True)
 
 
@@ -21,9 +23,14 @@ def freeze() -> None:
     if options.json:
         emit_json(environment)
         return
-    emit(f"# cuadrilla {environment['cuadrilla']}, Python {environment['python']}, {environment['system']}")
+    emit(
+        "# cuadrilla {cuadrilla}, Python {python}, {system}",
+        cuadrilla=environment["cuadrilla"],
+        python=environment["python"],
+        system=environment["system"],
+    )
     for name, version in environment["packages"].items():
-        emit(f"{name}=={version}")
+        emit("{name}=={version}", name=name, version=version)
 
 
 @app.command()
@@ -46,7 +53,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_regular(file))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {file}: {error}", hint="name a run folder that has been trained") from error
+        raise ConfigError("cannot read {file}: {error}", file=file, error=error, hint=NAME_A_RUN) from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{file} is not an environment", hint="name a run folder that has been trained")
+        raise ConfigError("{file} is not an environment", file=file, hint=NAME_A_RUN)
     return value

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.model import Newest
+from cuadrilla.cli.model import Newest, about
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.errors import ConfigError
+from cuadrilla.messages import Message
 
 if TYPE_CHECKING:
     from cuadrilla.data.tokenizer import Tokenizer
@@ -97,7 +98,12 @@ def _evaluate_run(run: "RunDir", wanted: Wanted) -> None:
     from cuadrilla.train.trained import load_trained
 
     trained = load_trained(run, device=wanted.device, newest=wanted.newest)
-    say(f"{trained.step}, {trained.device}, {trained.precision}")
+    say(
+        "{step}, {device}, {precision}",
+        step=trained.step,
+        device=trained.device,
+        precision=trained.precision,
+    )
     result: dict[str, object] = {"version": trained.step.version}
     result |= measures.evaluate(
         trained.task,
@@ -126,15 +132,19 @@ def _compare(paths: Sequence[Path], wanted: Wanted) -> None:
 
     if wanted.stories or wanted.sequences:
         name = "--stories" if wanted.stories else "--sequences"
-        raise ConfigError(f"{name} is for one run on its own data", hint=f"leave it out, or evaluate {paths[0]} alone")
+        raise ConfigError(
+            "{name} is for one run on its own data",
+            name=name,
+            path=paths[0],
+            hint="leave it out, or evaluate {path} alone",
+        )
     _refuse_twice(paths)
     measured: list[dict[str, Any]] = []
     figures: list[list[Figure]] = []
     tests = _open_tests(paths, wanted)
     for path in paths:
         model = open_model(path, device=wanted.device, newest=wanted.newest)
-        step = "" if model.step is None else f"{model.step}, "
-        say(f"{path}: {step}{model.device}, {model.precision}")
+        say("{path}: {model}", path=path, model=about(model))
         figures.append(_measure(model, wanted, tests))
         size = sum(parameter.numel() for parameter in model.model.parameters())
         measured.append({"model": str(path), "version": model.step and model.step.version, "parameters": size})
@@ -154,15 +164,23 @@ def _compare(paths: Sequence[Path], wanted: Wanted) -> None:
     emit_table(rows)
     for path, found in zip(paths[1:], _differences(figures)[1:], strict=True):
         for each in found:
-            interval = f"{each['low']:+.4f} to {each['high']:+.4f}"
-            emit(f"{path} - {paths[0]}: {each['name']} on {each['of']}: {each['value']:+.4f} ({interval}, 95 %)")
+            emit(
+                "{path} - {first}: {name} on {of}: {value:+.4f} ({low:+.4f} to {high:+.4f}, 95 %)",
+                path=path,
+                first=paths[0],
+                name=each["name"],
+                of=each["of"],
+                value=each["value"],
+                low=each["low"],
+                high=each["high"],
+            )
     say("± is one standard error; --json has sums, counts and 95 % intervals")
 
 
 def _refuse_twice(paths: Sequence[Path]) -> None:
     for path, count in Counter(path.resolve() for path in paths).items():
         if count > 1:
-            raise ConfigError(f"{path} is named twice", hint="compare it with another model")
+            raise ConfigError("{path} is named twice", path=path, hint="compare it with another model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +206,9 @@ def _open_tests(paths: Sequence[Path], wanted: Wanted) -> _Tests:
         num_bytes = sum(len(text.encode()) for text in trials.read_texts(path))
         tests.texts.append((path.name, num_bytes, partial(trials.read_texts, path)))
     if wanted.pairs:
-        tests.pairs.append(("built-in stories", list(cuentos.minimal_pairs(wanted.pairs, seed=STORY_PAIRS_SEED))))
+        tests.pairs.append(
+            (Message("built-in stories"), list(cuentos.minimal_pairs(wanted.pairs, seed=STORY_PAIRS_SEED)))
+        )
     tests.pairs.extend((path.name, trials.read_pairs(path)) for path in wanted.pair_files)
     tests.passages.extend((path.name, trials.read_passages(path)) for path in wanted.last_words)
     return tests
@@ -205,12 +225,19 @@ def _held_out_of(paths: Sequence[Path]) -> "tuple[str, Path, int, Tokenizer]":
         if (run := run_of(path)) is not None:
             folder = run.path / read_run_config(run).data.folder
             if not (folder / MANIFEST).exists():
-                raise ConfigError(f"{folder}, the data of {path}, is not there", hint="measure on a text: --text FILE")
+                raise ConfigError(
+                    "{folder}, the data of {path}, is not there",
+                    folder=folder,
+                    path=path,
+                    hint="measure on a text: --text FILE",
+                )
             num_bytes = read_manifest(folder).splits["val"].num_bytes
-            return f"held-out text of {path}", folder, num_bytes, Tokenizer.load(folder / TOKENIZER)
+            return Message("held-out text of {path}", path=path), folder, num_bytes, Tokenizer.load(folder / TOKENIZER)
     if not paths[0].exists():
-        raise ConfigError(f"{paths[0]} does not exist", hint="name a trained run")
-    raise ConfigError(f"{paths[0]} is not a run: there is no held-out text to measure on", hint="name one with --text")
+        raise ConfigError("{path} does not exist", path=paths[0], hint="name a trained run")
+    raise ConfigError(
+        "{path} is not a run: there is no held-out text to measure on", path=paths[0], hint="name one with --text"
+    )
 
 
 def _measure(model: "LanguageModel", wanted: Wanted, tests: _Tests) -> "list[Figure]":
@@ -221,16 +248,16 @@ def _measure(model: "LanguageModel", wanted: Wanted, tests: _Tests) -> "list[Fig
     found = []
     with shown_progress() as progress:
         for name, num_bytes, texts in tests.texts:
-            counted = _counted(texts(), partial(progress, f"reading {name}"), num_bytes)
+            counted = _counted(texts(), partial(progress, Message("reading {name}", name=name)), num_bytes)
             found.append(measures.text_figure(*pair, counted, of=name))
         for name, pairs in tests.pairs:
-            progress(f"pairs of {name}", 0, 0)
+            progress(Message("pairs of {name}", name=name), 0, 0)
             found.append(measures.pair_figure(*pair, pairs, of=name))
         for name, passages in tests.passages:
-            progress(f"last words of {name}", 0, 0)
+            progress(Message("last words of {name}", name=name), 0, 0)
             found.append(measures.last_word_figure(*pair, passages, of=name))
         if wanted.samples:
-            progress(f"writing {wanted.samples} samples", 0, 0)
+            progress(Message("writing {number} samples", number=wanted.samples), 0, 0)
             sampling = Sampling(temperature=wanted.temperature, max_tokens=wanted.sample_tokens, seed=wanted.seed)
             found += measures.variety_figures(*pair, num_samples=wanted.samples, sampling=sampling)
     return found

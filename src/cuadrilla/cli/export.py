@@ -42,7 +42,7 @@ def export_hf(
     found = sorted(path.name for path in to.iterdir()) if to.is_dir() else []
     strange = [name for name in found if name not in (*FILES, CARD) and not _LEFTOVER.fullmatch(name)]
     if strange:
-        raise ConfigError(f"{to} holds something else: {strange[0]}", hint="name a new folder")
+        raise ConfigError("{to} holds something else: {name}", to=to, name=strange[0], hint="name a new folder")
     stored = find_stored(_run_dir(run), newest=newest)
     for name in (*FILES, CARD):
         remove_leftovers(to / name)
@@ -67,7 +67,7 @@ def export_gguf(
     options.json |= json
     if to.suffix.lower() != ".gguf" or to.is_dir():
         proposed = to / "model.gguf" if to.is_dir() else to.with_suffix(".gguf")
-        raise ConfigError(f"{to} is not the name of a GGUF file", hint=f"--to {typed(proposed)}")
+        raise ConfigError("{to} is not the name of a GGUF file", to=to, path=typed(proposed), hint="--to {path}")
     stored = find_stored(_run_dir(run), newest=newest)
     facts = gather(stored)
     about = Description(
@@ -84,6 +84,6 @@ def _run_dir(run: Path) -> RunDir:
 
 
 def _report(to: Path, *, step: "Step", num_bytes: int) -> None:
-    say(f"wrote {to} ({num_bytes / 1e6:.1f} MB) from {step}")
+    say("wrote {to} ({size:.1f} MB) from {step}", to=to, size=num_bytes / 1e6, step=step)
     if options.json:
         emit_json({"path": str(to), "version": step.version, "num_bytes": num_bytes})

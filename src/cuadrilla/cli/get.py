@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.output import ask, emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.errors import ConfigError
+from cuadrilla.messages import Message
 from cuadrilla.rundir import typed
 
 if TYPE_CHECKING:  # the other verbs of `data` do without HTTP
@@ -57,7 +58,10 @@ def get_command(
     try:
         done = [_fetch(each, to=to, agreed=agreed) for each, agreed in wanted]
     except KeyboardInterrupt:
-        say(f"interrupted; what came is kept in {typed(to)} where the server allows to go on; run the same command")
+        say(
+            "interrupted; what came is kept in {folder} where the server allows to go on; run the same command",
+            folder=typed(to),
+        )
         raise
     _report(done)
 
@@ -73,7 +77,8 @@ def _gather(name: str, wishes: "Options", *, agreed: bool) -> "list[tuple[Wanted
     wanted = resolve(name, options=wishes)
     total = sum(each.num_bytes or 0 for each in wanted)
     if total > LARGE_BYTES:
-        agreed = agreed or _agree(_large(name, f"{total:,} bytes in {len(wanted):,} files"))
+        size = Message("{total:,} bytes in {number:,} files", total=total, number=len(wanted))
+        agreed = agreed or _agree(_large(name, size))
     return [(each, agreed) for each in wanted]
 
 
@@ -94,18 +99,17 @@ def _fetch(wanted: "Wanted", *, to: Path, agreed: bool) -> "Fetched":
 def _large(name: str, size: str) -> "TooLargeError":
     from cuadrilla.data.get.origin import TooLargeError
 
-    return TooLargeError(f"{name} is large: {size}", hint="add --yes to fetch it without being asked")
+    return TooLargeError(
+        "{name} is large: {size}", name=name, size=size, hint="add --yes to fetch it without being asked"
+    )
 
 
 def _agree(problem: "TooLargeError") -> bool:
     """Ask at the terminal. Raises the problem when there is none, or the answer is no."""
     if not sys.stdin.isatty() or options.json:
         raise problem
-    try:
-        if not typer.confirm(f"{problem.message}. Fetch it?", err=True):
-            raise problem
-    except typer.Abort:
-        raise KeyboardInterrupt from None
+    if not ask(Message("{problem}. Fetch it?", problem=problem.message)):
+        raise problem
     return True
 
 
@@ -117,9 +121,17 @@ def _show_catalogue() -> None:
         emit_json([{key: getattr(corpus, key) for key in keys} for corpus in CATALOGUE])
         return
     for corpus in CATALOGUE:
-        emit(f"{corpus.name:15}{corpus.what}")
-        emit(f"{'':15}{corpus.size}{', asks first' if corpus.asks else ''}; {corpus.licence}")
-        emit(f"{'':15}{corpus.address}{f' --split {corpus.split}' if corpus.split else ''}")
+        emit("{name:15}{what}", name=corpus.name, what=corpus.what)
+        emit(
+            "               {size}, asks first; {licence}" if corpus.asks else "               {size}; {licence}",
+            size=corpus.size,
+            licence=corpus.licence,
+        )
+        emit(
+            "               {address} --split {split}" if corpus.split else "               {address}",
+            address=corpus.address,
+            split=corpus.split,
+        )
 
 
 def _report(done: "Sequence[Fetched]") -> None:
@@ -128,14 +140,16 @@ def _report(done: "Sequence[Fetched]") -> None:
     rows = [_row(each) for each in done]
     emit_table(rows if options.json else rows[:MAX_ROWS])
     if len(rows) > MAX_ROWS and not options.json:
-        emit(f"... and {len(rows) - MAX_ROWS:,} more (--json shows all)")
+        emit("... and {more:,} more (--json shows all)", more=len(rows) - MAX_ROWS)
     for each in done:
         if each.record.vouched_by == "first use" and not each.already:
             say(
-                f"nobody vouched for {each.record.name}; {each.folder / RECORD} now holds its SHA-256 for the next time"
+                "nobody vouched for {name}; {record} now holds its SHA-256 for the next time",
+                name=each.record.name,
+                record=each.folder / RECORD,
             )
     folders = sorted({each.folder for each in done})
-    say(f"now: cuadrilla data prepare {' '.join(typed(folder) for folder in folders)} --out data")
+    say("now: cuadrilla data prepare {folders} --out data", folders=" ".join(typed(folder) for folder in folders))
 
 
 def _row(fetched: "Fetched") -> dict[str, Any]:

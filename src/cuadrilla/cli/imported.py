@@ -38,10 +38,10 @@ def import_model(
     data = seen_from(to, data)
     options.json |= json
     if (to.exists() and (not to.is_dir() or any(to.iterdir()))) or to.name in ("", ".."):
-        raise ConfigError(f"{to} exists", hint="choose another name")
+        raise ConfigError("{to} exists", to=to, hint="choose another name")
     found = read_pretrained(source, trust=trust)
     if found.note:
-        say(f"note: while the pickle was read: {found.note}")
+        say("note: while the pickle was read: {note}", note=found.note)
     work = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
         make_private(work)
@@ -59,13 +59,17 @@ def import_model(
     size = sum(parameter.numel() for parameter in found.model.parameters())
     if options.json:
         emit_json({"path": str(to), "parameters": size, "vocabulary": found.model.config.vocab_size})
-    tokenizer = typed(to / MODEL_FOLDER / "tokenizer.json")
-    data_folder = typed(Path(os.path.normpath(to / data)))
     say(
-        f"wrote {to}: {size / 1e6:.2f} M parameters, a vocabulary of {found.model.config.vocab_size:,}\n\n"
-        f"next: cuadrilla generate {typed(to)}\n"
-        f"      cuadrilla data prepare YOUR_TEXTS --out {data_folder} --tokenizer {tokenizer}\n"
-        f"      cuadrilla train {typed(to)}"
+        "wrote {path}: {size:.2f} M parameters, a vocabulary of {vocab:,}\n\n"
+        "next: cuadrilla generate {to}\n"
+        "      cuadrilla data prepare YOUR_TEXTS --out {data} --tokenizer {tokenizer}\n"
+        "      cuadrilla train {to}",
+        path=to,
+        size=size / 1e6,
+        vocab=found.model.config.vocab_size,
+        to=typed(to),
+        data=typed(Path(os.path.normpath(to / data))),
+        tokenizer=typed(to / MODEL_FOLDER / "tokenizer.json"),
     )
 
 

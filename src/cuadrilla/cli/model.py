@@ -1,12 +1,17 @@
 """`cuadrilla generate`: let a model write."""
 
 import sys
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cuadrilla.cli.output import emit, emit_json, options, say
+from cuadrilla.messages import Message
+
+if TYPE_CHECKING:
+    from cuadrilla.train.trained import LanguageModel
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder, or a folder in Hugging Face's layout.")]
 Newest = Annotated[bool, typer.Option("--newest", help="The last step, not the one of the lowest held-out loss.")]
@@ -33,8 +38,7 @@ def generate(
     options.json |= json
     text = sys.stdin.read() if prompt == "-" else prompt
     opened = open_model(run, device=device, newest=newest)
-    step = "" if opened.step is None else f"{opened.step}, "
-    say(f"{step}{opened.device}, {opened.precision}")
+    say(about(opened))
     written = []
     for index in range(num):
         sampling = Sampling(
@@ -45,9 +49,18 @@ def generate(
         if options.json:
             written.append({"prompt": text, "text": "".join(pieces), "seed": seed + index})
             continue
-        emit(text, end="")
-        for piece in pieces:
-            emit(piece, end="")
+        for piece in chain((text,), pieces):
+            emit("{piece}", piece=piece, end="")
         emit("\n" if index + 1 < num else "")
     if options.json:
         emit_json(written)
+
+
+def about(model: "LanguageModel") -> Message:
+    """Which step of a run it is from, and how it computes."""
+    return Message(
+        "{device}, {precision}" if model.step is None else "{step}, {device}, {precision}",
+        step=model.step,
+        device=model.device,
+        precision=model.precision,
+    )

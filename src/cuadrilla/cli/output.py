@@ -13,15 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cuadrilla.errors import CuadrillaError
-from cuadrilla.messages import Message, language, shown
+from cuadrilla.messages import SPANISH, Message, language, shown
 from cuadrilla.printable import one_line, printable
 
 MOST_DETAILS = 20
+YES, NO = ("y", "yes", "s", "si", "sí"), ("", "n", "no")
 
 
 @dataclass
@@ -43,8 +45,8 @@ class TalkConsole(Console):
         self.quiet = True
 
     def tell(self, text: str, *, style: str = "") -> None:
-        """Print a text as it is: neither the terminal nor rich finds anything in it to obey."""
-        self.print(Text(printable(text), style=style))
+        """Print a message in the person's language, any other text as it is: nothing finds anything in it to obey."""
+        self.print(Text(printable(shown(text, language())), style=style))
 
 
 options = Options()
@@ -54,7 +56,7 @@ stderr = TalkConsole(stderr=True, highlight=False, soft_wrap=True)
 def say(text: str, /, **fields: object) -> None:
     """One line of talk, on stderr: a template, or a message. A terminal that has gone away is no reason to fail."""
     with contextlib.suppress(OSError):
-        stderr.tell(_read(text, fields))
+        stderr.tell(Message(text, **fields))
 
 
 def say_at_once(text: str, /, **fields: object) -> None:
@@ -66,6 +68,21 @@ def say_at_once(text: str, /, **fields: object) -> None:
 def _read(text: str, fields: Mapping[str, object]) -> str:
     """As the person at this terminal reads it."""
     return shown(Message(text, **fields), language())
+
+
+def ask(question: Message) -> bool:
+    """A question at the terminal, on stderr. No answer is no."""
+    text = f"{shown(question, language())} [{'s' if language() == SPANISH else 'y'}/N]"
+    try:
+        return bool(typer.prompt(text, default="", show_default=False, value_proc=_is_yes, err=True))
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+
+
+def _is_yes(answer: str) -> bool:
+    if (word := answer.strip().lower()) not in YES + NO:
+        raise typer.BadParameter(shown(Message("invalid input"), language()))
+    return word in YES
 
 
 def stdout() -> TextIO:
@@ -103,7 +120,7 @@ def emit_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _cell(value: object) -> Text:
     """Not a string: rich would take `[es]` in a file's name for markup, and `:book:` for a picture."""
-    return Text("" if value is None else one_line(str(value)))
+    return Text("" if value is None else _part(value if isinstance(value, str) else str(value)))
 
 
 def report_error(error: CuadrillaError) -> None:
@@ -127,5 +144,5 @@ def error_data(error: CuadrillaError) -> dict[str, Any]:
 
 
 def _part(text: str) -> str:
-    """Of a line of ours, in the person's language."""
+    """Of a line of ours, or of a table, in the person's language."""
     return one_line(shown(text, language()))

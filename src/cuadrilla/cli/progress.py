@@ -11,6 +11,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cuadrilla.cli.output import stderr
+from cuadrilla.messages import Message, language, shown
 from cuadrilla.train.metrics import Scalars
 
 LINE_SECONDS = 10.0
@@ -19,6 +20,10 @@ ESTIMATE_SECONDS = 10.0
 """Of work: the first pass may compile, measure or wait for memory."""
 SHORT_SECONDS = 60.0
 SAMPLE_CHARACTERS = 160
+STEP = Message("step")
+PART, PART_OF_FIRST = "{percent:.0f} % of it", "{percent:.0f} % of it  ETA {eta}"
+COUNTED = (Message("tokens"), Message("examples"))
+"""What `TaskDefaults.counted` may be."""
 
 
 class ProgressSink:
@@ -48,12 +53,12 @@ class ProgressSink:
         self._last_line = -1e9
         self._step_began = clock()
         self._broken = False
-        self._evaluation = ""
+        self._evaluation: str = ""
         self._shown = done
         self._bar: Progress | None = None
         if stderr.is_terminal:
             self._bar = Progress(
-                TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+                TextColumn(f"{shown(STEP, language())} {{task.completed:.0f}}/{{task.total:.0f}}"),
                 BarColumn(bar_width=None),
                 TextColumn("{task.fields[numbers]}"),
                 TimeRemainingColumn(),
@@ -78,15 +83,24 @@ class ProgressSink:
         seconds = self._clock() - self._step_began
         if self._broken or seconds < PATIENCE_SECONDS or part >= 1:
             return
-        numbers = f"{100 * part:.0f} % of it"
-        eta = f"ETA {_clock_time(seconds / part * (self._total - step + 1) - seconds)}"
+        percent, eta = 100 * part, _clock_time(seconds / part * (self._total - step + 1) - seconds)
         try:
             self._estimate(step - 1 + part)
             if self._bar is not None:
-                self._bar.update(self._task, numbers=f"{numbers}  {eta}" if step == 1 else numbers)
+                numbers = Message(PART_OF_FIRST if step == 1 else PART, percent=percent, eta=eta)
+                self._bar.update(self._task, numbers=shown(numbers, language()))
             elif self._clock() - self._last_line >= LINE_SECONDS:
                 self._last_line = self._clock()
-                stderr.tell(f"step {step}/{self._total}  {numbers} in {seconds:.0f} s  {eta}")
+                stderr.tell(
+                    Message(
+                        "step {step}/{total}  {percent:.0f} % of it in {seconds:.0f} s  ETA {eta}",
+                        step=step,
+                        total=self._total,
+                        percent=percent,
+                        seconds=seconds,
+                        eta=eta,
+                    )
+                )
         except OSError:
             self._broken = True
 
@@ -106,43 +120,63 @@ class ProgressSink:
         self._estimated = True
         whole = seconds / done * (self._total - self._done)
         if whole > SHORT_SECONDS:
-            stderr.tell(f"time       about {in_words(whole)} at this speed{self._advise(whole)}")
+            stderr.tell(
+                Message(
+                    "time       about {time} at this speed{advice}", time=in_words(whole), advice=self._advise(whole)
+                )
+            )
 
     def _show(self, step: int, row: Scalars) -> None:
         if "val_loss" in row:
             self._evaluation = describe_evaluation(row)
-        speed = f"{_number(row, 'tokens_per_second'):,.0f} {self._counted}/s"
-        numbers = f"loss {_number(row, 'loss'):.3f} {self._evaluation} {speed}"
+        numbers = Message(
+            "loss {loss:.3f} {evaluation} {speed:,.0f} {counted}/s",
+            loss=_number(row, "loss"),
+            evaluation=self._evaluation,
+            speed=_number(row, "tokens_per_second"),
+            counted=Message(self._counted),
+        )
         sample = str(row.get("sample", "")).replace("\n", " ")[:SAMPLE_CHARACTERS]
         if self._bar is not None:
             if step >= self._shown:  # an evaluation's row comes later than the steps behind it
                 self._shown = step
-                self._bar.update(self._task, completed=step, numbers=numbers)
+                self._bar.update(self._task, completed=step, numbers=shown(numbers, language()))
             if sample:
-                stderr.tell(f"step {step} «{sample}»", style="dim")
+                stderr.tell(Message("step {step} «{sample}»", step=step, sample=sample), style="dim")
             return
         now = self._clock()
         if now - self._last_line >= LINE_SECONDS or step == self._total or "val_loss" in row:
             self._last_line = now
             left = (self._total_tokens - _number(row, "tokens")) / max(_number(row, "tokens_per_second"), 1e-9)
-            stderr.tell(f"step {step}/{self._total}  {numbers}  ETA {_clock_time(left)}")
+            stderr.tell(
+                Message(
+                    "step {step}/{total}  {numbers}  ETA {eta}",
+                    step=step,
+                    total=self._total,
+                    numbers=numbers,
+                    eta=_clock_time(left),
+                )
+            )
             if sample:
                 stderr.tell(f"  «{sample}»")
 
 
-def describe_evaluation(row: Scalars) -> str:
+def describe_evaluation(row: Scalars) -> Message:
     """The held-out measures of a row in a few words."""
     if "val_bits_per_byte" in row:
-        return f"held-out {_number(row, 'val_bits_per_byte'):.3f} bits/byte"
-    return f"held-out loss {_number(row, 'val_loss'):.3f}"
+        return Message("held-out {bits:.3f} bits/byte", bits=_number(row, "val_bits_per_byte"))
+    return Message("held-out loss {loss:.3f}", loss=_number(row, "val_loss"))
 
 
-def in_words(seconds: float) -> str:
+def in_words(seconds: float) -> Message:
     """A time that is known roughly."""
-    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+    if seconds >= 2 * 86_400:
+        return Message("{number:.0f} days", number=seconds / 86_400)
+    if seconds >= 2 * 3_600:
+        return Message("{number:.0f} hours", number=seconds / 3_600)
+    if seconds >= 2 * 60:
+        return Message("{number:.0f} minutes", number=seconds / 60)
+    return Message("{number:.0f} seconds", number=seconds)
 
 
 def _number(row: Scalars, key: str) -> float:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.config import RunFile, Sets
-from cuadrilla.cli.output import emit, emit_json, emit_table, options, report_error, say
+from cuadrilla.cli.output import emit, emit_json, emit_table, error_data, options, report_error, say
 from cuadrilla.cli.train import practice_sets
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, GuardError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, GuardError
 from cuadrilla.log import set_up_logging
+from cuadrilla.messages import Message
 from cuadrilla.rundir import typed
 from cuadrilla.runfile import read_run_file
 
@@ -36,7 +37,7 @@ def prove(
     Trains in temporary folders; the run's own is not touched. Exit code 0: the same bits; 7: not.
     """
     options.json = options.json or as_json
-    config = read_run_file(run, sets=[*(sets or []), *crew_sets(crew)], processes=True).config
+    config = read_run_file(run, sets=[*(sets or []), *practice_sets(crew, option="--crew")], processes=True).config
     from cuadrilla.engines.prove import prove as run_proof
 
     folder = (run if run.is_dir() else run.parent).resolve()
@@ -48,7 +49,15 @@ def prove(
 
         began.append(what)
         length = parts.length
-        say(f"{len(began)}/{NUM_TRAININGS}  {what}: {length.num_versions} steps, {parts.device}, {parts.precision}")
+        say(
+            "{number}/{all}  {what}: {steps} steps, {device}, {precision}",
+            number=len(began),
+            all=NUM_TRAININGS,
+            what=what,
+            steps=length.num_versions,
+            device=parts.device,
+            precision=parts.precision,
+        )
         return [ProgressSink(total_versions=length.num_versions, done=0, total_tokens=length.total_tokens)]
 
     try:
@@ -59,20 +68,13 @@ def prove(
     report(strict, free, steps=steps, speeds=config.engine.workers, run=run)
 
 
-def crew_sets(text: str) -> list[str]:
-    """`SPEEDS[@LINK]` as values of the section `engine`. Raises ConfigError."""
-    try:
-        return practice_sets(text)
-    except ConfigError as error:
-        raise ConfigError(error.message.replace("--practice", "--crew", 1), hint=error.hint) from None
-
-
 def report(strict: "Pair", free: "Pair | None", *, steps: int, speeds: list[float], run: Path) -> None:
     """Say what was found. Raises GuardError, or typer.Exit with its code, when the bits differ."""
     error = None
     if not strict.equal:
         error = GuardError(
-            f"the crew's bits are not those of one worker: {strict.summary()}",
+            "the crew's bits are not those of one worker: {summary}",
+            summary=strict.summary(),
             hint="--set train.device=cpu tells whether the device is the cause; "
             "report it with the output of `cuadrilla env freeze`",
         )
@@ -80,7 +82,7 @@ def report(strict: "Pair", free: "Pair | None", *, steps: int, speeds: list[floa
         result: dict[str, Any] = {"equal": strict.equal, "steps": steps, "speeds": speeds}
         result |= {"strict": as_row(strict), "not_strict": as_row(free) if free else None}
         if error is not None:
-            result |= {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+            result |= error_data(error)
         emit_json(result)
     else:
         emit_table([shown(pair, number=len(speeds)) for pair in (strict, free) if pair])
@@ -92,16 +94,23 @@ def report(strict: "Pair", free: "Pair | None", *, steps: int, speeds: list[floa
         raise typer.Exit(error.exit_code)
     if free is not None and not options.json:
         emit(sentence(strict, free, steps=steps, number=len(speeds)))
-    say(f"\nnext: cuadrilla train {typed(run)}; in strict mode with --set sync.strict=true")
+    say("\nnext: cuadrilla train {run}; in strict mode with --set sync.strict=true", run=typed(run))
 
 
-def sentence(strict: "Pair", free: "Pair", *, steps: int, number: int) -> str:
+def sentence(strict: "Pair", free: "Pair", *, steps: int, number: int) -> Message:
     """The result in plain words."""
-    shared = f"up to {strict.most_workers} of {number}" if strict.most_workers < number else f"all {number}"
-    return (
-        f"\nEqual: in strict mode {number} unequal workers and one worker have the same weights and optimizer state "
-        f"after {steps} steps, bit for bit ({shared} workers took part in a step).\n"
-        f"Without strict mode their weights differ by {free.relative_difference:.1e} (relative)."
+    all_took_part = Message("all {number} workers took part in a step", number=number)
+    some_took_part = Message(
+        "up to {most} of {number} workers took part in a step", most=strict.most_workers, number=number
+    )
+    return Message(
+        "\nEqual: in strict mode {number} unequal workers and one worker have the same weights and optimizer state "
+        "after {steps} steps, bit for bit ({shared}).\n"
+        "Without strict mode their weights differ by {difference:.1e} (relative).",
+        number=number,
+        steps=steps,
+        shared=some_took_part if strict.most_workers < number else all_took_part,
+        difference=free.relative_difference,
     )
 
 

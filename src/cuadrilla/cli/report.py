@@ -26,10 +26,10 @@ def report(
         return
     path = (out or page_of(folder)).resolve()  # a link stays one
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{path} is not a file", hint="name the page to write: --out report.html")
+        raise ConfigError("{path} is not a file", path=path, hint="name the page to write: --out report.html")
     write_atomic(path, render(found))
-    say(f"open it in a browser: {path.as_uri()}")
-    emit(str(out or page_of(folder)))
+    say("open it in a browser: {address}", address=path.as_uri())
+    emit("{page}", page=out or page_of(folder))
 
 
 def page_of(run: RunDir) -> Path:

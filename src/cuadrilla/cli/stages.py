@@ -7,7 +7,18 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from cuadrilla.cli.output import say, stderr
 from cuadrilla.data import sources
+from cuadrilla.messages import Message, language, shown
 from cuadrilla.printable import one_line
+
+STAGES = (
+    Message("looking at the files"),
+    Message("cleaning"),
+    Message("looking for near-duplicates"),
+    Message("training the tokenizer"),
+    Message("writing tokens"),
+    Message("comparing the splits"),
+)
+"""Of a preparation: they come as plain texts."""
 
 
 @contextmanager
@@ -19,7 +30,7 @@ def shown_progress() -> Iterator[sources.Progress]:
         def line(stage: str, _done: int, _total: int) -> None:
             if stage not in seen:
                 seen.add(stage)
-                say(stage)
+                say(Message(stage))
 
         yield line
         return
@@ -31,7 +42,7 @@ def shown_progress() -> Iterator[sources.Progress]:
             if stage not in tasks:
                 for task in tasks.values():
                     bars.stop_task(task)
-                tasks[stage] = bars.add_task(one_line(stage))
+                tasks[stage] = bars.add_task(one_line(shown(Message(stage), language())))
             bars.update(tasks[stage], completed=done, total=total or None)
 
         yield bar

@@ -14,10 +14,13 @@ from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.address import listening_address
 from cuadrilla.log import set_up_logging
+from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, make_private
 
 SURELY_GONE_SECONDS = 20.0
 """A killed coordinator is started again by its parent, and is back by then on a machine that is not very slow."""
+
+FOLLOWING = Message("following the coordinator; stop `cuadrilla standby` there first")
 
 Address = Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Which crew, if this machine has joined more.")]
 Listen = Annotated[
@@ -46,8 +49,8 @@ def standby(
 
     twin = Twin.of(home, crew)
     make_private(twin.folder)
-    with FolderLock(twin.lock, purpose="following the coordinator; stop `cuadrilla standby` there first"):
-        say(f"following  {crew.address} as {crew.name}; Ctrl-C ends it")
+    with FolderLock(twin.lock, purpose=FOLLOWING):
+        say("following  {address} as {name}; Ctrl-C ends it", address=crew.address, name=crew.name)
         follow(home, crew, listen=str(listening_address(listen)), report=say)
 
 
@@ -69,16 +72,22 @@ def promote(
 
     twin = Twin.of(home, crew)
     if not twin.listen:
-        raise LinkError(f"this machine is no standby of the crew at {crew.address}", hint="cuadrilla standby")
-    with FolderLock(twin.lock, purpose="following the coordinator; stop `cuadrilla standby` there first"):
+        raise LinkError(
+            "this machine is no standby of the crew at {address}", address=crew.address, hint="cuadrilla standby"
+        )
+    with FolderLock(twin.lock, purpose=FOLLOWING):
         if not force:
             check_gone(crew, seconds=wait, report=say)
         version = take_over(home, crew, twin)
     lost = max(0, twin.announced - version)
-    say(f"promoted   goes on from step {version}; the old coordinator is known to have announced step {twin.announced}")
-    say(f"           {f'{lost} steps are lost' if lost else 'nothing that is known of is lost'}")
+    say(
+        "promoted   goes on from step {step}; the old coordinator is known to have announced step {announced}",
+        step=version,
+        announced=twin.announced,
+    )
+    say("           {lost} steps are lost" if lost else "           nothing that is known of is lost", lost=lost)
     where = str(listening_address(listen)) if listen else twin.listen
     command = ["up", str(twin.run.path), "--listen", where]
-    say(f"now        cuadrilla {shlex.join(command)}")
+    say("now        cuadrilla {command}", command=shlex.join(command))
     flags = [*(["--debug"] if options.debug else []), *(["--json"] if options.json else [])]
     os.execv(sys.executable, [sys.executable, "-m", "cuadrilla", *flags, *command])

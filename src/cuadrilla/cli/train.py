@@ -15,6 +15,7 @@ from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.config import Config, CrewEngine, ModelSection
 from cuadrilla.engines.run import Audience, train_run
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
+from cuadrilla.messages import Message
 from cuadrilla.newrun import SIZES, make_run, run_file_text, seen_from
 from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import Resolved, read_run_config, read_run_file
@@ -38,9 +39,9 @@ def new(
     """Make a run folder with a commented run.toml."""
     size = preset.removeprefix("gpt2-")
     if size not in SIZES:
-        raise ConfigError(f"unknown preset {preset}", hint="use gpt2-micro, gpt2-mini or gpt2-small")
+        raise ConfigError("unknown preset {preset}", preset=preset, hint="use gpt2-micro, gpt2-mini or gpt2-small")
     made = make_run(name, run_file_text(size, data=seen_from(name, data)))
-    say(f"wrote {made.run_file}\n\nnext: cuadrilla train {typed(made.run_file)}")
+    say("wrote {file}\n\nnext: cuadrilla train {run}", file=made.run_file, run=typed(made.run_file))
 
 
 def train(
@@ -72,7 +73,7 @@ def train(
 def say_kept(resolved: Resolved) -> None:
     """What still holds though it was not typed this time; once, by the process that a person started."""
     if resolved.kept and not options.supervised:
-        say(f"from an earlier start: {', '.join(resolved.kept)}  (--set changes it)")
+        say("from an earlier start: {kept}  (--set changes it)", kept=", ".join(resolved.kept))
 
 
 def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
@@ -89,24 +90,35 @@ def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
             }
         )
     if outcome.best is not None and outcome.best != outcome.version:
-        say(f"best       step {outcome.best} has the lowest held-out loss: `eval` and its like take it, or --newest")
+        say(
+            "best       step {step} has the lowest held-out loss: `eval` and its like take it, or --newest",
+            step=outcome.best,
+        )
     if outcome.complete:
-        say(f"\nnext: cuadrilla eval {typed(folder.path)}")
+        say("\nnext: cuadrilla eval {run}", run=typed(folder.path))
         if read_run_config(folder).task.kind == "language":
-            say(f"      cuadrilla generate {typed(folder.path)}")
+            say("      cuadrilla generate {run}", run=typed(folder.path))
     elif outcome.interrupted:
-        say(f"\n{outcome.reason} at step {outcome.version} and saved; the same command goes on from there")
+        say(
+            "\n{reason} at step {step} and saved; the same command goes on from there",
+            reason=outcome.reason,
+            step=outcome.version,
+        )
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
     else:
-        say(f"\n{outcome.reason}: saved; the same command goes on from there")
+        say("\n{reason}: saved; the same command goes on from there", reason=outcome.reason)
 
 
-def practice_sets(text: str) -> list[str]:
+def practice_sets(text: str, *, option: str = "--practice") -> list[str]:
     """`SPEEDS[@LINK]` as values of the section `engine`. Raises ConfigError."""
     speeds, _, link = text.partition("@")
     if not re.fullmatch(r"\s*\d+(\.\d+)?\s*(,\s*\d+(\.\d+)?\s*)*", speeds):
         raise ConfigError(
-            f"--practice {text}: {speeds!r} is not a list of speeds", hint='write it as "1.0,0.5,0.25@100mbit+20ms"'
+            "{option} {text}: {speeds!r} is not a list of speeds",
+            option=option,
+            text=text,
+            speeds=speeds,
+            hint='write it as "1.0,0.5,0.25@100mbit+20ms"',
         )
     workers = [float(speed) for speed in speeds.split(",")]
     return [f"engine.workers={workers}", f'engine.link="{link.strip()}"']
@@ -161,7 +173,11 @@ def name_smaller(config: Config, tokens: int, seconds: float) -> str:
     size = sizes[position - 1]
     smaller = operations(ModelSection.model_validate({"preset": size}).shape) * SIZES[size][0]
     share = smaller / (operations(config.model.shape) * tokens)
-    return f" (gpt2-{size} about {in_words(share * seconds)}: cuadrilla new NAME --preset gpt2-{size})"
+    return Message(
+        " (gpt2-{size} about {time}: cuadrilla new NAME --preset gpt2-{size})",
+        size=size,
+        time=in_words(share * seconds),
+    )
 
 
 def operations(shape: tuple[int, int, int, int]) -> float:

@@ -1,0 +1,306 @@
+"""What a person reads: messages, the errors made of them, the language, help in Spanish, what lacks a translation."""
+
+import copy
+import inspect
+import json
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.main import get_command
+
+from cuadrilla import messages
+from cuadrilla.cli import data, output
+from cuadrilla.cli.app import command_line, run
+from cuadrilla.cli.output import ask, options, report_error, say
+from cuadrilla.cli.verbs import VERBS
+from cuadrilla.data.formats.form import ACCEPTED
+from cuadrilla.data.options import DEFAULT_VOCAB
+from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.messages import ENGLISH, SPANISH, VARIABLES, Message, language, shown, translated
+from tools import messages as tool
+
+pytestmark = pytest.mark.unit
+
+MOST_LETTERS = 64
+HOSTILE = "{0} {path} {path.__class__} {{x}} %s {"
+KIND = "{kind}: {share:.1%} of {size:,}"
+
+
+@pytest.fixture
+def catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    found = {
+        KIND: "el {share:.1%} de {size:,}: {kind}",
+        "a book": "un libro",
+        "read {what}": "lee {what}",
+        "{path} is bad": "{path} está mal",
+        "look at {path}": "mira {path}",
+    }
+    monkeypatch.setattr(messages, "_catalogue", lambda: found)
+    return found
+
+
+@pytest.fixture
+def spanish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGUAGE", SPANISH)
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGUAGE", os.environ.get("LANGUAGE", ""))
+    monkeypatch.setenv("COLUMNS", "400")
+    for name in ("json", "debug"):
+        monkeypatch.setattr(options, name, False)
+
+
+@pytest.mark.parametrize(
+    ("template", "fields"),
+    [
+        (KIND, {"kind": "a book", "share": 0.1234, "size": 1234567}),
+        ("{a!r} {b:>5} {{c}} {d}", {"a": "x", "b": 7, "d": None}),
+        ("{n:12}|{m:+.4f}|{b}", {"n": "tcp", "m": -1.5, "b": True}),
+    ],
+)
+def test_the_english_text_is_that_of_format(template: str, fields: dict[str, Any]) -> None:
+    made = Message(template, **fields)
+    assert made == template.format(**fields)
+    assert (made.template, dict(made.fields)) == (template, {k: str(v) if v is True else v for k, v in fields.items()})
+    assert made.in_language(ENGLISH) == made
+
+
+def test_values_are_kept_as_text_or_numbers() -> None:
+    made = Message("{path} {error}", path=Path("a/b"), error=ValueError("no"))
+    assert dict(made.fields) == {"path": "a/b", "error": "no"}
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_spanish_has_its_own_order_and_numbers() -> None:
+    made = Message(KIND, kind=Message("a book"), share=0.1234, size=1234567)
+    assert made == "a book: 12.3% of 1,234,567"
+    assert made.in_language(SPANISH) == "el 12,3% de 1.234.567: un libro"
+    assert Message("read {what}", what=1234.5).in_language(SPANISH) == "lee 1234.5"
+    assert Message("no {x:.1f}", x=1.5).in_language(SPANISH) == "no 1,5", "a template that has no translation"
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_a_message_in_a_message_is_translated_and_a_plain_text_is_not() -> None:
+    made = Message("read {what}", what=Message("read {what}", what=Message("a book")))
+    assert made.in_language(SPANISH) == "lee lee un libro"
+    assert Message("read {what}", what="a book").in_language(SPANISH) == "lee a book"
+    assert Message(made) is made
+
+
+@pytest.mark.usefixtures("catalogue")
+@pytest.mark.parametrize("copied", [lambda made: pickle.loads(pickle.dumps(made)), copy.deepcopy, copy.copy])  # noqa: S301
+def test_a_copy_is_the_same_message(copied: Any) -> None:
+    made = copied(Message("read {what}", what=Message("{path} is bad", path=HOSTILE)))
+    assert made == f"read {HOSTILE} is bad"
+    assert made.in_language(SPANISH) == f"lee {HOSTILE} está mal"
+
+
+@pytest.mark.usefixtures("catalogue")
+@pytest.mark.parametrize("reads", [ENGLISH, SPANISH])
+def test_braces_from_outside_are_never_a_template(reads: str) -> None:
+    assert shown(HOSTILE, reads) == HOSTILE
+    assert Message(HOSTILE).in_language(reads) == HOSTILE
+    assert HOSTILE in Message("{path} is bad", path=HOSTILE).in_language(reads)
+    twice = Message("read {what}", what=Message("{reason}", reason=HOSTILE))
+    assert twice.in_language(reads).endswith(HOSTILE)
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_an_error_is_made_of_its_messages() -> None:
+    error = DataError("{path} is bad", path=Path("a"), hint="look at {path}", details=[Message("a book"), HOSTILE])
+    assert (error.message, error.hint, str(error)) == ("a is bad", "look at a", "a is bad")
+    assert (error.message.template, dict(error.message.fields)) == ("{path} is bad", {"path": "a"})
+    assert (error.hint.template, dict(error.hint.fields)) == ("look at {path}", {"path": "a"})
+    assert error.__notes__ == ["a book", HOSTILE, "hint: look at a"]
+    again = ConfigError(error.message, hint=error.hint)
+    assert again.message.in_language(SPANISH) == "a está mal"
+    assert again.hint.in_language(SPANISH) == "mira a"
+
+
+def test_each_of_an_errors_texts_takes_its_own_fields() -> None:
+    error = DataError("{number:,} rows", number=1234, command="x", hint="type {command}")
+    assert dict(error.message.fields) == {"number": 1234}
+    assert dict(error.hint.fields) == {"command": "x"}
+    plain = DataError(HOSTILE)
+    assert (plain.message, plain.hint, hasattr(plain, "__notes__")) == (HOSTILE, "", False)
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [("es_ES.UTF-8", SPANISH), ("es", SPANISH), ("fr:es:en", SPANISH), ("en_GB", ENGLISH), ("C.UTF-8", ENGLISH),
+     ("de_DE", ENGLISH), ("", ENGLISH)],
+)  # fmt: skip
+def test_the_language_of_a_system(name: str, said: str, expected: str) -> None:
+    assert language({name: said}) == expected
+
+
+def test_the_first_variable_that_is_set_decides() -> None:
+    assert language({}) == ENGLISH
+    for position, name in enumerate(VARIABLES):
+        later = dict.fromkeys(VARIABLES[position + 1 :], "en_GB.UTF-8")
+        assert language({**dict.fromkeys(VARIABLES[:position], ""), name: "es_MX.UTF-8", **later}) == SPANISH
+
+
+def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit code of `cuadrilla ARGUMENTS`, and what it prints: words with one blank between them, no frames."""
+    monkeypatch.setattr(sys, "argv", ["cuadrilla", *arguments])
+    code = run()
+    printed = capsys.readouterr()
+    return code, words(printed.out + printed.err)
+
+
+def words(text: str) -> str:
+    return " ".join(text.replace("│", " ").replace("**", "").split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--lang", "es", "report", "nada"), ("report", "--lang=es", "nada"), ("report", "nada", "--lang", "es")],
+)
+def test_the_language_may_be_chosen_anywhere(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = called(monkeypatch, capsys, *arguments)
+    assert (code, os.environ["LANGUAGE"]) == (2, SPANISH)
+    assert "consejo: " in said
+
+
+@pytest.mark.parametrize("arguments", [("--lang", "fr", "env"), ("env", "--lang=xx"), ("env", "--lang")])
+def test_a_language_that_there_is_not(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = called(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert "error: there is no language" in said
+    assert "hint: --lang en, or --lang es" in said
+
+
+def test_what_stands_behind_two_dashes_is_no_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "error: " in called(monkeypatch, capsys, "report", "--", "--lang=es")[1]
+    assert language() == ENGLISH
+
+
+def helps(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What a command and its own say, each with the words to type before `--help`; English."""
+    for part in (command, *command.params):
+        if (text := getattr(part, "help", None)) and not getattr(part, "hidden", False):
+            yield path, inspect.cleandoc(text)
+    for name, inner in getattr(command, "commands", {}).items():
+        if not inner.hidden:
+            yield from helps(inner, *path, name)
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_the_help_of_a_command_in_spanish(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = get_command(command_line([verb] if verb else []))
+    expected: dict[tuple[str, ...], list[str]] = {}
+    for path, text in helps(command):
+        if not verb or path:  # with a verb the root is another test's
+            expected.setdefault(path if verb else (), []).append(text)
+    for path, texts in expected.items():
+        code, said = called(monkeypatch, capsys, *path, "--lang=es", "--help")
+        assert code == 0
+        for text in texts:
+            if "completion for the current shell" in text:
+                continue  # Typer's own
+            spanish = translated(text, SPANISH)
+            assert words(spanish) in said
+            assert words(text) not in said or spanish == text
+
+
+def test_the_panels_and_lines_of_the_list_in_spanish(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = called(monkeypatch, capsys, "--help", "--lang", "es")[1]
+    assert all(f"─ {name} ─" in said for name in ("Empezar", "Cuadrilla", "Datos", "Modelos", "Mirar"))
+    assert all(len(translated(verb.help, SPANISH)) <= MOST_LETTERS for verb in VERBS.values())
+
+
+def test_help_names_what_the_code_does() -> None:
+    """They are literals, for the catalogue."""
+    assert f"({ACCEPTED})" in data.SOURCES_HELP
+    vocab = next(param for param in get_command(data.app).commands["prepare"].params if param.name == "vocab")
+    assert f"({DEFAULT_VOCAB} if not given)" in vocab.help
+
+
+@pytest.mark.usefixtures("catalogue", "spanish")
+def test_an_error_in_spanish(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    error = DataError("{path} is bad", path="a\nb", hint="look at {path}", details=[Message("a book"), "a book"])
+    report_error(error)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "error: a\\nb está mal\n  un libro\n  a book\n\nhint: mira a\\nb\n"
+    monkeypatch.setattr(options, "json", True)
+    report_error(error)
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {
+        "error": "a\nb is bad",
+        "hint": "look at a\nb",
+        "exit_code": 4,
+        "template": "{path} is bad",
+        "fields": {"path": "a\nb"},
+        "details": ["a book", "a book"],
+    }
+    assert "está mal" in said.err
+
+
+@pytest.mark.usefixtures("spanish")
+def test_what_is_said_in_spanish(capsys: pytest.CaptureFixture[str]) -> None:
+    say("error: {message}", message=HOSTILE)
+    say("interrupted")
+    say(HOSTILE)
+    output.emit("{text}", text="Data")  # a model's word, not a panel's title
+    said = capsys.readouterr()
+    assert said.err == f"error: {HOSTILE}\ninterrumpido\n{HOSTILE}\n"
+    assert said.out == "Data\n"
+
+
+@pytest.mark.parametrize(
+    ("reads", "typed", "expected", "prompt"),
+    [
+        (ENGLISH, "y\n", True, "join the Ray cluster? [y/N]:"),
+        (ENGLISH, "\n", False, "join the Ray cluster? [y/N]:"),
+        (ENGLISH, "what\nNO\n", False, "Error: invalid input\n"),
+        (SPANISH, "Sí\n", True, "¿unirse al clúster de Ray? [s/N]:"),
+        (SPANISH, "s\n", True, "[s/N]:"),
+        (SPANISH, "que\nn\n", False, "Error: respuesta no válida\n"),
+    ],
+)
+def test_a_question(reads: str, typed: str, expected: bool, prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    monkeypatch.setenv("LANGUAGE", reads)
+    app = typer.Typer()
+
+    @app.command()
+    def question() -> None:
+        raise typer.Exit(7 if ask(Message("join the Ray cluster?")) else 8)
+
+    answered = CliRunner().invoke(app, [], input=typed)
+    assert answered.exit_code == (7 if expected else 8)
+    assert prompt in answered.stderr
+
+
+@pytest.mark.parametrize("package", ["cli"])
+def test_every_text_is_a_template_with_a_translation(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["messages.py", "--package", package])
+    with pytest.raises(SystemExit) as ended:
+        tool.main()
+    assert ended.value.code == 0, capsys.readouterr().out
