@@ -33,7 +33,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
 DIST := dist
 
-.PHONY: help setup wheel demo test test-rest test-all check format-check lint types layers budgets bench soak clean
+.PHONY: help setup wheel demo test test-rest test-all check format-check lint types layers budgets messages bench soak clean
 
 help:
 	@sed -n '/^#   make/s/^# //p' Makefile
@@ -110,7 +110,7 @@ soak: $(DEV)
 
 # Every part runs, also after one that failed: one look shows all there is to repair.
 check: $(DEV)
-	@$(MAKE) --no-print-directory -k format-check lint types layers budgets
+	@$(MAKE) --no-print-directory -k format-check lint types layers budgets messages
 
 format-check: $(DEV)
 	$(BIN)/ruff format --check .
@@ -126,6 +126,9 @@ layers: $(DEV)
 
 budgets: $(DEV)
 	$(BIN)/python tools/budgets.py
+
+messages: $(DEV)
+	$(BIN)/python tools/messages.py
 
 bench: $(DEV)
 	@set -e; \

@@ -1,7 +1,8 @@
 """Every text that a person reads is a template that the Spanish catalogue knows; exit code 1 if one is not.
 
-    python tools/messages.py            what is wrong: a text put together, fields that do not fit, no translation
-    python tools/messages.py --missing  the templates that lack a translation, as the JSON to fill in
+    python tools/messages.py            what is wrong: a text put together, fields that do not fit, no translation,
+                                        or two for one template
+    python tools/messages.py --missing  the templates that lack a translation, by package, as the JSON to fill in
 
 Read from the syntax tree of `src/`: the arguments of errors, of `Message`, of `say` and `emit`, of warnings and talk in
 the log, the help of commands and options. A template that is a name is looked up among the constants of its module and
@@ -27,12 +28,14 @@ LOGGED = {"warning", "error", "exception", "critical"}
 HELP = {"Option", "Argument", "Verb", "Typer", "add_typer", "command"}
 NOT_FIELDS = {"hint", "details", "wait_seconds"}  # of errors
 NOT_FIELDS_OF_TALK = {"end"}
+NOTHING_TO_TRANSLATE = "-"
+WORD = re.compile(r"[^\W\d_]{2}")
 CONVERSION = re.compile(r"%(?:\.\d+)?[a-z%]")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A template, or what is wrong at its place (`problem`). `fields` None: those of the log, or unknown."""
+    """A template, or what is wrong (`problem`), at its place in the code."""
 
     place: str
     package: str
@@ -134,6 +137,8 @@ class Reader:
         if isinstance(owner, ast.Name) and owner.id == "log":
             if name in LOGGED or (name == "info" and "extra" in keywords):
                 yield from self.texts(node.args[0], local, None, node)
+            elif name == "log":
+                yield from self.texts(node.args[1], local, None, node)
         elif name in self.errors or name in TALK:
             starred = any(word.arg is None for word in node.keywords)
             fields = None if starred else keywords.keys() - (NOT_FIELDS if name in self.errors else NOT_FIELDS_OF_TALK)
@@ -154,36 +159,24 @@ class Reader:
     def texts(
         self, part: ast.expr, local: dict[str, list[ast.expr]], fields: set[str] | None, node: ast.Call
     ) -> Iterator[Found]:
-        """The templates that an expression may be. `fields` None: not checked."""
-        resolved = self.resolved(part, local)
-        for text in resolved:
+        """The templates that an expression may be, and what is wrong with them. `fields` None: not checked."""
+        for text in self.resolved(part, local):
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                if not re.search(r"[^\W\d_]{2}", re.sub(r"\{[^}]*\}", "", text.value)):
-                    yield (
-                        Found("", self.package, template="")
-                        if not placeholders(text.value)
-                        else Found("-", self.package, template=text.value)
-                    )
-                    continue
-                yield self.found(
-                    node,
-                    template=inspect.cleandoc(text.value) if fields == set() and name_of(node) in HELP else text.value,
-                )
-                lacking = (
-                    placeholders(text.value) - fields if fields is not None and name_of(node) not in HELP else set()
-                )
-                if lacking and fields:
-                    yield self.found(node, problem=f"{text.value[:50]!r} lacks {', '.join(sorted(lacking))}")
-                elif lacking:
-                    yield self.found(node, problem=f"{text.value[:50]!r} has fields and is given none")
+                yield from self.literal(text.value, fields, node)
             elif isinstance(text, ast.JoinedStr | ast.BinOp):
                 yield self.found(node, problem="put together: use a template with fields")
-            elif (
-                isinstance(text, ast.Call)
-                and isinstance(text.func, ast.Attribute)
-                and text.func.attr in ("join", "format")
-            ):
-                yield self.found(node, problem=f"put together by `{text.func.attr}`: use a template with fields")
+            elif isinstance(text, ast.Call):
+                yield self.found(node, problem="put together by `join` or `format`: use a template with fields")
+
+    def literal(self, text: str, fields: set[str] | None, node: ast.Call) -> Iterator[Found]:
+        is_help = name_of(node) in HELP
+        if WORD.search(re.sub(r"\{[^}]*\}", "", text)):
+            yield self.found(node, template=inspect.cleandoc(text) if is_help else text)
+        else:
+            yield Found(NOTHING_TO_TRANSLATE, self.package, template=text)
+        lacking = placeholders(text) - fields if fields is not None and not is_help else set()
+        if lacking:
+            yield self.found(node, problem=f"{text[:50]!r} is not given {', '.join(sorted(lacking))}")
 
     def resolved(self, part: ast.expr, local: dict[str, list[ast.expr]]) -> list[ast.expr]:
         match part:
@@ -246,48 +239,44 @@ def mistranslated(template: str, translation: str) -> str:
     return ""
 
 
+def read_catalogues() -> dict[str, dict[str, str]]:
+    """By package: template → translation."""
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(CATALOGUE.glob("*.json"))}
+
+
+def problems_of(catalogues: dict[str, dict[str, str]], wanted: dict[str, Found]) -> Iterator[str]:
+    """What is wrong with the translations themselves."""
+    first: dict[str, tuple[str, str]] = {}
+    for name, catalogue in catalogues.items():
+        for template, translation in catalogue.items():
+            if wrong := mistranslated(template, translation):
+                yield f"spanish/{name}.json: {wrong}"
+            other, before = first.setdefault(template, (name, translation))
+            if before != translation:
+                yield f"spanish/{name}.json: {template[:60]!r} is {before!r} in {other}.json"
+            if template not in wanted:
+                yield f"spanish/{name}.json: nothing says {template[:60]!r}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--missing", action="store_true")
-    parser.add_argument("--package", action="append", help="only this one, and others that are named")
     arguments = parser.parse_args()
     modules = read_modules()
     errors = error_classes(modules)
     found = [each for module in modules.values() for each in Reader(module, modules, errors).read()]
-    if arguments.package:
-        found = [each for each in found if each.package in arguments.package]
-    packages = sorted({each.package for each in found})
-    catalogues = {
-        name: json.loads(path.read_text("utf-8")) if (path := CATALOGUE / f"{name}.json").exists() else {}
-        for name in packages
-    }
-    known = {
-        key: value for path in CATALOGUE.glob("*.json") for key, value in json.loads(path.read_text("utf-8")).items()
-    }
-    wanted = {each.template: each for each in found if each.template and each.place not in ("", "-")}
-    missing = {template: each for template, each in wanted.items() if template not in known}
+    catalogues = read_catalogues()
+    known = {template for catalogue in catalogues.values() for template in catalogue}
+    wanted = {each.template: each for each in found if each.template and each.place != NOTHING_TO_TRANSLATE}
+    missing = [each for template, each in wanted.items() if template not in known]
     if arguments.missing:
-        print(
-            json.dumps(
-                {
-                    name: dict.fromkeys(sorted(t for t, each in missing.items() if each.package == name), "")
-                    for name in packages
-                },
-                indent=1,
-                ensure_ascii=False,
-            )
-        )
+        packages = sorted({each.package for each in missing})
+        lacking = {name: {each.template: "" for each in missing if each.package == name} for name in packages}
+        print(json.dumps(lacking, indent=1, ensure_ascii=False, sort_keys=True))
         return
     problems = [f"{each.place}: {each.problem}" for each in found if each.problem]
-    problems += [f"{each.place}: no translation of {template[:70]!r}" for template, each in missing.items()]
-    for name, catalogue in catalogues.items():
-        problems += [f"spanish/{name}.json: {wrong}" for t, s in catalogue.items() if (wrong := mistranslated(t, s))]
-        if not arguments.package:
-            problems += [
-                f"spanish/{name}.json: nothing says {template[:70]!r}"
-                for template in catalogue
-                if template not in wanted
-            ]
+    problems += [f"{each.place}: no translation of {each.template[:70]!r}" for each in missing]
+    problems += problems_of(catalogues, wanted)
     print(*problems, sep="\n", end="\n" if problems else "")
     print(f"messages: {len(wanted)} templates, {len(missing)} without a translation, {len(problems)} problems")
     sys.exit(bool(problems))

@@ -95,8 +95,11 @@ class ResourceError(CuadrillaError):
 
 
 def _of(fields: Mapping[str, object], template: str) -> dict[str, object]:
-    """Those that the template names."""
+    """Those that the template names; none if it is a text of others, with braces of their own."""
     if isinstance(template, Message) or not fields:
         return {}
-    named = {name for _, name, _, _ in string.Formatter().parse(template) if name}
+    try:
+        named = {name for _, name, _, _ in string.Formatter().parse(template) if name}
+    except ValueError:
+        return {}
     return {name: value for name, value in fields.items() if name in named}

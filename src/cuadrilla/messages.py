@@ -10,6 +10,7 @@ Invariant: a template is a literal of our own code. What comes from outside is a
 """
 
 import json
+import numbers
 import os
 import string
 from collections.abc import Mapping
@@ -92,6 +93,14 @@ def _catalogue() -> Mapping[str, str]:
 
 
 def _plain(value: object) -> Field:
-    if isinstance(value, bool):
-        return str(value)
-    return value if isinstance(value, str | int | float | None) else str(value)
+    """Numbers of NumPy are numbers, too."""
+    match value:
+        case bool():
+            return str(value)
+        case None | str() | int() | float():
+            return value
+        case numbers.Integral():
+            return int(value)
+        case numbers.Real():
+            return float(value)
+    return str(value)

@@ -18,7 +18,13 @@ from tests.runs import final_sha256, metrics, prepare, workers
 from tests.tasks import RaggedRegression
 
 SAVED, GOES_ON, STEPS = 4, 8, 12
-CREW = ('engine.kind="crew"', workers([1.0, 1.0]), f"train.steps={STEPS}", "sync.strict=true", "evaluate.every_tokens=999999")
+CREW = (
+    'engine.kind="crew"',
+    workers([1.0, 1.0]),
+    f"train.steps={STEPS}",
+    "sync.strict=true",
+    "evaluate.every_tokens=999999",
+)
 SAVES = (*CREW, f"checkpoint.every_steps={SAVED}")
 
 Write = Callable[..., Path]

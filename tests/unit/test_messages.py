@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.main import get_command
@@ -296,11 +297,59 @@ def test_a_question(reads: str, typed: str, expected: bool, prompt: str, monkeyp
     assert prompt in answered.stderr
 
 
-@pytest.mark.parametrize("package", ["cli"])
-def test_every_text_is_a_template_with_a_translation(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+VERBS_MODULE = 'VERBS = {"go": Verb("go", "go", "", "Go on.")}\n'
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "cuadrilla"
+    for folder in ("cli", "spanish", "data"):
+        (root / folder).mkdir(parents=True)
+    (root / "errors.py").write_text("class CuadrillaError(Exception): ...\nclass DataError(CuadrillaError): ...\n")
+    (root / "cli" / "verbs.py").write_text(VERBS_MODULE)
+    (root / "spanish" / "cli.json").write_text('{"Go on.": "Sigue."}')
+    monkeypatch.setattr(tool, "ROOT", root)
+    monkeypatch.setattr(tool, "CATALOGUE", root / "spanish")
+    monkeypatch.setattr(sys, "argv", ["messages.py"])
+    return root
+
+
+@pytest.mark.parametrize(
+    ("code", "catalogue", "expected"),
+    [
+        ('say("all is well")', {"all is well": "todo va bien"}, ""),
+        ('say("all is well")', {}, "no translation of 'all is well'"),
+        ('say(f"{n} left")', {}, "put together"),
+        ('say("left: " + n)', {}, "put together"),
+        ('raise DataError("{n} left", n=n, hint="type {n}")', {"{n} left": "quedan {n}", "type {n}": "pon {n}"}, ""),
+        ('raise DataError("{n} left", m=n)', {"{n} left": "quedan {n}"}, "is not given n"),
+        ('raise DataError("none left", m=n)', {"none left": "no queda"}, "no template names m"),
+        ('raise DataError("none left", hint=f"type {n}")', {"none left": "no queda"}, "put together"),
+        ("raise DataError(text, n=n)", {}, "no literal"),
+        ('say("{n} left", n=n)', {"{n} left": "quedan {m}"}, "other fields"),
+        ('log.warning("%s is %d", a, b)', {"%s is %d": "%d es %s"}, "other %-conversions"),
+        ('log.warning("%s is %d", a, b)', {"%s is %d": "%s es %d"}, ""),
+        ('log.info("only for the file")', {}, ""),
+        ('say("all is well")', {"all is well": "bien", "gone": "ido"}, "nothing says 'gone'"),
+        ('say("Go on.")', {"Go on.": "Anda."}, "is 'Sigue.' in cli.json"),
+    ],
+)
+def test_what_is_no_template_or_lacks_a_translation(
+    tree: Path, capsys: pytest.CaptureFixture[str], code: str, catalogue: dict[str, str], expected: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["messages.py", "--package", package])
+    (tree / "data" / "text.py").write_text(f"def do(n, text, a, b):\n    {code}\n")
+    (tree / "spanish" / "data.json").write_text(json.dumps(catalogue))
     with pytest.raises(SystemExit) as ended:
         tool.main()
-    assert ended.value.code == 0, capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert expected in said
+    assert ended.value.code == bool(expected), said
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert Message("{n:,} {x:.1f}", n=np.int64(1234), x=np.float32(0.5)).in_language(SPANISH) == "1.234 0,5"
+
+
+def test_a_hint_of_others_with_braces_is_no_template() -> None:
+    error = DataError("{n} left", n=1, hint=HOSTILE)
+    assert (error.message, error.hint) == ("1 left", HOSTILE)

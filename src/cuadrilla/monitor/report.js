@@ -3,7 +3,7 @@
 
 const report = JSON.parse(document.getElementById("report").textContent);
 const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#e8a300", "#0b7285", "#c2255c", "#5f3dc4"];
-const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", "rolled back": "#9c36b5", "update skipped": "#e8a300" };
+const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
 const WORTH_A_WARNING = 0.01;
 const steps = report.rows.map((row) => row.version);
 

@@ -101,7 +101,6 @@ WORDS = (
     Message("audited"),
     Message("units skipped"),
     Message("update skipped"),
-    Message("rolled back"),
     Message("rolled back to the last checkpoint"),
     Message("gave up"),
     Message("the gradient is exactly zero"),
