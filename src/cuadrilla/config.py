@@ -197,7 +197,7 @@ class NesterovSection(Section):
     lr: Rate = 0.05
     momentum: Fraction = 0.9
     delay: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Update the momentum at every so many steps, with their mean gradient; each step by itself is so much smaller."""
+    """Update the momentum once in this many steps, by their mean gradient; each step is smaller by that factor."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Added to the gradients of matrices."""
 
@@ -225,7 +225,7 @@ class ScheduleSection(Section):
 
 class OuterSection(Section):
     every: CountOrZero = 0
-    """Apply a Nesterov outer step to the change of every so many steps (0: none). See docs/architecture.md."""
+    """Apply a Nesterov outer step to the change of this many steps (0: none). See docs/architecture.md."""
     lr: Rate = 0.7
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.6
 
@@ -287,9 +287,9 @@ class CrewEngine(Section):
 
 class CheckpointSection(Section):
     every_seconds: Annotated[float, Field(ge=0, le=10**7)] = 60.0
-    """Save at the first commit after so many seconds (0: only at the end)."""
+    """Save at the first commit after this many seconds (0: only at the end)."""
     every_steps: CountOrZero = 0
-    """Save every so many steps as well (0: do not)."""
+    """Save at every step whose number is a multiple of this, as well (0: do not)."""
     keep: Annotated[int, Field(ge=2, le=10_000)] = 2
     """Newest checkpoints to keep, besides the best."""
     journal: Literal["auto", "on", "off"] = "auto"
@@ -299,16 +299,16 @@ class CheckpointSection(Section):
 
 class EvaluateSection(Section):
     every_tokens: CountOrZero = 0
-    """Evaluate on held-out data every so many tokens (0: ten times in the run)."""
+    """Evaluate on held-out data each time this many tokens have been seen (0: ten times in the run)."""
     sequences: CountOrZero = 64
     """Held-out sequences to use during training (0: all of them)."""
     patience: CountOrZero = 0
-    """Stop when held-out loss has not fallen for so many evaluations (0: never)."""
+    """Stop when held-out loss has not fallen for this many evaluations (0: never)."""
 
 
 class SampleSection(Section):
     every_tokens: CountOrZero = 0
-    """Write a sample every so many tokens (0: with each evaluation)."""
+    """Write a sample each time this many tokens have been seen (0: with each evaluation)."""
     prompt: str = ""
     """Text to continue; empty starts a new document."""
     tokens: Annotated[int, Field(ge=0, le=10**6)] = 120
@@ -318,7 +318,7 @@ class SampleSection(Section):
 
 class GuardSection(Section):
     spike_sigmas: Annotated[float, Field(ge=0, le=1000)] = 6.0
-    """Skip an update whose loss or gradient norm lies so many standard deviations above its running mean (0: never)."""
+    """Skip an update whose loss or gradient norm is this many standard deviations above its running mean (0: never)."""
     rollbacks: Annotated[int, Field(ge=0, le=100)] = 2
     """How often to go back to the last checkpoint after three skipped updates in fifty steps, before giving up."""
 

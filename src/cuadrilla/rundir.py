@@ -2,7 +2,7 @@
 
 Invariants
 * A file that somebody else may have made is looked at before it is opened: a device never ends, a pipe waits.
-* One writer: `RunLock` holds `lock` (pid, host, start time of the process) for as long as a training runs.
+* One writer: a `FolderLock` holds `lock` (pid, host, start time of the process) for as long as a training runs.
 * A file that is written whole appears whole: temporary name in the same folder, fsync, `os.replace`, fsync folder.
 * What a training writes is its owner's alone, whatever the umask: samples and weights tell what they were made from.
 * A file that is appended to (`metrics.jsonl`, `events.jsonl`) is one JSON object per line; a torn last line, left by

@@ -71,7 +71,7 @@ def test_a_machine_with_the_data_fetches_nothing_and_one_with_other_data_is_refu
     crew = up(coordinator, run, port)
     refused = ana.run("join", "--name", "ana", "--data", str(other), says=invite(coordinator))
     assert refused.returncode == 5, refused.stderr
-    assert f"{shard} is another one than the run's" in refused.stderr
+    assert f"{shard} is not the one that the run uses" in refused.stderr
     worker = ana.start("join", "--data", str(copy))
     wait_for(reached(run, 5), crew)
     down(coordinator, crew)

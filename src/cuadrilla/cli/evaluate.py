@@ -55,7 +55,7 @@ def evaluate(
         typer.Argument(metavar="RUN...", help="Trained runs, or folders in Hugging Face's layout; several compare."),
     ],
     sequences: Annotated[int, typer.Option(min=0, help="Held-out sequences to use (0: all).")] = 0,
-    stories: Annotated[int, typer.Option(min=0, help="Built-in stories: let it tell so many and check them.")] = 0,
+    stories: Annotated[int, typer.Option(min=0, help="Built-in stories: let it tell this many, and check them.")] = 0,
     pairs: Annotated[int, typer.Option(min=0, help="Built-in stories: minimal pairs to choose in.")] = 0,
     text: Annotated[list[Path] | None, typer.Option(help="Bits per byte of this text; may be repeated.")] = None,
     pairs_file: Annotated[
@@ -65,7 +65,7 @@ def evaluate(
     last_word: Annotated[
         list[Path] | None, typer.Option(help="Passages, one in a line, whose last word is to be guessed.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=0, help="Write so many texts; measure repetition and variety.")] = 0,
+    samples: Annotated[int, typer.Option(min=0, help="Write this many texts; measure repetition and variety.")] = 0,
     sample_tokens: Annotated[int, typer.Option(min=1, help="Most tokens in each of them.")] = 200,
     temperature: Annotated[float, typer.Option(min=0, help="For stories and samples.")] = 0.8,
     seed: Annotated[int, typer.Option(min=0)] = 0,

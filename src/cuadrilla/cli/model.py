@@ -23,7 +23,7 @@ def generate(
     num: Annotated[int, typer.Option("--num", "-n", min=1, max=10_000, help="How many texts.")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens in a text.")] = 200,
     temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Only the so many likeliest tokens (0: all).")] = 0,
+    top_k: Annotated[int, typer.Option(min=0, help="Choose among this many of the likeliest tokens (0: all).")] = 0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Only the likeliest tokens of this mass.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,

@@ -150,7 +150,7 @@ class Doors:
         kicked = self.heads.kicked(self.link.nodes.nodes().values())
         if kicked:
             names = ", ".join(kicked)
-            log.info("%s had the token of the Ray cluster: it ends, and another one begins", names, extra=TALK)
+            log.info("%s had the token of the Ray cluster: that cluster ends, and a new one begins", names, extra=TALK)
             self.heads.withdraw()
             self.ray = None
             reason = Message("the Ray cluster ended because {names} was kicked", names=names)

@@ -425,7 +425,7 @@ def bind(address: str) -> socket.socket:
                 raise LinkError(
                     "cannot listen on {address}: the port stays in use although nobody listens there",
                     address=address,
-                    hint="choose another one with --listen, or try again in a minute",
+                    hint="choose another with --listen, or try again in a minute",
                 ) from None
             sleep(BIND_PAUSE_SECONDS)
 

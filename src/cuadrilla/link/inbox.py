@@ -1,4 +1,4 @@
-"""What has come from the coordinator and was not read yet: the same for every link that has a queue."""
+"""What has come from the coordinator and was not read yet: of the crew link and of Ray's."""
 
 import queue
 

@@ -226,7 +226,7 @@ class Invites:
     def adopt(self, secret_hash: bytes, *, uses: int, now: float) -> None:
         """Open an invite whose secret somebody else has made. Raises ConfigError."""
         if uses < 1:
-            raise ConfigError("an invite for {uses} machines is no use", uses=uses, hint="give 1 or more")
+            raise ConfigError("an invite cannot be for {uses} machines", uses=uses, hint="give 1 or more")
         done = [issued for issued in self._issued if issued.outcome(now) is not Outcome.ACCEPTED]
         still_open = [issued for issued in self._issued if issued.outcome(now) is Outcome.ACCEPTED]
         new = _Issued(secret_hash, now + VALID_SECONDS, uses, MAX_WRONG_TRIES)

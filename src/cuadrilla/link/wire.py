@@ -37,7 +37,7 @@ from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 
 PROTOCOL = 1
-"""Major version of the protocol: the only version that must match between machines."""
+"""Version of the protocol. A worker of another one is refused, whatever its versions of cuadrilla and torch are."""
 CHUNK_BYTES = 2**18
 """Two seconds of a line of 1 Mbit/s: what arrives is a sign of life, and 5 s without one is a loss."""
 DTYPES = {

@@ -386,7 +386,7 @@ def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_chan
     if old.get("data") != new.get("data"):
         raise CheckpointError(
             "the training data, or a teacher, is not the one this run began with",
-            hint="restore the folder, or start a new run in another one",
+            hint="restore the folder, or start a new run in a new folder",
         )
     try:
         before = dump(Config.model_validate(old["config"]))  # keys that a newer cuadrilla has added get their defaults

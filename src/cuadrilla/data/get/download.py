@@ -167,7 +167,7 @@ def _admit(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> Non
             url=wanted.url,
             total=total,
             expected=wanted.num_bytes,
-            hint="the file was replaced by its owner, or this is another one; check the address",
+            hint="the file was replaced by its owner, or this is a different file; check the address",
         )
     _check_limit(wanted.url, total, habits)
     folder = part.path.parent
