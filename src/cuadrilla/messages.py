@@ -63,13 +63,35 @@ class _SpanishNumbers(string.Formatter):
         return text
 
 
+OF_THE_SYSTEM = (
+    Message("No such file or directory"),
+    Message("Permission denied"),
+    Message("Operation not permitted"),
+    Message("Is a directory"),
+    Message("Not a directory"),
+    Message("File exists"),
+    Message("File name too long"),
+    Message("No space left on device"),
+    Message("Read-only file system"),
+    Message("Input/output error"),
+    Message("Too many open files"),
+    Message("Address already in use"),
+    Message("Connection refused"),
+    Message("Connection reset by peer"),
+    Message("Connection timed out"),
+    Message("No route to host"),
+    Message("Network is unreachable"),
+)
+"""What `OSError.strerror` says most often; it comes to us as a plain text."""
 _SWAPPED = str.maketrans(",.", ".,")
 _FORMATTERS = {ENGLISH: string.Formatter(), SPANISH: _SpanishNumbers()}
 
 
 def shown(text: str, language: str) -> str:
-    """A text as a person reads it: a message in this language, any other one as it is."""
-    return text.in_language(language) if isinstance(text, Message) else text
+    """A text as a person reads it: a message or a common reason of the system in this language, others as they are."""
+    if isinstance(text, Message):
+        return text.in_language(language)
+    return translated(text, language) if text in OF_THE_SYSTEM else text
 
 
 def translated(template: str, language: str) -> str:

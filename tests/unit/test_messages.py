@@ -1,6 +1,7 @@
 """What a person reads: messages, the errors made of them, the language, help in Spanish, what lacks a translation."""
 
 import copy
+import errno
 import inspect
 import json
 import os
@@ -353,3 +354,10 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_a_hint_of_others_with_braces_is_no_template() -> None:
     error = DataError("{n} left", n=1, hint=HOSTILE)
     assert (error.message, error.hint) == ("1 left", HOSTILE)
+
+
+def test_common_reasons_of_the_system_are_translated() -> None:
+    error = ConfigError("cannot read {path}: {reason}", path="x", reason=os.strerror(errno.ENOENT))
+    assert error.message == "cannot read x: No such file or directory"
+    assert error.message.in_language(SPANISH) == "no se puede leer x: no existe ese archivo o carpeta"
+    assert shown("no such thing", SPANISH) == "no such thing"

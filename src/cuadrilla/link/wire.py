@@ -37,7 +37,7 @@ from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 
 PROTOCOL = 1
-"""Version of the protocol. A worker that speaks another is refused, whatever its versions of cuadrilla and torch are."""
+"""Version of the protocol. A worker that speaks another is refused, whatever its versions of cuadrilla and torch."""
 CHUNK_BYTES = 2**18
 """Two seconds of a line of 1 Mbit/s: what arrives is a sign of life, and 5 s without one is a loss."""
 DTYPES = {
