@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cuadrilla.config import Config, CrewEngine, LocalEngine, NesterovSection, ServerSync
+from cuadrilla.config import (
+    Config,
+    CrewEngine,
+    LanguageTask,
+    LocalEngine,
+    MuonSection,
+    NesterovSection,
+    ServerSync,
+)
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message
@@ -24,6 +32,8 @@ if TYPE_CHECKING:
 
 RequestStop = Callable[[str], None]
 """Takes the reason."""
+MANY_EPOCHS = 8.0
+"""From here on a small model gains by being held back (docs/experiments.md, "What holds a small model back")."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +144,9 @@ def introduce(parts: "Parts", *, tell: Callable[[str], None]) -> None:
         tell(Message(told, staleness=config.sync.staleness))
         for key, note in asynchronous_notes(config, config.sync):
             tell(Message("note       {key}: {note}", key=key, note=note))
+    read_tokens = len(parts.task.data("train")) * parts.task.defaults.length
+    for key, note in regularisation_notes(config, epochs=parts.length.total_tokens / read_tokens):
+        tell(Message("note       {key}: {note}", key=key, note=note))
 
 
 def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]]:
@@ -152,3 +165,14 @@ def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]
         )
         notes.append(("optim.kind", text))
     return notes
+
+
+def regularisation_notes(config: Config, *, epochs: float) -> list[tuple[str, str]]:
+    """(setting, why another value may serve better) for a language model that reads its text many times."""
+    optim, is_taught = config.optim, bool(config.train.teacher)
+    if not isinstance(config.task, LanguageTask) or not isinstance(optim, MuonSection) or is_taught:
+        return []  # nothing else was measured
+    if epochs < MANY_EPOCHS or optim.weight_decay or config.model.dropout:
+        return []
+    told = "each sequence is read {epochs:.0f} times; with 1.0, or with model.dropout 0.1, less is learnt by heart"
+    return [("optim.weight_decay", Message(told, epochs=epochs))]
