@@ -79,6 +79,14 @@ def test_a_killed_actor_is_started_again_and_changes_nothing(crew: "subprocess.P
     assert [row["worker"] for row in events(run, "joined")].count(left["worker"]) == 2
 
 
+def test_a_dashboard_that_does_not_start_costs_nothing_else(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray waits for it for so many seconds."""
+    monkeypatch.setenv("RAY_DASHBOARD_STARTUP_TIMEOUT_S", "0")
+    crew = start(run, *PRACTICE)
+    wait_for(reached(run, 3), crew)
+    assert "without a dashboard" in stop(crew)
+
+
 @pytest.mark.parametrize("crew", [MISSED_SOON], indirect=True, ids=[""])
 def test_a_frozen_actor_is_evicted_and_joins_again(crew: "subprocess.Popen[str]", run: RunDir) -> None:
     wait_for(joined(run, 2), crew)

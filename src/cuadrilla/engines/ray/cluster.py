@@ -194,7 +194,7 @@ def started(*, host: str, num_workers: int, practice: bool, dashboard: bool = Tr
             "_node_ip_address": host,
             "_temp_dir": str(private / "ray"),
             "dashboard_host": LOOPBACK,
-            "include_dashboard": dashboard and _has_dashboard(),
+            "include_dashboard": None if dashboard and _has_dashboard() else False,  # None: Ray goes on without it
             "num_cpus": os.cpu_count(),
             "resources": {RESOURCE: num_workers},
         }
