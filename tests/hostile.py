@@ -21,6 +21,7 @@ from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Contribute, Hello, Lease, ToCoordinator, Version
 from cuadrilla.link.gate import bind
+from cuadrilla.link.grpc_calls import DEVICE_KEY
 from cuadrilla.link.grpc_client import SERVICE, Connection
 from cuadrilla.link.grpc_ray import RayHeadDesk
 from cuadrilla.link.grpc_server import CrewDesk
@@ -146,15 +147,16 @@ class Abuser:
         options = [("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.secure_channel(crew.address, credentials, options=[*options, ("grpc.enable_retries", 0)])
 
-    def stream(self, method: str, requests: Iterable[bytes], *, patient: bool = False) -> Any:
+    def stream(self, method: str, requests: Iterable[bytes], *, device: str = "", patient: bool = False) -> Any:
         """A call of any method, with as many messages as one likes; a patient one connects again when it is reset."""
         call = self.channel.stream_stream(SERVICE + method)
-        return call(iter(requests), timeout=4 * CEILING_SECONDS, wait_for_ready=patient)
+        metadata = ((DEVICE_KEY, device),) if device else ()
+        return call(iter(requests), timeout=4 * CEILING_SECONDS, wait_for_ready=patient, metadata=metadata)
 
-    def status(self, method: str, requests: Iterable[Any]) -> str:
+    def status(self, method: str, requests: Iterable[Any], *, device: str = "") -> str:
         """How the call ends, once it has."""
         raw = (item if isinstance(item, bytes) else item.SerializeToString() for item in requests)
-        call = self.stream(method, raw)
+        call = self.stream(method, raw, device=device)
         with contextlib.suppress(grpc.RpcError):
             for _ in call:
                 pass

@@ -269,6 +269,11 @@ class CrewEngine(Section):
     """Address and port of the coordinator; port 0 takes a free one. Other machines need an address of the LAN."""
     workers: Annotated[list[Speed], Field(max_length=64)] = [1.0]
     """A worker process to start on this machine for each relative speed; [] coordinates only."""
+    devices: Annotated[str, Field(pattern=r"^(auto|(cpu|mps|(cuda|xpu)(:\d+)?)(,(cpu|mps|(cuda|xpu)(:\d+)?))*)$")] = (
+        "auto"
+    )
+    """What this machine works with when it coordinates a crew, a process for each: such as "cuda:0,cuda:1,cpu".
+    auto: train.device, or each accelerator, and the processor where it adds to them."""
     link: Annotated[str, Field(pattern=LINK_SHAPE)] = ""
     """Practice: slow down the link of these processes, such as "100mbit+20ms"; empty leaves it as it is."""
     lost_after_seconds: Annotated[float, Field(ge=1, le=3600)] = 5.0

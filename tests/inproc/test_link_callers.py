@@ -16,11 +16,12 @@ from cryptography.x509.oid import NameOID
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribute, Goodbye, Hello, Refused
-from cuadrilla.link.grpc_calls import MAX_CALLS_OF_AN_ADDRESS
+from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Refused
+from cuadrilla.link.grpc_calls import MAX_CALLS, MAX_CALLS_OF_AN_ADDRESS
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_server import NEWS_AT_ONCE, NEWS_PER_SECOND
 from cuadrilla.link.invite import MAX_WRONG_TRIES, hash_secret, new_secret
+from cuadrilla.link.nodes import MAX_DEVICES
 from cuadrilla.link.tls import Identity, enrol_identity, node_request, open_coordinator
 from tests.crews import join, pem_of
 from tests.hostile import (
@@ -28,6 +29,7 @@ from tests.hostile import (
     HUGE,
     LAYOUT,
     MIB,
+    PARAMETERS,
     WHOLE,
     Abuser,
     Crew,
@@ -384,6 +386,79 @@ def test_many_connections_of_one_identity_are_one_worker(crew: Crew) -> None:
         client.close()
     wait_for(lambda: crew.desk.workers() == ["ana"])
     assert crew.works()
+
+
+# One identity, several devices
+
+
+def test_a_node_has_a_worker_for_each_of_its_devices(crew: Crew) -> None:
+    """Each with messages, uploads and an end of its own; who kicks the node ends all of them."""
+    identity = crew.node("mala")
+    devices = ["cuda:0", "cuda:1", "cpu", "cpu.2"]
+    connections = [Connection(crew.address, identity=identity, device=device) for device in devices]
+    sessions = [connection.session(parameters=LAYOUT) for connection in connections]
+    for number, (device, session) in enumerate(zip(devices, sessions, strict=True), start=1):
+        session.call(Hello(speed_hint=float(number)))
+        hello = crew.heard.next(f"mala/{device}")
+        assert isinstance(hello, Hello)
+        assert hello.speed_hint == number
+    assert crew.desk.workers() == ["ana", *sorted(f"mala/{device}" for device in devices)]
+    crew.desk.send("mala/cpu", Lease(lease_id=3, version=0, units=(1,), planned_tokens=1))
+    assert isinstance(sessions[2].next_event(), Lease)
+    uploaded = sessions[2].upload(PARAMETERS)
+    sessions[3].call(Contribute(lease_id=4, tokens=1, loss_sum=1.0, tensors=uploaded))
+    strange = crew.heard.next("mala/cpu.2")
+    assert isinstance(strange, Contribute)
+    assert not strange.valid  # what another device uploaded is not this one's
+    sessions[0].call(Goodbye(reason="done"))
+    assert isinstance(crew.heard.next("mala/cuda:0"), Goodbye)
+    crew.nodes.remove("mala")
+    crew.desk.end_kicked()
+    gone = {crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] for _ in devices[1:]}
+    assert gone == {f"mala/{device}" for device in devices[1:]}
+    wait_for(lambda: crew.desk.workers() == ["ana"])
+    for session, connection in zip(sessions, connections, strict=True):
+        session.close()
+        connection.close()
+    assert crew.works()
+
+
+@pytest.mark.parametrize("device", ["../ana", "ana", "cuda:0/1", "cuda:100", "CPU", "x" * 200, "cpu.22", "cpu.1", "-"])
+def test_a_device_has_a_plain_name(crew: Crew, device: str) -> None:
+    with abuser(crew, crew.node("mala")) as client:
+        assert client.status("Session", [hello_bytes()], device=device) == "INVALID_ARGUMENT"
+    assert crew.works()
+
+
+def test_a_node_has_so_many_devices_at_most(crew: Crew) -> None:
+    names = [f"cuda:{number}" for number in range(12)]
+    with abuser(crew, crew.node("mala")) as client:
+        helds = [Held([hello_bytes()]) for _ in range(MAX_DEVICES)]
+        calls = [client.stream("Session", held, device=name) for name, held in zip(names, helds, strict=False)]
+        wait_for(lambda: len(crew.desk.workers()) == 1 + MAX_DEVICES)
+        for name in names[MAX_DEVICES:]:
+            assert client.status("Session", [hello_bytes()], device=name) == "PERMISSION_DENIED"
+        assert crew.works()
+        for held, call in zip(helds, calls, strict=True):
+            held.more.put(None)
+            call.cancel()
+    wait_for(lambda: crew.desk.workers() == ["ana"])
+
+
+def test_the_calls_of_a_node_are_counted_over_its_devices(crew: Crew) -> None:
+    identity = crew.node("mala")
+    clients = [Abuser(crew, identity) for _ in range(6)]
+    helds = [Held([]) for _ in range(72)]
+    calls = [
+        clients[number % 6].stream("Download", held, device=f"xpu:{number // 6}") for number, held in enumerate(helds)
+    ]
+    wait_for(lambda: sum(call.done() for call in calls) >= len(calls) - MAX_CALLS * MAX_DEVICES)
+    assert {call.code().name for call in calls if call.done()} == {"RESOURCE_EXHAUSTED"}
+    assert crew.works()
+    for held in helds:
+        held.more.put(None)
+    for client in clients:
+        client.close()
 
 
 @pytest.mark.thorough

@@ -43,3 +43,38 @@ def test_a_worker_whose_node_has_gone_is_an_error_and_no_traceback(door: Run) ->
     assert "\n" not in desk.failure().message
     assert "not schedulable" in desk.failure().message
     desk.close()
+
+
+@pytest.mark.parametrize(
+    ("labels", "resources", "expected"),
+    [
+        ({"cuadrilla-node": "ana"}, {"cuadrilla": 1.0}, [("ana", "", 0)]),
+        ({"cuadrilla-node": "ana"}, {"cuadrilla": 1.0, "GPU": 2.0}, [("ana", "", 1)]),
+        ({}, {}, []),
+        (
+            {"cuadrilla-node": "ana", "cuadrilla-devices": "cuda-0_cuda-3_cpu"},
+            {"cuadrilla": 3.0, "GPU": 2.0, "CPU": 8.0},
+            [("ana/cuda:0", "cuda", 1), ("ana/cuda:3", "cuda", 1), ("ana/cpu", "cpu", 0)],
+        ),
+        (
+            {"cuadrilla-node": "ana", "cuadrilla-devices": "cpu_cpu"},
+            {"cuadrilla": 2.0, "CPU": 8.0},
+            [("ana/cpu", "cpu", 0), ("ana/cpu.2", "cpu", 0)],
+        ),
+        ({}, {"cuadrilla": 3.0, "GPU": 2.0}, [(f"ray-10-0-0-2/{name}", name[:4].rstrip(":"), int(name != "cpu"))
+                                             for name in ("cuda:0", "cuda:1", "cpu")]),
+        ({"cuadrilla-devices": "../x_cpu"}, {"cuadrilla": 2.0}, []),
+        ({"cuadrilla-devices": "_".join(["cpu"] * 99)}, {"cuadrilla": 1000.0}, [
+            (f"ray-10-0-0-2/cpu{suffix}", "cpu", 0) for suffix in ("", *(f".{number}" for number in range(2, 9)))
+        ]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("door", ["ray"], indirect=True)
+@pytest.mark.usefixtures("door")
+def test_the_workers_that_a_node_of_ray_offers(
+    labels: dict[str, str], resources: dict[str, float], expected: list[tuple[str, str, int]]
+) -> None:
+    from cuadrilla.engines.ray.desk import places_of
+
+    node = {"Labels": labels, "Resources": resources, "NodeManagerAddress": "10.0.0.2", "NodeID": "n"}
+    assert [(place.name, place.device, place.num_gpus) for place in places_of(node)] == expected

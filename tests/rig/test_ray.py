@@ -131,16 +131,20 @@ def test_ray_reaches_only_whom_both_owners_want(machines: list[Machine], run: Ru
 
 
 def test_a_kick_ends_the_cluster_and_begins_another_with_a_new_token(machines: list[Machine], run: RunDir) -> None:
-    """Nothing that knows the old token is left anywhere; the others are back through Ray, the worker here, too."""
+    """Nothing that knows the old token is left anywhere; the others are back through Ray, the worker here, too.
+
+    luis works with two devices: two actors of one node.
+    """
     coordinator, ana, luis, _ = machines
     names = ("--ray-node", "ana", "--ray-node", "luis")
     crew = up(coordinator, run, PORT, *AUTO, *names, workers="[1.0]")
     text = invite(coordinator, "--uses", "2")
+    of_luis = {"luis/cpu", "luis/cpu.2"}
     joined = {
-        name: machine.start("join", "--name", name, "--ray", says=text)
-        for name, machine in (("ana", ana), ("luis", luis))
+        "ana": ana.start("join", "--name", "ana", "--ray", says=text),
+        "luis": luis.start("join", "--name", "luis", "--ray", "--devices", "cpu,cpu", says=text),
     }
-    wait_for(lambda: present(run) == {"here-1", "ana", "luis"}, crew, seconds=SOON)
+    wait_for(lambda: present(run) == {"here-1", "ana", *of_luis}, crew, seconds=SOON)
     wait_for(goes_on(run), crew)
     before = rays(crew, *joined.values())
     tokens = {(folder / "ray.token").read_text() for folder in before.values()}
@@ -151,7 +155,7 @@ def test_a_kick_ends_the_cluster_and_begins_another_with_a_new_token(machines: l
     assert coordinator.run("kick", "ana").returncode == 0
     wait_for(lambda: not any(lives(process) for process in before), crew)
     wait_for(lambda: bool(rays(joined["luis"])), crew, seconds=SOON)
-    wait_for(lambda: present(run) == {"here-1", "luis"}, crew, seconds=SOON)
+    wait_for(lambda: present(run) == {"here-1", *of_luis}, crew, seconds=SOON)
     wait_for(goes_on(run), crew)
     after = {(folder / "ray.token").read_text() for folder in rays(crew, joined["luis"]).values()}
     assert len(after) == 1

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +57,56 @@ def test_two_machines_join_fetch_the_data_and_one_is_kicked(
     assert is_what_one_worker_gives(run)
     fetched = {path.name for path in Home(ana.home).cache.rglob("*.*")}
     assert fetched == {path.name for path in (run.path / "data").glob("*.*")}
+
+
+def test_each_device_of_a_machine_is_a_worker(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
+    """Two of the coordinator's, two of another machine: one of them is killed and comes back, all end in order."""
+    coordinator, ana = machine("coordinator"), machine("ana")
+    crew = up(coordinator, run, port, "--devices", "cpu,cpu", workers="[1.0]")
+    text = invite(coordinator)
+    for devices, reason in (("cpu,cuda:7", "no device 'cuda:7'"), ("cuda:7", "cuda:7 is not available")):
+        refused = ana.run("join", "--name", "ana", "--devices", devices, says=text)
+        assert refused.returncode == 3, refused.stderr
+        assert reason in refused.stderr  # and the invite is not used up
+    joined = ana.start("join", "--name", "ana", "--devices", "cpu,cpu", says=text)
+    everybody = {"here-1", "here-2", "ana/cpu", "ana/cpu.2"}
+    wait_for(lambda: present(run) == everybody, crew)
+    (victim,) = [child for child in children_of(joined) if "cpu.2" in child.cmdline()]
+    victim.kill()
+    wait_for(lambda: present(run) == everybody - {"ana/cpu.2"}, crew)
+    wait_for(lambda: present(run) == everybody, crew)
+    wait_for(goes_on(run), crew)
+    down(coordinator, crew)
+    said = joined.communicate(timeout=150)[1]
+    assert joined.returncode == 0, said
+    assert "a worker for each of cpu, cpu.2" in said
+    assert re.search(r"cpu.2 died: signal 9 .*\n.*cpu.2 is started again", said)
+    assert re.search(r"^cpu  step \d+  share \d+ %", said, re.MULTILINE)
+    assert said.count("done       the run was stopped by `cuadrilla down`") == 1
+    assert is_what_one_worker_gives(run)
+
+
+def children_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    return psutil.Process(process.pid).children()
+
+
+def test_the_workers_of_several_devices_end_with_the_machine_that_leaves(
+    machine: Callable[[str], Machine], run: RunDir, port: int
+) -> None:
+    coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
+    crew = up(coordinator, run, port, workers="[1.0]")
+    text = invite(coordinator, "--uses", "2")
+    leaves = ana.start("join", "--name", "ana", "--devices", "cpu,cpu", says=text)
+    killed = luis.start("join", "--name", "luis", "--devices", "cpu,cpu", says=text)
+    wait_for(lambda: {"ana/cpu", "ana/cpu.2", "luis/cpu", "luis/cpu.2"} < present(run), crew)
+    workers = [*children_of(leaves), *children_of(killed)]
+    leaves.send_signal(signal.SIGINT)
+    killed.kill()
+    assert leaves.wait(timeout=30) == 130
+    wait_for(lambda: present(run) == {"here-1"}, crew)
+    assert psutil.wait_procs(workers, timeout=10)[1] == []
+    down(coordinator, crew)
+    assert is_what_one_worker_gives(run)
 
 
 @pytest.mark.thorough

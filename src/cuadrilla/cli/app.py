@@ -88,6 +88,7 @@ def _only_listed() -> None:
 def main() -> None:
     """Run a command; every error ends as one line of cause, one of remedy and a documented exit code."""
     keep_freed_memory()  # training, evaluation, generation and preparation allocate the same blocks again and again
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else cuda:1 is not the card that `devices` shows
     allow_only_new_tls()
     silence_grpc()
     threading.excepthook = report_thread

@@ -34,6 +34,8 @@ from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Door
+    from cuadrilla.engines.devices import Devices
+    from cuadrilla.engines.ray.node import Consent, Ways
     from cuadrilla.link.offer import RunConnection, RunDescription
 
 RAY = Message("Everybody in this Ray cluster can run programs as you on this machine.")
@@ -45,6 +47,14 @@ RAY_HELP = (
     "If the coordinator offers Ray, use it."
     " Everybody in this Ray cluster can run programs as you on this machine. Without either: asked."
 )
+DeviceList = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|DEVICE,…",
+        help="What this machine works with, a process for each: cuda:0,cuda:1,cpu"
+        " (default: each accelerator, and the processor where it adds to them).",
+    ),
+]
 Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
 
 
@@ -60,6 +70,7 @@ def up(
         typer.Option(metavar="HOST[:PORT]", help="What other machines dial, if it leads here from somewhere else."),
     ] = "",
     uses: Uses = 1,
+    devices: DeviceList = "",
     standby: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A node that may copy this crew's keys and run: `cuadrilla standby` there."),
@@ -76,7 +87,8 @@ def up(
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
     listens = listening_address(listen)
     dialled = str(dialled_address(address, port=listens.port)) if address else ""
-    resolved = read_run_file(run, sets=[*(sets or []), f'engine.listen="{listens}"'], processes=True)
+    chosen = [f'engine.listen="{listens}"', *([f'engine.devices="{devices}"'] if devices else [])]
+    resolved = read_run_file(run, sets=[*(sets or []), *chosen], processes=True)
     say_kept(resolved)
     assert isinstance(resolved.config.engine, CrewEngine)
     ray_nodes = frozenset(ray_node or [])
@@ -238,52 +250,93 @@ def join(
         typer.Option("--ray/--no-ray", help=RAY_HELP),
     ] = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with (0: all cores).")] = 0,
+    devices: DeviceList = "",
     data: Annotated[
         Path | None, typer.Option(help="The run's prepared data, if it lies on this machine: nothing is fetched.")
     ] = None,
 ) -> None:
     """Work for a crew's coordinator, before or during a run. Asks for the invite the first time."""
+    from cuadrilla.engines.devices import Devices
     from cuadrilla.engines.enrol import enrol
 
+    computes_with = Devices(devices, threads=threads)
+    computes_with.require_named()
     home = Home.of_user()
     crew = None if new or invite_file else home.find_crew(address)
     if crew is None:
         crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
+    from cuadrilla.engines.node import work_here
+    from cuadrilla.engines.ray.node import Consent, work_through_ray
+
+    set_up_logging(None, worker=crew.name, verbose=options.debug)
+    known = _Known(home, crew)
+    consent = Consent(ray, ask=_ask_for_ray if sys.stdin.isatty() else None)
+    ways = _ways(known, consent=consent, devices=computes_with, data=data)
+    reason = work_through_ray(ways) or work_here(ways, moved=known.move, data=data)
+    say("done       {reason}", reason=reason)
+
+
+def work_with(
+    address: Annotated[str, typer.Option()],
+    name: Annotated[str, typer.Option()],
+    device: Annotated[str, typer.Option()],
+    threads: Annotated[int, typer.Option()] = 0,
+    data: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    """Work with one of this machine's devices for a crew that it has joined; ends with who started this process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; `join` decides
+        signal.signal(number, signal.SIG_IGN)
+    end_with(sys.stdin.fileno())  # a pipe that nobody writes to
+    from cuadrilla.engines.devices import Devices
+    from cuadrilla.engines.node import worker_options
+    from cuadrilla.engines.ray.node import Consent
+    from cuadrilla.engines.worker import run_worker
+    from cuadrilla.plan.devices import Use
+
+    home = Home.of_user()
+    crew = home.find_crew(address)
+    if crew is None:
+        raise LinkError("this machine has joined no such crew", hint="see what is in CUADRILLA_HOME/joined")
+    set_up_logging(None, worker=f"{crew.name}/{name}", verbose=options.debug)
+    known = _Known(home, crew)
+    ways = _ways(known, consent=Consent(False), devices=Devices(device), data=data, quiet=True)
+    ways = replace(ways, report=lambda line: say("{device}  {line}", device=name, line=line))
+    emit(run_worker(worker_options(ways, Use(name=name, device=device, threads=threads), moved=known.move)))
+
+
+def _ways(known: "_Known", *, consent: "Consent", devices: "Devices", data: Path | None, quiet: bool = False) -> "Ways":
+    """`quiet`: what is fetched has been said before."""
     from cuadrilla.engines.bundle import fetch
-    from cuadrilla.engines.ray.node import Consent, Ways, work_through_ray
-    from cuadrilla.engines.worker import WorkerOptions, run_worker
+    from cuadrilla.engines.ray.node import Ways
     from cuadrilla.link.base import KnownTerm
-    from cuadrilla.link.grpc_client import Connection
     from cuadrilla.link.tls import load_node
 
-    told = False
+    crew, told = known.crew, quiet
 
     def prepare(connection: "RunConnection", description: "RunDescription") -> tuple[Config, Path]:
         nonlocal told
         known.change()  # it has answered; to fetch may end with the question whether its code may run
-        found = fetch(connection, description, home=home, report=say, data=data)
+        report = _say_nothing if quiet else say
+        found = fetch(connection, description, home=known.home, report=report, data=data)
         if not told:  # through Ray it is prepared for each time the cluster is joined
             say("working    as {name} for {address}; Ctrl-C leaves", name=crew.name, address=crew.address)
         told = True
         return found
 
-    set_up_logging(None, worker=crew.name, verbose=options.debug)
-    identity = load_node(crew.folder)
-    known = _Known(home, crew)
     term = KnownTerm(crew.term, learned=lambda value: known.change(term=value))
-    consent = Consent(ray, ask=_ask_for_ray if sys.stdin.isatty() else None)
-    ways = Ways(crew=crew, identity=identity, prepare=prepare, consent=consent, term=term, report=say)
-    reason = work_through_ray(ways) or run_worker(
-        WorkerOptions(
-            address=crew.address,
-            connect=lambda address: Connection(address, identity=identity, term=term),
-            prepare=prepare,
-            threads=threads,
-            moved=lambda address: known.change(address=address),
-            report=say,
-        )
+    return Ways(
+        crew=crew,
+        identity=load_node(crew.folder),
+        prepare=prepare,
+        consent=consent,
+        term=term,
+        devices=devices,
+        report=say,
     )
-    say("done       {reason}", reason=reason)
+
+
+def _say_nothing(_text: str) -> None:
+    pass
 
 
 def _ask_for_ray() -> bool:
@@ -297,13 +350,16 @@ class _Known:
     """What this machine writes down about the crew it works for, from two threads."""
 
     def __init__(self, home: Home, crew: Joined) -> None:
-        self._home, self._crew = home, crew
+        self.home, self.crew = home, crew
         self._lock = threading.Lock()
 
     def change(self, **changes: Any) -> None:
         with self._lock:
-            self._crew = replace(self._crew, **changes)
-            self._home.remember(self._crew)
+            self.crew = replace(self.crew, **changes)
+            self.home.remember(self.crew)
+
+    def move(self, address: str) -> None:
+        self.change(address=address)
 
 
 def read_invite(file: Path | None) -> str:
@@ -442,6 +498,7 @@ def work(
     speed: Annotated[float, typer.Option()] = 1.0,
     link: Annotated[str, typer.Option()] = "",
     threads: Annotated[int, typer.Option()] = 0,
+    device: Annotated[str, typer.Option()] = "",
 ) -> None:
     """Work for the coordinator that started this process; ends with it."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the coordinator decides
@@ -465,6 +522,7 @@ def work(
                 prepare=prepare,
                 shape=parse_shape(link, speed=speed),
                 threads=threads,
+                device=device,
             )
         )
     finally:

@@ -25,23 +25,20 @@ def devices(
     emit_table([_row(device) for device in found])
     for device in found:
         if device.error:
-            say("\n{device}: {error}", device=_label(device), error=device.error)
+            say("\n{device}: {error}", device=device.label, error=device.error)
             say("hint: {hint}", hint=device.hint)
-
-
-def _label(device: Device) -> str:
-    return device.kind if device.kind in ("cpu", "mps") else f"{device.kind}:{device.index}"
 
 
 def _row(device: Device) -> dict[str, Any]:
     capability = device.capability
     return {
-        "device": _label(device),
+        "device": device.label,
         "state": "sick" if device.error else "ok",
         "name": device.name,
         "memory": _size(device.memory_bytes),
         "free": _size(device.free_bytes),
-        "capability": f"{capability[0]}.{capability[1]}" if capability else None,
+        "CUDA": f"{capability[0]}.{capability[1]}" if capability else None,
+        "GFLOP/s": None if device.gflops is None else f"{device.gflops:,.0f}",
         "driver": device.driver,
         "torch": device.torch_version,
     }

@@ -32,6 +32,7 @@ VERBS = {
     "standby": Verb("standby", "standby", CREW, "Keep a copy of a crew's run and keys, to go on with it."),
     "promote": Verb("standby", "promote", CREW, "Coordinate the crew from this standby."),
     "work": Verb("crew", "work", "", "What `train` starts for each practice worker."),
+    "work-with": Verb("crew", "work_with", "", "What `join` starts for each device of several."),
     "data": Verb("data", "app", DATA, "Fetch text and prepare it for training."),
     "generate": Verb("model", "generate", MODELS, "Write text with a trained model, as it comes."),
     "eval": Verb("evaluate", "evaluate", MODELS, "Held-out loss and bits per byte; a table of several models."),

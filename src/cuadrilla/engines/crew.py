@@ -6,39 +6,30 @@ the others go on. Without any worker the coordinator waits, unless all the worke
 """
 
 import itertools
-import json
 import logging
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from cuadrilla.config import CrewEngine
+from cuadrilla.config import Config, CrewEngine
+from cuadrilla.engines.children import Children
+from cuadrilla.engines.devices import Devices
 from cuadrilla.engines.doors import NO_LISTENER, Doors, LinkDoor, RayDoor, RayUse, open_doors
 from cuadrilla.engines.ray.cluster import RunCluster, cluster_of
-from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
-from cuadrilla.host.memory import num_killed_for_memory
 from cuadrilla.link.tls import key_hash, node_request, save_node
+from cuadrilla.log import TALK
 from cuadrilla.messages import Message
+from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, private_folder, storage_errors
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts
-
-FINISH_SECONDS, END_SECONDS = 10.0, 5.0
-"""A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
-
-KILLED_FOR_MEMORY = (
-    "{reason}, and the kernel has killed for want of memory: a smaller model, smaller units, or more memory for it"
-)
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +86,8 @@ def _cluster(parts: Parts, run: RunDir, *, opening: Opening) -> AbstractContextM
 def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outcome:
     engine, home = parts.config.engine, opening.home
     assert isinstance(engine, CrewEngine)
-    names = [f"{'here' if home else 'worker'}-{index + 1}" for index in range(len(engine.workers))]
-    places = dict(zip(names, engine.workers, strict=True))
-    place = partial(_place_in_ray, places, engine=engine, run=run)
+    workers = _own_workers(parts.config, crew=home is not None)
+    place = partial(_place_in_ray, workers, engine=engine, run=run)
     ray = RayUse(cluster=opening.cluster, nodes=opening.ray_nodes, opened=place)
     runtime = Runtime(parts.coordination)
     children = _Children(engine=engine, run=run, event=parts.store.event)
@@ -113,9 +103,10 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
             listener=opening.listener,
         ) as doors:
             if doors.ray is None and doors.link is not None:
-                for name, speed in places.items():
-                    _let_in(name, private / name, door=doors.link)
-                    children.start(name, address=doors.link.desk.direct_address, identity=private / name, speed=speed)
+                for worker in workers:
+                    identity = private / worker.name
+                    _let_in(worker.name, identity, door=doors.link)
+                    children.start_worker(worker, address=doors.link.desk.direct_address, identity=identity)
             if opening.opened is not None:
                 opening.opened(_describe(doors, children))
             return _coordinate(parts, runtime, doors, children, opening=opening)
@@ -123,16 +114,48 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
         children.end()
 
 
-def _place_in_ray(places: Mapping[str, float], door: RayDoor, *, engine: CrewEngine, run: RunDir) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Worker:
+    """A worker process of this machine. `speed`: beside the others, in practice."""
+
+    name: str
+    speed: float
+    use: Use
+
+
+def _own_workers(config: Config, *, crew: bool) -> list[_Worker]:
+    """Of a crew, one for each device that works; of a practice crew, one for each speed. Raises DeviceError."""
+    engine = config.engine
+    assert isinstance(engine, CrewEngine)
+    if not crew or engine.workers != [1.0]:
+        threads = 1 if len(engine.workers) > 1 else 0
+        kind = "here" if crew else "worker"
+        return [
+            _Worker(name=f"{kind}-{number}", speed=speed, use=Use(name="", device="", threads=threads))
+            for number, speed in enumerate(engine.workers, start=1)
+        ]
+    choice = Devices(engine.devices).choose(config)
+    for note in choice.notes:
+        log.info("%s", note, extra=TALK)
+    return [_Worker(name=f"here-{number}", speed=1.0, use=use) for number, use in enumerate(choice.uses, start=1)]
+
+
+def _place_in_ray(workers: Sequence[_Worker], door: RayDoor, *, engine: CrewEngine, run: RunDir) -> None:
     """Workers on this machine, where the run directory is, as actors."""
     from cuadrilla.engines.ray.worker import Place
 
     if not door.cluster.ours:  # it has its own machines: they are found as they offer themselves
         return
-    threads = 1 if len(places) > 1 else 0
-    for name, speed in places.items():
+    for worker in workers:
         place = Place(
-            name=name, speed=speed, link=engine.link, threads=threads, folder=str(run.path), node=door.cluster.node
+            name=worker.name,
+            speed=worker.speed,
+            link=engine.link,
+            threads=worker.use.threads,
+            device=worker.use.device,
+            num_gpus=int(worker.use.device == "cuda"),
+            folder=str(run.path),
+            node=door.cluster.node,
         )
         door.desk.place(place)
 
@@ -168,107 +191,31 @@ def _coordinate(parts: Parts, runtime: Runtime, doors: Doors, children: "_Childr
     return runtime.serve(look)
 
 
-class _Children:
+class _Children(Children):
     """The worker processes of this machine."""
 
     def __init__(self, *, engine: CrewEngine, run: RunDir, event: Callable[..., None]) -> None:
+        super().__init__(died=self._say_died)
         self._engine = engine
         self._run = run
         self._event = event
-        self._killed_for_memory = num_killed_for_memory()
-        self.alive: dict[str, subprocess.Popen[str]] = {}
-        self._last_words: dict[str, str] = {}
 
-    def start(self, name: str, *, address: str, identity: Path, speed: float) -> None:
+    def start_worker(self, worker: "_Worker", *, address: str, identity: Path) -> None:
         """Secrets are in the identity's folder, never among the arguments."""
         arguments = {
             "--address": address,
             "--identity": str(identity),
             "--folder": str(self._run.path),
-            "--name": name,
-            "--speed": str(speed),
+            "--name": worker.name,
+            "--speed": str(worker.speed),
             "--link": self._engine.link,
-            "--threads": "1" if len(self._engine.workers) > 1 else "0",
+            "--threads": str(worker.use.threads),
+            "--device": worker.use.device,
         }
         command = [sys.executable, "-m", "cuadrilla", "--json", "work", *itertools.chain(*arguments.items())]
-        with storage_errors(self._run.logs), open(self._run.logs / f"{name}.txt", "ab") as talk:
-            self.alive[name] = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=talk, text=True
-            )
+        with storage_errors(self._run.logs), open(self._run.logs / f"{worker.name}.txt", "ab") as talk:
+            self.start(worker.name, command, environment=worker.use.environment, stderr=talk)
 
-    def pids(self) -> dict[str, int]:
-        return {name: process.pid for name, process in self.alive.items()}
-
-    def look(self) -> None:
-        """Notice who has died, and what it said last."""
-        ended = {name: process for name, process in self.alive.items() if process.poll() is not None}
-        killed = [name for name, process in ended.items() if process.returncode == -signal.SIGKILL]
-        short = bool(killed) and self._memory_ran_out()
-        for name, process in ended.items():
-            del self.alive[name]
-            assert process.stdin is not None
-            process.stdin.close()
-            assert process.stdout is not None
-            said = process.stdout.read()
-            process.stdout.close()
-            self._last_words[name] = said
-            if process.returncode:
-                reason = _reason(said, process.returncode)
-                if short and name in killed:
-                    reason = Message(KILLED_FOR_MEMORY, reason=reason)
-                log.warning("%s died: %s", name, reason)
-                self._event("died", worker=name, reason=reason)
-
-    def _memory_ran_out(self) -> bool:
-        """A process that the kernel kills for memory ends like any other that is killed; only a counter tells."""
-        before, self._killed_for_memory = self._killed_for_memory, num_killed_for_memory()
-        return self._killed_for_memory != before
-
-    def failure(self) -> CuadrillaError:
-        """Why there is no worker left: the error of the last one that could still say it."""
-        for said in reversed(self._last_words.values()):
-            if words := _parse(said):
-                error = CuadrillaError(words["error"], hint=words.get("hint", ""))
-                error.exit_code = int(words["exit_code"])
-                return error
-        return EnvironmentProblem("all worker processes were killed", hint="run the same command again: it goes on")
-
-    def end(self) -> None:
-        """Let them finish; whoever does not is killed."""
-        for patience, act in ((FINISH_SECONDS, _cut_off), (END_SECONDS, subprocess.Popen.kill)):
-            deadline = time.monotonic() + patience
-            for process in self.alive.values():
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=max(0.0, deadline - time.monotonic()))
-            for process in self.alive.values():
-                if process.poll() is None:
-                    act(process)
-        for process in self.alive.values():
-            _cut_off(process)
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
-        self.alive.clear()
-
-
-def _cut_off(process: "subprocess.Popen[str]") -> None:
-    """A worker process ends when its standard input does."""
-    assert process.stdin is not None
-    process.stdin.close()
-
-
-def _parse(said: str) -> Mapping[str, str] | None:
-    try:
-        words = json.loads(said)
-    except ValueError:
-        return None
-    return words if isinstance(words, dict) and "error" in words else None
-
-
-def _reason(said: str, returncode: int) -> Message:
-    words = _parse(said)
-    if words:
-        return Message("{error} (exit code {code})", error=words["error"], code=returncode)
-    if returncode < 0:
-        return Message("signal {number} ({name})", number=-returncode, name=str(signal.strsignal(-returncode)))
-    return Message("exit code {code}", code=returncode)
+    def _say_died(self, name: str, reason: Message) -> None:
+        log.warning("%s died: %s", name, reason)
+        self._event("died", worker=name, reason=reason)

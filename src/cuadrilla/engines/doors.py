@@ -124,7 +124,8 @@ class Doors:
         if self.ray is not None and time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._looked_at = time.monotonic()
             if not self.ray.cluster.practice:
-                self.ray.desk.place_on_new_nodes()
+                cluster = self.ray.cluster
+                self.ray.desk.place_on_new_nodes(own=cluster.node if cluster.ours else "")
                 self._renew_for_kicked(self.ray.desk)
         elif self.ray is None and self._use.cluster is not None and self._use.cluster.is_there():
             self._open_ray_again(self._use.cluster)

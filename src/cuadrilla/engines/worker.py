@@ -49,7 +49,7 @@ Prepare = Callable[[RunConnection, RunDescription], tuple[Config, Path]]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """How this process takes part. `threads` 0: as many as this process may use.
+    """How this process takes part. `threads` 0: as many as this process may use. `device` "": what the run says.
 
     `connect` dials an address; `moved` is called with the address of the coordinator when it was found elsewhere.
     `report` hears now and then how the work goes.
@@ -60,6 +60,7 @@ class WorkerOptions:
     prepare: Prepare
     shape: Shape = NO_SHAPE
     threads: int = 0
+    device: str = ""
     give_up_seconds: float = GIVE_UP_SECONDS
     moved: Callable[[str], None] | None = None
     report: Callable[[str], None] | None = None
@@ -135,7 +136,7 @@ class _Worker:
         self._shape = options.shape
         self._report = options.report
         self._task = make_task(config, folder)
-        device = choose_device(config.train.device)
+        device = choose_device(options.device or config.train.device)
         self._model = make_model(self._task, seed=config.run.seed).to(device)
         refuse_private_buffers(self._model)
         if config.train.compile:

@@ -45,8 +45,14 @@ class Device:
     arch_supported: bool | None = None  # the installed torch has kernels for it
     driver: str | None = None
     torch_version: str | None = None
+    gflops: float | None = None  # of a product of matrices, in fp32 or bf16, whichever is faster
     error: str | None = None
     hint: str = ""
+
+    @property
+    def label(self) -> str:
+        """What `train.device` and `--devices` call it."""
+        return self.kind if self.kind in ("cpu", "mps") else f"{self.kind}:{self.index}"
 
 
 def probe_devices(
@@ -81,6 +87,7 @@ def assemble(torch: Answer, nvml: Answer, *, visible: str | None, facts: Facts) 
     if visible is None or visible.strip() not in ("", "-1"):
         devices += _phantoms(devices, torch, nvml, facts)
     error, hint = _import_problem(torch)
+    speed = next((test.get("gflops") for test in torch.all("tested") if test.get("kind") == "cpu"), None)
     cpu = Device(
         kind="cpu",
         index=0,
@@ -88,6 +95,7 @@ def assemble(torch: Answer, nvml: Answer, *, visible: str | None, facts: Facts) 
         memory_bytes=facts.usable_memory_bytes,
         free_bytes=facts.available_bytes,
         torch_version=version,
+        gflops=_number(speed),
         error=error,
         hint=hint,
     )
@@ -129,6 +137,7 @@ def _reported(row: Row, torch: Answer, *, card: Row, driver: str | None, chip: s
         arch_supported=supported,
         driver=driver if kind == "cuda" else _text(row.get("driver")),
         torch_version=version,
+        gflops=_number(tests[0].get("gflops")) if tests else None,
         error=error,
         hint=hint,
     )
@@ -312,6 +321,10 @@ def _texts(value: Any) -> list[str]:
 
 def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _capability(value: Any) -> Capability | None:

@@ -10,6 +10,7 @@ temporary files, not pipes: a grandchild that keeps a pipe open cannot hold us u
 import contextlib
 import importlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ Row = Mapping[str, Any]
 
 MAX_OUTPUT_BYTES = 1 << 20
 POLL_SECONDS = 0.05
+SPEED_SECONDS = 0.1
 REAP_SECONDS = 2.0  # a child stuck inside a driver may not die at once; then it is left to the system
 
 
@@ -211,20 +213,38 @@ def tell_torch() -> None:
         try:
             for index, fields in enumerate(describe(torch) if available() else ()):
                 _emit("device", kind=kind, index=index, **fields)
-                _emit("tested", kind=kind, index=index, error=_try_out(torch, f"{kind}:{index}"))
+                _emit("tested", kind=kind, index=index, **_try_out(torch, f"{kind}:{index}"))
         except (RuntimeError, AssertionError, OSError) as error:
             _emit("problem", kind=kind, error=_first_line(error))
+    _emit("tested", kind="cpu", index=0, **_try_out(torch, "cpu"))
 
 
-def _try_out(torch: Any, device: str) -> str | None:
-    """One small computation and its gradient: the only proof that a device works."""
+def _try_out(torch: Any, device: str) -> dict[str, Any]:
+    """One small computation and its gradient, the only proof that a device works; and how fast it multiplies."""
     try:
         x = torch.ones(8, 8, device=device, requires_grad=True)
         (x @ x).sum().backward()
         total = float(x.grad.sum())
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        return _first_line(error)
-    return None if total == 1024.0 else f"it computes wrongly: {total} instead of 1024"
+        return {"error": _first_line(error)}
+    if total != 1024.0:
+        return {"error": f"it computes wrongly: {total} instead of 1024"}
+    return {"error": None, "gflops": max(_gflops(torch, device, dtype) for dtype in ("float32", "bfloat16"))}
+
+
+def _gflops(torch: Any, device: str, dtype: str) -> float:
+    """Thousand millions of operations a second in products of matrices; 0 for arithmetic that the device lacks."""
+    size = 512 if device == "cpu" else 2048
+    try:
+        x = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
+        fastest, end = math.inf, time.monotonic() + SPEED_SECONDS
+        while time.monotonic() < end:  # the first ones wake the device up
+            began = time.monotonic()
+            float((x @ x)[0, 0])  # to be read it must have been computed
+            fastest = min(fastest, time.monotonic() - began)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError):
+        return 0.0
+    return round(2 * size**3 / fastest / 1e9, 1)
 
 
 def _cuda_devices(torch: Any) -> Iterator[dict[str, Any]]:

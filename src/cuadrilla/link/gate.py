@@ -38,6 +38,7 @@ from time import monotonic, sleep
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
+from cuadrilla.link.nodes import MAX_DEVICES
 from cuadrilla.link.pace import Pace
 from cuadrilla.rundir import private_folder
 
@@ -53,7 +54,8 @@ BEGUN_PER_SECOND, BEGUN_AT_ONCE = 20.0, 120.0
 """A large crew that comes back begins at once."""
 OF_LATE_SECONDS = 60.0
 TURN_SECONDS = 0.05
-MAX_OF_A_NODE = 8
+MAX_OF_A_NODE = 2 * MAX_DEVICES
+"""One for each of its workers, and one more of each while a newer one takes over."""
 DEAD_SECONDS = 60
 """What is sent and not confirmed for so long goes to nobody."""
 BLOCK_BYTES = 2**18

@@ -18,10 +18,13 @@ from google.protobuf.message import DecodeError
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.ciphers import is_only_new_tls
+from cuadrilla.link.nodes import MAX_DEVICES, node_of
 from cuadrilla.link.tls import Identity
 
 MAX_CALLS = 8
-"""At once, of one node: a session and the one it replaces, transfers, and some spare."""
+"""At once, of one worker: a session and the one it replaces, transfers, and some spare."""
+DEVICE_KEY = "cuadrilla-device"
+"""In a call's metadata: for which of its devices a node calls, if it works with several."""
 MAX_CALLS_OF_AN_ADDRESS, MAX_CALLS_OF_STRANGERS = 4, 64
 """Of those who are not in the crew. Enrolling takes a call of less than a second."""
 MAX_WORKERS = 256
@@ -70,15 +73,18 @@ def start_server(address: str, *, handlers: Any, identity: Identity, roots: byte
 
 
 class Admission:
-    """Counts the calls that are going on: of each node, of each address's strangers, of all strangers. Thread-safe."""
+    """Counts the calls that are going on: of each worker, each node, each address's strangers, all strangers.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: Counter[str] = Counter()
 
-    def admit(self, name: str, context: Any) -> None:
-        """Count a call of a node for as long as it lasts; ends it if there are too many."""
-        self._admit({name: MAX_CALLS}, context)
+    def admit(self, worker: str, context: Any) -> None:
+        """Count a call of a worker for as long as it lasts; ends it if there are too many."""
+        self._admit({worker: MAX_CALLS, f"{node_of(worker)}/": MAX_CALLS * MAX_DEVICES}, context)
 
     def admit_stranger(self, host: str, context: Any) -> None:
         """The same for somebody who is no node (yet)."""

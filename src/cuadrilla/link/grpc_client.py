@@ -32,6 +32,7 @@ from cuadrilla.link.base import (
     ToCoordinator,
     ToWorker,
 )
+from cuadrilla.link.grpc_calls import DEVICE_KEY
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.invite import check_node_name
 from cuadrilla.link.liveness import Liveness
@@ -65,9 +66,12 @@ class Enrolled:
 
 
 class Connection:
-    """A node's connection to the coordinator at `address` (HOST:PORT)."""
+    """A node's connection to the coordinator at `address` (HOST:PORT).
 
-    def __init__(self, address: str, *, identity: Identity, term: KnownTerm | None = None) -> None:
+    `device`: for which of its devices it calls, where it has a worker for each; "" where it has one.
+    """
+
+    def __init__(self, address: str, *, identity: Identity, term: KnownTerm | None = None, device: str = "") -> None:
         credentials = grpc.ssl_channel_credentials(
             root_certificates=identity.ca, private_key=identity.key, certificate_chain=identity.certificate
         )
@@ -84,6 +88,8 @@ class Connection:
         self.identity = identity
         self._term = term or KnownTerm()
         self._memory = wire.Memory(keep=1)
+        self._device = device
+        self._metadata = ((DEVICE_KEY, device),) if device else ()
         self._channel = grpc.secure_channel(address, credentials, options=options)
 
     def enroll(self, *, secret: bytes, request: bytes, numbered: bool = False) -> Enrolled:
@@ -136,7 +142,7 @@ class Connection:
 
     def answers_anew(self, seconds: float) -> bool:
         """Whether it does on a new one."""
-        with closing(Connection(self._address, identity=self.identity)) as another:
+        with closing(Connection(self._address, identity=self.identity, device=self._device)) as another:
             return another.answers(seconds)
 
     def ray_head(self, node: pb.RayNode) -> pb.RayHead:
@@ -210,14 +216,14 @@ class Connection:
         call = self._channel.stream_stream(
             SERVICE + "Session", request_serializer=_serialize, response_deserializer=pb.ToWorker.FromString
         )
-        return call(outgoing)
+        return call(outgoing, metadata=self._metadata)
 
     def upload(self, name: str, tensors: Tensors) -> None:
         layout = wire.Layout.of(tensors)
         call = self._channel.stream_unary(SERVICE + "Upload", response_deserializer=pb.Uploaded.FromString)
         messages = wire.chunk_messages(name, layout.parts(tensors), layout=layout, num_bytes=layout.num_bytes)
         with self._errors():
-            call(messages, timeout=TRANSFER_SECONDS)
+            call(messages, timeout=TRANSFER_SECONDS, metadata=self._metadata)
 
     def download(self, name: str, layout: wire.Layout) -> Tensors:
         assembly = wire.Assembly(layout.num_bytes, layout=layout, memory=self._memory)
@@ -232,14 +238,15 @@ class Connection:
         call = self._channel.unary_stream(
             SERVICE + "Download", request_serializer=_serialize, response_deserializer=pb.Chunk.FromString
         )
-        return call(pb.DownloadRequest(name=name, offset=offset), timeout=TRANSFER_SECONDS)
+        request = pb.DownloadRequest(name=name, offset=offset)
+        return call(request, timeout=TRANSFER_SECONDS, metadata=self._metadata)
 
     def _unary(self, method: str, message: Any, reply: Any, *, seconds: float = CALL_SECONDS) -> Any:
         call = self._channel.unary_unary(
             SERVICE + method, request_serializer=_serialize, response_deserializer=reply.FromString
         )
         with self._errors():
-            return call(message, timeout=seconds)
+            return call(message, timeout=seconds, metadata=self._metadata)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ Invariants
 * Who calls is decided by the key of the caller's certificate and the allow-list, at every call. The published enrol
   certificate opens `Enroll` alone, which answers only while an invite is open.
 * The network sees the gate (`gate.py`), which keeps seats free for those who are known.
+* A node has one worker, or one for each device that its calls name, `MAX_DEVICES` at most; its key speaks for all.
 * A worker has one session: a newer one of the same key ends the older one, whose late messages no longer count.
 * A node answers its leases as fast as it can, and sends heartbeats; anything else that it says, and each session that
   it begins, costs us an event or a step of the coordinator, and is paced. Too much of it ends the session.
@@ -46,6 +47,7 @@ from cuadrilla.link.base import (
 from cuadrilla.link.gate import Gate
 from cuadrilla.link.grpc_calls import (
     DESCRIPTORS_OF_A_WORKER,
+    DEVICE_KEY,
     MAX_WORKERS,
     Admission,
     Server,
@@ -60,7 +62,7 @@ from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.grpc_ray import RayHeadDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
 from cuadrilla.link.invite import Invites, Outcome
-from cuadrilla.link.nodes import AllowList, NameTaken
+from cuadrilla.link.nodes import MAX_DEVICES, AllowList, NameTaken, node_of, worker_name
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.pace import Pace
 from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
@@ -100,6 +102,7 @@ class Receiver(Protocol):
 class _Session:
     worker: str
     context: Any
+    node: str
     outbox: "queue.SimpleQueue[pb.ToWorker | None]" = field(default_factory=queue.SimpleQueue)
     uploads: wire.Uploads = field(default_factory=wire.Uploads)
     reason: str = Message("the connection ended")
@@ -215,13 +218,13 @@ class CrewDesk:
         """End the sessions of nodes that the allow-list does not hold any more."""
         listed = self._nodes.nodes()
         with self._lock:
-            kicked = [session for name, session in self._sessions.items() if name not in listed]
-            gone = (self._listed | {session.worker for session in kicked}) - set(listed)
+            kicked = [session for session in self._sessions.values() if session.node not in listed]
+            gone = (self._listed | {session.node for session in kicked}) - set(listed)
             left, self._left, self._listed = gone & self._left, self._left - gone, set(listed)
         for name in sorted(gone - left):
             log.info("%s was kicked", name, extra=TALK)
         for session in kicked:
-            has_left = session.worker in left
+            has_left = session.node in left
             told = Message("this machine has left the crew") if has_left else KICKED
             self._end(session, Stop(reason=told, refused=True))
             self._receiver.left(session.worker, Message("it has left the crew" if has_left else "it was kicked"))
@@ -325,12 +328,16 @@ class CrewDesk:
         return pb.Run(config=self._offer.config, files=files, cuadrilla=__version__, term=self._term)
 
     def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
-        session = _Session(self._caller(context), context)
+        worker = self._worker(context)
+        session = _Session(worker, context, node_of(worker))
         with self._lock:
-            if not self._pace.admits(session.worker, self._clock()):
+            if not self._pace.admits(session.node, self._clock()):
                 refuse(context, "this node begins too many sessions", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
-            if len(self._sessions) >= MAX_WORKERS and session.worker not in self._sessions:
+            others = [other for other in self._sessions.values() if other.worker != worker]
+            if len(others) >= MAX_WORKERS:
                 refuse(context, f"the crew is full: {MAX_WORKERS} workers")
+            if sum(other.node == session.node for other in others) >= MAX_DEVICES:
+                refuse(context, f"a node has {MAX_DEVICES} workers at most")
             older = self._sessions.get(session.worker)
             self._sessions[session.worker] = session
         if older is not None:
@@ -379,7 +386,7 @@ class CrewDesk:
             if isinstance(message, Contribute) and message.lease_id in session.leases:
                 session.leases.remove(message.lease_id)
                 return True
-            return self._pace.admits(session.worker, self._clock())
+            return self._pace.admits(session.node, self._clock())
 
     def _tell_progress(self, session: _Session) -> None:
         if session.joined and not session.expected:  # an upload may go on when its session has ended
@@ -404,7 +411,7 @@ class CrewDesk:
             self._receiver.left(session.worker, session.reason)
 
     def _upload(self, requests: Iterator[pb.Chunk], context: Any) -> pb.Uploaded:
-        worker = self._caller(context)
+        worker = self._worker(context)
         with self._lock:
             session = self._sessions.get(worker)
         if session is None:
@@ -458,6 +465,10 @@ class CrewDesk:
 
     def _caller(self, context: Any) -> str:
         """The name of the node that calls; ends the call if it is none of this crew's."""
+        return node_of(self._worker(context))
+
+    def _worker(self, context: Any) -> str:
+        """The name of the worker that calls: of a node, or of one device of it."""
         certificate = peer_certificate(context.auth_context())
         try:
             name = self._nodes.name_of(certificate) if certificate is not None else None
@@ -467,5 +478,9 @@ class CrewDesk:
         if name is None:
             refuse(context, NOT_LISTED)
         self._gate.know(context.peer(), name)
-        self._admission.admit(name, context)
-        return name
+        try:
+            worker = worker_name(name, str(dict(context.invocation_metadata()).get(DEVICE_KEY, "")))
+        except LinkError as error:
+            refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
+        self._admission.admit(worker, context)
+        return worker

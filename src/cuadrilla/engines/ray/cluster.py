@@ -39,6 +39,7 @@ from cuadrilla.engines.supervise import was_restarted
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.link.grpc_ray import admits
+from cuadrilla.link.nodes import MAX_DEVICES
 from cuadrilla.log import FILE_FORMAT, libraries_apart, to_files_only
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, private_folder, storage_errors
@@ -50,6 +51,8 @@ LOOPBACK = "127.0.0.1"
 RESOURCE = "cuadrilla"
 """A node that is to work says so with this custom resource: one for each worker."""
 NAME_LABEL = "cuadrilla-node"
+DEVICES_LABEL = "cuadrilla-devices"
+"""Of a node that is to work with several: such as cuda-0_cuda-1_cpu."""
 PROGRESS_FILE = "CUADRILLA_PROGRESS_FILE"
 """Names the file in which a node's workers write how it goes, for who has joined there."""
 LONGEST_FOLDER = 8
@@ -174,7 +177,8 @@ def _wanted(engine: CrewEngine, run: RunDir, *, practice: bool) -> Iterator[Clus
         return
     host = LOOPBACK if practice else Address.parse(engine.listen).host
     dashboard = not was_restarted(run)
-    with started(host=host, num_workers=len(engine.workers), practice=practice, dashboard=dashboard) as cluster:
+    num_workers = len(engine.workers) if practice else max(MAX_DEVICES, len(engine.workers))
+    with started(host=host, num_workers=num_workers, practice=practice, dashboard=dashboard) as cluster:
         yield cluster
 
 

@@ -20,15 +20,17 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cuadrilla.engines.ray.cluster import NAME_LABEL, RESOURCE
+from cuadrilla.engines.ray.cluster import DEVICES_LABEL, NAME_LABEL, RESOURCE
 from cuadrilla.engines.ray.worker import GROUPS, Arrays, Parcel, Place, RayWorker, arrays_of, tensors_of
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, Hello, Stop, ToWorker, Version
 from cuadrilla.link.grpc_server import Receiver
+from cuadrilla.link.nodes import MAX_DEVICES, worker_name
 from cuadrilla.link.offer import Offer, OfferedFile, RunDescription
 from cuadrilla.log import TALK
+from cuadrilla.plan.devices import uses_of
 
 MAX_RESTARTS = 5
 RESTART_SECONDS = 0.2
@@ -86,22 +88,32 @@ class RayDesk:
         worker.thread.start()
 
     def _start(self, place: Place) -> Any:
-        options: dict[str, Any] = {"resources": {RESOURCE: 1}, "num_cpus": 0, "max_restarts": MAX_RESTARTS}
+        options: dict[str, Any] = {
+            "resources": {RESOURCE: 1},
+            "num_cpus": 0,
+            "num_gpus": place.num_gpus,
+            "max_restarts": MAX_RESTARTS,
+        }
         if place.node:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node, soft=False)
         actor_class = ray.remote(concurrency_groups=GROUPS)(RayWorker)
         return actor_class.options(**options).remote(place, self._description())
 
-    def place_on_new_nodes(self) -> None:
-        """A worker for each node of the cluster that offers itself and has none; also again after a while."""
+    def place_on_new_nodes(self, *, own: str) -> None:
+        """A worker for each device of each node that offers itself; also again after a while. `own`: not there."""
         self._open_ended = True
         with self._lock:
-            taken = {w.place.node for w in self._workers.values() if w.ended_at + AGAIN_SECONDS > monotonic()}
+            taken = {
+                (worker.place.node, worker.place.name)
+                for worker in self._workers.values()
+                if worker.ended_at + AGAIN_SECONDS > monotonic()
+            }
         for node in ray.nodes():
-            if node["Alive"] and node["NodeID"] not in taken and node["Resources"].get(RESOURCE, 0) >= 1:
-                name = node.get("Labels", {}).get(NAME_LABEL) or "ray-" + node["NodeManagerAddress"].replace(".", "-")
-                log.info("%s can be reached by Ray", name, extra=TALK)
-                self.place(Place(name=name, node=node["NodeID"]))
+            if node["Alive"] and node["NodeID"] != own:
+                for place in places_of(node):
+                    if (place.node, place.name) not in taken:
+                        log.info("%s can be reached by Ray", place.name, extra=TALK)
+                        self.place(place)
 
     def send(self, worker: str, message: ToWorker) -> None:
         """Put a message on its way; a worker that has not joined gets nothing.
@@ -275,6 +287,34 @@ class RayDesk:
         with open(path, "rb") as file:
             file.seek(offset)
             return file.read(BLOCK_BYTES)
+
+
+def places_of(node: Mapping[str, Any]) -> list[Place]:
+    """The workers for a node, as `ray.nodes()` describes it: one for each device that `cuadrilla join` has named there,
+    else as many as the node has of our resource, its cards first.
+    """
+    labels, resources = node.get("Labels", {}), node["Resources"]
+    name = labels.get(NAME_LABEL) or "ray-" + node["NodeManagerAddress"].replace(".", "-")
+    room, cards = min(MAX_DEVICES, int(resources.get(RESOURCE, 0))), int(resources.get("GPU", 0))
+    if room <= 1:
+        return [Place(name=name, num_gpus=min(1, cards), node=node["NodeID"])] * room
+    named = [device for device in labels.get(DEVICES_LABEL, "").replace("-", ":").split("_")[:room] if device]
+    here = [f"cuda:{index}" for index in range(min(room, cards))]
+    uses = uses_of(named or [*here, *["cpu"] * (room - len(here))], cores=int(resources.get("CPU", 1)))
+    try:
+        return [
+            Place(
+                name=worker_name(name, use.name),
+                device=use.device,
+                num_gpus=int(use.device == "cuda"),
+                threads=use.threads,
+                node=node["NodeID"],
+            )
+            for use in uses
+        ]
+    except LinkError as error:  # its owner writes the labels
+        log.warning("%s: %s", name, error.message)
+        return []
 
 
 def _first_line(error: RayError | OSError) -> str:

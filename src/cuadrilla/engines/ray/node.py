@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -26,7 +26,9 @@ from types import FrameType
 import psutil
 
 from cuadrilla.config import Config
+from cuadrilla.engines.devices import Devices
 from cuadrilla.engines.ray.cluster import (
+    DEVICES_LABEL,
     NAME_LABEL,
     PROGRESS_FILE,
     RESOURCE,
@@ -48,6 +50,7 @@ from cuadrilla.link.grpc_ray import admits, token_hash
 from cuadrilla.link.tls import Identity
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
+from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import private_folder
 
 STOP_SECONDS = 15.0
@@ -62,9 +65,12 @@ log = logging.getLogger(__name__)
 
 
 class RayNode:
-    """Ray on this machine, as a node of the cluster at `head`. `folder`: a private one, with a short name."""
+    """Ray on this machine, as a node of the cluster at `head`: a worker for each of `uses`, without other cards.
 
-    def __init__(self, *, head: str, token: str, host: str, name: str, folder: Path) -> None:
+    `folder`: a private one, with a short name.
+    """
+
+    def __init__(self, *, head: str, token: str, host: str, name: str, uses: Sequence[Use], folder: Path) -> None:
         self.member = token_hash(token)
         self._family: set[psutil.Process] = set()
         self._token, self._progress = folder / "ray.token", folder / "progress"
@@ -74,13 +80,21 @@ class RayNode:
             "--address": head,
             "--node-ip-address": host,
             "--temp-dir": str(folder / "ray"),
-            "--resources": json.dumps({RESOURCE: 1}),
+            "--resources": json.dumps({RESOURCE: len(uses)}),
             "--labels": f"{NAME_LABEL}={name}",
         }
+        environment = {TOKEN_FILE: str(self._token), PROGRESS_FILE: str(self._progress)}
+        if len(uses) > 1:
+            devices = "_".join(use.name.partition(".")[0].replace(":", "-") for use in uses)
+            options["--labels"] += f",{DEVICES_LABEL}={devices}"
+            cards = [use.environment for use in uses if use.device == "cuda"]
+            options["--num-gpus"] = str(len(cards))
+            for variable in cards[0] if cards else ():
+                environment[variable] = ",".join(dict.fromkeys(card[variable] for card in cards))
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
         self._process = subprocess.Popen(
             [*command, *(f"{option}={value}" for option, value in options.items())],
-            env=settled(os.environ, {TOKEN_FILE: str(self._token), PROGRESS_FILE: str(self._progress)}),
+            env=settled(os.environ, environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -141,6 +155,7 @@ class Ways:
     prepare: Prepare
     consent: Consent
     term: KnownTerm
+    devices: Devices
     report: Callable[[str], None]
     """Hears how the work goes."""
 
@@ -160,6 +175,7 @@ def work_through_ray(ways: Ways) -> str | None:
         try:
             config, _ = ways.prepare(connection, connection.describe())
             head = _head_for(config, connection, ways)
+            uses = ways.devices.choose(config).uses if head is not None else ()
         except Refused:
             raise
         except LinkError:
@@ -174,7 +190,9 @@ def work_through_ray(ways: Ways) -> str | None:
         if head is None:
             return None
         with private_folder(where=short_folder()) as folder:
-            node = RayNode(head=head.address, token=head.token, host=head.mine, name=ways.crew.name, folder=folder)
+            node = RayNode(
+                head=head.address, token=head.token, host=head.mine, name=ways.crew.name, uses=uses, folder=folder
+            )
             try:
                 reason = _stay(node, ways)
             finally:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ class Place:
     speed: float = 1.0
     link: str = ""
     threads: int = 0
+    device: str = ""
+    """As in `WorkerOptions`; which NVIDIA card is Ray's to choose: "cuda"."""
+    num_gpus: int = 0
+    """To be reserved."""
     folder: str = ""
     """The run directory, for a worker on the coordinator's own machine; other nodes fetch what they need."""
     node: str = ""
@@ -153,7 +158,8 @@ class RayWorker:
                 prepare=prepare,
                 shape=parse_shape(place.link, speed=place.speed),
                 threads=place.threads,
-                report=_write_progress if PROGRESS_FILE in os.environ else None,
+                device=place.device,
+                report=partial(_write_progress, place.name) if PROGRESS_FILE in os.environ else None,
             )
         )
 
@@ -245,7 +251,9 @@ def _report(text: str) -> None:
     log.info("%s", text, extra=TALK)
 
 
-def _write_progress(line: str) -> None:
+def _write_progress(worker: str, line: str) -> None:
+    if device := worker.partition("/")[2]:
+        line = f"{device}  {line}"
     with suppress(ResourceError):  # the node is being taken down, and its folder with it
         write_atomic(Path(os.environ[PROGRESS_FILE]), line, private=True)
 

@@ -1,0 +1,120 @@
+"""Which devices of a machine work in a crew, each by a process of its own, and with how many threads. Pure.
+
+`auto` takes every accelerator that is well, and the processor beside them only where it adds to what they do: it is
+measured, as products of matrices (`host/probe.py`), and what is left out is said.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cuadrilla.errors import DeviceError
+from cuadrilla.host.devices import Device
+from cuadrilla.link.nodes import MAX_DEVICES
+from cuadrilla.messages import Message
+
+AUTO = "auto"
+ADDS = 0.1
+"""A processor that computes less than this part of what the accelerators do is left out: it feeds them, too."""
+SEE = "see `cuadrilla devices`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """A worker process. `device`: what torch calls it there, with the variables of `environment`. `name`: what tells
+    it from the machine's others; "" for the only one.
+    """
+
+    name: str
+    device: str
+    threads: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    uses: tuple[Use, ...]
+    notes: tuple[Message, ...] = ()
+    """What was left out, and why."""
+
+
+def choose_devices(
+    wanted: str, found: Sequence[Device], *, cores: int, strict: bool = False, visible: str | None = None
+) -> Choice:
+    """`wanted`: auto, or names with commas; `cpu` may come several times, and then shares the cores.
+
+    `found`: what `probe_devices` says. `strict`: devices of one kind alone, as bits depend on it. `visible`: this
+    process's CUDA_VISIBLE_DEVICES. Raises DeviceError.
+    """
+    notes: tuple[Message, ...] = ()
+    if wanted == AUTO:
+        chosen, notes = _every_well_one(found, strict=strict)
+    else:
+        chosen = [_named(name.strip(), found) for name in wanted.split(",")]
+    labels = [device.label for device in chosen]
+    if twice := next((label for label in labels if label != "cpu" and labels.count(label) > 1), ""):
+        raise DeviceError("{device} is named twice", device=twice, hint="an accelerator has one worker")
+    if len(chosen) > MAX_DEVICES:
+        raise DeviceError("{number} devices are too many", number=len(chosen), hint="8 at most")
+    if strict and len({device.kind for device in chosen}) > 1:
+        raise DeviceError("strict training wants devices of one kind", hint="or sync.strict = false")
+    return Choice(uses=uses_of(labels, cores=cores, visible=visible), notes=notes)
+
+
+def uses_of(labels: Sequence[str], *, cores: int, visible: str | None = None) -> tuple[Use, ...]:
+    """A process for each of these devices, such as cuda:1 or cpu.
+
+    Accelerators beside a processor that computes get one thread each, processors share the other cores.
+    """
+    num_cpus = labels.count("cpu")
+    num_cards = len(labels) - num_cpus
+    shared = max(1, (cores - num_cards) // num_cpus) if num_cpus else max(1, cores // num_cards)
+    made: list[Use] = []
+    for position, label in enumerate(labels):
+        earlier = labels[:position].count(label)
+        name = f"{label}.{earlier + 1}" if earlier else label
+        kind, _, index = label.partition(":")
+        threads = shared if label == "cpu" or not num_cpus else 1
+        if kind == "cuda" and len(labels) > 1:  # it sees its card alone, and makes no context on another one
+            variables = {"CUDA_VISIBLE_DEVICES": card(int(index), visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+            made.append(Use(name=name, device="cuda", threads=threads, environment=variables))
+        else:
+            made.append(Use(name=name if len(labels) > 1 else "", device=label, threads=threads))
+    return tuple(made)
+
+
+def card(index: int, visible: str | None) -> str:
+    """What CUDA_VISIBLE_DEVICES must be so that a process sees the card alone that is cuda:`index` for this one."""
+    return visible.split(",")[index].strip() if visible else str(index)
+
+
+def _every_well_one(found: Sequence[Device], *, strict: bool) -> tuple[list[Device], tuple[Message, ...]]:
+    *accelerators, cpu = found
+    well = [device for device in accelerators if not device.error]
+    sick = [device for device in accelerators if device.error]
+    notes = [Message("without {device}: {error}", device=device.label, error=device.error or "") for device in sick]
+    if not well:
+        return [_well(cpu)], tuple(notes)
+    if strict:
+        return [device for device in well if device.kind == well[0].kind], tuple(notes)
+    theirs = sum(device.gflops or 0.0 for device in well)
+    adds = (cpu.gflops or 0.0) / theirs if theirs else 0.0
+    if adds >= ADDS and not cpu.error:
+        return [*well, cpu], tuple(notes)
+    told = "without the processor: it would add {percent:.1f} % (measured); --devices {names},cpu takes it"
+    names = ",".join(device.label for device in well)
+    return well, (*notes, Message(told, percent=100 * adds, names=names))
+
+
+def _named(name: str, found: Sequence[Device]) -> Device:
+    wanted = f"{name}:0" if name in ("cuda", "xpu") else name
+    for device in found:
+        if device.label == wanted:
+            return _well(device)
+    names = ", ".join(device.label for device in found)
+    raise DeviceError("this machine has no device {device!r}: {names}", device=name, names=names, hint=SEE)
+
+
+def _well(device: Device) -> Device:
+    if device.error:
+        raise DeviceError("{device}: {error}", device=device.label, error=device.error, hint=device.hint or SEE)
+    return device
