@@ -232,7 +232,8 @@ def load_dumped(text: str) -> Config:
 
 
 def to_toml(config: Config) -> str:
-    return tomli_w.dumps(dump(config))
+    """Without what is not set, which TOML cannot say."""
+    return tomli_w.dumps(config.model_dump(by_alias=True, mode="json", exclude_none=True))
 
 
 def quoted(text: str) -> str:

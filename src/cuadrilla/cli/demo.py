@@ -59,6 +59,7 @@ unit_sequences = 1  # small units: so unequal workers can share a step fairly
 kind = "muon"
 lr = 0.02
 adamw_lr = 0.003
+weight_decay = 0
 
 [engine]
 kind = "crew"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from cuadrilla.config import (
     Config,
     CrewEngine,
-    LanguageTask,
     LocalEngine,
     MuonSection,
     NesterovSection,
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 RequestStop = Callable[[str], None]
 """Takes the reason."""
-MANY_EPOCHS = 8.0
-"""From here on a small model gains by being held back (docs/experiments.md, "What holds a small model back")."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +84,11 @@ def train_run(
             parts = assemble(
                 resolved.config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at
             )
-            write_json(folder.config, {"values": dump(resolved.config), "origins": resolved.origins}, private=True)
+            write_json(folder.config, {"values": dump(parts.config), "origins": resolved.origins}, private=True)
             write_json(folder.env, read_environment(), private=True)
             sinks.extend(audience.sinks(parts))
             introduce(parts, tell=audience.tell)
+            say_decided(resolved.config, parts, tell=audience.tell)
             with audience.stopping(parts.coordination.request_stop):
                 match engine:
                     case LocalEngine():
@@ -144,9 +142,14 @@ def introduce(parts: "Parts", *, tell: Callable[[str], None]) -> None:
         tell(Message(told, staleness=config.sync.staleness))
         for key, note in asynchronous_notes(config, config.sync):
             tell(Message("note       {key}: {note}", key=key, note=note))
-    read_tokens = len(parts.task.data("train")) * parts.task.defaults.length
-    for key, note in regularisation_notes(config, epochs=parts.length.total_tokens / read_tokens):
-        tell(Message("note       {key}: {note}", key=key, note=note))
+
+
+def say_decided(config: Config, parts: "Parts", *, tell: Callable[[str], None]) -> None:
+    """What was not set, and follows from the text."""
+    asked, optim = config.optim, parts.config.optim
+    if isinstance(asked, MuonSection) and isinstance(optim, MuonSection) and asked != optim and optim.weight_decay:
+        told = "note       optim.weight_decay: {decay:g}, as each sequence is read {epochs:.1f} times"
+        tell(Message(told, decay=optim.weight_decay, epochs=parts.epochs))
 
 
 def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]]:
@@ -165,14 +168,3 @@ def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]
         )
         notes.append(("optim.kind", text))
     return notes
-
-
-def regularisation_notes(config: Config, *, epochs: float) -> list[tuple[str, str]]:
-    """(setting, why another value may serve better) for a language model that reads its text many times."""
-    optim, is_taught = config.optim, bool(config.train.teacher)
-    if not isinstance(config.task, LanguageTask) or not isinstance(optim, MuonSection) or is_taught:
-        return []  # nothing else was measured
-    if epochs < MANY_EPOCHS or optim.weight_decay or config.model.dropout:
-        return []
-    told = "each sequence is read {epochs:.0f} times; with 1.0, or with model.dropout 0.1, less is learnt by heart"
-    return [("optim.weight_decay", Message(told, epochs=epochs))]

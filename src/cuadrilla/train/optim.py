@@ -179,15 +179,14 @@ def make_optimizer(
 
 def _muon(params: list[nn.Parameter], section: MuonSection, *, dtype: torch.dtype) -> torch.optim.Optimizer:
     kind = MuonInFp32 if dtype == torch.float32 else torch.optim.Muon
-    return kind(
-        params, lr=section.lr, momentum=section.momentum, weight_decay=section.weight_decay, adjust_lr_fn="original"
-    )
+    decay = section.weight_decay or 0.0
+    return kind(params, lr=section.lr, momentum=section.momentum, weight_decay=decay, adjust_lr_fn="original")
 
 
 def _adamw(params: list[nn.Parameter], section: MuonSection | AdamWSection, *, lr: float) -> torch.optim.Optimizer:
     device = params[0].device.type
     return torch.optim.AdamW(
-        _groups(params, weight_decay=section.weight_decay),
+        _groups(params, weight_decay=section.weight_decay or 0.0),
         lr=lr,
         betas=(section.beta1, section.beta2),
         fused=device in ("cpu", "cuda", "mps", "xpu"),
