@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bench.lan import CARD, LAN
 from bench.ray_cluster import RayMachine, head, nodes_named
-from cuadrilla.link.base import Contribute, Hello, ToCoordinator, Version
+from cuadrilla.link.base import Contribute, Hello, Progress, ToCoordinator, Version
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_server import CrewDesk
@@ -70,7 +70,7 @@ class Coordinator:
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         self._inbox.put((worker, message))
 
-    def heard(self, worker: str, passes: int, part: float = 0.0) -> None: ...
+    def heard(self, worker: str, progress: Progress) -> None: ...
 
     def left(self, worker: str, reason: str) -> None: ...
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Stop, ToCoordinator
 from cuadrilla.plan.share import share_units
 from cuadrilla.sync import events, ledger
 from cuadrilla.sync.coordinator import Coordinator
@@ -14,7 +15,7 @@ EXACT = Exact()
 
 
 def rules(**changes: object) -> Rules:
-    return Rules(**{"units_per_round": 8, "num_versions": 3, **changes})  # type: ignore[arg-type]
+    return Rules(**{"units_per_round": 8, "planned_tokens": 80, "num_versions": 3, **changes})  # type: ignore[arg-type]
 
 
 def machine(limits: Rules, *, strategy: Strategy = EXACT, state: Mapping[str, Any] | None = None) -> Coordinator:
@@ -38,7 +39,7 @@ class Crew:
         self.granted_at: dict[int, float] = {}
         self.late: list[events.Late] = []
         self.commits: list[events.Commit] = []
-        self.evicted: list[events.Evict] = []
+        self.evicted: list[events.Send] = []
         self.discarded: list[int] = []
         self.finish: events.Finish | None = None
         self.bad_units: set[int] = set()
@@ -47,18 +48,20 @@ class Crew:
     def do(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case events.SendLease():
-                    self._abandon(action.grant.worker)
-                    self.leases[action.grant.lease_id] = action.grant
-                    self.granted_at[action.grant.lease_id] = self.now
+                case events.Send(worker=worker, message=Lease() as lease):
+                    self._abandon(worker)
+                    self.leases[lease.lease_id] = ledger.Grant(
+                        lease_id=lease.lease_id, worker=worker, units=lease.units, version=lease.version
+                    )
+                    self.granted_at[lease.lease_id] = self.now
+                case events.Send(message=Stop()):
+                    self.evicted.append(action)
                 case events.Late():
                     self.late.append(action)
                 case events.Merge():
                     self.send(events.Merged())
                 case events.Commit():
                     self.commits.append(action)
-                case events.Evict():
-                    self.evicted.append(action)
                 case events.Discard():
                     self.discarded.append(action.lease_id)
                 case events.Finish():
@@ -72,26 +75,27 @@ class Crew:
     def send(self, event: events.Event) -> None:
         self.do(self.machine.handle(event, self.now))
 
+    def say(self, worker: str, message: ToCoordinator) -> None:
+        self.send(events.Said(worker=worker, message=message))
+
     def join(self, worker: str, speed: float = 1.0, **environment: str) -> None:
-        self.send(events.Joined(worker=worker, speed_hint=speed, environment=environment))
+        self.say(worker, Hello(speed_hint=speed, environment=environment))
 
     def answer(self, lease_id: int, *, valid: bool = True, worker: str = "", seconds: float = 1.0) -> None:
         grant = self.leases.pop(lease_id)
-        worker = worker or grant.worker
         self.now = max(self.now, self.granted_at[lease_id] + seconds)
-        self.send(
-            events.Answered(
-                worker=worker,
-                lease_id=lease_id,
-                tokens=10 * len(grant.units),
-                loss_sum=1.0,
-                valid=valid and not self.bad_units & set(grant.units),
-            )
+        said = Contribute(
+            lease_id=lease_id,
+            tokens=10 * len(grant.units),
+            loss_sum=1.0,
+            tensors={},
+            valid=valid and not self.bad_units & set(grant.units),
         )
+        self.say(worker or grant.worker, said)
 
     def lose(self, worker: str) -> None:
         self.leases = {k: v for k, v in self.leases.items() if v.worker != worker}
-        self.send(events.Left(worker=worker, reason="test"))
+        self.say(worker, Goodbye(reason="test"))
 
     def of(self, worker: str) -> ledger.Grant:
         return next(grant for grant in self.leases.values() if grant.worker == worker)

@@ -19,7 +19,7 @@ import torch
 
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribute, Hello, Lease, ToCoordinator, Version
+from cuadrilla.link.base import Contribute, Hello, Lease, Progress, ToCoordinator, Version
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_calls import DEVICE_KEY
 from cuadrilla.link.grpc_client import SERVICE, Connection
@@ -52,8 +52,8 @@ class Heard:
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         self.messages[worker].put(message)
 
-    def heard(self, worker: str, passes: int, part: float = 0.0) -> None:
-        self.progress[worker].append(passes)
+    def heard(self, worker: str, progress: Progress) -> None:
+        self.progress[worker].append(progress.passes)
 
     def left(self, worker: str, reason: str) -> None:
         self.goodbyes.put((worker, reason))

@@ -16,13 +16,12 @@ from cuadrilla.config import AdamWSection, TrainSection
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare as prepare_data
 from cuadrilla.engines.local import run_local
-from cuadrilla.link.base import Lease
+from cuadrilla.link.base import Goodbye, Hello, Lease, Stop
 from cuadrilla.model.task import TaskDefaults
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import resolve
 from cuadrilla.sync import events
 from cuadrilla.sync.exact import ExactMerge, ExactWorker
-from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Contribution
 from cuadrilla.train.metrics import Scalars
@@ -81,7 +80,7 @@ class Crew:
     def __init__(self, task: RaggedSequences, *, rules: Rules, strict: bool) -> None:
         self.task = task
         self.strict = strict
-        self.planned_tokens = rules.units_per_round * UNIT * LENGTH
+        self.planned_tokens = rules.planned_tokens
         model = task.model()
         self.params = dict(model.named_parameters())
         self.merge = ExactMerge(
@@ -108,22 +107,19 @@ class Crew:
     def do(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case events.SendLease(grant=grant):
-                    self.workers[grant.lease_id] = grant.worker
-                    self.granted_at[grant.lease_id] = self.now
-                    self.leases[grant.lease_id] = self.lease(grant, version=grant.version)
+                case events.Send(worker=worker, message=Lease() as lease):
+                    self.workers[lease.lease_id] = worker
+                    self.granted_at[lease.lease_id] = self.now
+                    self.leases[lease.lease_id] = lease
                 case events.Merge():
                     self.merge_round(action)
                 case events.Discard():
                     del self.contributions[action.lease_id]
-                case events.Evict():
-                    raise AssertionError(action.reason)
-
-    def lease(self, grant: Grant, *, version: int) -> Lease:
-        return Lease(lease_id=grant.lease_id, version=version, units=grant.units, planned_tokens=self.planned_tokens)
+                case events.Send(message=Stop(reason=reason)):
+                    raise AssertionError(reason)
 
     def merge_round(self, action: events.Merge) -> None:
-        contributions = [self.contributions.pop(item.lease_id) for item in action.answers]
+        contributions = [self.contributions.pop(item.grant.lease_id) for item in action.answers]
         if any(item.tokens for item in contributions):
             reduced = self.merge.reduce(contributions, planned_tokens=self.planned_tokens)
             self.gradients.append(flat(self.merge.update()))
@@ -140,13 +136,13 @@ class Crew:
         self.models[worker] = model = self.task.model()
         self.syncs[worker] = worker_half(model, strict=self.strict)
         self.passes[worker] = pass_sequences
-        self.send(events.Joined(worker=worker, speed_hint=speed))
+        self.send(events.Said(worker=worker, message=Hello(speed_hint=speed)))
 
     def lose(self, worker: str) -> None:
         """What it has in hand comes too late."""
         for lease_id in [lease_id for lease_id in self.leases if self.workers[lease_id] == worker]:
             self.late[lease_id] = self.leases.pop(lease_id)
-        self.send(events.Left(worker=worker, reason="test"))
+        self.send(events.Said(worker=worker, message=Goodbye(reason="test")))
 
     def answer(self, lease_id: int, *, seconds: float) -> None:
         """The worker computes its lease from the newest weights and hands it in; a late one too, with its own.
@@ -166,15 +162,7 @@ class Crew:
         )
         assert isinstance(said.tensors, Mapping)
         self.contributions[lease_id] = Contribution(tensors=said.tensors, tokens=said.tokens, loss=said.loss_sum)
-        self.send(
-            events.Answered(
-                worker=worker,
-                lease_id=lease_id,
-                tokens=said.tokens,
-                loss_sum=said.loss_sum,
-                valid=True,
-            )
-        )
+        self.send(events.Said(worker=worker, message=said))
 
 
 def is_matrix(_name: str, _parameter: nn.Parameter) -> bool:
@@ -235,7 +223,7 @@ def test_any_split_raggedness_and_order_gives_the_result_of_one_worker(
     """Workers of any speed join, leave, answer in any order and too late, with passes of any size."""
     torch.set_num_threads(1)
     task = RaggedSequences(lengths)
-    rules = Rules(units_per_round=num_units, num_versions=3)
+    rules = Rules(units_per_round=num_units, planned_tokens=num_units * UNIT * LENGTH, num_versions=3)
     one = Crew(task, rules=rules, strict=strict)
     crew = Crew(task, rules=replace(rules, gather=len(members)), strict=strict)
     play(one, [(1.0, 0)], [])

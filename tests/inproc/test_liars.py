@@ -15,7 +15,7 @@ from torch import Tensor
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Lease, Stop, ToWorker
+from cuadrilla.link.base import Lease, Progress, Stop, ToWorker
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import contribution_like
 from cuadrilla.sync.strategy import Contribution
@@ -283,7 +283,7 @@ def speak(crew: Crew, words: tuple[Any, ...]) -> None:
         case ("time", seconds):
             crew.now += seconds
             for name in ("mala", "ana"):
-                crew.coordination.heard(name, int(crew.now * 10) + 1)
+                crew.coordination.heard(name, Progress(passes=int(crew.now * 10) + 1))
         case ("ana",):
             honest(crew)
         case _:
@@ -354,11 +354,11 @@ def test_a_crews_step_is_shown_while_it_is_made(make: Callable[..., Crew]) -> No
     crew.joins("ana", "luis")
     shares = [len(lease.units) for name in ("ana", "luis") if (lease := crew.lease_of(name))]
     assert len(shares) == 2
-    crew.coordination.heard("ana", 1, 0.5)
+    crew.coordination.heard("ana", Progress(passes=1, part=0.5))
     crew.coordination.tick()
     assert watched.heard[-1] == (1, pytest.approx(0.5 * shares[0] / sum(shares)))
     crew.answers("ana")
-    crew.coordination.heard("luis", 1, 0.25)
+    crew.coordination.heard("luis", Progress(passes=1, part=0.25))
     crew.coordination.tick()
     assert watched.heard[-1] == (1, pytest.approx((shares[0] + 0.25 * shares[1]) / sum(shares)))
     crew.answers("luis")

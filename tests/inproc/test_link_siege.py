@@ -18,7 +18,7 @@ from cuadrilla.engines.local import WrapLink
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribute, Hello, Lease, Stop, ToWorker
+from cuadrilla.link.base import Contribute, Hello, Lease, Progress, Stop, ToWorker
 from cuadrilla.link.grpc_client import SERVICE, Connection
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import contribution_like
@@ -325,7 +325,7 @@ def test_a_member_that_only_claims_to_be_busy_does_not_hold_the_run(tmp_path: Pa
     members = Members(tmp_path / "run", 'engine.kind="crew"', clock=lambda: now[0])
     members.joins("mala")
     members.joins("ana")
-    members.coordination.heard("mala", 1)
+    members.coordination.heard("mala", Progress(passes=1))
     members.coordination.tick()
     now[0] = 9.0
     members.answers("mala", transfer_seconds=1e9)
@@ -334,11 +334,11 @@ def test_a_member_that_only_claims_to_be_busy_does_not_hold_the_run(tmp_path: Pa
     for _ in range(600):
         now[0] += 1.0
         for worker in ("mala", "ana"):
-            members.coordination.heard(worker, 1)
+            members.coordination.heard(worker, Progress(passes=1))
         members.coordination.tick()
         for lease in members.leases("ana"):
             if lease.lease_id in members.coordination.leases:
-                members.coordination.heard("ana", int(now[0]) + 2)
+                members.coordination.heard("ana", Progress(passes=int(now[0]) + 2))
                 members.coordination.tick()
                 members.answers("ana")
     members.parts.store.close()

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cuadrilla.link.base import Progress
 from cuadrilla.sync import events, work
 from tests.driver import Crew, machine, rules
 
@@ -103,7 +104,7 @@ def test_a_bad_unit_is_found_one_at_a_time_and_skipped() -> None:
     merge = crew.commits[0].merge
     assert merge.skipped == (5,)
     assert merge.units == tuple(range(8))
-    assert sum(answer.tokens for answer in merge.answers) == 70
+    assert sum(answer.said.tokens for answer in merge.answers) == 70
 
 
 def test_a_member_that_fails_what_others_can_compute_is_quarantined() -> None:
@@ -137,13 +138,13 @@ def test_strikes_are_remembered_over_sessions_and_a_quarantine_doubles() -> None
             if not crew.evicted:  # after its first bad round it leaves, and comes back as if it were new
                 crew.lose("broken")
                 crew.join("broken")
-        assert crew.evicted[-1].reason == f"sent unusable contributions: quarantined for {minutes} min"
+        assert crew.evicted[-1].message.reason == f"sent unusable contributions: quarantined for {minutes} min"
         crew.evicted.clear()
         crew.now += 60 * minutes - 30
         crew.join("broken")
         [refused] = crew.evicted
-        assert refused.refused
-        assert "quarantined for 1 more min" in refused.reason
+        assert refused.message.refused
+        assert "quarantined for 1 more min" in refused.message.reason
         crew.now += 60
         crew.evicted.clear()
     assert all(not commit.merge.skipped for commit in crew.commits)
@@ -194,28 +195,28 @@ def test_silence_and_hanging() -> None:
     crew.join("a")
     crew.join("b")
     crew.now = 4.0
-    crew.send(events.Heard(worker="a", passes=1))
+    crew.say("a", Progress(passes=1))
     crew.now = 6.0
     crew.send(events.Tick())
     assert [evicted.worker for evicted in crew.evicted] == ["b"]
     while crew.now < 16.0:  # a beats, but makes no progress: three times the 4 s to its last one are waited for
         assert [evicted.worker for evicted in crew.evicted] == ["b"], crew.now
         crew.now += 4.0
-        crew.send(events.Heard(worker="a", passes=1))
+        crew.say("a", Progress(passes=1))
         crew.send(events.Tick())
     assert [evicted.worker for evicted in crew.evicted] == ["b", "a"]
-    assert "no progress" in crew.evicted[1].reason
+    assert "no progress" in crew.evicted[1].message.reason
 
 
 def test_who_was_idle_is_not_hung_when_it_gets_work() -> None:
     crew = Crew(machine(rules(lost_after_seconds=50.0, hung_after_seconds=10.0)))
     crew.join("a")
-    crew.send(events.Heard(worker="a", passes=1))
+    crew.say("a", Progress(passes=1))
     crew.answer(crew.of("a").lease_id)
     crew.join("b")  # and a has the whole second round
     crew.now = 45.0
     for worker in "ab":
-        crew.send(events.Heard(worker=worker, passes=1 if worker == "a" else 0))
+        crew.say(worker, Progress(passes=1 if worker == "a" else 0))
     crew.lose("a")
     crew.now = 46.0
     crew.send(events.Tick())
@@ -255,8 +256,8 @@ def test_strict_refuses_another_environment() -> None:
     crew = Crew(machine(rules(same_environment=True)))
     crew.join("a", torch="2.13.0", threads="1")
     crew.join("b", torch="2.12.0", threads="1")
-    assert crew.evicted[0].refused
-    assert "torch (2.12.0 instead of 2.13.0)" in crew.evicted[0].reason
+    assert crew.evicted[0].message.refused
+    assert "torch (2.12.0 instead of 2.13.0)" in crew.evicted[0].message.reason
     assert set(crew.machine.crew.members) == {"a"}
 
 
@@ -265,8 +266,8 @@ def test_another_program_is_refused_and_not_waited_for() -> None:
     crew.join("a", cuadrilla="1.0", **{"model code": "a", "torch": "2.13.0"})
     assert not crew.leases
     crew.join("b", cuadrilla="1.1", **{"model code": "b", "torch": "2.13.0"})
-    assert crew.evicted[0].refused
-    assert "cuadrilla (1.1 instead of 1.0), model code (b instead of a)" in crew.evicted[0].reason
+    assert crew.evicted[0].message.refused
+    assert "cuadrilla (1.1 instead of 1.0), model code (b instead of a)" in crew.evicted[0].message.reason
     assert len(crew.of("a").units) == 8
     crew.join("c", cuadrilla="1.0", **{"model code": "a", "torch": "2.12.0"})
     assert set(crew.machine.crew.members) == {"a", "c"}
@@ -309,5 +310,5 @@ def test_every_unit_is_counted_exactly_once_whatever_happens(happenings: list[tu
     for commit in commits:
         version = commit.merge.version
         assert commit.merge.units == tuple(range(5 * (version - 1), 5 * version))
-        answered = sum(answer.tokens for answer in commit.merge.answers) // 10
+        answered = sum(answer.said.tokens for answer in commit.merge.answers) // 10
         assert answered + len(commit.merge.skipped) == 5

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cuadrilla.link.base import Contribute, Lease, Version
 from cuadrilla.sync import events
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.server import Server
@@ -61,7 +62,7 @@ def test_the_bound_is_used_and_the_fast_one_waits_only_then() -> None:
     """
     crew = server(staleness=4, num_versions=15)
     play(crew, {"a": 1.0, "b": 10.0})
-    workers = "".join(commit.merge.answers[0].worker for commit in crew.commits)
+    workers = "".join(commit.merge.answers[0].grant.worker for commit in crew.commits)
     assert workers == "aaaaa" + "aaaab" + "aaaab"
     assert [late.worker for late in crew.late] == ["b"]
     assert [commit.merge.staleness for commit in crew.commits][5:11] == [0, 0, 0, 0, 4, 0]
@@ -76,7 +77,7 @@ def test_equal_workers_never_wait_from_twice_their_number_less_two_on() -> None:
 def test_bound_zero_is_one_lease_at_a_time_in_turn() -> None:
     crew = server(staleness=0, num_versions=6)
     assert play(crew, {"a": 1.0, "b": 5.0}) == 1
-    assert [commit.merge.answers[0].worker for commit in crew.commits] == list("ababab")
+    assert [commit.merge.answers[0].grant.worker for commit in crew.commits] == list("ababab")
     assert [commit.merge.units for commit in crew.commits] == [batch(i) for i in range(6)]
     assert {commit.merge.staleness for commit in crew.commits} == {0}
 
@@ -96,17 +97,16 @@ def test_only_who_answered_is_given_the_new_version() -> None:
     crew = server(num_versions=10)
     crew.join("a")
     crew.join("b")
-    lease = crew.leases.pop(crew.of("a").lease_id)
-    answer = events.Answered(
-        worker="a", lease_id=lease.lease_id, tokens=80, loss_sum=1.0, valid=True, transfer_seconds=0.0
-    )
-    (merge,) = crew.machine.handle(answer, 1.0)
+    grant = crew.leases.pop(crew.of("a").lease_id)
+    said = Contribute(lease_id=grant.lease_id, tokens=80, loss_sum=1.0, tensors={})
+    (merge,) = crew.machine.handle(events.Said(worker="a", message=said), 1.0)
+    answer = events.Answer(grant=grant, said=said)
     assert merge == events.Merge(version=1, answers=(answer,), units=batch(0), skipped=(), tokens_before=0, staleness=0)
     commit, version, leased = crew.machine.handle(events.Merged(), 1.0)
     assert isinstance(commit, events.Commit)
-    assert version == events.SendVersion(worker="a", version=1)
-    assert isinstance(leased, events.SendLease)
-    assert (leased.grant.worker, leased.grant.version, leased.grant.units) == ("a", 1, batch(2))
+    assert version == events.Send(worker="a", message=Version(version=1))
+    lease = Lease(lease_id=grant.lease_id + 2, version=1, units=batch(2), planned_tokens=80)
+    assert leased == events.Send(worker="a", message=lease)
 
 
 def test_a_lost_workers_batch_is_the_next_to_be_leased() -> None:
@@ -176,8 +176,8 @@ def test_after_a_rollback_leases_of_the_old_weights_are_void() -> None:
     crew.join("a")
     crew.join("b")
     old = crew.of("b")
-    answer = events.Answered(worker="a", lease_id=crew.of("a").lease_id, tokens=80, loss_sum=1.0, valid=True)
-    crew.machine.handle(answer, 0.0)
+    said = Contribute(lease_id=crew.of("a").lease_id, tokens=80, loss_sum=1.0, tensors={})
+    crew.machine.handle(events.Said(worker="a", message=said), 0.0)
     crew.leases.clear()
     crew.do(crew.machine.handle(events.Merged(rolled_back=True), 0.0))
     assert {lease.version for lease in crew.leases.values()} == {1}

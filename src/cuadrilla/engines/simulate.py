@@ -214,7 +214,7 @@ class World:
         if isinstance(message, Progress):
             if message.passes > connection.passes:
                 connection.passes, worker.worked_at, worker.owes = message.passes, self.clock.now, False
-            self.coordination.heard(worker.name, message.passes)
+            self.coordination.heard(worker.name, message)
         else:
             answers = isinstance(message, Contribute) and message.lease_id in self.coordination.leases
             worker.owes = worker.owes and not answers and not isinstance(message, Hello)
@@ -304,8 +304,8 @@ def units_are_in_one_place(world: World) -> str:
     coordinator = world.coordinator
     ledger = coordinator.work.ledger
     places = [*ledger.free, *coordinator.work.skipped]
-    for _, grant in coordinator.work.answers.values():
-        places += grant.units
+    for answer in coordinator.work.answers.values():
+        places += answer.grant.units
     places += {unit for lease in ledger.leases.values() for unit in lease.units}  # of late ones there are two
     open_units = set(range(ledger.opened)) - world.audit.counted
     if coordinator.finished or sorted(places) == sorted(open_units):

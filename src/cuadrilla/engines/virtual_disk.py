@@ -32,8 +32,14 @@ from cuadrilla.sync.strategy import Contribution, Reduced
 from cuadrilla.train.guard import Verdict
 from cuadrilla.train.heldout import HeldOut
 
-RULES = Rules(units_per_round=8, num_versions=20, lost_after_seconds=5.0, hung_after_seconds=10.0)
 UNIT_TOKENS = 10
+RULES = Rules(
+    units_per_round=8,
+    planned_tokens=8 * UNIT_TOKENS,
+    num_versions=20,
+    lost_after_seconds=5.0,
+    hung_after_seconds=10.0,
+)
 MASK = 2**64 - 1
 CHECKPOINT_EVERY = 4
 KEPT_CHECKPOINTS = 2

@@ -6,14 +6,15 @@ reference, so a receiver copies what it wants to keep. Every implementation deli
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from cuadrilla.errors import LinkError
 from cuadrilla.messages import Message
 
-Tensors = Mapping[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tensors = Mapping[str, "Tensor"]
 TensorRef = object  # what `upload` returned: an address of tensors, meaningful to both ends of one link
 KICKED = Message("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)")
 NOT_LISTED = Message("this node is not in the crew (any more): `cuadrilla kick` removes one")
@@ -71,7 +72,7 @@ class Version:
     """A committed state: every worker replaces its parameters by `parameters`."""
 
     version: int
-    parameters: TensorRef
+    parameters: TensorRef = None
 
 
 @dataclass(frozen=True, kw_only=True)

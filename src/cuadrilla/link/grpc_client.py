@@ -264,7 +264,7 @@ class GrpcLink:
         self._parameters = parameters
         self._outgoing: queue.SimpleQueue[ToCoordinator | None] = queue.SimpleQueue()
         self._inbox = Inbox()
-        self._passes, self._part = 0, 0.0
+        self._progress = Progress(passes=0)
         self._num_uploads = 0
         self._transfers = False
         self._broken: LinkError | None = None
@@ -289,7 +289,7 @@ class GrpcLink:
             return
         self._check()
         if isinstance(message, Progress):
-            self._passes, self._part = message.passes, message.part  # they go with the next heartbeat
+            self._progress = message  # goes with the next heartbeat
         else:
             self._outgoing.put(message)
 
@@ -330,7 +330,7 @@ class GrpcLink:
             try:
                 message = self._outgoing.get(timeout=HEARTBEAT_SECONDS)
             except queue.Empty:
-                message = Progress(passes=self._passes, part=self._part)
+                message = self._progress
             if message is None:
                 return
             yield wire.to_coordinator(message)

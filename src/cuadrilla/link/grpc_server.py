@@ -21,7 +21,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -92,8 +92,8 @@ class Receiver(Protocol):
 
     def deliver(self, worker: str, message: ToCoordinator) -> None: ...
 
-    def heard(self, worker: str, passes: int, part: float = 0.0) -> None:
-        """A heartbeat, with the part of its lease that is done: must return at once, whatever else is going on."""
+    def heard(self, worker: str, progress: Progress) -> None:
+        """A heartbeat: must return at once, whatever else is going on."""
 
     def left(self, worker: str, reason: str) -> None: ...
 
@@ -112,8 +112,7 @@ class _Session:
     joined: bool = False
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
     uploading: bool = False
-    passes: int = 0
-    part: float = 0.0
+    progress: Progress = field(default_factory=lambda: Progress(passes=0))
     chunks: int = 0
     """What has arrived of its uploads is progress too: on a slow line heartbeats wait behind them."""
     expected: bool = False
@@ -360,7 +359,7 @@ class CrewDesk:
                     if self._sessions.get(session.worker) is not session:
                         return
                 if isinstance(message, Progress):
-                    session.passes, session.part = message.passes, message.part
+                    session.progress = message
                     self._tell_progress(session)
                 elif not self._is_due(session, message):
                     raise LinkError("it says much more than its work needs", hint="install the same version there")
@@ -390,7 +389,8 @@ class CrewDesk:
 
     def _tell_progress(self, session: _Session) -> None:
         if session.joined and not session.expected:  # an upload may go on when its session has ended
-            self._receiver.heard(session.worker, session.passes + session.chunks, session.part)
+            said = session.progress
+            self._receiver.heard(session.worker, replace(said, passes=said.passes + session.chunks))
 
     def _end(self, session: _Session, stop: Stop) -> None:
         """From now on nothing that it says counts; it may still hear why."""

@@ -3,8 +3,8 @@
 It is composed of who takes part (`membership.py`), what there is to do (`work.py`), and the strategy's rule of rounds,
 which says what is leased to whom and when a version is due.
 
-    Joined ─▶ member ─▶ SendLease ─▶ Answered ─▶ (a version is due) ─▶ Merge ─▶ Merged ─▶ Commit ─▶ next round
-    Left, or silence noticed at a Tick: its units go back and are leased to the others
+    Hello ─▶ member ─▶ Lease ─▶ Contribute ─▶ (a version is due) ─▶ Merge ─▶ Merged ─▶ Commit ─▶ next round
+    Goodbye, or silence noticed at a Tick: its units go back and are leased to the others
     a lease that is late while others are idle: its units are leased to them, too; the first answer counts
 
 Invariants: each unit of a committed version was counted exactly once or skipped for a logged reason (I1); the version
@@ -17,20 +17,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from cuadrilla.link.base import Contribute, Goodbye, Hello, Progress, Stop, ToCoordinator
 from cuadrilla.messages import Message
 from cuadrilla.sync.events import (
     Action,
-    Answered,
+    Answer,
     Commit,
     Discard,
     Event,
-    Evict,
     Finish,
-    Heard,
-    Joined,
-    Left,
     Merge,
     Merged,
+    Said,
+    Send,
     StopRequested,
     Tick,
 )
@@ -67,17 +66,13 @@ class Coordinator:
     def handle(self, event: Event, now: float) -> list[Action]:
         """The one entry. `now` is monotonic seconds of the receiver's own clock."""
         self.crew.now = now
-        if self.finished:
-            return [Evict(worker=event.worker, reason=self.farewell)] if isinstance(event, Joined) else []
         match event:
-            case Joined():
-                return self._join(event)
-            case Left():
-                return self._remove(event.worker)
-            case Heard():
-                return self._hear(event)
-            case Answered():
-                return self._take_answer(event)
+            case Said(message=Hello()) if self.finished:
+                return [Send(worker=event.worker, message=Stop(reason=self.farewell))]
+            case _ if self.finished:
+                return []
+            case Said():
+                return self._hear(event.worker, event.message)
             case Merged():
                 return self._after_merge(event)
             case Tick():
@@ -98,11 +93,11 @@ class Coordinator:
     def snapshot(self) -> dict[str, Any]:
         """The committed state: a round in progress is written as not begun."""
         ledger = self.work.ledger.snapshot()
-        uncommitted = {unit for _, grant in self.work.answers.values() for unit in grant.units} | self.work.skipped
+        answered = {unit for answer in self.work.answers.values() for unit in answer.grant.units}
         return {
             "version": self.work.version,
             "tokens": self.work.tokens,
-            "ledger": {**ledger, "free": sorted(uncommitted.union(ledger["free"]))},
+            "ledger": {**ledger, "free": sorted(answered.union(self.work.skipped, ledger["free"]))},
         }
 
     @classmethod
@@ -112,13 +107,25 @@ class Coordinator:
         restored.work.ledger = Ledger.restore(state["ledger"])
         return restored
 
+    def _hear(self, worker: str, message: ToCoordinator) -> list[Action]:
+        match message:
+            case Hello():
+                return self._join(worker, message)
+            case Progress():
+                return self._note_progress(worker, message)
+            case Contribute():
+                return self._take_answer(worker, message)
+            case Goodbye():
+                return self._remove(worker)
+
     # -- who is there --------------------------------------------------------------------------------------------------
 
-    def _join(self, event: Joined) -> list[Action]:
-        actions = self._remove(event.worker) if event.worker in self.crew.members else []
-        if reason := self.crew.admit(event):
-            return [*actions, Evict(worker=event.worker, reason=reason, refused=True), *self.rounds.deal(self.work)]
-        return [*actions, *self.rounds.welcome(self.work, event.worker), *self.rounds.deal(self.work)]
+    def _join(self, worker: str, hello: Hello) -> list[Action]:
+        actions = self._remove(worker) if worker in self.crew.members else []
+        if reason := self.crew.admit(worker, hello):
+            stop = Stop(reason=reason, refused=True)
+            return [*actions, Send(worker=worker, message=stop), *self.rounds.deal(self.work)]
+        return [*actions, *self.rounds.welcome(self.work, worker), *self.rounds.deal(self.work)]
 
     def _remove(self, worker: str) -> list[Action]:
         self.crew.depart(worker)
@@ -130,34 +137,34 @@ class Coordinator:
     def _dismiss(self, worker: str) -> None:
         self.crew.dismiss(worker, self.work.ledger.release(worker))
 
-    def _hear(self, event: Heard) -> list[Action]:
-        if self.crew.hear(event):
+    def _note_progress(self, worker: str, progress: Progress) -> list[Action]:
+        if self.crew.hear(worker, progress):
             return []
-        return [Evict(worker=event.worker, reason=Message("not a member of this run any more"), again=True)]
+        return [Send(worker=worker, message=Stop(reason=Message("not a member of this run any more"), again=True))]
 
     def _evict_silent(self) -> list[Action]:
         actions: list[Action] = []
         for worker in list(self.crew.members):
             lease = next((lease for lease in self.work.ledger.leases.values() if lease.worker == worker), None)
             if reason := self.crew.silence(worker, lease):
-                actions.append(Evict(worker=worker, reason=reason, again=True))
+                actions.append(Send(worker=worker, message=Stop(reason=reason, again=True)))
                 actions.extend(self._remove(worker))
         return actions
 
     # -- what comes back -----------------------------------------------------------------------------------------------
 
-    def _take_answer(self, event: Answered) -> list[Action]:
-        grant = self.work.ledger.count(event.lease_id, worker=event.worker)
-        if event.worker in self.crew.members:
-            self.crew.members[event.worker].heard_at = self.crew.now  # also by an answer that is of no use
+    def _take_answer(self, worker: str, said: Contribute) -> list[Action]:
+        grant = self.work.ledger.count(said.lease_id, worker=worker)
+        if worker in self.crew.members:
+            self.crew.members[worker].heard_at = self.crew.now  # also by an answer that is of no use
         if grant is None:
-            return [Discard(lease_id=event.lease_id)]
-        self.crew.answered(event.worker)
-        if not event.valid:
+            return [Discard(lease_id=said.lease_id)]
+        self.crew.answered(worker)
+        if not said.valid:
             self.rounds.fail(self.work, grant)
-            return [Discard(lease_id=event.lease_id), *self._go_on()]
-        self.crew.measure(event.worker, len(grant.units), transfer=event.transfer_seconds)
-        self.work.answers[event.lease_id] = (event, grant)
+            return [Discard(lease_id=said.lease_id), *self._go_on()]
+        self.crew.measure(worker, len(grant.units), transfer=said.transfer_seconds)
+        self.work.answers[said.lease_id] = Answer(grant=grant, said=said)
         self.work.void(grant.units)
         return self._go_on()
 
@@ -189,8 +196,7 @@ class Coordinator:
     def _recompute(self, bad_leases: tuple[int, ...]) -> list[Action]:
         actions: list[Action] = []
         for lease_id in bad_leases:
-            _, grant = self.work.answers.pop(lease_id)
-            self.rounds.fail(self.work, grant)
+            self.rounds.fail(self.work, self.work.answers.pop(lease_id).grant)
             actions.append(Discard(lease_id=lease_id))
         return [*actions, *self._go_on()]
 
@@ -199,6 +205,6 @@ class Coordinator:
         for worker, seconds in self.crew.strike(self.work.guilty(merge)).items():
             self._dismiss(worker)
             told = "sent unusable contributions: quarantined for {minutes:.0f} min"
-            reason = Message(told, minutes=seconds / 60)
-            actions.append(Evict(worker=worker, reason=reason, refused=True))
+            stop = Stop(reason=Message(told, minutes=seconds / 60), refused=True)
+            actions.append(Send(worker=worker, message=stop))
         return actions

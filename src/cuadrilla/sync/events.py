@@ -1,42 +1,20 @@
-"""What can happen to a coordinator (events) and what it wants done (actions). All plain data."""
+"""What can happen to a coordinator (events) and what it wants done (actions). All plain data.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+What workers say, and what they are told, are the messages of `link/base.py`; tensors in them are nothing to it.
+"""
 
+from dataclasses import dataclass
+
+from cuadrilla.link.base import Contribute, ToCoordinator, ToWorker
 from cuadrilla.sync.ledger import Grant
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joined:
-    worker: str
-    speed_hint: float
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Left:
-    """The worker said goodbye, or its door reports that it died."""
+class Said:
+    """By a worker; a Goodbye also by its door, for one that died."""
 
     worker: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heard:
-    worker: str
-    passes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answered:
-    """A contribution has arrived; the caller keeps its tensors until `Merge` or `Discard` names the lease."""
-
-    worker: str
-    lease_id: int
-    tokens: int
-    loss_sum: float
-    valid: bool
-    transfer_seconds: float = 0.0
+    message: ToCoordinator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +41,11 @@ class StopRequested:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SendVersion:
+class Send:
+    """To a worker. A Version comes without its parameters; who is sent a Stop is no member any more."""
+
     worker: str
-    version: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SendLease:
-    grant: Grant
+    message: ToWorker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +57,14 @@ class Late:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a worker said to the lease that it held."""
+
+    grant: Grant
+    said: Contribute
+
+
+@dataclass(frozen=True, kw_only=True)
 class Merge:
     """Make `version` from these answers, in this order; the units of the round are `units` less `skipped`.
 
@@ -89,7 +72,7 @@ class Merge:
     """
 
     version: int
-    answers: tuple[Answered, ...]
+    answers: tuple[Answer, ...]
     units: tuple[int, ...]
     skipped: tuple[int, ...]
     tokens_before: int
@@ -110,16 +93,6 @@ class Discard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evict:
-    """The worker is no member any more. `again`: it may join anew (it was only silent)."""
-
-    worker: str
-    reason: str
-    refused: bool = False
-    again: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Finish:
     """The run is over, or stops here: `complete` tells which."""
 
@@ -127,5 +100,5 @@ class Finish:
     complete: bool
 
 
-Event = Joined | Left | Heard | Answered | Merged | Tick | StopRequested
-Action = SendVersion | SendLease | Late | Merge | Commit | Discard | Evict | Finish
+Event = Said | Merged | Tick | StopRequested
+Action = Send | Late | Merge | Commit | Discard | Finish

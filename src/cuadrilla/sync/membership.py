@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
+from cuadrilla.link.base import Hello, Progress
 from cuadrilla.messages import Message
 from cuadrilla.plan.share import Pace
-from cuadrilla.sync.events import Heard, Joined
 from cuadrilla.sync.ledger import Grant
 
 MAX_STRIKES_OF_A_WORKER = 2
@@ -42,6 +42,8 @@ class Rules:
     """What holds for a whole run. Timeouts of None: the door itself reports deaths (threads of one process)."""
 
     units_per_round: int
+    planned_tokens: int
+    """Of a round."""
     num_versions: int
     gather: int = 1
     """So many members are waited for before the first lease, but no longer than `gather_seconds` after the first: the
@@ -110,19 +112,19 @@ class Membership:
 
     # -- coming and going ----------------------------------------------------------------------------------------------
 
-    def admit(self, event: Joined) -> str:
+    def admit(self, worker: str, hello: Hello) -> str:
         """Make this worker a member; or why it cannot be one."""
-        if reason := self._unsuitable(event):
-            self.depart(event.worker)
+        if reason := self._unsuitable(worker, hello.environment):
+            self.depart(worker)
             return reason
-        self.departed.discard(event.worker)
-        self.members[event.worker] = Member(hint=event.speed_hint, heard_at=self.now, progress_at=self.now)
-        self._remember(event.worker)
+        self.departed.discard(worker)
+        self.members[worker] = Member(hint=hello.speed_hint, heard_at=self.now, progress_at=self.now)
+        self._remember(worker)
         return ""
 
-    def _unsuitable(self, event: Joined) -> str:
+    def _unsuitable(self, worker: str, environment: Mapping[str, str]) -> str:
         """In strict mode the first one says what the others must be like."""
-        record = self.records.get(event.worker)
+        record = self.records.get(worker)
         if record is not None and record.quarantined_until > self.now:
             minutes = math.ceil((record.quarantined_until - self.now) / 60)
             return Message(
@@ -130,13 +132,13 @@ class Membership:
                 minutes=minutes,
                 strikes=record.strikes,
             )
-        if different := _differing(self.rules.program, event.environment):
+        if different := _differing(self.rules.program, environment):
             told = "another program than the coordinator's: {different}; all need the same version"
             return Message(told, different=_listed(different))
         if self.rules.same_environment:
             if self.environment is None:
-                self.environment = dict(event.environment)
-            if different := _differing(self.environment, event.environment, also_new=True):
+                self.environment = dict(environment)
+            if different := _differing(self.environment, environment, also_new=True):
                 told = "strict mode needs equal machines; different here: {different}"
                 return Message(told, different=_listed(different[:3]))
         return ""
@@ -176,14 +178,14 @@ class Membership:
 
     # -- signs of life -------------------------------------------------------------------------------------------------
 
-    def hear(self, event: Heard) -> bool:
+    def hear(self, worker: str, progress: Progress) -> bool:
         """A sign of life; False of one that is no member."""
-        member = self.members.get(event.worker)
+        member = self.members.get(worker)
         if member is None:
             return False
         member.heard_at = self.now
-        if event.passes > member.passes:
-            member.passes = event.passes
+        if progress.passes > member.passes:
+            member.passes = progress.passes
             member.progress_at, member.moved = self.now, True
         return True
 

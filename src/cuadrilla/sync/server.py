@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from cuadrilla.errors import TaskError
-from cuadrilla.sync.events import Action, Late, Merge, Merged, SendVersion
+from cuadrilla.sync.events import Action, Late, Merge, Merged
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.statistics import batch_norms
@@ -110,7 +110,7 @@ class LeaseRounds:
     def due(self, work: Work) -> Merge | None:
         if not (work.answers or work.skipped):
             return None
-        granted_at = [grant.version for _, grant in work.answers.values()]
+        granted_at = [answer.grant.version for answer in work.answers.values()]
         return work.merge(staleness=work.version - min(granted_at, default=work.version))
 
     def next(self, work: Work, event: Merged) -> list[Action]:
@@ -125,4 +125,4 @@ def _with_version(work: Work, worker: str, leased: list[Action]) -> list[Action]
     if not leased:
         return []
     work.crew.stand_last(worker)
-    return [SendVersion(worker=worker, version=work.version), *leased]
+    return [work.tell_version(worker), *leased]

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cuadrilla.link.base import Lease, Version
 from cuadrilla.plan.share import Pace
-from cuadrilla.sync.events import Action, Answered, Late, Merge, Merged, SendLease, SendVersion
+from cuadrilla.sync.events import Action, Answer, Late, Merge, Merged, Send
 from cuadrilla.sync.ledger import Grant, Ledger
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
 
@@ -57,7 +58,7 @@ class Work:
     version: int = 0
     tokens: int = 0
     ledger: Ledger = field(default_factory=Ledger)
-    answers: dict[int, tuple[Answered, Grant]] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     merging: Merge | None = None
@@ -84,7 +85,17 @@ class Work:
 
     def _granted(self, grant: Grant) -> list[Action]:
         self.crew.granted(grant.worker)
-        return [SendLease(grant=grant)]
+        lease = Lease(
+            lease_id=grant.lease_id,
+            version=grant.version,
+            units=grant.units,
+            planned_tokens=self.rules.planned_tokens,
+        )
+        return [Send(worker=grant.worker, message=lease)]
+
+    def tell_version(self, worker: str) -> Action:
+        """The one that was committed last."""
+        return Send(worker=worker, message=Version(version=self.version))
 
     def late(self) -> list[Grant]:
         """Leases that take longer than they should."""
@@ -120,11 +131,11 @@ class Work:
 
     def merge(self, *, staleness: int | None = None) -> Merge:
         """Of all answers that are here, in the order of their units."""
-        ordered = sorted(self.answers.values(), key=lambda item: item[1].units[0])
-        units = tuple(sorted({unit for _, grant in ordered for unit in grant.units} | self.skipped))
+        ordered = sorted(self.answers.values(), key=lambda answer: answer.grant.units[0])
+        units = tuple(sorted({unit for answer in ordered for unit in answer.grant.units} | self.skipped))
         return Merge(
             version=self.version + 1,
-            answers=tuple(answer for answer, _ in ordered),
+            answers=tuple(ordered),
             units=units,
             skipped=tuple(sorted(self.skipped)),
             tokens_before=self.tokens,
@@ -138,7 +149,7 @@ class Work:
 
     def committed(self, merge: Merge) -> None:
         self.version = merge.version
-        self.tokens += sum(answer.tokens for answer in merge.answers)
+        self.tokens += sum(answer.said.tokens for answer in merge.answers)
         self.answers.clear()
         self.skipped.clear()
         for unit in merge.units:
@@ -152,7 +163,7 @@ class WholeRounds:
     share: Share
 
     def welcome(self, work: Work, worker: str) -> list[Action]:
-        return [SendVersion(worker=worker, version=work.version)]
+        return [work.tell_version(worker)]
 
     def deal(self, work: Work) -> list[Action]:
         """Lease free units to members that hold none, each its share; suspect units one at a time."""
@@ -200,7 +211,7 @@ class WholeRounds:
     def next(self, work: Work, event: Merged) -> list[Action]:
         del event
         work.ledger.open_units(work.rules.units_per_round)
-        return [SendVersion(worker=worker, version=work.version) for worker in work.crew.members]
+        return [work.tell_version(worker) for worker in work.crew.members]
 
 
 def _fastest_first(work: Work) -> list[str]:

@@ -11,13 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from cuadrilla.errors import GuardError, ResourceError
-from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribute, Goodbye, Hello, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
@@ -120,7 +120,7 @@ class Coordination:
         self._told_memorises = False
         self._clock = clock
         self._meter = Meter(clock)
-        self._heard: dict[str, tuple[int, float]] = {}
+        self._heard: dict[str, tuple[Progress, float]] = {}
         self._parts: dict[str, float] = {}
         self._contributions: dict[int, Contribution] = {}
         self.suspects = Suspects(coordinator=coordinator, merge=merge, guard=guard, referee=referee, event=store.event)
@@ -186,13 +186,13 @@ class Coordination:
         with self._failing_together(raises=False):
             self._heard.pop(worker, None)
             self._store.event("left", worker=worker, reason=reason)
-            self._handle(events.Left(worker=worker, reason=reason))
+            self._handle(events.Said(worker=worker, message=Goodbye(reason=reason)))
 
     def receive(self, worker: str, message: ToCoordinator) -> None:
         """A worker's message. Raises what makes the whole run fail."""
         with self._failing_together():
             self._stop_if_asked()
-            self._handle(self._as_event(worker, message))
+            self._handle(self._said(worker, message))
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         """Like `receive`, for doors to other processes: what makes the run fail is in `failure`."""
@@ -200,17 +200,17 @@ class Coordination:
             self._stop_if_asked()  # not only at the next tick: another step may be made until then
             self._perform(self._decide(worker, message))
 
-    def heard(self, worker: str, passes: int, part: float = 0.0) -> None:
+    def heard(self, worker: str, progress: Progress) -> None:
         """A heartbeat: never waits for a merge; counts at the next tick, with the time at which it came."""
-        self._heard[worker] = (passes, self._clock())
-        self._parts[worker] = part
+        self._heard[worker] = (progress, self._clock())
+        self._parts[worker] = progress.part
 
     def tick(self) -> None:
         """Time has passed: a few times a second, for doors that cannot tell by themselves who is still there."""
         with self._failing_together(raises=False):
             for worker in list(self._heard):
-                passes, at = self._heard.pop(worker)
-                self._perform(self._coordinator.handle(events.Heard(worker=worker, passes=passes), at))
+                progress, at = self._heard.pop(worker)
+                self._perform(self._coordinator.handle(events.Said(worker=worker, message=progress), at))
             self._take_evaluation()
             self._tell_progress()
             self._stop_if_asked()
@@ -219,14 +219,15 @@ class Coordination:
     def _decide(self, worker: str, message: ToCoordinator) -> list[events.Action]:
         """What a message of another process leads to; one that cannot be handled ends its sender's session only."""
         try:
-            return self._coordinator.handle(self._as_event(worker, message), self._clock())
+            return self._coordinator.handle(self._said(worker, message), self._clock())
         except MESSAGE_ERRORS as error:
             reason = Message("it sent a message that cannot be handled ({kind})", kind=type(error).__name__)
             log.info("how a message of %s could not be handled:", worker, exc_info=True)
             if isinstance(message, Contribute):
                 self._contributions.pop(message.lease_id, None)
-            left = self._coordinator.handle(events.Left(worker=worker, reason=reason), self._clock())
-            return [*left, events.Evict(worker=worker, reason=reason)]
+            left = events.Said(worker=worker, message=Goodbye(reason=reason))
+            stop = events.Send(worker=worker, message=Stop(reason=reason))
+            return [*self._coordinator.handle(left, self._clock()), stop]
 
     def _stop_if_asked(self) -> None:
         if self._stop_reason and self.outcome is None:
@@ -250,38 +251,30 @@ class Coordination:
         for member in list(self._coordinator.crew.members):
             self._send(member, Stop(reason=Message("the run failed")))
 
-    def _as_event(self, worker: str, message: ToCoordinator) -> events.Event:
+    def _said(self, worker: str, message: ToCoordinator) -> events.Said:
+        """What the state machine is told: an answer is only valid if its numbers can be."""
         match message:
             case Hello():
                 self._heard.pop(worker, None)  # of an earlier session
                 self._store.event("joined", worker=worker)
-                return events.Joined(worker=worker, speed_hint=message.speed_hint, environment=message.environment)
             case Progress():
                 self._parts[worker] = message.part
                 self._tell_progress()
-                return events.Heard(worker=worker, passes=message.passes)
             case Goodbye():
                 self._heard.pop(worker, None)
-                return events.Left(worker=worker, reason=message.reason)
             case Contribute():
                 self._parts.pop(worker, None)
                 if message.lease_id in self._contributions:
-                    return events.Heard(worker=worker, passes=0)  # the same answer twice
+                    return events.Said(worker=worker, message=Progress(passes=0))  # the same answer twice
                 tensors = message.tensors
                 assert isinstance(tensors, Mapping)
                 self._contributions[message.lease_id] = Contribution(
                     tensors=tensors, tokens=message.tokens, loss=message.loss_sum, valid=message.valid
                 )
                 lease = self._work.ledger.leases.get(message.lease_id)
-                valid = message.valid and (lease is None or self._is_possible(message, num_units=len(lease.units)))
-                return events.Answered(
-                    worker=worker,
-                    lease_id=message.lease_id,
-                    tokens=message.tokens,
-                    loss_sum=message.loss_sum,
-                    valid=valid,
-                    transfer_seconds=message.transfer_seconds,
-                )
+                if message.valid and lease is not None and not self._is_possible(message, num_units=len(lease.units)):
+                    message = replace(message, valid=False)
+        return events.Said(worker=worker, message=message)
 
     def _is_possible(self, message: Contribute, *, num_units: int) -> bool:
         """Whether numbers of an answer are such as these units can have."""
@@ -299,10 +292,8 @@ class Coordination:
     def _perform(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case events.SendVersion():
-                    self._send(action.worker, Version(version=action.version, parameters=dict(self._merge.params)))
-                case events.SendLease():
-                    self._send(action.grant.worker, self._lease(action))
+                case events.Send():
+                    self._tell(action.worker, action.message)
                 case events.Merge():
                     self._merge_round(action)
                 case events.Commit():
@@ -313,26 +304,23 @@ class Coordination:
                 case events.Discard():
                     self._contributions.pop(action.lease_id, None)
                     self._store.event("discarded", lease=action.lease_id)
-                case events.Evict():
-                    self._heard.pop(action.worker, None)
-                    self._store.event("evicted", worker=action.worker, reason=action.reason)
-                    log.warning("%s: %s", action.worker, action.reason)
-                    self._send(action.worker, Stop(reason=action.reason, refused=action.refused, again=action.again))
                 case events.Finish():
                     self._finish(action)
 
-    def _lease(self, action: events.SendLease) -> Lease:
-        return Lease(
-            lease_id=action.grant.lease_id,
-            version=action.grant.version,
-            units=action.grant.units,
-            planned_tokens=self._length.round_tokens,
-        )
+    def _tell(self, worker: str, message: ToWorker) -> None:
+        match message:
+            case Version():
+                message = replace(message, parameters=dict(self._merge.params))
+            case Stop():
+                self._heard.pop(worker, None)
+                self._store.event("evicted", worker=worker, reason=message.reason)
+                log.warning("%s: %s", worker, message.reason)
+        self._send(worker, message)
 
     def _merge_round(self, action: events.Merge) -> None:
         """Reduce, judge, journal, step; tell the state machine. Bad contributions are named and nothing changes."""
         confirmed: set[int] = set()
-        contributions = [self._contributions[answer.lease_id] for answer in action.answers]
+        contributions = [self._contributions[answer.grant.lease_id] for answer in action.answers]
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
         loss = sum(item.loss for item in contributions) / max(tokens - action.tokens_before, 1)
         shares = _shares(action.answers)
@@ -369,11 +357,11 @@ class Coordination:
     def _compute_again(self, action: events.Merge, bad: Sequence[int], what: Message) -> bool:
         """Send the units of contributions that cannot be right to others; False if there are none."""
         for answer in (action.answers[index] for index in bad):
-            worker, units = answer.worker, self.suspects.units(answer)
+            worker, units = answer.grant.worker, answer.grant.units
             log.warning("a contribution of %s is computed again: %s (units %s)", worker, what, units[:8])
-            self._store.event(what, worker=worker, lease=answer.lease_id, version=action.version, units=units)
+            self._store.event(what, worker=worker, lease=answer.grant.lease_id, version=action.version, units=units)
         if bad:
-            self._handle(events.Merged(bad_leases=tuple(action.answers[index].lease_id for index in bad)))
+            self._handle(events.Merged(bad_leases=tuple(action.answers[index].grant.lease_id for index in bad)))
         return bool(bad)
 
     def _apply(self, action: events.Merge, *, verdict: Verdict, tokens: int) -> None:
@@ -409,22 +397,22 @@ class Coordination:
 
     def _announce(self, what: Message, action: events.Merge, *, level: int) -> None:
         """Name the step, its units and its workers, and whose loss per token is the highest."""
-        workers = sorted({answer.worker for answer in action.answers})
-        highest = max(action.answers, key=lambda answer: answer.loss_sum / max(answer.tokens, 1), default=None)
-        suspect = {"highest": highest.worker, "highest_units": self.suspects.units(highest)} if highest else {}
+        workers = sorted({answer.grant.worker for answer in action.answers})
+        highest = max(action.answers, key=_loss_of, default=None)
+        suspect = {"highest": highest.grant.worker, "highest_units": highest.grant.units} if highest else {}
         fields = {"version": action.version, "units": action.units, "workers": workers, "loss": self._row["loss"]}
         self._store.event(what, **fields, **suspect)
         text = Message(
             "loss {loss:.4g}, units {units}, highest at {worker}",
             loss=self._row["loss"],
             units=action.units[:8],
-            worker=highest.worker if highest else Message("none"),
+            worker=highest.grant.worker if highest else Message("none"),
         )
         log.log(level, "%s", Message("step {step}: {what} ({text})", step=action.version, what=what, text=text))
 
     def _commit(self, action: events.Commit) -> None:
         for answer in action.merge.answers:
-            self._contributions.pop(answer.lease_id, None)
+            self._contributions.pop(answer.grant.lease_id, None)
         version = action.merge.version
         self._meter.add(action.tokens - action.merge.tokens_before)
         rate, seconds = self._meter.read()
@@ -552,9 +540,14 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _shares(answers: Sequence[events.Answered]) -> dict[str, float]:
+def _loss_of(answer: events.Answer) -> float:
+    """Per token."""
+    return answer.said.loss_sum / max(answer.said.tokens, 1)
+
+
+def _shares(answers: Sequence[events.Answer]) -> dict[str, float]:
     """Each worker's part of a round's tokens."""
     tokens: Counter[str] = Counter()
     for answer in answers:
-        tokens[answer.worker] += answer.tokens
+        tokens[answer.grant.worker] += answer.said.tokens
     return {worker: round(tokens[worker] / max(tokens.total(), 1), 4) for worker in sorted(tokens)}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from cuadrilla.link.base import ToCoordinator
+from cuadrilla.link.base import Progress, ToCoordinator
 from cuadrilla.train.coordinate import Coordination, Outcome
 
 TICK_SECONDS = 0.1
@@ -39,9 +39,9 @@ class Runtime:
         """The run cannot go on."""
         self._leave_word(partial(self._coordination.fail, error))
 
-    def heard(self, worker: str, passes: int, part: float = 0.0) -> None:
+    def heard(self, worker: str, progress: Progress) -> None:
         """A heartbeat: it counts at the next tick, with the time at which it came."""
-        self._coordination.heard(worker, passes, part)
+        self._coordination.heard(worker, progress)
 
     def _leave_word(self, call: Callable[[], None]) -> None:
         """Once the run is over there is nobody to read it: who comes then is told so at once."""

@@ -282,6 +282,7 @@ def make_coordinator(
     crew = config.engine if isinstance(config.engine, CrewEngine) else None  # threads of one process are not missed
     rules = Rules(
         units_per_round=length.units_per_round,
+        planned_tokens=length.round_tokens,
         num_versions=length.num_versions,
         gather=len(config.engine.workers),
         program=program if crew else {},  # one process has one

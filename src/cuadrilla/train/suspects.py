@@ -32,7 +32,7 @@ class Suspects:
         event: Callable[..., None],
     ) -> None:
         self.referee = referee
-        self._work, self._crew = coordinator.work, coordinator.crew
+        self._crew = coordinator.crew
         self._merge = merge
         self._guard = guard
         self._event = event
@@ -47,13 +47,13 @@ class Suspects:
         doubtful: list[int] = []
         confirmed: set[int] = set()
         for index in self._merge.zeros(contributions):
-            units = self.units(action.answers[index])
+            units = action.answers[index].grant.units
             if self._zero_units.issuperset(units):
                 confirmed.update(units)
             else:
                 doubtful.append(index)
         for index in doubtful:
-            self._zero_units.update(self.units(action.answers[index]))
+            self._zero_units.update(action.answers[index].grant.units)
         if confirmed and not doubtful:
             self._event("all-zero gradient confirmed", version=action.version, units=sorted(confirmed))
         return doubtful, confirmed
@@ -66,7 +66,7 @@ class Suspects:
         """
         if action.staleness is not None:
             return [0] if self._guard.is_warm and len(self._crew.members) > 1 else []
-        num_workers = len({answer.worker for answer in action.answers})
+        num_workers = len({answer.grant.worker for answer in action.answers})
         if self.referee is None or num_workers > 2 or len(self._crew.members) < 2:
             return list(outliers(self._merge.sizes(contributions)))
         sizes = self._merge.sizes(contributions)
@@ -80,24 +80,21 @@ class Suspects:
 
     def _is_wrong(self, action: events.Merge, index: int, said: Contribution) -> bool:
         assert self.referee is not None
-        answer = action.answers[index]
-        return _is_found(self.referee.finds(said, self.units(answer)), worker=answer.worker)
+        grant = action.answers[index].grant
+        return _is_found(self.referee.finds(said, grant.units), worker=grant.worker)
 
     def audited(self, action: events.Merge, contributions: Sequence[Contribution]) -> list[int]:
         """Now and then one contribution is computed here, too; it, if it is wrong."""
         if self.referee is None or len(self._crew.members) < 2:
             return []
-        units = [self.units(answer) for answer in action.answers]
-        workers, paces = [answer.worker for answer in action.answers], self._crew.paces()
+        units = [answer.grant.units for answer in action.answers]
+        workers, paces = [answer.grant.worker for answer in action.answers], self._crew.paces()
         seconds = [paces[name].seconds(len(of)) for name, of in zip(workers, units, strict=True) if name in paces]
         if not self.referee.is_due(max(seconds, default=0.0)):
             return []
         index, found, took = self.referee.audit(contributions, units)
         self._event("audited", worker=workers[index], units=units[index], seconds=round(took, 3), found=found)
         return [index] if _is_found(found, worker=workers[index]) else []
-
-    def units(self, answer: events.Answered) -> tuple[int, ...]:
-        return self._work.answers[answer.lease_id][1].units
 
 
 def _is_found(difference: str, *, worker: str) -> bool:

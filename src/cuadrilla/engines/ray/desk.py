@@ -25,7 +25,7 @@ from cuadrilla.engines.ray.worker import GROUPS, Arrays, Parcel, Place, RayWorke
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Goodbye, Hello, Stop, ToWorker, Version
+from cuadrilla.link.base import Goodbye, Hello, Progress, Stop, ToWorker, Version
 from cuadrilla.link.grpc_server import Receiver
 from cuadrilla.link.nodes import MAX_DEVICES, worker_name
 from cuadrilla.link.offer import Offer, OfferedFile, RunDescription
@@ -214,7 +214,7 @@ class RayDesk:
     def _hear(self, worker: _Attended, passes: int, parcels: list[Parcel]) -> bool:
         """Whether these were its last words."""
         if worker.joined:
-            self._receiver.heard(worker.place.name, passes)
+            self._receiver.heard(worker.place.name, Progress(passes=passes))
         for parcel in parcels:
             match parcel.kind:
                 case "message":
