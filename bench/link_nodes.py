@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bench.lan import CARD, LAN
 from bench.ray_cluster import RayMachine, head, nodes_named
-from cuadrilla.link.base import Contribute, Hello, Progress, ToCoordinator, Version
+from cuadrilla.link.base import Contribution, Hello, Progress, ToCoordinator, Version
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_server import CrewDesk
@@ -89,7 +89,7 @@ class Coordinator:
     def collect(self) -> None:
         """The next worker's contribution: whole, and bit for bit what it should be."""
         _, message = self._inbox.get(timeout=WAIT_SECONDS)
-        assert isinstance(message, Contribute)
+        assert isinstance(message, Contribution)
         assert message.valid
         if self._version == 1:
             check(message.tensors, self._params)
@@ -187,10 +187,8 @@ class CrewWorker:
 
     def upload(self) -> Times:
         began = time.monotonic()
-        ref = self._link.upload(self._params)
-        ended = time.monotonic()
-        self._link.call(Contribute(lease_id=1, tokens=1, loss_sum=0.0, tensors=ref))
-        return {"began": began, "ended": ended}
+        self._link.call(Contribution(lease_id=1, tokens=1, loss_sum=0.0, tensors=self._params))
+        return {"began": began, "ended": time.monotonic()}
 
     def close(self) -> None:
         self._link.close()

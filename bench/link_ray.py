@@ -9,7 +9,7 @@ import ray
 from bench.link_nodes import Times, check, model
 from bench.ray_cluster import start_actor
 from cuadrilla.engines.ray.worker import Place, RayLink, RayWorker
-from cuadrilla.link.base import Contribute, Hello, Version
+from cuadrilla.link.base import Contribution, Hello, Version
 from cuadrilla.link.offer import RunDescription
 from cuadrilla.link.wire import Layout
 
@@ -40,10 +40,8 @@ class LinkWorker(RayWorker):
                 case "download":
                     began = self._download()
                 case "upload":
-                    ref = self._link.upload(self._params)
+                    self._link.call(Contribution(lease_id=1, tokens=1, loss_sum=0.0, tensors=self._params))
             ended = time.monotonic()
-            if command == "upload":
-                self._link.call(Contribute(lease_id=1, tokens=1, loss_sum=0.0, tensors=ref))
             self._answers.put({"began": began, "ended": ended})
             if command == "end":
                 return "told so"

@@ -35,7 +35,17 @@ from cuadrilla.data.loader import UnitLoader
 from cuadrilla.engines.crew import Door, Opening, run_crew
 from cuadrilla.home import Home
 from cuadrilla.host.memory import keep_freed_memory
-from cuadrilla.link.base import Lease, Link, Progress, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import (
+    Contribution,
+    Lease,
+    Link,
+    Progress,
+    TensorRef,
+    Tensors,
+    ToCoordinator,
+    ToWorker,
+    Version,
+)
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.tls import load_node
 from cuadrilla.link.wire import Layout
@@ -95,7 +105,10 @@ class PacedLink:
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Progress):
             self._pace.end()
+        began = time.monotonic()
         self._link.call(message)
+        if isinstance(message, Contribution) and self._pace.counting:
+            self.transfer_seconds[-1] += time.monotonic() - began
         self._pace.begin()
 
     def next_event(self) -> ToWorker:
@@ -108,13 +121,6 @@ class PacedLink:
 
     def interrupted(self) -> bool:
         return self._link.interrupted()
-
-    def upload(self, tensors: Tensors) -> TensorRef:
-        began = time.monotonic()
-        ref = self._link.upload(tensors)
-        if self._pace.counting:
-            self.transfer_seconds[-1] += time.monotonic() - began
-        return ref
 
     def download(self, ref: TensorRef) -> Tensors:
         began = time.monotonic()

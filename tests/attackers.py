@@ -21,7 +21,7 @@ from cuadrilla.cli import app
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link import grpc_client, wire
-from cuadrilla.link.base import Contribute, Goodbye, Hello, Progress, TensorRef, Tensors, ToCoordinator
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Progress, Tensors, ToCoordinator
 from cuadrilla.link.grpc_client import SERVICE, Connection, GrpcLink
 from cuadrilla.link.tls import Identity, enrol_identity, load_node
 from tests.hostile import SEEDS, mutated
@@ -79,11 +79,11 @@ class LyingLink(GrpcLink):
                 message = replace(message, speed_hint=0.9 * wire.MAX_SPEED)
             case Progress():
                 message = replace(message, passes=random.choice([message.passes, 2**63]))
-            case Contribute():
-                message = self._answer(message)
+            case Contribution():
+                message = self._answer(replace(message, tensors=_false(message.tensors)))
         super().call(message)
 
-    def _answer(self, message: Contribute) -> ToCoordinator:
+    def _answer(self, message: Contribution) -> ToCoordinator:
         match random.randrange(9):
             case 0:
                 return replace(message, tokens=2**63 - 1)
@@ -107,11 +107,13 @@ class LyingLink(GrpcLink):
             case _:
                 return message
 
-    def upload(self, tensors: Tensors) -> TensorRef:
-        lie = random.choice([None, None, -1.0, 0.0, 1e3, 1e-6, float("nan"), float("inf")])
-        if lie is not None:
-            tensors = {name: (tensor.double() * lie).to(tensor.dtype) for name, tensor in tensors.items()}
-        return super().upload(tensors)
+
+def _false(tensors: Tensors) -> Tensors:
+    """Mostly."""
+    lie = random.choice([None, None, -1.0, 0.0, 1e3, 1e-6, float("nan"), float("inf")])
+    if lie is None:
+        return tensors
+    return {name: (tensor.double() * lie).to(tensor.dtype) for name, tensor in tensors.items()}
 
 
 def _enrol(address: str, identity: Identity) -> None:
@@ -152,7 +154,7 @@ def _call_everything(address: str, identity: Identity) -> None:
         ):
             for _ in range(50):
                 session.call(Hello(speed_hint=random.choice([1e12, 0.0, float("nan")])))
-                session.call(Contribute(lease_id=random.randrange(2**20), tokens=1, loss_sum=1.0, tensors="upload-1"))
+                session.call(Contribution(lease_id=random.randrange(2**20), tokens=1, loss_sum=1.0, tensors={}))
     connection.close()
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.link.base import Lease
+from cuadrilla.link.base import Contribution, Lease, Tensors
 from cuadrilla.sync import strategy as seam
 from cuadrilla.sync.work import Rounds, Share, WholeRounds
 
@@ -83,9 +83,8 @@ class AverageWorker:
         for parameter in self.params.values():
             parameter.grad = None
 
-    def contribute(self, sums: seam.Sums) -> seam.Contribution:
-        moved = {name: (p.detach() - self._base[name]).to(self._wire) for name, p in self.params.items()}
-        return seam.Contribution(tensors=moved, tokens=sums.tokens, loss=sums.loss, valid=sums.valid)
+    def contribute(self) -> Tensors:
+        return {name: (p.detach() - self._base[name]).to(self._wire) for name, p in self.params.items()}
 
     @torch.no_grad()
     def apply(self, version: Mapping[str, Tensor]) -> None:
@@ -103,7 +102,7 @@ class AverageMerge:
     def params(self) -> Mapping[str, Tensor]:
         return self._params
 
-    def reduce(self, contributions: Sequence[seam.Contribution], *, planned_tokens: int) -> seam.Reduced:
+    def reduce(self, contributions: Sequence[Contribution], *, planned_tokens: int) -> seam.Reduced:
         tokens = sum(item.tokens for item in contributions)
         self._mean = {
             name: sum((item.tensors[name].float() * (item.tokens / tokens) for item in contributions), torch.zeros(()))
@@ -113,7 +112,7 @@ class AverageMerge:
         bad = seam.unusable(contributions, norm=norm, sizes=lambda: self.sizes(contributions))
         return seam.Reduced(norm=norm, tokens=tokens, bad=bad)
 
-    def sizes(self, contributions: Sequence[seam.Contribution]) -> list[float]:
+    def sizes(self, contributions: Sequence[Contribution]) -> list[float]:
         return [
             float(nn.utils.get_total_norm([tensor.double() for tensor in item.tensors.values()]))
             if item.tokens
@@ -121,7 +120,7 @@ class AverageMerge:
             for item in contributions
         ]
 
-    def zeros(self, contributions: Sequence[seam.Contribution]) -> tuple[int, ...]:
+    def zeros(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
         return seam.changing_nothing(contributions, names=list(self._params))
 
     def can_hold(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:

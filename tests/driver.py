@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Stop, ToCoordinator
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Stop, ToCoordinator
 from cuadrilla.plan.share import share_units
 from cuadrilla.sync import events, ledger
 from cuadrilla.sync.coordinator import Coordinator
@@ -84,7 +84,7 @@ class Crew:
     def answer(self, lease_id: int, *, valid: bool = True, worker: str = "", seconds: float = 1.0) -> None:
         grant = self.leases.pop(lease_id)
         self.now = max(self.now, self.granted_at[lease_id] + seconds)
-        said = Contribute(
+        said = Contribution(
             lease_id=lease_id,
             tokens=10 * len(grant.units),
             loss_sum=1.0,

@@ -1,13 +1,13 @@
 """Scripted faults for workers of this process: die, corrupt or be interrupted at a step and a phase."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from cuadrilla.link.base import (
-    Contribute,
+    Contribution,
     Hello,
     Lease,
     Link,
@@ -53,10 +53,11 @@ class FaultyLink:
                 self._reach("hello")
             case Progress():
                 self._reach("pass")
-            case Contribute():
+            case Contribution():
+                message = replace(message, tensors=self._upload(message.tensors))
                 self._reach("contribute")
         self._link.call(message)
-        if isinstance(message, Contribute):
+        if isinstance(message, Contribution):
             self._reach("contributed")
 
     def next_event(self) -> ToWorker:
@@ -72,7 +73,7 @@ class FaultyLink:
     def interrupted(self) -> bool:
         return self._link.interrupted()
 
-    def upload(self, tensors: Tensors) -> TensorRef:
+    def _upload(self, tensors: Tensors) -> Tensors:
         action = self._reach("upload")
         if action == "zero":
             tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
@@ -87,7 +88,7 @@ class FaultyLink:
                 integers[0] ^= 1 << (8 * integers.element_size() - 2)
             else:
                 tensors[name].view(-1)[0] = float(action)
-        return self._link.upload(tensors)
+        return tensors
 
     def download(self, ref: TensorRef) -> Tensors:
         return self._link.download(ref)

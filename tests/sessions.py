@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cuadrilla.config import RunSection, TrainSection
-from cuadrilla.link.base import Contribute, Lease
+from cuadrilla.link.base import Contribution, Lease
 from cuadrilla.model.task import Task
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.train.loop import WorkerSettings, train
@@ -31,7 +31,7 @@ def answer(
     weights: Mapping[str, Tensor],
     section: TrainSection,
     precision: Precision = FP32,
-) -> Contribute:
+) -> Contribution:
     """What a worker says to a lease of the version `weights`; its tensors are not copied. `sync` is the model's."""
     link = OneLease(weights, lease)
     settings = WorkerSettings(run=RunSection(), train=section, device=torch.device("cpu"), precision=precision)

@@ -23,12 +23,11 @@ from torch import Tensor, nn
 from cuadrilla.config import EvaluateSection, TrainSection
 from cuadrilla.engines.bundle import offer
 from cuadrilla.errors import DeviceError
-from cuadrilla.link.base import Contribute, Hello, Lease, Version
+from cuadrilla.link.base import Contribution, Hello, Lease, Version
 from cuadrilla.link.inproc import Desk
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import load_dumped
 from cuadrilla.sync.exact import ExactMerge
-from cuadrilla.sync.strategy import Contribution
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision, choose_device
 from cuadrilla.train.program import program
@@ -144,7 +143,7 @@ def work(
     *units: int,
     weights: Mapping[str, Tensor],
     precision: Precision,
-) -> Contribute:
+) -> Contribution:
     sync, section = worker_half(model), TrainSection(unit_sequences=UNIT)
     return answer(
         lease(*units), task=task, model=model, sync=sync, weights=weights, section=section, precision=precision
@@ -153,9 +152,7 @@ def work(
 
 def contribution(task: RaggedRegression, model: nn.Module, *units: int, precision: Precision = FP32) -> Contribution:
     """A worker's answer, its model a copy of `model`."""
-    said = work(task, copy.deepcopy(model), *units, weights=dict(model.named_parameters()), precision=precision)
-    assert isinstance(said.tensors, Mapping)
-    return Contribution(tensors=said.tensors, tokens=said.tokens, loss=said.loss_sum, valid=said.valid)
+    return work(task, copy.deepcopy(model), *units, weights=dict(model.named_parameters()), precision=precision)
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:

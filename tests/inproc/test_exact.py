@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from cuadrilla.errors import CuadrillaError, GuardError, TaskError
+from cuadrilla.link.base import Contribution
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import ExactMerge, ExactWorker
 from cuadrilla.sync.outer import Outer
-from cuadrilla.sync.strategy import Contribution, Sums
+from cuadrilla.sync.strategy import Sums
 from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint
 from tests import runs
 from tests.faults import PHASES, Phase, Script, play
@@ -291,7 +292,7 @@ def test_a_history_computed_by_hand(strict: bool) -> None:
             (params["w"].sum() * gradient / 4).backward()
             sums.tokens += 1
             worker.after_pass(sums)
-        contributions.append(worker.contribute(sums))
+        contributions.append(Contribution(lease_id=0, tokens=tokens, loss_sum=0.0, tensors=worker.contribute()))
     reduced = merge.reduce(contributions, planned_tokens=4)
     assert reduced.tokens == 4
     assert reduced.norm == pytest.approx(4 * math.sqrt(5))
@@ -307,7 +308,7 @@ def test_strict_refuses_what_does_not_fit_into_fixed_point() -> None:
         params["w"].grad = torch.tensor([1.0, value])
         sums = Sums()
         worker.after_pass(sums)
-        assert not worker.contribute(sums).valid
+        assert not sums.valid
 
 
 def test_the_outer_step_with_rate_1_and_no_momentum_changes_nothing(execute: Execute, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from cuadrilla.runfile import resolve
 from cuadrilla.sync import events
 from cuadrilla.sync.exact import ExactMerge, ExactWorker
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.strategy import Contribution
 from cuadrilla.train.metrics import Scalars
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.setup import assemble, make_task
@@ -99,7 +98,6 @@ class Crew:
         self.leases: dict[int, Lease] = {}
         self.late: dict[int, Lease] = {}
         self.workers: dict[int, str] = {}
-        self.contributions: dict[int, Contribution] = {}
         self.gradients: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.do(self.machine.start())
@@ -113,13 +111,11 @@ class Crew:
                     self.leases[lease.lease_id] = lease
                 case events.Merge():
                     self.merge_round(action)
-                case events.Discard():
-                    del self.contributions[action.lease_id]
                 case events.Send(message=Stop(reason=reason)):
                     raise AssertionError(reason)
 
     def merge_round(self, action: events.Merge) -> None:
-        contributions = [self.contributions.pop(item.grant.lease_id) for item in action.answers]
+        contributions = [answer.said for answer in action.answers]
         if any(item.tokens for item in contributions):
             reduced = self.merge.reduce(contributions, planned_tokens=self.planned_tokens)
             self.gradients.append(flat(self.merge.update()))
@@ -160,8 +156,6 @@ class Crew:
             weights=self.params,
             section=TrainSection(unit_sequences=UNIT, pass_sequences=self.passes[worker]),
         )
-        assert isinstance(said.tensors, Mapping)
-        self.contributions[lease_id] = Contribution(tensors=said.tensors, tokens=said.tokens, loss=said.loss_sum)
         self.send(events.Said(worker=worker, message=said))
 
 

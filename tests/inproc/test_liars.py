@@ -15,10 +15,9 @@ from torch import Tensor
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Lease, Progress, Stop, ToWorker
+from cuadrilla.link.base import Contribution, Lease, Progress, Stop, ToWorker
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import contribution_like
-from cuadrilla.sync.strategy import Contribution
 from cuadrilla.train.loop import environment
 from cuadrilla.train.program import program
 from cuadrilla.train.referee import AUDIT_SHARE, Referee, difference
@@ -73,7 +72,7 @@ class Crew:
         right = self.honest(lease)
         fields = {
             "tokens": right.tokens,
-            "loss_sum": right.loss,
+            "loss_sum": right.loss_sum,
             "tensors": right.tensors,
             **(lie(right) if lie else {}),
         }
@@ -115,13 +114,13 @@ def scaled(tensors: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
 
 LIES: dict[str, Lie] = {
     "ten times the loss, and hardly a gradient": lambda right: {
-        "loss_sum": 10 * right.loss,
+        "loss_sum": 10 * right.loss_sum,
         "tensors": scaled(right.tensors, 1e-6),
     },
     "a thousand times the gradient": lambda right: {"tensors": scaled(right.tensors, 1e3)},
     "all tokens of the world": lambda _: {"tokens": 2**63},
     "a loss without end": lambda _: {"loss_sum": 1.7e308},
-    "a million times the loss": lambda right: {"loss_sum": 1e6 * right.loss},
+    "a million times the loss": lambda right: {"loss_sum": 1e6 * right.loss_sum},
 }
 
 
@@ -184,7 +183,7 @@ def test_audits_take_a_hundredth_of_the_time() -> None:
         now[0] += 3.0
         return right
 
-    right = Contribution(tensors={"w": torch.ones(2)}, tokens=1, loss=1.0)
+    right = Contribution(lease_id=0, tensors={"w": torch.ones(2)}, tokens=1, loss_sum=1.0)
     referee = Referee(compute=compute, secret=random.Random(5), clock=lambda: now[0])
     while now[0] < 1e5:
         now[0] += 0.1
@@ -197,7 +196,7 @@ def test_a_machine_that_cannot_compute_a_lease_blames_nobody() -> None:
     def compute(_units: object) -> Contribution:
         raise MemoryError("out of memory")
 
-    right = Contribution(tensors={"w": torch.ones(2)}, tokens=1, loss=1.0)
+    right = Contribution(lease_id=0, tensors={"w": torch.ones(2)}, tokens=1, loss_sum=1.0)
     referee = Referee(compute=compute, secret=random.Random(5), clock=lambda: 0.0)
     assert referee.finds(right, (0,)) == ""
     assert not referee.is_due(1.0)
@@ -207,16 +206,16 @@ def test_a_machine_that_cannot_compute_a_lease_blames_nobody() -> None:
     ("changes", "found"),
     [
         ({}, ""),
-        ({"loss": 1.2}, ""),
+        ({"loss_sum": 1.2}, ""),
         ({"tokens": 3}, "3 tokens instead of 2"),
-        ({"loss": 2.0}, "a loss of 2 instead of 1"),
+        ({"loss_sum": 2.0}, "a loss of 2 instead of 1"),
         ({"tensors": {"w": torch.tensor([4.0, 4.0])}}, "a gradient of norm"),
         ({"tensors": {"w": torch.tensor([1.0, -1.0])}}, "another direction"),
     ],
 )
 def test_differences(changes: dict[str, Any], found: str) -> None:
-    right: dict[str, Any] = {"tensors": {"w": torch.tensor([1.0, 1.0])}, "tokens": 2, "loss": 1.0}
-    said = difference(Contribution(**{**right, **changes}), Contribution(**right))
+    right: dict[str, Any] = {"tensors": {"w": torch.tensor([1.0, 1.0])}, "tokens": 2, "loss_sum": 1.0}
+    said = difference(Contribution(lease_id=0, **{**right, **changes}), Contribution(lease_id=0, **right))
     assert found in said
     assert bool(said) == bool(found)
 

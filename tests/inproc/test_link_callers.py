@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Refused
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Refused
 from cuadrilla.link.grpc_calls import MAX_CALLS, MAX_CALLS_OF_AN_ADDRESS
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_server import NEWS_AT_ONCE, NEWS_PER_SECOND
@@ -355,9 +355,9 @@ def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
         late.more.put(None)
         for _ in upload:
             pass
-        newer._outgoing.put(Contribute(lease_id=1, tokens=1, loss_sum=1.0, tensors="u"))
+        newer._outgoing.put(to(contribute=pb.Contribute(lease_id=1, tokens=1, loss_sum=1.0, upload="u", valid=True)))
         answer = crew.heard.next("mala")
-        assert isinstance(answer, Contribute)  # and not the late Goodbye, nor the late Hello
+        assert isinstance(answer, Contribution)  # and not the late Goodbye, nor the late Hello
         assert not answer.valid  # what the older session uploaded is not the newer one's
         assert crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] == "mala"
         assert crew.desk.workers() == ["ana", "mala"]
@@ -405,11 +405,15 @@ def test_a_node_has_a_worker_for_each_of_its_devices(crew: Crew) -> None:
     assert crew.desk.workers() == ["ana", *sorted(f"mala/{device}" for device in devices)]
     crew.desk.send("mala/cpu", Lease(lease_id=3, version=0, units=(1,), planned_tokens=1))
     assert isinstance(sessions[2].next_event(), Lease)
-    uploaded = sessions[2].upload(PARAMETERS)
-    sessions[3].call(Contribute(lease_id=4, tokens=1, loss_sum=1.0, tensors=uploaded))
+    sessions[2].call(Contribution(lease_id=3, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
+    stolen = pb.Contribute(lease_id=4, tokens=1, loss_sum=1.0, upload="upload-1", valid=True)
+    sessions[3]._outgoing.put(to(contribute=stolen))
     strange = crew.heard.next("mala/cpu.2")
-    assert isinstance(strange, Contribute)
+    assert isinstance(strange, Contribution)
     assert not strange.valid  # what another device uploaded is not this one's
+    answer = crew.heard.next("mala/cpu")
+    assert isinstance(answer, Contribution)
+    assert answer.valid
     sessions[0].call(Goodbye(reason="done"))
     assert isinstance(crew.heard.next("mala/cuda:0"), Goodbye)
     crew.nodes.remove("mala")

@@ -17,7 +17,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import Hello, Lease, Stop
+from cuadrilla.link.base import Contribution, Hello, Lease, Stop
 from cuadrilla.link.grpc_calls import MAX_CALLS_OF_AN_ADDRESS
 from cuadrilla.link.grpc_client import SERVICE
 from cuadrilla.link.invite import Invite, hash_secret, new_secret
@@ -359,7 +359,7 @@ def test_the_last_word_is_heard_although_later_calls_fail(crew: Crew) -> None:
     """A worker in the middle of a pass sees the Stop only after the session has ended; it must not try again."""
     crew.desk.send("ana", Stop(reason="SIGTERM received"))
     with pytest.raises(LinkError):
-        crew.session.upload(PARAMETERS)
+        crew.session.call(Contribution(lease_id=1, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
     assert crew.session.farewell() == Stop(reason="SIGTERM received")
 
 

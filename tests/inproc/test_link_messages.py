@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease
 from cuadrilla.link.grpc_client import Connection
 from tests.hostile import (
     BIG,
@@ -69,7 +69,7 @@ def check_read(kind: Any, message: Any) -> None:
         match wire.from_worker(message, uploads=uploads):
             case Hello(speed_hint=hint):
                 assert 0 < hint < 1e12
-            case Contribute() as answer:
+            case Contribution() as answer:
                 assert answer.transfer_seconds >= 0
                 assert not answer.valid or answer.tensors is PARAMETERS
                 assert not answer.valid or abs(answer.loss_sum) < float("inf")
@@ -133,7 +133,7 @@ def test_what_is_borne_is_bounded(crew: Crew) -> None:
             assert crew.works()
     while not crew.heard.messages["mala"].empty():
         match crew.heard.next("mala"):
-            case Contribute() as answer:
+            case Contribution() as answer:
                 assert not answer.valid
                 assert answer.tensors == {}
             case Hello() as hello:
@@ -152,7 +152,7 @@ def test_hundreds_of_damaged_messages_over_sessions(crew: Crew) -> None:
             client.say(*(mutated(chance.choice(seeds), chance) for _ in range(3)))
     while not crew.heard.messages["mala"].empty():
         heard = crew.heard.next("mala")
-        assert not isinstance(heard, Contribute) or not heard.valid
+        assert not isinstance(heard, Contribution) or not heard.valid
     wait_for(lambda: crew.desk.workers() == ["ana"])
     assert crew.works()
 
@@ -192,9 +192,11 @@ def test_hostile_uploads_are_refused(crew: Crew) -> None:
         for name, chunks in HOSTILE_UPLOADS.items():
             got = client.status("Upload", chunks)
             assert got in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "INTERNAL"), name
-            session._outgoing.put(Contribute(lease_id=1, tokens=1, loss_sum=1.0, tensors="u"))
+            session._outgoing.put(
+                to(contribute=pb.Contribute(lease_id=1, tokens=1, loss_sum=1.0, upload="u", valid=True))
+            )
             answer = crew.heard.next("mala")
-            assert isinstance(answer, Contribute)
+            assert isinstance(answer, Contribution)
             assert not answer.valid, name
             assert crew.works()
     session.close()

@@ -18,7 +18,7 @@ from cuadrilla.engines.local import WrapLink
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribute, Hello, Lease, Progress, Stop, ToWorker
+from cuadrilla.link.base import Contribution, Hello, Lease, Progress, Stop, ToWorker
 from cuadrilla.link.grpc_client import SERVICE, Connection
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import contribution_like
@@ -117,7 +117,7 @@ def claim(session: Any, lease_id: int, **values: Any) -> None:
     """An answer to any lease, with an upload of noise behind it that fits the model."""
     fixed = {name: torch.full(shape, 2**40, dtype=torch.int64) for name, _, shape in session._parameters.entries}
     fields = {"tokens": 3, "loss_sum": 1.0, **values}
-    session.call(Contribute(lease_id=lease_id, tensors=session.upload(fixed), **fields))
+    session.call(Contribution(lease_id=lease_id, tensors=fixed, **fields))
 
 
 def test_answers_to_the_leases_of_others_are_not_counted(tmp_path: Path, undisturbed: str) -> None:

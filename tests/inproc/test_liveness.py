@@ -11,7 +11,7 @@ import torch
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link import liveness
-from cuadrilla.link.base import Hello, Lease
+from cuadrilla.link.base import Contribution, Hello, Lease
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_client import Connection, GrpcLink
 from tests.hostile import LAYOUT, PARAMETERS, Crew, wait_for
@@ -128,5 +128,6 @@ def test_a_coordinator_that_has_no_time_is_waited_for(
     crew.desk.send("luis", lease)
     assert session.next_event() == lease
     sent = {name: torch.zeros_like(tensor) for name, tensor in PARAMETERS.items()}
-    assert session.upload(sent)
+    session.call(Contribution(lease_id=9, tokens=5, loss_sum=1.0, tensors=sent))
+    assert isinstance(crew.heard.next("luis"), Contribution)
     assert crew.works()

@@ -42,9 +42,6 @@ class OtherLink:
     def interrupted(self) -> bool:
         return self.link.interrupted()
 
-    def upload(self, tensors: Tensors) -> TensorRef:
-        return self.link.upload(tensors)
-
     def download(self, ref: TensorRef) -> Tensors:
         return self.link.download(ref)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cuadrilla.engines.local import run_local
 from cuadrilla.errors import ConfigError, TaskError
-from cuadrilla.link.base import Contribute, Hello, Lease, Link, TensorRef, Tensors, Version
+from cuadrilla.link.base import Contribution, Hello, Lease, Link, TensorRef, Tensors, Version
 from cuadrilla.link.inproc import Desk
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import resolve
@@ -141,8 +141,8 @@ class Puppet:
     def answer(self) -> float:
         """The gradient at what it holds, of as many tokens as were planned; the weight it is given then."""
         tokens = self.lease.planned_tokens
-        tensors = self.link.upload({"weight": self.theta.clone()})
-        self.link.call(Contribute(lease_id=self.lease.lease_id, tokens=tokens, loss_sum=1.0, tensors=tensors))
+        tensors = {"weight": self.theta.clone()}
+        self.link.call(Contribution(lease_id=self.lease.lease_id, tokens=tokens, loss_sum=1.0, tensors=tensors))
         self.take()
         return self.theta.item()
 

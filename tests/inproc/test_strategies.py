@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cuadrilla.engines.simulate import RULES, simulate
-from cuadrilla.link.base import Lease, Link, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, Lease, Link, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.server import Server
@@ -110,9 +110,6 @@ class _Ear:
     def interrupted(self) -> bool:
         return self._link.interrupted()
 
-    def upload(self, tensors: Tensors) -> TensorRef:
-        return self._link.upload(tensors)
-
     def download(self, ref: TensorRef) -> Tensors:
         found = self._link.download(ref)
         with self._heard.lock:
@@ -161,7 +158,7 @@ def test_a_history_computed_by_hand() -> None:
             sums.tokens += 1
             worker.after_pass(sums)
         worker.local_step(sums)
-        contributions.append(worker.contribute(sums))
+        contributions.append(Contribution(lease_id=1, tokens=tokens, loss_sum=0.0, tensors=worker.contribute()))
     merge.reduce(contributions, planned_tokens=4)
     assert merge.step(norm=0.0, tokens=4, version=1) == 0.5
     assert torch.allclose(model["w"].detach(), torch.full((5,), -2.0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cuadrilla.link.base import Contribute, Hello, Lease, Stop, Version
+from cuadrilla.link.base import Contribution, Hello, Lease, Stop, Version
 from cuadrilla.link.inproc import Desk, InProcLink
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.train.setup import Parts
@@ -43,8 +43,8 @@ class Puppet:
 
     def answer(self, gradient: float, *, loss: float = 1.0) -> None:
         assert self.lease is not None
-        tensors = self.link.upload({"weight": torch.full((1, 12), gradient)})
-        answer = Contribute(lease_id=self.lease.lease_id, tokens=1, loss_sum=loss, tensors=tensors)
+        tensors = {"weight": torch.full((1, 12), gradient)}
+        answer = Contribution(lease_id=self.lease.lease_id, tokens=1, loss_sum=loss, tensors=tensors)
         self.link.call(answer)
 
 

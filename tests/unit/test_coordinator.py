@@ -22,6 +22,20 @@ def test_one_worker_computes_every_round() -> None:
     assert crew.finish == events.Finish(reason="the run is complete", complete=True)
 
 
+def test_the_same_answer_twice_is_a_sign_of_life_and_no_more() -> None:
+    crew = Crew(machine(rules(gather=2)))
+    crew.join("a")
+    crew.join("b")
+    held = crew.of("a")
+    crew.answer(held.lease_id)
+    crew.leases[held.lease_id] = held
+    crew.answer(held.lease_id, seconds=3.0)
+    assert crew.machine.crew.members["a"].heard_at == 3.0
+    assert crew.discarded == crew.commits == []
+    crew.answer(crew.of("b").lease_id)
+    assert crew.commits[0].tokens == 80
+
+
 def test_shares_follow_speed() -> None:
     crew = Crew(machine(rules(units_per_round=12)))
     crew.join("slow", 1.0)  # joins first and takes the whole first round

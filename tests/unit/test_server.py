@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuadrilla.link.base import Contribute, Lease, Version
+from cuadrilla.link.base import Contribution, Lease, Version
 from cuadrilla.sync import events
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.server import Server
@@ -98,7 +98,7 @@ def test_only_who_answered_is_given_the_new_version() -> None:
     crew.join("a")
     crew.join("b")
     grant = crew.leases.pop(crew.of("a").lease_id)
-    said = Contribute(lease_id=grant.lease_id, tokens=80, loss_sum=1.0, tensors={})
+    said = Contribution(lease_id=grant.lease_id, tokens=80, loss_sum=1.0, tensors={})
     (merge,) = crew.machine.handle(events.Said(worker="a", message=said), 1.0)
     answer = events.Answer(grant=grant, said=said)
     assert merge == events.Merge(version=1, answers=(answer,), units=batch(0), skipped=(), tokens_before=0, staleness=0)
@@ -176,7 +176,7 @@ def test_after_a_rollback_leases_of_the_old_weights_are_void() -> None:
     crew.join("a")
     crew.join("b")
     old = crew.of("b")
-    said = Contribute(lease_id=crew.of("a").lease_id, tokens=80, loss_sum=1.0, tensors={})
+    said = Contribution(lease_id=crew.of("a").lease_id, tokens=80, loss_sum=1.0, tensors={})
     crew.machine.handle(events.Said(worker="a", message=said), 0.0)
     crew.leases.clear()
     crew.do(crew.machine.handle(events.Merged(rolled_back=True), 0.0))

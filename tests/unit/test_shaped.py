@@ -1,8 +1,9 @@
 """The shaped link: a slower worker's passes take longer in proportion, and nothing else does."""
 
 import pytest
+import torch
 
-from cuadrilla.link.base import Progress
+from cuadrilla.link.base import Contribution, Progress
 from cuadrilla.link.inproc import Desk
 from cuadrilla.link.shaped import Shape, ShapedLink
 
@@ -42,6 +43,16 @@ def one_pass(link: ShapedLink, clock: Clock, *, seconds: float) -> float:
 def test_passes_take_as_long_as_the_speed_says(link: ShapedLink, clock: Clock) -> None:
     taken = [one_pass(link, clock, seconds=seconds) for seconds in (0.5, 0.2, 0.6)]
     assert taken == pytest.approx([5.0, 2.0, 6.0])
+
+
+def test_a_contribution_takes_as_long_as_its_tensors(clock: Clock) -> None:
+    """800 bits at 800 a second, and a delay for them and for the message; then the coordinator has it."""
+    heard: list[float] = []
+    desk = Desk(lambda *_: heard.append(clock()))
+    shape = Shape(bits_per_second=800.0, delay_seconds=0.25)
+    link = ShapedLink(desk.connect("ana"), shape=shape, clock=clock, sleep=clock.spend)
+    link.call(Contribution(lease_id=1, tokens=1, loss_sum=0.0, tensors={"w": torch.zeros(25)}))
+    assert heard == [clock()] == [1.5]
 
 
 def test_a_process_that_was_stopped_does_not_pay_for_it(link: ShapedLink, clock: Clock) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from cuadrilla.link.base import Contribute, Lease, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import Contribution, Lease, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.watched import LINE_SECONDS, WatchedLink
 
 
@@ -23,9 +23,6 @@ class Leases:
     def interrupted(self) -> bool:
         return False
 
-    def upload(self, tensors: Tensors) -> TensorRef:
-        return tensors
-
     def download(self, ref: TensorRef) -> Tensors:
         assert isinstance(ref, Mapping)
         return ref
@@ -43,6 +40,6 @@ def test_step_share_and_speed_are_said_at_once_and_then_now_and_then() -> None:
         lease = watched.next_event()
         assert isinstance(lease, Lease)
         link.now += seconds
-        watched.call(Contribute(lease_id=lease.lease_id, tokens=1000 * len(lease.units), loss_sum=0.0, tensors=None))
+        watched.call(Contribution(lease_id=lease.lease_id, tokens=1000 * len(lease.units), loss_sum=0.0, tensors={}))
     assert lines == ["step 8  share 38 %  1,500 tokens/s", "step 11  share 50 %  1,200 tokens/s"]
     assert len(link.said) == 3

@@ -27,7 +27,7 @@ from cuadrilla.engines.virtual_disk import (
 )
 from cuadrilla.engines.virtual_disk import Violation as Violation
 from cuadrilla.errors import ResourceError
-from cuadrilla.link.base import Contribute, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.plan.share import share_units
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.exact import Exact
@@ -216,7 +216,7 @@ class World:
                 connection.passes, worker.worked_at, worker.owes = message.passes, self.clock.now, False
             self.coordination.heard(worker.name, message)
         else:
-            answers = isinstance(message, Contribute) and message.lease_id in self.coordination.leases
+            answers = isinstance(message, Contribution) and message.lease_id in self.coordination.leases
             worker.owes = worker.owes and not answers and not isinstance(message, Hello)
             self.coordination.deliver(worker.name, message)
 
@@ -348,11 +348,6 @@ def leases_have_a_member_each(world: World) -> str:
     return ""
 
 
-def no_tensors_are_hoarded(world: World) -> str:
-    kept, counted = world.coordination.kept, world.coordinator.work.answers.keys()
-    return f"I1: contributions {list(kept)} are kept, those counted are {list(counted)}" if kept != counted else ""
-
-
 def units_do_not_wait(world: World) -> str:
     coordinator = world.coordinator
     if coordinator.crew.members and not coordinator.work.ledger.leases and not coordinator.finished:
@@ -370,7 +365,6 @@ INVARIANTS: tuple[Callable[[World], str], ...] = (
     rounds_are_opened_in_time,
     leases_stay_within_the_bound,
     leases_have_a_member_each,
-    no_tensors_are_hoarded,
     units_do_not_wait,
     versions_come,
 )

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from cuadrilla.engines.virtual_disk import MASK, UNIT_TOKENS, Audit, Part, gradient, number_of
-from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 
 HEARTBEAT_SECONDS = 1.0
 QUARANTINE_SECONDS = 30.0
@@ -86,7 +86,7 @@ class Worker:
     theta: int = 0
     passes: int = 0
     leases: list[Lease] = field(default_factory=list)
-    answer: Contribute | None = None
+    answer: Contribution | None = None
     bad_rounds: set[int] = field(default_factory=set)
     worked_at: float = 0.0
     owes: bool = False
@@ -282,7 +282,7 @@ class Crew:
         honest = not bad or self.random.random() < 0.5
         total = MASK if bad else gradient(lease.units, base)
         part = Part(units=lease.units, version=lease.version, base=base, total=total, finite=honest)
-        worker.answer = Contribute(
+        worker.answer = Contribution(
             lease_id=lease.lease_id,
             tokens=UNIT_TOKENS * len(lease.units),
             loss_sum=float(len(lease.units)),

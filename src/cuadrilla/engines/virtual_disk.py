@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from cuadrilla.errors import ResourceError
+from cuadrilla.link.base import Contribution
 from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.strategy import Contribution, Reduced
+from cuadrilla.sync.strategy import Reduced
 from cuadrilla.train.guard import Verdict
 from cuadrilla.train.heldout import HeldOut
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Tensors = Mapping[str, "Tensor"]
-TensorRef = object  # what `upload` returned: an address of tensors, meaningful to both ends of one link
+TensorRef = object  # an address of a Version's tensors, meaningful to both ends of one link
 KICKED = Message("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)")
 NOT_LISTED = Message("this node is not in the crew (any more): `cuadrilla kick` removes one")
 COME_AGAIN = "ask there for a new invite, then: cuadrilla join --new"
@@ -45,8 +45,10 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contribute:
-    """The answer to a lease. `valid` is False when the worker itself found a non-finite or overflowing value.
+class Contribution:
+    """The answer to a lease, with the strategy's tensors, which must not change until the next Version.
+
+    `valid` is False when the worker itself found a non-finite or overflowing value.
 
     `transfer_seconds` to get the version before and to hand over the answer before that: what of a round costs this
     worker as much however few units it has. How long it takes in all, the coordinator sees.
@@ -55,7 +57,7 @@ class Contribute:
     lease_id: int
     tokens: int
     loss_sum: float
-    tensors: TensorRef
+    tensors: Tensors
     transfer_seconds: float = 0.0
     valid: bool = True
 
@@ -127,7 +129,7 @@ class Busy(LinkError):
     """The coordinator was reached, and takes no more calls from here just now."""
 
 
-ToCoordinator = Hello | Progress | Contribute | Goodbye
+ToCoordinator = Hello | Progress | Contribution | Goodbye
 ToWorker = Version | Lease | Stop
 
 
@@ -135,16 +137,13 @@ class Link(Protocol):
     """A worker's way to the coordinator. Raises LinkError when the coordinator cannot be reached any more."""
 
     def call(self, message: ToCoordinator) -> None:
-        """Send a message; returns when the coordinator has it."""
+        """Send a message; returns when the coordinator has it, or will have it: tensors have travelled by then."""
 
     def next_event(self) -> ToWorker:
         """Wait for the next message to this worker."""
 
     def interrupted(self) -> bool:
         """True when a Stop or another lease is waiting: nobody wants what is being computed. Never blocks."""
-
-    def upload(self, tensors: Tensors) -> TensorRef:
-        """Hand over tensors; they must not change until the next Version."""
 
     def download(self, ref: TensorRef) -> Tensors:
         """The tensors behind a ref from the coordinator."""

@@ -22,6 +22,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import (
     COME_AGAIN,
     Busy,
+    Contribution,
     Goodbye,
     KnownTerm,
     Progress,
@@ -262,7 +263,7 @@ class GrpcLink:
     def __init__(self, connection: Connection, *, parameters: wire.Layout) -> None:
         self._connection = connection
         self._parameters = parameters
-        self._outgoing: queue.SimpleQueue[ToCoordinator | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[pb.ToCoordinator | None] = queue.SimpleQueue()
         self._inbox = Inbox()
         self._progress = Progress(passes=0)
         self._num_uploads = 0
@@ -284,28 +285,21 @@ class GrpcLink:
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Goodbye):  # the coordinator may have hung up already: that is no error
-            self._outgoing.put(message)
+            self._outgoing.put(wire.to_coordinator(message))
             self._outgoing.put(None)
             return
         self._check()
         if isinstance(message, Progress):
             self._progress = message  # goes with the next heartbeat
         else:
-            self._outgoing.put(message)
+            upload = self._upload(message.tensors) if isinstance(message, Contribution) else ""
+            self._outgoing.put(wire.to_coordinator(message, upload=upload))
 
     def next_event(self) -> ToWorker:
         return self._inbox.next_event()
 
     def interrupted(self) -> bool:
         return self._inbox.interrupted()
-
-    def upload(self, tensors: Tensors) -> TensorRef:
-        self._check()
-        self._num_uploads += 1
-        name = f"upload-{self._num_uploads}"
-        with self._transfer():
-            self._connection.upload(name, tensors)
-        return name
 
     def download(self, ref: TensorRef) -> Tensors:
         self._check()
@@ -324,16 +318,24 @@ class GrpcLink:
         self._responses.cancel()
         self._reader.join()
 
+    def _upload(self, tensors: Tensors) -> str:
+        """Under which name they have been sent."""
+        self._num_uploads += 1
+        name = f"upload-{self._num_uploads}"
+        with self._transfer():
+            self._connection.upload(name, tensors)
+        return name
+
     def _messages(self) -> Iterator[pb.ToCoordinator]:
         """What goes out: messages as they come, and a heartbeat when there has been none for a second."""
         while True:
             try:
                 message = self._outgoing.get(timeout=HEARTBEAT_SECONDS)
             except queue.Empty:
-                message = self._progress
+                message = wire.to_coordinator(self._progress)
             if message is None:
                 return
-            yield wire.to_coordinator(message)
+            yield message
 
     def _read(self) -> None:
         problem = LinkError("the coordinator ended the session", hint="it is asked again")

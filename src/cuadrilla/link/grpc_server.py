@@ -35,7 +35,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import (
     KICKED,
     NOT_LISTED,
-    Contribute,
+    Contribution,
     Goodbye,
     Lease,
     Progress,
@@ -382,7 +382,7 @@ class CrewDesk:
 
     def _is_due(self, session: _Session, message: ToCoordinator) -> bool:
         with self._lock:
-            if isinstance(message, Contribute) and message.lease_id in session.leases:
+            if isinstance(message, Contribution) and message.lease_id in session.leases:
                 session.leases.remove(message.lease_id)
                 return True
             return self._pace.admits(session.node, self._clock())

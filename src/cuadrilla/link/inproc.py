@@ -77,9 +77,6 @@ class InProcLink:
             self._waiting.append(self._outbox.get())
         return any(isinstance(message, Lease | Stop) for message in self._waiting)
 
-    def upload(self, tensors: Tensors) -> TensorRef:
-        return tensors
-
     def download(self, ref: TensorRef) -> Tensors:
         assert isinstance(ref, dict)
         return ref

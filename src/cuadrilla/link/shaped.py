@@ -2,7 +2,8 @@
 
 After each finished pass the worker sleeps, so that a speed of 0.5 takes twice the time; not for the time in which its
 process was stopped. Tensors take as long as they would at the given bandwidth, each direction by itself; messages
-arrive later by the delay. The wrapped link is unchanged otherwise, and so are the results.
+arrive later by the delay. A contribution's time comes before that of the wrapped link, which has it no sooner than the
+coordinator would. The wrapped link is unchanged otherwise, and so are the results.
 """
 
 import math
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.link.base import Lease, Link, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import Contribution, Lease, Link, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
 
 PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
 LONGEST_GROWTH = 4.0
@@ -64,7 +65,8 @@ class ShapedLink:
             if self._shape.speed < 1:
                 self._sleep((1 / self._shape.speed - 1) * self._pass_seconds)
         else:
-            self._pause(self._shape.delay_seconds)
+            seconds = self._seconds(message.tensors) if isinstance(message, Contribution) else 0.0
+            self._pause(seconds + self._shape.delay_seconds)
         self._link.call(message)
         self._pass_began = self._clock()
 
@@ -80,26 +82,20 @@ class ShapedLink:
     def interrupted(self) -> bool:
         return self._link.interrupted()
 
-    def upload(self, tensors: Tensors) -> TensorRef:
-        began = self._clock()
-        ref = self._link.upload(tensors)
-        self._take_time(tensors, began)
-        return ref
-
     def download(self, ref: TensorRef) -> Tensors:
         began = self._clock()
         tensors = self._link.download(ref)
-        self._take_time(tensors, began)
+        self._pause(began + self._seconds(tensors) - self._clock())
         return tensors
 
     def close(self) -> None:
         self._link.close()
 
-    def _take_time(self, tensors: Tensors, began: float) -> None:
+    def _seconds(self, tensors: Tensors) -> float:
+        """How long they take."""
         shape = self._shape
         num_bits = 8 * sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        seconds = shape.delay_seconds + (num_bits / shape.bits_per_second if shape.bits_per_second else 0.0)
-        self._pause(began + seconds - self._clock())
+        return shape.delay_seconds + (num_bits / shape.bits_per_second if shape.bits_per_second else 0.0)
 
     def _pause(self, seconds: float) -> None:
         if seconds > 0:

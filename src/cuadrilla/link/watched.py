@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 
-from cuadrilla.link.base import Contribute, Lease, Link, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import Contribution, Lease, Link, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.messages import Message
 
 LINE_SECONDS = 10.0
@@ -37,7 +37,7 @@ class WatchedLink:
 
     def call(self, message: ToCoordinator) -> None:
         self._link.call(message)
-        if isinstance(message, Contribute) and self._lease is not None:
+        if isinstance(message, Contribution) and self._lease is not None:
             self._count(self._lease, message)
 
     def next_event(self) -> ToWorker:
@@ -51,16 +51,13 @@ class WatchedLink:
     def interrupted(self) -> bool:
         return self._link.interrupted()
 
-    def upload(self, tensors: Tensors) -> TensorRef:
-        return self._link.upload(tensors)
-
     def download(self, ref: TensorRef) -> Tensors:
         return self._link.download(ref)
 
     def close(self) -> None:
         self._link.close()
 
-    def _count(self, lease: Lease, answer: Contribute) -> None:
+    def _count(self, lease: Lease, answer: Contribution) -> None:
         now = self._clock()
         self._units += len(lease.units)
         self._tokens += answer.tokens

@@ -22,7 +22,7 @@ from torch import Tensor
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.base import (
-    Contribute,
+    Contribution,
     Goodbye,
     Hello,
     Lease,
@@ -275,22 +275,22 @@ def _unexpected(problem: Message) -> LinkError:
     return LinkError(told, problem=problem, hint="the other machine is asked again")
 
 
-def to_coordinator(message: ToCoordinator) -> pb.ToCoordinator:
-    """A worker's message for the wire; tensors are named, not sent."""
+def to_coordinator(message: ToCoordinator, *, upload: str = "") -> pb.ToCoordinator:
+    """A worker's message for the wire; `upload` names the tensors of a Contribution, which travel by themselves."""
     match message:
         case Hello():
             hello = pb.Hello(protocol=PROTOCOL, speed_hint=message.speed_hint, environment=dict(message.environment))
             return pb.ToCoordinator(hello=hello)
         case Progress():
             return pb.ToCoordinator(progress=pb.Progress(passes=message.passes, part=message.part))
-        case Contribute():
+        case Contribution():
             return pb.ToCoordinator(
                 contribute=pb.Contribute(
                     lease_id=message.lease_id,
                     tokens=message.tokens,
                     loss_sum=message.loss_sum,
                     transfer_seconds=message.transfer_seconds,
-                    upload=str(message.tensors),
+                    upload=upload,
                     valid=message.valid,
                 )
             )
@@ -316,7 +316,7 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
             answer = received.contribute
             _require(0 <= answer.transfer_seconds < math.inf, Message("its time is negative"))
             tensors = uploads.take(answer.upload)
-            return Contribute(
+            return Contribution(
                 lease_id=answer.lease_id,
                 tokens=answer.tokens,
                 loss_sum=answer.loss_sum,

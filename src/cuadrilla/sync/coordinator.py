@@ -3,7 +3,7 @@
 It is composed of who takes part (`membership.py`), what there is to do (`work.py`), and the strategy's rule of rounds,
 which says what is leased to whom and when a version is due.
 
-    Hello ─▶ member ─▶ Lease ─▶ Contribute ─▶ (a version is due) ─▶ Merge ─▶ Merged ─▶ Commit ─▶ next round
+    Hello ─▶ member ─▶ Lease ─▶ Contribution ─▶ (a version is due) ─▶ Merge ─▶ Merged ─▶ Commit ─▶ next round
     Goodbye, or silence noticed at a Tick: its units go back and are leased to the others
     a lease that is late while others are idle: its units are leased to them, too; the first answer counts
 
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from cuadrilla.link.base import Contribute, Goodbye, Hello, Progress, Stop, ToCoordinator
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Progress, Stop, ToCoordinator
 from cuadrilla.messages import Message
 from cuadrilla.sync.events import (
     Action,
@@ -113,7 +113,7 @@ class Coordinator:
                 return self._join(worker, message)
             case Progress():
                 return self._note_progress(worker, message)
-            case Contribute():
+            case Contribution():
                 return self._take_answer(worker, message)
             case Goodbye():
                 return self._remove(worker)
@@ -153,7 +153,9 @@ class Coordinator:
 
     # -- what comes back -----------------------------------------------------------------------------------------------
 
-    def _take_answer(self, worker: str, said: Contribute) -> list[Action]:
+    def _take_answer(self, worker: str, said: Contribution) -> list[Action]:
+        if said.lease_id in self.work.answers:  # the same answer twice
+            return self._note_progress(worker, Progress(passes=0))
         grant = self.work.ledger.count(said.lease_id, worker=worker)
         if worker in self.crew.members:
             self.crew.members[worker].heard_at = self.crew.now  # also by an answer that is of no use

@@ -5,7 +5,7 @@ What workers say, and what they are told, are the messages of `link/base.py`; te
 
 from dataclasses import dataclass
 
-from cuadrilla.link.base import Contribute, ToCoordinator, ToWorker
+from cuadrilla.link.base import Contribution, ToCoordinator, ToWorker
 from cuadrilla.sync.ledger import Grant
 
 
@@ -61,7 +61,7 @@ class Answer:
     """What a worker said to the lease that it held."""
 
     grant: Grant
-    said: Contribute
+    said: Contribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class Discard:
-    """The tensors of this lease's answer are not wanted."""
+    """This lease's answer is not wanted."""
 
     lease_id: int
 

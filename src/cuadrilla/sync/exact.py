@@ -16,7 +16,6 @@ One unit is one pass; threads, torch build and device kind must be equal (the co
 Alone, the worker's parameters and the coordinator's are the same tensors: nothing is copied.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.link.base import Lease
+from cuadrilla.link.base import Contribution, Lease, Tensors
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics, statistics_of, sums_like
 from cuadrilla.sync.strategy import (
-    Contribution,
     Parameters,
     Recipe,
     Reduced,
@@ -151,15 +149,10 @@ class ExactWorker:
     def local_step(self, sums: Sums) -> None:
         """The merge half steps, not this one."""
 
-    def contribute(self, sums: Sums) -> Contribution:
-        """The answer to the lease. Its tensors must stay untouched until the next `apply`."""
+    def contribute(self) -> Tensors:
+        """Those of the answer to the lease; they must stay untouched until the next `apply`."""
         gradients = self._fixed if self._strict else {name: _gradient(p) for name, p in self._params.items()}
-        return Contribution(
-            tensors={**gradients, **self._statistics.tensors},
-            tokens=sums.tokens,
-            loss=sums.loss,
-            valid=sums.valid and math.isfinite(sums.loss),
-        )
+        return {**gradients, **self._statistics.tensors}
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
         """Take over a committed version."""

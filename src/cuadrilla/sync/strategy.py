@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.link.base import Lease
+from cuadrilla.link.base import Contribution, Lease, Tensors
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.work import Rounds, Share
 
@@ -66,16 +66,6 @@ class Sums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contribution:
-    """Of a lease: the strategy's tensors, Σ loss, Σ tokens."""
-
-    tensors: Mapping[str, Tensor]
-    tokens: int
-    loss: float
-    valid: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reduced:
     """Of an update that was merged and not applied yet. `bad`: contributions that hold non-finite values."""
 
@@ -111,8 +101,8 @@ class WorkerHalf(Protocol):
     def local_step(self, sums: Sums) -> None:
         """All passes of a step are done."""
 
-    def contribute(self, sums: Sums) -> Contribution:
-        """The answer to the lease. Its tensors must stay untouched until the next `apply`."""
+    def contribute(self) -> Tensors:
+        """Those of the answer to the lease; they must stay untouched until the next `apply`."""
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
         """Take over a committed version."""
@@ -205,7 +195,7 @@ def changing_nothing(contributions: Sequence[Contribution], *, names: Sequence[s
     learned = [any(bool(item.tensors[name].any()) for name in names) for item in contributions]
     if not any(learned):
         return ()
-    return tuple(i for i, item in enumerate(contributions) if item.tokens and item.loss and not learned[i])
+    return tuple(i for i, item in enumerate(contributions) if item.tokens and item.loss_sum and not learned[i])
 
 
 def unusable(

@@ -9,7 +9,7 @@ reason and every worker is told to stop.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,12 +17,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from cuadrilla.errors import GuardError, ResourceError
-from cuadrilla.link.base import Contribute, Goodbye, Hello, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.ledger import Grant
-from cuadrilla.sync.strategy import Contribution, MergeHalf
+from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train.evaluate import Beside
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.metrics import Meter, Scalars, Sink, Watcher
@@ -122,7 +122,6 @@ class Coordination:
         self._meter = Meter(clock)
         self._heard: dict[str, tuple[Progress, float]] = {}
         self._parts: dict[str, float] = {}
-        self._contributions: dict[int, Contribution] = {}
         self.suspects = Suspects(coordinator=coordinator, merge=merge, guard=guard, referee=referee, event=store.event)
         self._send: Send = _nobody
         is_reached = 0 < stop_at <= coordinator.version
@@ -159,11 +158,6 @@ class Coordination:
     def leases(self) -> Mapping[int, Grant]:
         """Those that are out, by number."""
         return self._work.ledger.leases
-
-    @property
-    def kept(self) -> Set[int]:
-        """Numbers of the leases whose contributions are kept for a merge."""
-        return self._contributions.keys()
 
     @property
     def is_over(self) -> bool:
@@ -223,8 +217,6 @@ class Coordination:
         except MESSAGE_ERRORS as error:
             reason = Message("it sent a message that cannot be handled ({kind})", kind=type(error).__name__)
             log.info("how a message of %s could not be handled:", worker, exc_info=True)
-            if isinstance(message, Contribute):
-                self._contributions.pop(message.lease_id, None)
             left = events.Said(worker=worker, message=Goodbye(reason=reason))
             stop = events.Send(worker=worker, message=Stop(reason=reason))
             return [*self._coordinator.handle(left, self._clock()), stop]
@@ -262,28 +254,20 @@ class Coordination:
                 self._tell_progress()
             case Goodbye():
                 self._heard.pop(worker, None)
-            case Contribute():
+            case Contribution():
                 self._parts.pop(worker, None)
-                if message.lease_id in self._contributions:
-                    return events.Said(worker=worker, message=Progress(passes=0))  # the same answer twice
-                tensors = message.tensors
-                assert isinstance(tensors, Mapping)
-                self._contributions[message.lease_id] = Contribution(
-                    tensors=tensors, tokens=message.tokens, loss=message.loss_sum, valid=message.valid
-                )
                 lease = self._work.ledger.leases.get(message.lease_id)
                 if message.valid and lease is not None and not self._is_possible(message, num_units=len(lease.units)):
                     message = replace(message, valid=False)
         return events.Said(worker=worker, message=message)
 
-    def _is_possible(self, message: Contribute, *, num_units: int) -> bool:
+    def _is_possible(self, message: Contribution, *, num_units: int) -> bool:
         """Whether numbers of an answer are such as these units can have."""
-        most, tensors = self._length.max_unit_tokens, message.tensors
-        assert isinstance(tensors, Mapping)
+        most = self._length.max_unit_tokens
         return (
             (most is None or message.tokens <= most * num_units)
             and abs(message.loss_sum) <= MAX_LOSS * max(message.tokens, 1)
-            and self._merge.can_hold(tensors, num_units=num_units)
+            and self._merge.can_hold(message.tensors, num_units=num_units)
         )
 
     def _handle(self, event: events.Event) -> None:
@@ -302,7 +286,6 @@ class Coordination:
                     log.info("%s is late with its lease: others are given its units, too", action.worker)
                     self._store.event("late", worker=action.worker, lease=action.lease_id)
                 case events.Discard():
-                    self._contributions.pop(action.lease_id, None)
                     self._store.event("discarded", lease=action.lease_id)
                 case events.Finish():
                     self._finish(action)
@@ -320,9 +303,9 @@ class Coordination:
     def _merge_round(self, action: events.Merge) -> None:
         """Reduce, judge, journal, step; tell the state machine. Bad contributions are named and nothing changes."""
         confirmed: set[int] = set()
-        contributions = [self._contributions[answer.grant.lease_id] for answer in action.answers]
+        contributions = [answer.said for answer in action.answers]
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
-        loss = sum(item.loss for item in contributions) / max(tokens - action.tokens_before, 1)
+        loss = sum(item.loss_sum for item in contributions) / max(tokens - action.tokens_before, 1)
         shares = _shares(action.answers)
         self._row = {"tokens": tokens, "loss": loss, "workers": len(shares)}
         if len(shares) > 1:
@@ -411,8 +394,6 @@ class Coordination:
         log.log(level, "%s", Message("step {step}: {what} ({text})", step=action.version, what=what, text=text))
 
     def _commit(self, action: events.Commit) -> None:
-        for answer in action.merge.answers:
-            self._contributions.pop(answer.grant.lease_id, None)
         version = action.merge.version
         self._meter.add(action.tokens - action.merge.tokens_before)
         rate, seconds = self._meter.read()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cuadrilla.config import RunSection, TrainSection
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.errors import ResourceError
-from cuadrilla.link.base import Contribute, Goodbye, Hello, Lease, Link, Progress, Stop, Version
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Link, Progress, Stop, Version
 from cuadrilla.model.task import Task, loss_of
 from cuadrilla.sync.strategy import Sums, WorkerHalf
 from cuadrilla.train.precision import Precision
@@ -109,20 +109,17 @@ def train(
         if link.interrupted():
             continue
 
-        contribution = sync.contribute(sums)
-        began = time.monotonic()
-        tensors = link.upload(contribution.tensors)
-        upload_seconds = time.monotonic() - began
-        link.call(
-            Contribute(
-                lease_id=lease.lease_id,
-                tokens=contribution.tokens,
-                loss_sum=contribution.loss,
-                transfer_seconds=transfer_seconds,
-                tensors=tensors,
-                valid=contribution.valid,
-            )
+        contribution = Contribution(
+            lease_id=lease.lease_id,
+            tokens=sums.tokens,
+            loss_sum=sums.loss,
+            tensors=sync.contribute(),
+            transfer_seconds=transfer_seconds,
+            valid=sums.valid and math.isfinite(sums.loss),
         )
+        began = time.monotonic()
+        link.call(contribution)
+        upload_seconds = time.monotonic() - began
 
     link.call(Goodbye(reason=event.reason))
     return event

@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from cuadrilla.errors import CuadrillaError
-from cuadrilla.link.base import Contribute, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
-from cuadrilla.sync.strategy import Contribution, WorkerHalf
+from cuadrilla.sync.strategy import WorkerHalf
 from cuadrilla.train.loop import WorkerSettings, train
 
 AUDIT_SHARE = 0.01
@@ -87,8 +87,8 @@ def difference(said: Contribution, computed: Contribution) -> str:
     """In what an answer is beyond what another machine would compute from the same units and weights."""
     if said.tokens != computed.tokens:
         return Message("{said} tokens instead of {computed}", said=said.tokens, computed=computed.tokens)
-    if abs(said.loss - computed.loss) > LOSS_TOLERANCE * max(abs(said.loss), abs(computed.loss)):
-        return Message("a loss of {said:.3g} instead of {computed:.3g}", said=said.loss, computed=computed.loss)
+    if abs(said.loss_sum - computed.loss_sum) > LOSS_TOLERANCE * max(abs(said.loss_sum), abs(computed.loss_sum)):
+        return Message("a loss of {said:.3g} instead of {computed:.3g}", said=said.loss_sum, computed=computed.loss_sum)
     theirs, ours, product = _products(said.tensors, computed.tensors)
     if not theirs and not ours:
         return ""
@@ -115,10 +115,10 @@ class OneLease:
 
     def __init__(self, weights: Tensors, lease: Lease) -> None:
         self._events: list[ToWorker] = [Version(version=lease.version, parameters=weights), lease, Stop(reason="")]
-        self.answer: Contribute | None = None
+        self.answer: Contribution | None = None
 
     def call(self, message: ToCoordinator) -> None:
-        if isinstance(message, Contribute):
+        if isinstance(message, Contribution):
             self.answer = message
 
     def next_event(self) -> ToWorker:
@@ -126,9 +126,6 @@ class OneLease:
 
     def interrupted(self) -> bool:
         return False
-
-    def upload(self, tensors: Tensors) -> TensorRef:
-        return tensors
 
     def download(self, ref: TensorRef) -> Tensors:
         return ref  # type: ignore[return-value]
@@ -154,9 +151,7 @@ def computes(
         link = OneLease(weights(), Lease(lease_id=0, version=version(), units=tuple(units), planned_tokens=planned))
         with torch.random.fork_rng():
             train(link, task=task, model=own, sync=sync(own), worker=worker)
-        said = link.answer
-        assert said is not None
-        assert isinstance(said.tensors, dict)
-        return Contribution(tensors=said.tensors, tokens=said.tokens, loss=said.loss_sum, valid=said.valid)
+        assert link.answer is not None
+        return link.answer
 
     return compute

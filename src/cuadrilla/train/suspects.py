@@ -7,9 +7,10 @@ others', and now and then one that is computed here, too (`referee.py`).
 import logging
 from collections.abc import Callable, Sequence
 
+from cuadrilla.link.base import Contribution
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
-from cuadrilla.sync.strategy import Contribution, MergeHalf, outliers
+from cuadrilla.sync.strategy import MergeHalf, outliers
 from cuadrilla.train.guard import Guard
 from cuadrilla.train.referee import Referee
 
@@ -70,7 +71,7 @@ class Suspects:
         if self.referee is None or num_workers > 2 or len(self._crew.members) < 2:
             return list(outliers(self._merge.sizes(contributions)))
         sizes = self._merge.sizes(contributions)
-        losses = [abs(item.loss) / max(item.tokens, 1) for item in contributions]
+        losses = [abs(item.loss_sum) / max(item.tokens, 1) for item in contributions]
         if not (self._guard.is_warm or _differ(sizes, GRADIENT_RATIO) or _differ(losses, LOSS_RATIO)):
             return []
         indices = [index for index, item in enumerate(contributions) if item.tokens]

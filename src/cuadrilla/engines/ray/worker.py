@@ -31,7 +31,7 @@ from cuadrilla.errors import CuadrillaError, ResourceError
 from cuadrilla.home import Home
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Progress, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, Progress, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.offer import OfferedFile, RunConnection, RunDescription, keep_file
 from cuadrilla.link.shaped import parse_shape
@@ -215,7 +215,8 @@ class RayLink:
         if isinstance(message, Progress):
             self._mail.passes = message.passes  # goes with the next heartbeat
         else:
-            encoded = wire.to_coordinator(message).SerializeToString()
+            upload = self._upload(message.tensors) if isinstance(message, Contribution) else ""
+            encoded = wire.to_coordinator(message, upload=upload).SerializeToString()
             self._mail.outbox.put(Parcel(kind="message", message=encoded))
 
     def next_event(self) -> ToWorker:
@@ -227,8 +228,10 @@ class RayLink:
     def farewell(self) -> Stop | None:
         return self._mail.inbox.farewell()
 
-    def upload(self, tensors: Tensors) -> TensorRef:
-        """Returns when the coordinator has the tensors: only then is it known how long they travel."""
+    def _upload(self, tensors: Tensors) -> str:
+        """Under which name they have been sent. Returns when the coordinator has them: only then is it known how long
+        they travel.
+        """
         self._num_uploads += 1
         name = f"upload-{self._num_uploads}"
         ref = ray.put(arrays_of(tensors))
