@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from cuadrilla import errors
-from cuadrilla.data.work import Job, LoadJob, receive, request, run_job, send
+from cuadrilla.data.frames import receive, send
+from cuadrilla.data.work import Job, LoadJob, request, run_job
 from cuadrilla.errors import ConfigError, CuadrillaError, ResourceError
 
 MAX_PROCESSES = 256

@@ -8,16 +8,14 @@ end), and ends when its input does, so it never outlives who started it.
 """
 
 import contextlib
-import json
 import os
 import signal
-import struct
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +24,10 @@ from cuadrilla.data import clean, duplicates
 from cuadrilla.data.chunks import Chunk, open_chunk, write_chunk
 from cuadrilla.data.encode import Encoder, flat, make_encoder
 from cuadrilla.data.filters import FILTERS, reason_to_drop
+from cuadrilla.data.frames import receive, send
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CuadrillaError
 
-FRAME = struct.Struct("<IQ")
-"""Before each message: the bytes of its JSON and of what follows it."""
 SAMPLES_PER_REASON = 3
 SAMPLE_CHARACTERS = 300
 DROP, TRAIN, VAL = 0, 1, 2
@@ -194,23 +191,6 @@ def _encode(job: EncodeJob, payload: bytes) -> None:
         "ids": np.insert(ids, ends, tokenizer.end_of_text),
     }
     write_chunk(Path(job.out), {"removed": num_removed}, arrays)
-
-
-def send(file: IO[bytes], header: dict[str, Any], payload: bytes = b"") -> None:
-    text = json.dumps(header).encode()
-    file.write(FRAME.pack(len(text), len(payload)) + text)
-    file.write(payload)
-    file.flush()
-
-
-def receive(file: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
-    """The next message; None when the other end is gone."""
-    head = file.read(FRAME.size)
-    if len(head) < FRAME.size:
-        return None
-    num_text, num_payload = FRAME.unpack(head)
-    text, payload = file.read(num_text), file.read(num_payload)
-    return (json.loads(text), payload) if len(payload) == num_payload else None
 
 
 def request(job: Job) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A child process for something that there is no reason to trust, and what it gives up for good before it opens that.
 
-`run_confined` starts a module of ours with next to no environment and waits for it; the module calls `confine` first.
+`run_confined` starts a module of ours with next to no environment and waits for it, `reading_from` takes what it writes
+meanwhile; the module calls `confine` first.
 Linux lets any process refuse itself system calls (seccomp):
 https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html
 Where something cannot be given up, that is returned as a sentence for the user, "" otherwise.
@@ -13,15 +14,18 @@ import platform
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from cuadrilla.messages import Message
 
 INHERITED = ("PATH", "PYTHONPATH", "SYSTEMROOT", "TMPDIR", "TEMP", "VIRTUAL_ENV")
 MAX_SAID_BYTES = 10**6
 MAX_REASON = 300
+_END_SECONDS = 10.0  # a child whose output has ended is on its way
 
 # Numbers from the kernel's tables of system calls.
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -65,27 +69,64 @@ class Ended:
 
 def run_confined(module: str, *arguments: str, folder: Path, timeout_seconds: float) -> Ended:
     """Run a module of ours in `folder` as a child that may fail in any way."""
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
+        with _start(module, arguments, folder=folder, stdout=said, stderr=complained) as child:
+            code = _wait(child, timeout_seconds)
+        return Ended(code=code, said=_read(said), complaint=_read(complained))
+
+
+class Confined:
+    """Such a child, from `reading_from`, while what it writes is read from `output`."""
+
+    def __init__(self, child: subprocess.Popen[bytes], complained: IO[bytes]) -> None:
+        assert child.stdout
+        self._child = child
+        self._complained = complained
+        self.output = child.stdout
+
+    def ended(self) -> Ended:
+        """How the child ended, once its output has."""
+        return Ended(code=_wait(self._child, _END_SECONDS), said="", complaint=_read(self._complained))
+
+
+@contextmanager
+def reading_from(module: str, *arguments: str, folder: Path) -> Iterator[Confined]:
+    """Run a module of ours in `folder` as a child that may fail in any way, and is over at the end of the block."""
+    with (
+        tempfile.TemporaryFile() as complained,
+        _start(module, arguments, folder=folder, stdout=subprocess.PIPE, stderr=complained) as child,
+    ):
+        yield Confined(child, complained)
+
+
+@contextmanager
+def _start(
+    module: str, arguments: Sequence[str], *, folder: Path, stdout: IO[bytes] | int, stderr: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     if "PYTHONPATH" in environment:  # the child begins in another folder
         places = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, places))
     environment["TOKENIZERS_PARALLELISM"] = "false"  # each thread of that library would reserve memory for itself
-    command = [sys.executable, "-m", module, *arguments]
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=complained, env=environment, cwd=folder
-        )
-        code = None
+    command = [sys.executable, "-P", "-m", module, *arguments]  # -P: no module is taken from the folder
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment, cwd=folder
+    ) as child:
         try:
-            with suppress(subprocess.TimeoutExpired):
-                code = child.wait(timeout=timeout_seconds)
+            yield child
         finally:
             child.kill()
-            child.wait()
-        said.seek(0)
-        complained.seek(0)
-        texts = [file.read(MAX_SAID_BYTES).decode(errors="replace") for file in (said, complained)]
-    return Ended(code=code, said=texts[0], complaint=texts[1])
+
+
+def _wait(child: subprocess.Popen[bytes], timeout_seconds: float) -> int | None:
+    with suppress(subprocess.TimeoutExpired):
+        return child.wait(timeout=timeout_seconds)
+    return None
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(MAX_SAID_BYTES).decode(errors="replace")
 
 
 def confine(num_bytes: int, *, cpu_seconds: int) -> str:

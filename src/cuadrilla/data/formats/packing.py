@@ -94,7 +94,7 @@ def unpacked(path: Path, packing: str, *, digest: Digest | None = None) -> Itera
 
 def _guarded(path: Path, packing: str, digest: Digest | None) -> Iterator[bytes]:
     raw = chunks(path, digest)
-    budget = Budget(where=str(path), packed_bytes=_size(path))
+    budget = Budget(where=str(path), packed_bytes=size_of(path))
     try:
         for piece in _streams(raw, packing):
             budget.spend(len(piece))
@@ -115,7 +115,8 @@ def reason_of(error: Exception) -> str:
     return said if isinstance(said, Message) else str(error)
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Bytes on disk. Raises DataError if it is not there."""
     try:
         return path.stat().st_size
     except OSError as error:
