@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 
 from bench.common import ratios, report, summary
-from cuadrilla.data.encode import FAST, PLAIN, WORDS
+from cuadrilla.data.encode import FAST, PLAIN
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.pool import available_cores
 from cuadrilla.data.prepare import prepare
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("sources", nargs="+", help="folders or files of text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=available_cores())
-    parser.add_argument("--encoder", nargs="+", default=[PLAIN, WORDS, FAST], choices=[PLAIN, WORDS, FAST])
+    parser.add_argument("--encoder", nargs="+", default=[PLAIN, FAST], choices=[PLAIN, FAST])
     parser.add_argument("--peer-python", help="a Python that has datasets and tokenizers")
     parser.add_argument("--memory", type=int, metavar="MEGABYTES", help="one run of ours on a file of this size")
     parser.add_argument("--one-line", action="store_true", help="that file has no line ends")

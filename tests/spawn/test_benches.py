@@ -31,7 +31,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "novels": "TEXTS --size micro --tokens 2048 --every 3",
     "optimizers": "DATA --tokens 4096 --seeds 1",
     "passes": "--sizes 1 2 --rounds 1 --threads 1 --vocabulary 300",
-    "prepare": "TEXTS --rounds 1 --processes 1 --encoder words",
+    "prepare": "TEXTS --rounds 1 --processes 1 --encoder tokenizers",
     "recovery": "--faults 1",
     "server": "--steps 22 --repeats 1 --stories 300",
     "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300",

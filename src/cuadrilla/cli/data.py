@@ -62,7 +62,7 @@ KeepOption = Annotated[
 ProcessesOption = Annotated[
     int | None, typer.Option("--processes", help="Processes that share the work (one for each core).")
 ]
-EncoderOption = Annotated[str, typer.Option("--encoder", help="auto, gigatoken, words, tokenizers; ids are the same.")]
+EncoderOption = Annotated[str, typer.Option("--encoder", help="auto, gigatoken, tokenizers; ids are the same.")]
 HeldOutOption = Annotated[
     list[str] | None,
     typer.Option("--held-out", help="A file that must be new to the model: how much of it is in the training text."),

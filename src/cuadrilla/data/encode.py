@@ -1,8 +1,8 @@
 """Text to token ids at full speed, with the ids of the library `tokenizers` whatever does the work.
 
 `gigatoken` (https://github.com/marcelroed/gigatoken, extra `fast`) is used when it is installed and gives the same ids
-on a sample of the very corpus; else `words.py`, under the same condition. A document that spells a special token is
-always encoded by `tokenizers`, as ordinary characters; gigatoken would emit the token.
+on a sample of the very corpus. A document that spells a special token is always encoded by `tokenizers`, as ordinary
+characters; gigatoken would emit the token.
 """
 
 import json
@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.data.words import WordEncoder, suits
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
 
 PLAIN = "tokenizers"
 FAST = "gigatoken"
-WORDS = "words"
-ENCODERS = ("auto", FAST, WORDS, PLAIN)
+ENCODERS = ("auto", FAST, PLAIN)
 _HINT = 'install it with `pip install "cuadrilla[fast]"`, or leave --encoder out'
 
 Ids = Sequence[int] | NDArray[np.uint32]
@@ -37,12 +35,6 @@ def make_encoder(tokenizer: Tokenizer, name: str) -> Encoder:
     """The encoder `name` for this process. Raises ConfigError if its library is missing or refuses the tokenizer."""
     if name == PLAIN:
         return tokenizer.encode_batch
-    if name == WORDS:
-        if not suits(tokenizer):
-            raise ConfigError(
-                "{encoder} needs a byte-level BPE that splits as GPT-2", encoder=WORDS, hint="leave --encoder out"
-            )
-        return WordEncoder(tokenizer)
     try:
         import gigatoken
 
@@ -73,30 +65,21 @@ def choose_encoder(tokenizer: Tokenizer, *, wanted: str, sample: Sequence[str]) 
     if wanted == PLAIN:
         return PLAIN, Message("encoder: {encoder}, as asked for", encoder=PLAIN)
     expected = tokenizer.encode_batch(sample)
-    causes = ""
-    for name in (FAST, WORDS) if wanted == "auto" else (wanted,):
-        try:
-            found = make_encoder(tokenizer, name)(sample)
-            if [list(ids) for ids in found] != expected:
-                raise ConfigError("{encoder} gives other ids on this text", encoder=name, hint="leave --encoder out")
-        except ConfigError as error:
-            if wanted == name:
-                raise
-            causes = _also(causes, error.message)
-            continue
-        num_ids = sum(map(len, expected))
-        same = Message(
-            "the same {num_ids:,} ids as {plain} on {documents:,} documents of this text",
-            num_ids=num_ids,
-            plain=PLAIN,
-            documents=len(sample),
-        )
-        return name, Message("encoder: {encoder} ({why})", encoder=name, why=_also(causes, same))
-    return PLAIN, Message("encoder: {encoder} ({why})", encoder=PLAIN, why=causes)
-
-
-def _also(before: str, text: str) -> str:
-    return Message("{before}; {text}", before=before, text=text) if before else text
+    try:
+        found = make_encoder(tokenizer, FAST)(sample)
+        if [list(ids) for ids in found] != expected:
+            raise ConfigError("{encoder} gives other ids on this text", encoder=FAST, hint="leave --encoder out")
+    except ConfigError as error:
+        if wanted == FAST:
+            raise
+        return PLAIN, Message("encoder: {encoder} ({why})", encoder=PLAIN, why=error.message)
+    same = Message(
+        "the same {num_ids:,} ids as {plain} on {documents:,} documents of this text",
+        num_ids=sum(map(len, expected)),
+        plain=PLAIN,
+        documents=len(sample),
+    )
+    return FAST, Message("encoder: {encoder} ({why})", encoder=FAST, why=same)
 
 
 def flat(ids: Sequence[Ids], *, dtype: str) -> tuple[NDArray[np.uint16 | np.uint32], NDArray[np.uint32]]:
