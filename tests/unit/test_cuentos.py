@@ -11,18 +11,17 @@ from cuadrilla.data.cuentos import (
     Fault,
     check,
     minimal_pairs,
-    num_distinct_at_least,
-    plant_error,
     stories,
     story,
 )
 from cuadrilla.data.cuentos.checker import known_words
 from cuadrilla.data.cuentos.grammar import PLOTS, RULES
-from cuadrilla.data.cuentos.lexicon import VARIABLES, candidates, num_candidates
+from cuadrilla.data.cuentos.lexicon import VARIABLES, candidates
 from cuadrilla.data.cuentos.pairs import PHENOMENA
-from cuadrilla.data.cuentos.planted import PLANTERS
 from cuadrilla.data.cuentos.template import Mention, compile_template, realise
-from cuadrilla.data.cuentos.writer import Dice, derive, separable_alternatives
+from cuadrilla.data.cuentos.writer import Dice, derive
+from tests.counting import num_candidates, num_distinct_at_least, separable_alternatives
+from tests.planted import PLANTERS, plant_error
 
 pytestmark = pytest.mark.unit
 

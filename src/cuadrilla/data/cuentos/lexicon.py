@@ -219,8 +219,3 @@ def candidates(variable: str, bound: Bindings) -> tuple[Entry, ...]:
     if variable == "n":
         return _PETS_BY_GENDER[bound["a"].gender]
     return VARIABLES[variable]
-
-
-def num_candidates(variable: str) -> int:
-    """How many values `variable` has once what it depends on is bound, whatever that is."""
-    return {"f": 2, "k": 1, "n": len(PETS) // 2}.get(variable, len(VARIABLES[variable]))

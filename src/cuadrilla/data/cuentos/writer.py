@@ -1,10 +1,10 @@
-"""Derives stories from the grammar, deterministically, and counts how many there must be.
+"""Derives stories from the grammar, deterministically.
 
 Every choice of story (seed, index) comes from a splitmix64 stream that starts from a blake2b hash of both numbers:
 integer arithmetic only, so a story is the same on every machine and Python version (`test_golden_story`).
 
 Invariants: the spans of a derivation are its slots in order, and their text is the text between `start` and `end`
-(`test_spans_lie_on_their_text`); `num_distinct_at_least` counts only choices that the text gives away.
+(`test_spans_lie_on_their_text`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 from cuadrilla.data.cuentos.grammar import PLOTS, RULES
-from cuadrilla.data.cuentos.lexicon import Bindings, Entry, candidates, num_candidates
+from cuadrilla.data.cuentos.lexicon import Bindings, Entry, candidates
 from cuadrilla.data.cuentos.template import (
-    Adjective,
     Agreement,
     Choice,
-    Mention,
     Piece,
     Slot,
     Text,
@@ -104,50 +101,3 @@ def story(index: int, *, seed: int = 0) -> str:
 def stories(count: int, *, start: int = 0, seed: int = 0) -> Iterator[str]:
     """Stories start, start + 1, ... of a seed. Training uses seed 0; tests use other seeds."""
     return (story(index, seed=seed) for index in range(start, start + count))
-
-
-def num_distinct_at_least() -> int:
-    """A proven lower bound on the number of different stories: the largest count of one plot.
-
-    Two derivations of a plot that differ in a counted choice differ in their text. Read both from the left, with equal
-    text so far. A counted value: both texts have its reading here, the readings of one variable are different and none
-    is the beginning of another, so they differ. A counted alternative: each pair of counted alternatives has the same
-    pieces up to a literal text in which they differ letter by letter; the pieces before it either already differ
-    in the text or take the same room, so the letters do. Values are counted where they are first read (not where they
-    only set a gender), alternatives that fail the condition are left out, and plots are not added up.
-    """
-    return max(_count(compile_template(plot), frozenset()) for plot in PLOTS)
-
-
-@cache
-def _count(pieces: tuple[Piece, ...], read: frozenset[str]) -> int:
-    factor = 1
-    for position, piece in enumerate(pieces):
-        if isinstance(piece, Choice):
-            rest = pieces[position + 1 :]
-            return factor * sum(_count(option + rest, read) for option in separable_alternatives(piece.rule))
-        if isinstance(piece, Mention | Adjective) and piece.variable not in read:
-            factor *= num_candidates(piece.variable)
-            read |= {piece.variable}
-    return factor
-
-
-@cache
-def separable_alternatives(rule: str) -> tuple[tuple[Piece, ...], ...]:
-    """The alternatives of a rule, in order, that differ in literal text from all those kept before."""
-    kept: list[tuple[Piece, ...]] = []
-    for template in RULES[rule]:
-        pieces = compile_template(template)
-        if all(_differ_in_text(pieces, other) for other in kept):
-            kept.append(pieces)
-    return tuple(kept)
-
-
-def _differ_in_text(left: tuple[Piece, ...], right: tuple[Piece, ...]) -> bool:
-    for ours, theirs in zip(left, right, strict=False):
-        if ours == theirs:
-            continue
-        if isinstance(ours, Text) and isinstance(theirs, Text):
-            return any(a != b for a, b in zip(ours.text, theirs.text, strict=False))
-        return False
-    return False

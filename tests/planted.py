@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cuadrilla.data.cuentos.checker import known_words
-from cuadrilla.data.cuentos.lexicon import MENTION_KINDS, VARIABLES, Bindings, Entry
-from cuadrilla.data.cuentos.template import Adjective, Agreement, Mention, form_index, realise
-from cuadrilla.data.cuentos.writer import Derivation, Dice, Span, derive
+from cuadrilla.data.cuentos.pairs import agreement_edits, later_mentions
+from cuadrilla.data.cuentos.writer import Derivation, Dice, derive
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,52 +35,6 @@ _PLURAL_VERBS = {
     "llamaba": "llamaban", "vivía": "vivían", "volvió": "volvieron", "tenía": "tenían",
 }  # fmt: skip
 _WORD = re.compile(r"\w+")
-
-
-def agreement_edits(story: Derivation, *, plural: bool) -> Iterator[tuple[Span, str]]:
-    """Each agreeing slot with its form in the other number (`plural`), or else in the other gender."""
-    for span in story.spans:
-        match span.slot:
-            case Agreement(variables=variables, forms=forms):
-                entries = tuple(story.bound[name] for name in variables)
-            case Adjective(variable=variable, noun=noun):
-                entries = (story.bound[noun],)
-                adjective_forms = story.bound[variable].forms
-                assert adjective_forms is not None, f"{variable} is not an adjective"
-                forms = adjective_forms
-            case _:
-                continue
-        index = form_index(entries)
-        other = forms[index ^ 2 if plural else index ^ 1]
-        if other != forms[index]:
-            yield span, other
-
-
-def later_mentions(story: Derivation, kind: str) -> Iterator[tuple[Span, str]]:
-    """Each mention but the first of a character, object or cause, with a wrong one in its place.
-
-    The wrong one has the same gender and number and occurs nowhere in the story, so only the meaning is wrong.
-    """
-    seen: set[str] = set()
-    for span in story.spans:
-        if not isinstance(span.slot, Mention) or MENTION_KINDS.get(span.slot.variable) != kind:
-            continue
-        name = span.slot.variable
-        if name in seen:
-            yield from ((span, other) for other in _other_readings(story.bound, span.slot))
-        seen.add(name)
-
-
-def _other_readings(bound: Bindings, slot: Mention) -> Iterator[str]:
-    ours = bound[slot.variable]
-    for entry in VARIABLES[slot.variable]:
-        same_form = (entry.gender, entry.plural) == (ours.gender, ours.plural)
-        if same_form and not _in_use(entry, bound):
-            yield realise(slot, {**bound, slot.variable: entry})
-
-
-def _in_use(entry: Entry, bound: Bindings) -> bool:
-    return any(entry is other for other in bound.values())
 
 
 def _gender(story: Derivation) -> list[Edit]:
