@@ -12,9 +12,9 @@ import pytest
 from cuadrilla.rundir import RunDir
 from tests import runs
 from tests.doors import IN_THREADS, Run
+from tests.downloader import Downloader
 from tests.hostile import BIG, Crew
 from tests.models import language_run
-from tests.puller import Puller
 from tests.runs import Execute
 from tests.web import Server, serving
 
@@ -72,8 +72,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def pull(tmp_path: Path) -> Puller:
-    return Puller(tmp_path / "corpus")
+def pull(tmp_path: Path) -> Downloader:
+    return Downloader(tmp_path / "corpus")
 
 
 @pytest.fixture(scope="session")

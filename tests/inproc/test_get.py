@@ -11,7 +11,7 @@ from cuadrilla.data.get import web
 from cuadrilla.data.get.origin import RECORD, TooLargeError
 from cuadrilla.data.get.web import Web
 from cuadrilla.errors import DataError, LinkError
-from tests.puller import OTHER, TEXT, THIRD
+from tests.downloader import OTHER, TEXT, THIRD
 from tests.web import chunked, cut, dripped, fixed, moved, refusing_port, serving, silent, whole, zipped
 
 

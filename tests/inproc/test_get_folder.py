@@ -16,7 +16,7 @@ from cuadrilla.data.sources import open_sources
 from cuadrilla.errors import ConfigError, DataError, LinkError, ResourceError
 from cuadrilla.rundir import FolderLock
 from tests.conftest import SMALL_DISK_BYTES
-from tests.puller import OTHER, TEXT, THIRD, Puller
+from tests.downloader import OTHER, TEXT, THIRD, Downloader
 from tests.web import chunked, cut, fixed, whole
 
 
@@ -193,7 +193,7 @@ def test_what_a_crash_leaves(server, pull, damage, ranges):
 
 
 def test_a_full_disk(server, small_disk):
-    pull = Puller(small_disk / "corpus")
+    pull = Downloader(small_disk / "corpus")
     big = bytes(range(1, 256)) * (SMALL_DISK_BYTES // 255 + 1)
     with pytest.raises(ResourceError, match="needs"):
         pull(server.on("/known.txt", whole(big)))

@@ -11,7 +11,7 @@ import pytest
 
 from cuadrilla.data.get import hub
 from cuadrilla.data.get.catalogue import Options, resolve
-from cuadrilla.data.get.download import Habits, Wanted, fetch
+from cuadrilla.data.get.download import DownloadPolicy, DownloadRequest, fetch
 from cuadrilla.data.get.hub import Dataset, list_parquet
 from cuadrilla.data.get.mount import Mount
 from cuadrilla.data.get.origin import PassingError, Stream
@@ -31,9 +31,9 @@ def memory():
     store.store.clear()
 
 
-def pull(argument: str, folder: Path, **habits: object) -> list[str]:
-    patience = Habits(sleep=lambda _seconds: None, **habits)  # type: ignore[arg-type]
-    done = [fetch(each, to=folder, habits=patience) for each in resolve(argument, options=Options())]
+def pull(argument: str, folder: Path, **policy: object) -> list[str]:
+    patience = DownloadPolicy(sleep=lambda _seconds: None, **policy)  # type: ignore[arg-type]
+    done = [fetch(each, to=folder, policy=patience) for each in resolve(argument, options=Options())]
     return [str((each.folder / each.record.name).relative_to(folder)) for each in done]
 
 
@@ -82,7 +82,7 @@ def test_a_store_resumes_unless_the_file_changed(memory, tmp_path, changes):
         if changes:
             memory.pipe("/cubo/a.bin", other)
 
-    fetch(Wanted(origin=origin, url="memory://cubo/a.bin"), to=tmp_path, habits=Habits(sleep=sleep))
+    fetch(DownloadRequest(origin=origin, url="memory://cubo/a.bin"), to=tmp_path, policy=DownloadPolicy(sleep=sleep))
     assert (tmp_path / "a.bin").read_bytes() == (other if changes else TEXT)
     assert origin.offsets == [0, 5000]
 
@@ -142,7 +142,7 @@ def test_a_dataset_of_the_hub(played, tmp_path):
     play(server, store, card={"configs": CONFIGS, "license": "odc-by"}, files={path: PARQUET}, folder="data/spa/test")
     store.on(f"/{path}", cut(PARQUET, after=1000), whole(PARQUET))
     (wanted,) = list_parquet(Dataset.parse("hf:ana/corpus/spa", split="test", revision="v2"), endpoint=server.url(""))
-    done = fetch(wanted, to=tmp_path, habits=Habits(sleep=lambda _seconds: None))
+    done = fetch(wanted, to=tmp_path, policy=DownloadPolicy(sleep=lambda _seconds: None))
     assert (tmp_path / "corpus-spa-test" / "000_00000.parquet").read_bytes() == PARQUET
     assert done.record.revision == COMMIT
     assert done.record.vouched_by == "hub"
@@ -152,7 +152,7 @@ def test_a_dataset_of_the_hub(played, tmp_path):
     assert not any("Authorization" in headers for _, headers in store.seen)  # the token stays at the hub
     store.on(f"/{path}", whole(PARQUET[:-5] + b"xPAR1"))
     with pytest.raises(DataError, match="SHA-256"):
-        fetch(wanted, to=tmp_path / "again", habits=Habits())
+        fetch(wanted, to=tmp_path / "again", policy=DownloadPolicy())
 
 
 def test_configurations_and_splits(played):

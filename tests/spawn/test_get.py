@@ -6,16 +6,17 @@ import json
 import os
 import pty
 import signal
+import ssl
 import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
+import trustme
 
 from cuadrilla.cli import output
 from cuadrilla.cli.get import get_command
 from cuadrilla.errors import CuadrillaError
-from tests.authority import Authority
 from tests.commands import COMMAND, wait_for
 from tests.inproc.test_get_remote import PARQUET, play
 from tests.web import CEILING_SECONDS, fixed, moved, serving, silent, whole
@@ -177,9 +178,11 @@ BESIDE_THE_NOVELS = [f"conha19-main/{name}" for name in (
 
 def test_the_catalogue_over_tls_through_a_proxy(tmp_path):
     """Addresses of the catalogue, played: their hosts' names in certificates that are trusted, or not."""
-    authority = Authority("github.com", "codeload.github.com")
-    certificate = authority.write(tmp_path / "authority.pem")
-    with serving(authority.server()) as server:
+    authority, certificate = trustme.CA(), tmp_path / "authority.pem"
+    authority.cert_pem.write_to_path(certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("github.com", "codeload.github.com").configure_cert(context)
+    with serving(context) as server:
         server.on(
             "/cligs/conha19/archive/refs/heads/main.zip", moved("https://codeload.github.com/cligs/conha19/zip/main")
         )

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spawn
 
 CUT_OFF = """
 import json, os, socket, subprocess
-from cuadrilla.host.confine import cut_off
+from cuadrilla.host.sandbox import cut_off
 def attempt(act):
     try:
         act()

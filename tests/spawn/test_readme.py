@@ -8,18 +8,19 @@ import json
 import os
 import re
 import shlex
+import ssl
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trustme
 from gguf import GGUFReader
 
 from cuadrilla.data import cuentos
 from cuadrilla.data.shards import read_manifest
 from cuadrilla.model.hf import load_hf
 from cuadrilla.rundir import RunDir, last_rows
-from tests.authority import Authority
 from tests.commands import COMMAND, events
 from tests.inside import cuadrilla
 from tests.web import serving, whole
@@ -50,9 +51,11 @@ def environment(folder: Path, home: str) -> dict[str, str]:
 def get(arguments: list[str], folder: Path) -> str:
     """From a stand-in of Project Gutenberg, behind a proxy and with the real host's name in its certificate."""
     text = "\r\n".join(cuentos.stories(300)).encode("iso-8859-1", "replace")
-    authority = Authority("www.gutenberg.org")
-    certificate = authority.write(folder / "authority.pem")
-    with serving(authority.server()) as server:
+    authority, certificate = trustme.CA(), folder / "authority.pem"
+    authority.cert_pem.write_to_path(certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("www.gutenberg.org").configure_cert(context)
+    with serving(context) as server:
         server.on("/cache/epub/2000/pg2000.txt", whole(text))
         proxy = {"https_proxy": server.url(""), "SSL_CERT_FILE": str(certificate)}
         return typed(arguments, folder, **proxy)

@@ -101,7 +101,7 @@ def up(
         found = {"key_hash": door.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder.path)}
         write_json(home.open_file, {"address": dialled or door.address, **found})
         _say_opened(door, dialled=dialled, ray_nodes=ray_nodes)
-        _show_place(home, listens=door.address, dialled=dialled)
+        _show_reachability(home, listens=door.address, dialled=dialled)
         _show_invite(home, uses=uses)
 
     def moved(address: str) -> None:
@@ -195,17 +195,17 @@ def check_doors(engine: CrewEngine, *, listen: str, ray_nodes: frozenset[str]) -
         )
 
 
-def _show_place(home: Home, *, listens: str, dialled: str) -> None:
+def _show_reachability(home: Home, *, listens: str, dialled: str) -> None:
     """Say so if nobody on the network could dial `listens`, and what to do about it."""
-    from cuadrilla.host.place import advice, read_place
+    from cuadrilla.host.reachability import advice, read_reachability
     from cuadrilla.link.nodes import AllowList
 
-    place = Address.parse(listens)
-    if place.is_loopback:
+    here = Address.parse(listens)
+    if here.is_loopback:
         return  # a crew of this machine alone
     others = sorted(name for name in AllowList(home.nodes).nodes() if not re.fullmatch(r"here-\d+", name))
     known = [Address.parse(crew.address).host for crew in home.joined()]
-    found = read_place(place.host, system=platform.system())
+    found = read_reachability(here.host, system=platform.system())
     for line in advice(found, listens=listens, dialled=dialled, others=[*known, *others]):
         say("network    {line}", line=line)
 

@@ -27,7 +27,7 @@ STORY_PAIRS_SEED = 1  # never trained on
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Measurement:
     """What to measure. `stories` and `pairs` are about the built-in stories."""
 
     sequences: int
@@ -77,7 +77,7 @@ def evaluate(
     from cuadrilla.train.trained import run_of
 
     options.json |= json
-    wanted = Wanted(
+    wanted = Measurement(
         sequences=sequences, stories=stories, pairs=pairs, texts=tuple(text or ()),
         pair_files=tuple(pairs_file or ()), last_words=tuple(last_word or ()), samples=samples,
         sample_tokens=sample_tokens, temperature=temperature, seed=seed, device=device, newest=newest,
@@ -89,7 +89,7 @@ def evaluate(
         _compare(models, wanted)
 
 
-def _evaluate_run(run: "RunDir", wanted: Wanted) -> None:
+def _evaluate_run(run: "RunDir", wanted: Measurement) -> None:
     """One run on its own held-out data."""
     from cuadrilla.config import EvaluateSection
     from cuadrilla.model.gpt2 import GPT2
@@ -126,7 +126,7 @@ def _evaluate_run(run: "RunDir", wanted: Wanted) -> None:
     emit_table([{"measure": key, "value": _shown(value)} for key, value in result.items()])
 
 
-def _compare(paths: Sequence[Path], wanted: Wanted) -> None:
+def _compare(paths: Sequence[Path], wanted: Measurement) -> None:
     """Each model in its turn, so that one is in memory; a row for each figure, a column for each model."""
     from cuadrilla.train.trained import open_model
 
@@ -193,7 +193,7 @@ class _Tests:
     passages: "list[tuple[str, Sequence[Passage]]]"
 
 
-def _open_tests(paths: Sequence[Path], wanted: Wanted) -> _Tests:
+def _open_tests(paths: Sequence[Path], wanted: Measurement) -> _Tests:
     """Raises DataError for a file that cannot be used, ConfigError if there is nothing to measure on."""
     from cuadrilla.data import cuentos
     from cuadrilla.train import trials
@@ -240,7 +240,7 @@ def _held_out_of(paths: Sequence[Path]) -> "tuple[str, Path, int, Tokenizer]":
     )
 
 
-def _measure(model: "LanguageModel", wanted: Wanted, tests: _Tests) -> "list[Figure]":
+def _measure(model: "LanguageModel", wanted: Measurement, tests: _Tests) -> "list[Figure]":
     from cuadrilla.model.generate import Sampling
     from cuadrilla.train import measures
 

@@ -16,7 +16,7 @@ from cuadrilla.rundir import typed
 
 if TYPE_CHECKING:  # the other verbs of `data` do without HTTP
     from cuadrilla.data.get.catalogue import Options
-    from cuadrilla.data.get.download import Fetched, Wanted
+    from cuadrilla.data.get.download import DownloadRequest, Fetched
     from cuadrilla.data.get.origin import TooLargeError
 
 MAX_ROWS = 20
@@ -66,7 +66,7 @@ def get_command(
     _report(done)
 
 
-def _gather(name: str, wishes: "Options", *, agreed: bool) -> "list[tuple[Wanted, bool]]":
+def _gather(name: str, wishes: "Options", *, agreed: bool) -> "list[tuple[DownloadRequest, bool]]":
     """The files that a name stands for, and whether they may be as large as they like."""
     from cuadrilla.data.get.catalogue import CATALOGUE, resolve
     from cuadrilla.data.get.download import LARGE_BYTES
@@ -82,16 +82,16 @@ def _gather(name: str, wishes: "Options", *, agreed: bool) -> "list[tuple[Wanted
     return [(each, agreed) for each in wanted]
 
 
-def _fetch(wanted: "Wanted", *, to: Path, agreed: bool) -> "Fetched":
-    from cuadrilla.data.get.download import LARGE_BYTES, Habits, fetch
+def _fetch(wanted: "DownloadRequest", *, to: Path, agreed: bool) -> "Fetched":
+    from cuadrilla.data.get.download import LARGE_BYTES, DownloadPolicy, fetch
     from cuadrilla.data.get.origin import TooLargeError
 
-    habits = Habits(report=say)
+    policy = DownloadPolicy(report=say)
     while True:
         try:
             with shown_progress() as progress:
                 limit = None if agreed else LARGE_BYTES
-                return fetch(wanted, to=to, habits=replace(habits, progress=progress, limit_bytes=limit))
+                return fetch(wanted, to=to, policy=replace(policy, progress=progress, limit_bytes=limit))
         except TooLargeError as problem:
             agreed = _agree(problem)
 

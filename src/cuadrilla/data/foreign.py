@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from cuadrilla.errors import DataError
-from cuadrilla.host.confine import run_confined
+from cuadrilla.host.sandbox import run_confined
 from cuadrilla.rundir import private_folder, read_regular
 
 MAX_FILE_BYTES = 2**26  # twice that of Gemma's 262,144 tokens, the largest that is published

@@ -14,7 +14,7 @@ from typing import Any
 from cuadrilla.data.foreign import MAX_BYTES, MAX_FILE_BYTES
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import DataError
-from cuadrilla.host.confine import confine
+from cuadrilla.host.sandbox import confine
 from cuadrilla.messages import Message
 from cuadrilla.rundir import read_regular, typed
 

@@ -3,7 +3,7 @@
     python -m cuadrilla.model.unpickle SOURCE TARGET
 
 torch's restricted reader (`weights_only=True`) builds tensors and plain values only, and refuses every other name.
-Behind it, in case it has a hole (`host/confine.py`): the process has next to no environment; on Linux it may open no
+Behind it, in case it has a hole (`host/sandbox.py`): the process has next to no environment; on Linux it may open no
 socket and start no program from the moment it reads (seccomp); memory, processor time and the size of what it writes
 are limited. It says on stdout, before it reads, what it could not give up.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cuadrilla.errors import CheckpointError, ResourceError
-from cuadrilla.host.confine import MAX_REASON, Ended, confine, run_confined
+from cuadrilla.host.sandbox import MAX_REASON, Ended, confine, run_confined
 from cuadrilla.model.weights import require_weights
 
 TIMEOUT_SECONDS = 900.0

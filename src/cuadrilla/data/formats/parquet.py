@@ -1,7 +1,7 @@
 """Parquet: one column of text, row group by row group, in batches of a few megabytes.
 
 pyarrow takes as much memory as a page says it needs, and some damaged files end its process. So it reads in a child
-with limited memory and time and without network (`host/confine.py`), which sends the cells through a pipe:
+with limited memory and time and without network (`host/sandbox.py`), which sends the cells through a pipe:
 
     python -m cuadrilla.data.formats.parquet PATH FIELD
 
@@ -21,7 +21,7 @@ from cuadrilla.data.formats.packing import CHUNK_BYTES, INSTALL, Budget, size_of
 from cuadrilla.data.formats.record import BadRecord, Reading
 from cuadrilla.data.frames import receive, send
 from cuadrilla.errors import DataError, EnvironmentProblem
-from cuadrilla.host.confine import MAX_REASON, confine, reading_from
+from cuadrilla.host.sandbox import MAX_REASON, confine, reading_from
 from cuadrilla.messages import Message
 
 if TYPE_CHECKING:

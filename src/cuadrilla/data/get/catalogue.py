@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cuadrilla.data.get import hub
-from cuadrilla.data.get.download import LARGE_BYTES, Wanted
+from cuadrilla.data.get.download import LARGE_BYTES, DownloadRequest
 from cuadrilla.data.get.mount import list_mount
 from cuadrilla.data.get.origin import WEB_SCHEMES, check_address, distinct_names, safe_name
 from cuadrilla.data.get.web import Web
@@ -102,7 +102,7 @@ class Options:
     revision: str = ""
 
 
-def resolve(argument: str, *, options: Options) -> list[Wanted]:
+def resolve(argument: str, *, options: Options) -> list[DownloadRequest]:
     """The files that a name of the catalogue or an address stands for.
 
     Raises ConfigError for what is neither, LinkError if it has to be listed and cannot be.
@@ -129,10 +129,10 @@ def resolve(argument: str, *, options: Options) -> list[Wanted]:
     return _with_hash(argument, found, options.sha256) if options.sha256 else found
 
 
-def _from_web(url: str, corpus: Corpus | None) -> Wanted:
+def _from_web(url: str, corpus: Corpus | None) -> DownloadRequest:
     if corpus is None:
-        return Wanted(origin=Web(url), url=url)
-    return Wanted(
+        return DownloadRequest(origin=Web(url), url=url)
+    return DownloadRequest(
         origin=Web(url),
         url=url,
         name=corpus.file,
@@ -142,17 +142,17 @@ def _from_web(url: str, corpus: Corpus | None) -> Wanted:
     )
 
 
-def _from_mount(address: str) -> list[Wanted]:
+def _from_mount(address: str) -> list[DownloadRequest]:
     files = list_mount(address)
     names = distinct_names([url for url, _, _ in files])
     subfolder = safe_name(address.rstrip("/")) if len(files) > 1 else ""
     return [
-        Wanted(origin=origin, url=url, name=names[url], subfolder=subfolder, num_bytes=num_bytes or None)
+        DownloadRequest(origin=origin, url=url, name=names[url], subfolder=subfolder, num_bytes=num_bytes or None)
         for url, num_bytes, origin in files
     ]
 
 
-def _with_hash(argument: str, found: Sequence[Wanted], sha256: str) -> list[Wanted]:
+def _with_hash(argument: str, found: Sequence[DownloadRequest], sha256: str) -> list[DownloadRequest]:
     if len(found) != 1:
         raise ConfigError(
             "{name} is {files} files, --sha256 is for one", name=argument, files=len(found), hint="leave --sha256 out"

@@ -46,7 +46,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class DownloadRequest:
     """A file to fetch, and what is known about it beforehand."""
 
     origin: Origin
@@ -66,7 +66,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Habits:
+class DownloadPolicy:
     """How a download behaves. Tests bring their own patience."""
 
     limit_bytes: int | None = LARGE_BYTES
@@ -86,7 +86,7 @@ class Fetched:
     """It was there before, and its hash is right."""
 
 
-def fetch(wanted: Wanted, *, to: Path, habits: Habits) -> Fetched:
+def fetch(wanted: DownloadRequest, *, to: Path, policy: DownloadPolicy) -> Fetched:
     """Bring one file to `to`, or find it there.
 
     Raises TooLargeError before or when `limit_bytes` is passed, LinkError when the origin does not give it, DataError
@@ -97,13 +97,13 @@ def fetch(wanted: Wanted, *, to: Path, habits: Habits) -> Fetched:
         folder.mkdir(parents=True, exist_ok=True)
     with FolderLock(folder / ".lock", purpose="`cuadrilla data get`"):
         records = Records(folder)
-        habits.progress(Message("looking for {name}", name=wanted.name or name_in(wanted.url)), 0, 0)
+        policy.progress(Message("looking for {name}", name=wanted.name or name_in(wanted.url)), 0, 0)
         here = records.present(wanted.url)
         if here is not None and wanted.sha256 in ("", here.sha256):
             return Fetched(record=here, folder=folder, already=True)
         part = Part(folder, url=wanted.url)
         try:
-            name = _receive(wanted, part, records, habits=habits)
+            name = _receive(wanted, part, records, policy=policy)
             part.save()
             _check_start(part.head(), "", url=wanted.url, name=name)  # the first chunk may have been a single byte
             _check_whole(wanted, part, records.of(wanted.url), name=name)
@@ -120,7 +120,7 @@ def fetch(wanted: Wanted, *, to: Path, habits: Habits) -> Fetched:
     return Fetched(record=record, folder=folder, already=False)
 
 
-def _receive(wanted: Wanted, part: Part, records: Records, *, habits: Habits) -> str:
+def _receive(wanted: DownloadRequest, part: Part, records: Records, *, policy: DownloadPolicy) -> str:
     """All bytes into the part, over as many tries as it takes; the file's name."""
     furthest, tries = part.num_bytes, 0
     while True:
@@ -129,16 +129,16 @@ def _receive(wanted: Wanted, part: Part, records: Records, *, habits: Habits) ->
             try:
                 name = _name(wanted, stream, part)
                 records.claim(name, url=wanted.url)
-                _admit(wanted, stream, part, habits=habits)
+                _admit(wanted, stream, part, policy=policy)
                 part.begin(stream, name=name)
-                _pour(wanted, stream, part, habits=habits)
+                _pour(wanted, stream, part, policy=policy)
             finally:
                 stream.close()
             return name
         except PassingError as problem:
             tries = 1 if part.num_bytes >= furthest + ENOUGH_BYTES else tries + 1
             furthest = max(furthest, part.num_bytes)
-            if tries >= habits.max_tries:
+            if tries >= policy.max_tries:
                 raise LinkError(
                     "{url}: {problem} ({tries} tries in a row)",
                     url=wanted.url,
@@ -146,17 +146,17 @@ def _receive(wanted: Wanted, part: Part, records: Records, *, habits: Habits) ->
                     tries=tries,
                     hint="what came is kept where the server allows to go on; run the same command later",
                 ) from problem
-            wait = max(problem.wait_seconds, habits.first_wait_seconds * 2 ** (tries - 1) * random.uniform(0.5, 1.5))
-            habits.report(Message("{problem}; trying again in {wait:.0f} s", problem=problem.message, wait=wait))
-            habits.sleep(wait)
+            wait = max(problem.wait_seconds, policy.first_wait_seconds * 2 ** (tries - 1) * random.uniform(0.5, 1.5))
+            policy.report(Message("{problem}; trying again in {wait:.0f} s", problem=problem.message, wait=wait))
+            policy.sleep(wait)
 
 
-def _name(wanted: Wanted, stream: Stream, part: Part) -> str:
+def _name(wanted: DownloadRequest, stream: Stream, part: Part) -> str:
     resumed = part.name if stream.start else ""
     return wanted.name or resumed or safe_name(stream.name or name_in(wanted.url))
 
 
-def _admit(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> None:
+def _admit(wanted: DownloadRequest, stream: Stream, part: Part, *, policy: DownloadPolicy) -> None:
     """Refuse by what is announced, before a byte is written."""
     total = stream.total_bytes
     if total is None:
@@ -169,7 +169,7 @@ def _admit(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> Non
             expected=wanted.num_bytes,
             hint="the file was replaced by its owner, or this is a different file; check the address",
         )
-    _check_limit(wanted.url, total, habits)
+    _check_limit(wanted.url, total, policy)
     folder = part.path.parent
     with storage_errors(folder):
         free_bytes = shutil.disk_usage(folder).free
@@ -184,8 +184,8 @@ def _admit(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> Non
         )
 
 
-def _check_limit(url: str, num_bytes: int, habits: Habits) -> None:
-    if habits.limit_bytes is not None and num_bytes > habits.limit_bytes:
+def _check_limit(url: str, num_bytes: int, policy: DownloadPolicy) -> None:
+    if policy.limit_bytes is not None and num_bytes > policy.limit_bytes:
         raise TooLargeError(
             "{url} is large: {num_bytes:,} bytes or more",
             url=url,
@@ -194,10 +194,10 @@ def _check_limit(url: str, num_bytes: int, habits: Habits) -> None:
         )
 
 
-def _pour(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> None:
+def _pour(wanted: DownloadRequest, stream: Stream, part: Part, *, policy: DownloadPolicy) -> None:
     expected = wanted.num_bytes if stream.total_bytes is None else stream.total_bytes
     stage = Message("fetching {name}", name=part.name)
-    habits.progress(stage, part.num_bytes, expected or 0)
+    policy.progress(stage, part.num_bytes, expected or 0)
     for chunk in stream.chunks:
         if not chunk:
             continue
@@ -211,9 +211,9 @@ def _pour(wanted: Wanted, stream: Stream, part: Part, *, habits: Habits) -> None
                 hint="try again, or take the file from another address",
             )
         if expected is None:
-            _check_limit(wanted.url, part.num_bytes + len(chunk), habits)
+            _check_limit(wanted.url, part.num_bytes + len(chunk), policy)
         part.write(chunk)
-        habits.progress(stage, part.num_bytes, expected or 0)
+        policy.progress(stage, part.num_bytes, expected or 0)
     if expected is not None and part.num_bytes < expected:
         raise PassingError(
             "the connection ended after {num_bytes:,} of {expected:,} bytes",
@@ -239,7 +239,7 @@ def _check_start(chunk: bytes, media_type: str, *, url: str, name: str) -> None:
         )
 
 
-def _check_whole(wanted: Wanted, part: Part, before: Record | None, *, name: str) -> None:
+def _check_whole(wanted: DownloadRequest, part: Part, before: Record | None, *, name: str) -> None:
     if part.num_bytes == 0:
         raise DataError("{url} is empty", url=wanted.url, hint="check the address in a browser")
     if wanted.sha256 and part.sha256 != wanted.sha256:
@@ -262,7 +262,7 @@ def _check_whole(wanted: Wanted, part: Part, before: Record | None, *, name: str
         )
 
 
-def _settle(wanted: Wanted, part: Part, records: Records, *, folder: Path, name: str) -> Record:
+def _settle(wanted: DownloadRequest, part: Part, records: Records, *, folder: Path, name: str) -> Record:
     """Record, then give the file its name or unpack it."""
     record = Record(
         url=wanted.url,

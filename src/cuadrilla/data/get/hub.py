@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from cuadrilla.data.get.download import Wanted
+from cuadrilla.data.get.download import DownloadRequest
 from cuadrilla.data.get.origin import distinct_names, safe_name
 from cuadrilla.data.get.web import Web
 from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem, LinkError
@@ -48,7 +48,7 @@ class Dataset:
         return safe_name("-".join(filter(None, (self.repo.split("/")[1], self.config, self.split))))
 
 
-def list_parquet(dataset: Dataset, *, licence: str = "", endpoint: str | None = None) -> list[Wanted]:
+def list_parquet(dataset: Dataset, *, licence: str = "", endpoint: str | None = None) -> list[DownloadRequest]:
     """The files of a split, by name; from the library's own endpoint if none is given.
 
     Raises ConfigError for what the dataset does not have, DataError if it has no parquet, LinkError.
@@ -87,7 +87,7 @@ def list_parquet(dataset: Dataset, *, licence: str = "", endpoint: str | None = 
         for path in paths
     }
     return [
-        Wanted(
+        DownloadRequest(
             origin=Web(urls[path], token=token),
             url=urls[path],
             name=names[path],

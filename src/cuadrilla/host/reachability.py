@@ -4,7 +4,7 @@ A coordinator needs one port that other machines reach. WSL2 in its default mode
 that only their host knows. What to type there comes from Microsoft's networking page (learn.microsoft.com/windows/wsl)
 and Docker's page on publishing ports; it was not run on Windows.
 
-`read_place` is the only I/O; nothing here raises, and what cannot be found out counts as a plain machine.
+`read_reachability` is the only I/O; nothing here raises, and what cannot be found out counts as a plain machine.
 """
 
 import configparser
@@ -29,7 +29,7 @@ WINDOWS, HOST = "WINDOWS_ADDRESS", "HOST_ADDRESS"  # to be replaced by who types
 
 
 @dataclass(frozen=True)
-class Place:
+class Reachability:
     """`noticed` says what it was recognised by; empty for a plain machine."""
 
     kind: Kind
@@ -41,20 +41,20 @@ class Place:
         return self.kind in ("wsl-nat", "container")
 
 
-def read_place(
+def read_reachability(
     address: str,
     *,
     system: str,
     root: Path = Path("/"),
     environ: Mapping[str, str] = os.environ,
     mode: str | None = None,
-) -> Place:
-    """The place of a machine that others would dial at `address`.
+) -> Reachability:
+    """How a machine is placed that others would dial at `address`.
 
     `mode` is the answer of `wslinfo --networking-mode`; None asks it.
     """
     if system != "Linux":
-        return Place("plain")
+        return Reachability("plain")
     container = parse_container(
         environ=environ,
         cgroup=read_text(root / "proc/1/cgroup"),
@@ -62,18 +62,18 @@ def read_place(
         init_environ=read_text(root / "proc/1/environ"),
     )
     if container in BEHIND_A_HOST and _has_own_network(root):
-        return Place("container", Message("in a container ({kind}) with a network of its own", kind=container))
+        return Reachability("container", Message("in a container ({kind}) with a network of its own", kind=container))
     kernel = read_text(root / "proc/sys/kernel/osrelease") or read_text(root / "proc/version")
     if (parse_wsl(kernel) or (2 if (root / "run/WSL").is_dir() else None)) != 2:
-        return Place("plain")  # WSL1 has the network of Windows
+        return Reachability("plain")  # WSL1 has the network of Windows
     mode, source = _wsl_mode(address, root=root, mode=wslinfo() if mode is None else mode)
     if mode == "mirrored":
         noticed = Message("in WSL2 with the network of Windows (mirrored, says {source})", source=source)
-        return Place("wsl-mirrored", noticed)
+        return Reachability("wsl-mirrored", noticed)
     if mode == "bridged":
-        return Place("plain")
+        return Reachability("plain")
     noticed = Message("in WSL2 behind the address of Windows ({mode}, says {source})", mode=mode, source=source)
-    return Place("wsl-nat", noticed)
+    return Reachability("wsl-nat", noticed)
 
 
 def _has_own_network(root: Path) -> bool:
@@ -128,21 +128,21 @@ def wslinfo() -> str:
     return said if done.returncode == 0 and re.fullmatch(r"[A-Za-z]+", said) else ""
 
 
-def advice(place: Place, *, listens: str, dialled: str, others: Sequence[str] = ()) -> list[str]:
+def advice(found: Reachability, *, listens: str, dialled: str, others: Sequence[str] = ()) -> list[str]:
     """Lines to print where a coordinator opens its port: what was noticed, and what to type so that others reach it.
 
     `listens` is HOST:PORT; `dialled` is what `--address` said others dial, or empty. `others` are machines of the crew,
     or known coordinators, that might serve better.
     """
-    if place.kind == "plain":
+    if found.kind == "plain":
         return []
     inner, _, port = listens.rpartition(":")
     outer, _, outer_port = dialled.rpartition(":")
-    if place.kind == "wsl-mirrored":
+    if found.kind == "wsl-mirrored":
         return [
             Message(
                 "this machine is {noticed}; once, in a PowerShell as administrator, let others in:",
-                noticed=place.noticed,
+                noticed=found.noticed,
             ),
             f"  New-NetFirewallHyperVRule -Name cuadrilla -DisplayName cuadrilla -Direction Inbound "
             f"-VMCreatorId '{WSL_CREATOR}' -Protocol TCP -LocalPorts {port} -Action Allow",
@@ -152,20 +152,20 @@ def advice(place: Place, *, listens: str, dialled: str, others: Sequence[str] = 
             "this machine is {noticed}: only its host reaches {address}; what brings others here:"
             if dialled
             else "this machine is {noticed}: only its host reaches {address}",
-            noticed=place.noticed,
+            noticed=found.noticed,
             address=inner,
         )
     ]
     if not dialled:
         lines += _elsewhere(others)
-    if place.kind == "wsl-nat":
+    if found.kind == "wsl-nat":
         lines += _through_windows(inner, port, outer=outer or WINDOWS, outer_port=outer_port or port)
     else:
         publish = f"{outer or HOST}:{outer_port or port}:{port}"
         start = "  start the container with -p {ports} (its host's address on your network)"
         lines.append(Message(start, ports=publish))
     if not dialled:
-        host = WINDOWS if place.kind == "wsl-nat" else HOST
+        host = WINDOWS if found.kind == "wsl-nat" else HOST
         lines.append(Message("  and here: cuadrilla up ... --address {host}:{port}", host=host, port=port))
     return lines
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.errors import LinkError
-from cuadrilla.host.place import Place, advice, default_card, read_place
+from cuadrilla.host.reachability import Reachability, advice, default_card, read_reachability
 from cuadrilla.link.address import dialled_address
 
 pytestmark = pytest.mark.unit
@@ -20,16 +20,16 @@ VETH = {"proc/net/route": ROUTES, "sys/class/net/eth0/uevent": "INTERFACE=eth0\n
 CARD = {**VETH, "sys/class/net/eth0/device/vendor": "0x8086\n"}
 
 
-def place(root: Path, files: dict[str, str], *, address: str, system: str = "Linux", mode: str = "") -> Place:
+def place(root: Path, files: dict[str, str], *, address: str, system: str = "Linux", mode: str = "") -> Reachability:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    return read_place(address, system=system, root=root, environ={}, mode=mode)
+    return read_reachability(address, system=system, root=root, environ={}, mode=mode)
 
 
 def test_wsl2_in_its_default_mode(tmp_path: Path) -> None:
     found = place(tmp_path, {"proc/sys/kernel/osrelease": WSL_KERNEL}, address="172.30.98.229", mode="nat")
-    assert found == Place("wsl-nat", "in WSL2 behind the address of Windows (nat, says wslinfo)")
+    assert found == Reachability("wsl-nat", "in WSL2 behind the address of Windows (nat, says wslinfo)")
     said = "\n".join(advice(found, listens="172.30.98.229:47470", dialled="", others=["192.168.1.20", "ana"]))
     assert "on a machine with an address of its own (192.168.1.20, ana)" in said
     assert (
@@ -43,7 +43,7 @@ def test_wsl2_in_its_default_mode(tmp_path: Path) -> None:
 
 
 def test_the_commands_hold_the_address_that_was_given() -> None:
-    found = Place("wsl-nat", "in WSL2")
+    found = Reachability("wsl-nat", "in WSL2")
     said = "\n".join(advice(found, listens="172.30.98.229:47470", dialled="192.168.1.50:5000", others=["ana"]))
     assert "listenaddress=192.168.1.50 listenport=5000 connectaddress=172.30.98.229 connectport=47470" in said
     assert "-LocalPort 5000 " in said
@@ -88,7 +88,7 @@ def test_wsl2_mirrored_needs_only_a_rule(tmp_path: Path) -> None:
 def test_a_container_behind_its_host(tmp_path: Path, marker: str) -> None:
     found = place(tmp_path, {marker: "", **VETH}, address="172.17.0.2")
     name = "docker" if marker == ".dockerenv" else "podman"
-    assert found == Place("container", f"in a container ({name}) with a network of its own")
+    assert found == Reachability("container", f"in a container ({name}) with a network of its own")
     said = "\n".join(advice(found, listens="172.17.0.2:47470", dialled=""))
     assert "-p HOST_ADDRESS:47470:47470" in said
     assert "--address HOST_ADDRESS:47470" in said
@@ -116,12 +116,12 @@ def test_a_container_of_docker_desktop_is_a_container_first(tmp_path: Path) -> N
 )
 def test_machines_with_an_address_of_their_own(tmp_path: Path, files: dict[str, str]) -> None:
     found = place(tmp_path, files, address="192.168.1.20")
-    assert found == Place("plain")
+    assert found == Reachability("plain")
     assert advice(found, listens="192.168.1.20:47470", dialled="") == []
 
 
 def test_another_system_is_not_searched_for_linux_files(tmp_path: Path) -> None:
-    assert place(tmp_path, {".dockerenv": "", **VETH}, address="192.168.1.20", system="Darwin") == Place("plain")
+    assert place(tmp_path, {".dockerenv": "", **VETH}, address="192.168.1.20", system="Darwin") == Reachability("plain")
 
 
 def test_a_machine_without_a_default_route_has_no_card() -> None:
