@@ -1,21 +1,22 @@
 """The shared battery for the exact strategy: unequal workers = one worker, whatever dies, resumes or overflows."""
 
 import math
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cuadrilla.errors import CuadrillaError, GuardError, TaskError
-from cuadrilla.link.base import Contribution
+from cuadrilla.link.base import Contribution, Link, Progress, ToCoordinator
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import ExactMerge, ExactWorker
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.strategy import Sums
 from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint
 from tests import runs
-from tests.faults import PHASES, Phase, Script, play
+from tests.faults import PHASES, FaultyLink, Phase, Script, play
 from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, prepare, relative_difference, workers
 from tests.sessions import SOME_LEASE
 from tests.tasks import FrozenBeginning, RaggedRegression
@@ -330,6 +331,36 @@ def test_the_outer_step_by_hand() -> None:
             params["w"].sub_(1)
         outer.after_step(params, version=version)
     assert params["w"].item() == -1.5
+
+
+class _Mindful(FaultyLink):
+    """Notes after each first pass of a lease how many tensors of the answer before are still in memory."""
+
+    def __init__(self, worker: str, link: Link) -> None:
+        super().__init__(worker, link, [], [])
+        self.answered: list[weakref.ref[Tensor]] = []
+        self.kept: list[int] = []
+
+    def call(self, message: ToCoordinator) -> None:
+        if isinstance(message, Progress) and self.answered:
+            self.kept.append(sum(tensor() is not None for tensor in self.answered))
+            self.answered = []
+        if isinstance(message, Contribution):
+            self.answered = [weakref.ref(tensor) for tensor in message.tensors.values()]
+        super().call(message)
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_an_answer_is_not_kept_while_the_next_lease_computes(tmp_path: Path, strict: str) -> None:
+    links: list[_Mindful] = []
+
+    def wrap(worker: str, link: Link) -> Link:
+        links.append(_Mindful(worker, link))
+        return links[-1]
+
+    runs.execute(tmp_path, RaggedRegression(), workers([1.0]), f"sync.strict={strict}", wrap_link=wrap)
+    assert len(links[0].kept) > 5
+    assert not any(links[0].kept)
 
 
 def test_state_is_the_same_after_a_round_trip_in_the_middle_of_a_round(tmp_path: Path) -> None:

@@ -109,16 +109,17 @@ def train(
         if link.interrupted():
             continue
 
-        contribution = Contribution(
-            lease_id=lease.lease_id,
-            tokens=sums.tokens,
-            loss_sum=sums.loss,
-            tensors=sync.contribute(),
-            transfer_seconds=transfer_seconds,
-            valid=sums.valid and math.isfinite(sums.loss),
-        )
         began = time.monotonic()
-        link.call(contribution)
+        link.call(
+            Contribution(  # without a name: it would keep its tensors in memory during the next lease
+                lease_id=lease.lease_id,
+                tokens=sums.tokens,
+                loss_sum=sums.loss,
+                tensors=sync.contribute(),
+                transfer_seconds=transfer_seconds,
+                valid=sums.valid and math.isfinite(sums.loss),
+            )
+        )
         upload_seconds = time.monotonic() - began
 
     link.call(Goodbye(reason=event.reason))
