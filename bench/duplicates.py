@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import report
-from cuadrilla.data.corpus import Corpus, Rules, clean_corpus
+from cuadrilla.data.corpus import Corpus, CorpusRules, clean_corpus
 from cuadrilla.data.duplicates import DEFAULT_SIMILARITY, SHINGLE_WORDS
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.pool import Pool
@@ -90,7 +90,7 @@ def measure(corpus: Corpus) -> dict[str, Any]:
 
 def corpus_of(sources: list[str], work: Path) -> tuple[Corpus, list[str]]:
     options = PrepareOptions()
-    rules = Rules(
+    rules = CorpusRules(
         recipe=0,
         maximum=20_000,
         min_characters=options.min_characters,

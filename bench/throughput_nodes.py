@@ -32,7 +32,7 @@ from bench.lan import CARD, LAN
 from bench.ray_cluster import RayMachine, head, nodes_named
 from cuadrilla.config import Config
 from cuadrilla.data.loader import UnitLoader
-from cuadrilla.engines.crew import Door, Opening, run_crew
+from cuadrilla.engines.crew import OpenCrew, Opening, run_crew
 from cuadrilla.home import Home
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.base import (
@@ -164,7 +164,7 @@ class CrewCoordinator:
         run_crew(parts, run, opening=Opening(home=Home(self._folder / "home"), opened=self._say_open))
         return {"seconds": counted_seconds(commits, warm_up=self._warm_up, rounds=self._rounds)}
 
-    def _say_open(self, _door: Door) -> None:
+    def _say_open(self, _door: OpenCrew) -> None:
         self._say({"open": True})
 
     def close(self) -> None:

@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.tls import Coordinator, Identity, node_request, save_node
+from cuadrilla.link.tls import CoordinatorKeys, Identity, node_request, save_node
 
 NOW = datetime.now(UTC)
 
 
-def join(folder: Path, *, name: str, crew: Coordinator) -> Identity:
+def join(folder: Path, *, name: str, crew: CoordinatorKeys) -> Identity:
     signed_name, certificate = crew.sign(node_request(folder, name=name))
     assert signed_name == name
     return save_node(folder, certificate=certificate, ca=crew.identity.ca, server=crew.identity.certificate)

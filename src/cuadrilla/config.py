@@ -45,12 +45,12 @@ class RunSection(Section):
     """Decides the initial weights, the order of the data and every random number of the run."""
 
 
-class LanguageTask(Section):
+class LanguageTaskSection(Section):
     kind: Literal["language"] = "language"
     """The built-in task: a GPT-2 language model on a prepared data folder."""
 
 
-class FileTask(Section):
+class FileTaskSection(Section):
     kind: Literal["file"]
     """A model of your own."""
     path: Annotated[str, Field(pattern=r".+:[A-Za-z_]\w*$")]
@@ -334,7 +334,7 @@ class Config(Section):
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
     run: RunSection = RunSection()
-    task: Annotated[LanguageTask | FileTask, Field(discriminator="kind")] = LanguageTask()
+    task: Annotated[LanguageTaskSection | FileTaskSection, Field(discriminator="kind")] = LanguageTaskSection()
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()

@@ -22,7 +22,7 @@ from cuadrilla.link.invite import Invite, new_secret
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import (
     SERVER_NAME,
-    Coordinator,
+    CoordinatorKeys,
     Identity,
     enrol_identity,
     is_enrol,
@@ -39,7 +39,7 @@ CALL_SECONDS = 20.0
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Coordinator:
+def crew(tmp_path: Path) -> CoordinatorKeys:
     return open_coordinator(tmp_path / "crew", now=NOW)
 
 
@@ -87,18 +87,18 @@ def tls_server(folder: Path, *, highest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
     return talk
 
 
-def invite_to(port: int, *, crew: Coordinator) -> Invite:
+def invite_to(port: int, *, crew: CoordinatorKeys) -> Invite:
     hashed = key_hash(crew.identity.certificate)
     return Invite(address=Address("127.0.0.1", port), key_hash=hashed, secret=new_secret())
 
 
-def test_the_right_coordinator(tmp_path: Path, crew: Coordinator) -> None:
+def test_the_right_coordinator(tmp_path: Path, crew: CoordinatorKeys) -> None:
     with server(tls_server(tmp_path / "crew")) as (port, heard):
         assert pinned_certificate(invite_to(port, crew=crew)) == crew.identity.certificate
     assert heard == [b""]
 
 
-def test_another_crew_or_somebody_in_between(tmp_path: Path, crew: Coordinator) -> None:
+def test_another_crew_or_somebody_in_between(tmp_path: Path, crew: CoordinatorKeys) -> None:
     """The impostor has the right name and dates; only the key is another one."""
     open_coordinator(tmp_path / "impostor", now=NOW)
     with server(tls_server(tmp_path / "impostor")) as (port, heard):
@@ -107,7 +107,7 @@ def test_another_crew_or_somebody_in_between(tmp_path: Path, crew: Coordinator) 
     assert heard == [b""]
 
 
-def test_tls_1_2_is_refused(tmp_path: Path, crew: Coordinator) -> None:
+def test_tls_1_2_is_refused(tmp_path: Path, crew: CoordinatorKeys) -> None:
     with server(tls_server(tmp_path / "crew", highest=ssl.TLSVersion.TLSv1_2)) as (port, heard):
         error = refused(lambda: pinned_certificate(invite_to(port, crew=crew)))
     assert "does not speak TLS 1.3" in error.message
@@ -117,7 +117,7 @@ def test_tls_1_2_is_refused(tmp_path: Path, crew: Coordinator) -> None:
 @pytest.mark.parametrize(
     "greeting", [b"SSH-2.0-OpenSSH_9.7\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 64, b""]
 )
-def test_another_program_on_the_port(crew: Coordinator, greeting: bytes) -> None:
+def test_another_program_on_the_port(crew: CoordinatorKeys, greeting: bytes) -> None:
     def talk(connection: socket.socket) -> object:
         connection.recv(4096)
         connection.sendall(greeting)
@@ -128,7 +128,7 @@ def test_another_program_on_the_port(crew: Coordinator, greeting: bytes) -> None
         assert f"127.0.0.1:{port}" in refused(lambda: pinned_certificate(invite_to(port, crew=crew))).message
 
 
-def test_nobody_answers(crew: Coordinator) -> None:
+def test_nobody_answers(crew: CoordinatorKeys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:  # the kernel accepts; nobody ever speaks
         invite = invite_to(listener.getsockname()[1], crew=crew)
         error = refused(lambda: pinned_certificate(invite, timeout_seconds=0.05))
@@ -184,7 +184,7 @@ def grpc_server(credentials: Any, handler: grpc.GenericRpcHandler) -> Iterator[i
 
 
 @contextmanager
-def crew_server(crew: Coordinator, handler: WhoCalls) -> Iterator[int]:
+def crew_server(crew: CoordinatorKeys, handler: WhoCalls) -> Iterator[int]:
     pair = (crew.identity.key, crew.identity.certificate)
     roots = crew.client_roots()
     credentials = grpc.ssl_server_credentials([pair], root_certificates=roots, require_client_auth=True)
@@ -210,7 +210,7 @@ def ask(port: int, identity: Identity | None, *, ca: bytes | None = None, name: 
 REFUSED = "UNAVAILABLE"  # all that gRPC tells a client whose certificate the server does not accept
 
 
-def test_grpc_knows_who_calls(tmp_path: Path, crew: Coordinator) -> None:
+def test_grpc_knows_who_calls(tmp_path: Path, crew: CoordinatorKeys) -> None:
     nodes = AllowList(tmp_path / "nodes.json")
     handler = WhoCalls(nodes)
     ana, luis = (join(tmp_path / name, name=name, crew=crew) for name in ("ana", "luis"))
@@ -228,7 +228,7 @@ def test_grpc_knows_who_calls(tmp_path: Path, crew: Coordinator) -> None:
     assert known["security_level"] == [b"TSI_PRIVACY_AND_INTEGRITY"]
 
 
-def test_grpc_refuses_strangers(tmp_path: Path, crew: Coordinator) -> None:
+def test_grpc_refuses_strangers(tmp_path: Path, crew: CoordinatorKeys) -> None:
     handler = WhoCalls(AllowList(tmp_path / "nodes.json"))
     other = open_coordinator(tmp_path / "other", now=NOW)
     foreign = join(tmp_path / "foreign", name="ana", crew=other)
@@ -240,7 +240,7 @@ def test_grpc_refuses_strangers(tmp_path: Path, crew: Coordinator) -> None:
     assert handler.contexts == []
 
 
-def test_an_impostor_after_the_pinning_hears_nothing(tmp_path: Path, crew: Coordinator) -> None:
+def test_an_impostor_after_the_pinning_hears_nothing(tmp_path: Path, crew: CoordinatorKeys) -> None:
     """The fetch and the call are two connections: the second one trusts only the certificate that was compared."""
     impostor = open_coordinator(tmp_path / "impostor", now=NOW)
     handler = WhoCalls(AllowList(tmp_path / "nodes.json"))
@@ -249,7 +249,7 @@ def test_an_impostor_after_the_pinning_hears_nothing(tmp_path: Path, crew: Coord
     assert handler.contexts == []
 
 
-def test_a_node_cannot_pose_as_the_coordinator(tmp_path: Path, crew: Coordinator) -> None:
+def test_a_node_cannot_pose_as_the_coordinator(tmp_path: Path, crew: CoordinatorKeys) -> None:
     ana, luis = (join(tmp_path / name, name=name, crew=crew) for name in ("ana", "luis"))
     handler = WhoCalls(AllowList(tmp_path / "nodes.json"))
     credentials = grpc.ssl_server_credentials([(luis.key, luis.certificate)], crew.identity.ca, True)
@@ -259,7 +259,7 @@ def test_a_node_cannot_pose_as_the_coordinator(tmp_path: Path, crew: Coordinator
     assert handler.contexts == []
 
 
-def test_joining_over_grpc(tmp_path: Path, crew: Coordinator) -> None:
+def test_joining_over_grpc(tmp_path: Path, crew: CoordinatorKeys) -> None:
     """Pin, enrol, join: a whole way in, against the gRPC server itself."""
     nodes = AllowList(tmp_path / "nodes.json")
     with crew_server(crew, WhoCalls(nodes)) as port:
@@ -277,7 +277,7 @@ def signed_by_enrol(name: str) -> Identity:
     return forge(name, issuer=x509.load_pem_x509_certificate(enrol.certificate), issuer_key=key_of(enrol), chain=b"")
 
 
-def signed_by_node(name: str, *, folder: Path, crew: Coordinator) -> Identity:
+def signed_by_node(name: str, *, folder: Path, crew: CoordinatorKeys) -> Identity:
     """A node that plays CA: its certificate follows in the chain."""
     node = join(folder, name="ana", crew=crew)
     issuer = x509.load_pem_x509_certificate(node.certificate)

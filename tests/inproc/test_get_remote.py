@@ -10,9 +10,9 @@ import fsspec
 import pytest
 
 from cuadrilla.data.get import hub
-from cuadrilla.data.get.catalogue import Options, resolve
+from cuadrilla.data.get.catalogue import CatalogueOptions, resolve
 from cuadrilla.data.get.download import DownloadPolicy, DownloadRequest, fetch
-from cuadrilla.data.get.hub import Dataset, list_parquet
+from cuadrilla.data.get.hub import HubDataset, list_parquet
 from cuadrilla.data.get.mount import Mount
 from cuadrilla.data.get.origin import PassingError, Stream
 from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem, LinkError
@@ -33,7 +33,7 @@ def memory():
 
 def pull(argument: str, folder: Path, **policy: object) -> list[str]:
     patience = DownloadPolicy(sleep=lambda _seconds: None, **policy)  # type: ignore[arg-type]
-    done = [fetch(each, to=folder, policy=patience) for each in resolve(argument, options=Options())]
+    done = [fetch(each, to=folder, policy=patience) for each in resolve(argument, options=CatalogueOptions())]
     return [str((each.folder / each.record.name).relative_to(folder)) for each in done]
 
 
@@ -92,7 +92,7 @@ def test_a_store_whose_library_is_missing():
         import s3fs  # noqa: F401
     except ImportError:
         with pytest.raises(EnvironmentProblem) as caught:
-            resolve("s3://cubo/a.txt", options=Options())
+            resolve("s3://cubo/a.txt", options=CatalogueOptions())
         assert caught.value.hint == 'pip install "cuadrilla[remote]"'
     else:
         pytest.skip("needs an installation without s3fs")
@@ -141,7 +141,9 @@ def test_a_dataset_of_the_hub(played, tmp_path):
     path = "data/spa/test/000_00000.parquet"
     play(server, store, card={"configs": CONFIGS, "license": "odc-by"}, files={path: PARQUET}, folder="data/spa/test")
     store.on(f"/{path}", cut(PARQUET, after=1000), whole(PARQUET))
-    (wanted,) = list_parquet(Dataset.parse("hf:ana/corpus/spa", split="test", revision="v2"), endpoint=server.url(""))
+    (wanted,) = list_parquet(
+        HubDataset.parse("hf:ana/corpus/spa", split="test", revision="v2"), endpoint=server.url("")
+    )
     done = fetch(wanted, to=tmp_path, policy=DownloadPolicy(sleep=lambda _seconds: None))
     assert (tmp_path / "corpus-spa-test" / "000_00000.parquet").read_bytes() == PARQUET
     assert done.record.revision == COMMIT
@@ -160,7 +162,7 @@ def test_configurations_and_splits(played):
     play(server, store, card={"configs": CONFIGS}, files={"data/por/0.parquet": PARQUET}, folder="data/por")
 
     def listed(text: str, split: str = "") -> list[str]:
-        found = list_parquet(Dataset.parse(text, split=split, revision=""), endpoint=server.url(""))
+        found = list_parquet(HubDataset.parse(text, split=split, revision=""), endpoint=server.url(""))
         return [unquote(each.url.rpartition(COMMIT)[2]) for each in found]
 
     assert listed("hf:ana/corpus/por") == ["/data/por/0.parquet"]

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cuadrilla.data.get import unpack as unpacking
-from cuadrilla.data.get.catalogue import CATALOGUE, Options, resolve
-from cuadrilla.data.get.hub import Dataset, choose
+from cuadrilla.data.get.catalogue import CATALOGUE, CatalogueOptions, resolve
+from cuadrilla.data.get.hub import HubDataset, choose
 from cuadrilla.data.get.mount import SCHEMES
 from cuadrilla.data.get.origin import MAX_NAME_BYTES, RECORD, check_address, distinct_names, safe_name
 from cuadrilla.data.get.unpack import unpack
@@ -70,7 +70,7 @@ def test_an_address_is_ascii_or_refused(text):
 @given(st.text(max_size=60) | st.sampled_from(SCHEMES).flatmap(lambda scheme: EVIL.map(lambda x: f"{scheme}x://{x}")))
 def test_what_is_asked_for_is_understood_or_refused(text):
     try:
-        found = resolve(text, options=Options(split="x"))  # nothing that would ask the network
+        found = resolve(text, options=CatalogueOptions(split="x"))  # nothing that would ask the network
     except CuadrillaError as error:
         assert error.hint
     else:
@@ -90,7 +90,7 @@ def test_what_is_asked_for_is_understood_or_refused(text):
 )
 def test_secrets_in_addresses_are_refused_and_not_repeated(address):
     with pytest.raises(ConfigError) as caught:
-        resolve(address, options=Options())
+        resolve(address, options=CatalogueOptions())
     for secret in ("secreto", "abc", "AKIA"):
         assert secret not in caught.value.message + caught.value.hint
 
@@ -104,11 +104,11 @@ def test_addresses():
         with pytest.raises(ConfigError):
             check_address(bad)
     with pytest.raises(ConfigError, match="names no bucket"):
-        resolve("s3://", options=Options())
+        resolve("s3://", options=CatalogueOptions())
     with pytest.raises(ConfigError, match="no kind of address"):
-        resolve("gopher://a/b", options=Options())
+        resolve("gopher://a/b", options=CatalogueOptions())
     with pytest.raises(ConfigError, match="no kind of address"):
-        resolve("memory://a/b::memory", options=Options())
+        resolve("memory://a/b::memory", options=CatalogueOptions())
 
 
 def test_the_catalogue_is_in_order():
@@ -118,13 +118,13 @@ def test_the_catalogue_is_in_order():
         assert corpus.licence
         assert corpus.size
         if corpus.address.startswith("hf:"):
-            Dataset.parse(corpus.address, split=corpus.split, revision="")
+            HubDataset.parse(corpus.address, split=corpus.split, revision="")
         else:
-            (wanted,) = resolve(corpus.name, options=Options())
+            (wanted,) = resolve(corpus.name, options=CatalogueOptions())
             assert wanted.url.startswith("https://")
     assert [corpus.name for corpus in CATALOGUE if not corpus.asks] == ["quijote", "fineweb2-test"]
     with pytest.raises(ConfigError) as caught:
-        resolve("quijot", options=Options())
+        resolve("quijot", options=CatalogueOptions())
     assert caught.value.hint == "did you mean quijote?"
 
 
@@ -155,22 +155,22 @@ PATHS = [
 
 def test_files_of_a_dataset():
     def chosen(config, split, patterns=()):
-        return choose(PATHS, patterns, Dataset(repo="a/b", config=config, split=split, revision="main"))
+        return choose(PATHS, patterns, HubDataset(repo="a/b", config=config, split=split, revision="main"))
 
     assert chosen("es", "test") == ["data/es/test/0.parquet"]
     assert chosen("es", "train") == PATHS[1:3]
     assert chosen("", "test", ["data/*/test/*"]) == [PATHS[0], PATHS[3]]
     assert chosen("", "test", ["data/**/0.parquet"]) == [PATHS[0], PATHS[1], PATHS[3]]
-    assert choose(["en/train-0.parquet", "en/test-0.parquet", "training.parquet"], [], Dataset(
+    assert choose(["en/train-0.parquet", "en/test-0.parquet", "training.parquet"], [], HubDataset(
         repo="a/b", config="en", split="train", revision="main")) == ["en/train-0.parquet"]  # fmt: skip
     with pytest.raises(DataError, match=r"no parquet files for 'es test' \(only .py\)") as caught:
-        choose(["x.py"], ["*"], Dataset(repo="a/b", config="es", split="test", revision="main"))
+        choose(["x.py"], ["*"], HubDataset(repo="a/b", config="es", split="test", revision="main"))
     assert "scripts of datasets are not run" in caught.value.hint
     with pytest.raises(DataError):
         chosen("", "test", ["data/*"])  # a star does not cross folders
     for bad in ("hf:a", "hf:a/b/c/d", "hf:../..", "hf:a/b c", "hf:"):
         with pytest.raises(ConfigError):
-            Dataset.parse(bad, split="", revision="")
+            HubDataset.parse(bad, split="", revision="")
 
 
 def archive(tmp_path: Path, members: dict[str, bytes], *, mode: int = stat.S_IFREG) -> Path:

@@ -30,7 +30,7 @@ from cuadrilla.host.facts import (
     read_limits,
 )
 from cuadrilla.host.memory import num_killed_for_memory, parse_oom_kills
-from cuadrilla.host.probe import Answer, describe_exit, parse_rows
+from cuadrilla.host.probe import ProbeAnswer, describe_exit, parse_rows
 from cuadrilla.host.usage import GpuUsage, Sampler, parse_ioreg, parse_nvidia_smi
 
 pytestmark = pytest.mark.unit
@@ -76,8 +76,8 @@ NEW_CARD = {
 }
 
 
-def said(*rows: dict, fault: str | None = None, timed_out: bool = False) -> Answer:
-    return Answer(rows=rows if fault else (*rows, END), fault=fault, timed_out=timed_out)
+def said(*rows: dict, fault: str | None = None, timed_out: bool = False) -> ProbeAnswer:
+    return ProbeAnswer(rows=rows if fault else (*rows, END), fault=fault, timed_out=timed_out)
 
 
 def seen(card: dict, *, index: int = 0, arches: list[str] = CUDA_13_ARCHES) -> dict:
@@ -90,7 +90,7 @@ def trial(index: int = 0, error: str | None = None, kind: str = "cuda") -> dict:
     return {"stage": "tested", "kind": kind, "index": index, "error": error}
 
 
-def judged(torch: Answer, nvml: Answer, *, visible: str | None = None, facts: Facts = THIS) -> list[Device]:
+def judged(torch: ProbeAnswer, nvml: ProbeAnswer, *, visible: str | None = None, facts: Facts = THIS) -> list[Device]:
     devices = assemble(torch, nvml, visible=visible, facts=facts)
     assert devices[-1].kind == "cpu"
     assert [device.kind for device in devices].count("cpu") == 1

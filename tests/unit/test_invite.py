@@ -15,7 +15,7 @@ from cuadrilla.link.invite import (
     VALID_SECONDS,
     Invite,
     Invites,
-    Outcome,
+    Redemption,
     check_node_name,
     new_secret,
 )
@@ -257,25 +257,25 @@ def test_an_invite_is_good_once() -> None:
     assert not invites.is_open(0.0)
     secret = invites.open(now=0.0)
     assert invites.is_open(0.0)
-    assert invites.redeem(secret, now=1.0) is Outcome.ACCEPTED
+    assert invites.redeem(secret, now=1.0) is Redemption.ACCEPTED
     assert not invites.is_open(1.0)
-    assert invites.redeem(secret, now=2.0) is Outcome.USED_UP
-    assert invites.redeem(secret, now=VALID_SECONDS + 1) is Outcome.USED_UP  # used before it could expire
+    assert invites.redeem(secret, now=2.0) is Redemption.USED_UP
+    assert invites.redeem(secret, now=VALID_SECONDS + 1) is Redemption.USED_UP  # used before it could expire
 
 
 def test_one_who_redeemed_it_and_was_not_let_in_has_not_used_it() -> None:
     invites = Invites()
     secret, other = invites.open(now=0.0), invites.open(now=0.0)
-    assert invites.redeem(secret, now=1.0) is Outcome.ACCEPTED
+    assert invites.redeem(secret, now=1.0) is Redemption.ACCEPTED
     invites.give_back(secret)
-    assert [invites.redeem(secret, now=2.0) for _ in range(2)] == [Outcome.ACCEPTED, Outcome.USED_UP]
-    assert [invites.redeem(other, now=2.0) for _ in range(2)] == [Outcome.ACCEPTED, Outcome.USED_UP]
+    assert [invites.redeem(secret, now=2.0) for _ in range(2)] == [Redemption.ACCEPTED, Redemption.USED_UP]
+    assert [invites.redeem(other, now=2.0) for _ in range(2)] == [Redemption.ACCEPTED, Redemption.USED_UP]
 
 
 def test_uses() -> None:
     invites = Invites()
     secret = invites.open(3, now=0.0)
-    assert [invites.redeem(secret, now=1.0) for _ in range(4)] == [Outcome.ACCEPTED] * 3 + [Outcome.USED_UP]
+    assert [invites.redeem(secret, now=1.0) for _ in range(4)] == [Redemption.ACCEPTED] * 3 + [Redemption.USED_UP]
     with pytest.raises(ConfigError):
         invites.open(0, now=0.0)
 
@@ -284,10 +284,10 @@ def test_fifteen_minutes() -> None:
     assert VALID_SECONDS == 900.0
     invites = Invites()
     early, late = invites.open(2, now=100.0), invites.open(now=500.0)
-    assert invites.redeem(early, now=999.999) is Outcome.ACCEPTED
-    assert invites.redeem(early, now=1000.0) is Outcome.EXPIRED
+    assert invites.redeem(early, now=999.999) is Redemption.ACCEPTED
+    assert invites.redeem(early, now=1000.0) is Redemption.EXPIRED
     assert invites.is_open(1000.0)
-    assert invites.redeem(late, now=1000.0) is Outcome.ACCEPTED
+    assert invites.redeem(late, now=1000.0) is Redemption.ACCEPTED
     assert not invites.is_open(1000.0)
 
 
@@ -298,12 +298,12 @@ def test_guessing_closes_every_invite() -> None:
     opened = 0
     for guess in guesses:
         opened += invites.is_open(1.0)
-        assert invites.redeem(guess, now=1.0) is Outcome.WRONG
+        assert invites.redeem(guess, now=1.0) is Redemption.WRONG
     assert opened == MAX_WRONG_TRIES == 5
-    assert invites.redeem(first, now=1.0) is Outcome.CLOSED
-    assert invites.redeem(second, now=1.0) is Outcome.CLOSED
+    assert invites.redeem(first, now=1.0) is Redemption.CLOSED
+    assert invites.redeem(second, now=1.0) is Redemption.CLOSED
     fresh = invites.open(now=2.0)
-    assert invites.redeem(fresh, now=2.0) is Outcome.ACCEPTED  # the owner may open another one
+    assert invites.redeem(fresh, now=2.0) is Redemption.ACCEPTED  # the owner may open another one
 
 
 def test_what_is_no_guess_counts_for_nothing() -> None:
@@ -312,11 +312,11 @@ def test_what_is_no_guess_counts_for_nothing() -> None:
     invites.redeem(used, now=0.0)
     secret = invites.open(2, now=0.0)
     for _ in range(20):
-        assert invites.redeem(used, now=0.0) is Outcome.USED_UP
-    assert invites.redeem(secret, now=0.0) is Outcome.ACCEPTED
+        assert invites.redeem(used, now=0.0) is Redemption.USED_UP
+    assert invites.redeem(secret, now=0.0) is Redemption.ACCEPTED
     for guess in (b"", bytes(3), secret[:-1], secret + b"\0"):
-        assert invites.redeem(guess, now=0.0) is Outcome.WRONG
-    assert invites.redeem(secret, now=0.0) is Outcome.ACCEPTED  # four wrong tries are not five
+        assert invites.redeem(guess, now=0.0) is Redemption.WRONG
+    assert invites.redeem(secret, now=0.0) is Redemption.ACCEPTED  # four wrong tries are not five
 
 
 def test_memory_is_bounded_and_open_invites_stay() -> None:
@@ -326,5 +326,5 @@ def test_memory_is_bounded_and_open_invites_stay() -> None:
         last = invites.open(now=0.0)
         invites.redeem(last, now=0.0)
     assert len(vars(invites)["_issued"]) <= KEPT_CLOSED + 2
-    assert invites.redeem(last, now=0.0) is Outcome.USED_UP
-    assert invites.redeem(kept, now=0.0) is Outcome.ACCEPTED
+    assert invites.redeem(last, now=0.0) is Redemption.USED_UP
+    assert invites.redeem(kept, now=0.0) is Redemption.ACCEPTED

@@ -11,7 +11,7 @@ from torch import nn
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.kernels import AS_USUAL, CHUNK_NUMBERS, IGNORED, Kernels, Taught, chunked_cross_entropy
 from cuadrilla.train import kernels
-from cuadrilla.train.kernels import Choice, choose_kernels
+from cuadrilla.train.kernels import KernelChoice, choose_kernels
 
 pytestmark = pytest.mark.unit
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 CONFIG = GPT2Config(vocab_size=64, context=32, layers=2, heads=4, width=128)
 
 
-def choose(model: nn.Module, home: Path, *, strict: bool = False, device: torch.device = CPU) -> Choice:
+def choose(model: nn.Module, home: Path, *, strict: bool = False, device: torch.device = CPU) -> KernelChoice:
     return choose_kernels(model, device=device, dtype=torch.float32, strict=strict, home=home)
 
 
@@ -49,10 +49,10 @@ def test_a_measurement_draws_no_random_numbers_and_leaves_the_threads(tmp_path: 
 
 
 def test_of_two_that_measure_at_once_the_first_one_holds(tmp_path: Path) -> None:
-    other = Choice(kernels=Kernels(onednn=False, blocks=True), ratios={"onednn": 2.0, "blocks": 3.0})
-    mine = Choice(kernels=AS_USUAL, ratios={"blocks": 0.5})
+    other = KernelChoice(kernels=Kernels(onednn=False, blocks=True), ratios={"onednn": 2.0, "blocks": 3.0})
+    mine = KernelChoice(kernels=AS_USUAL, ratios={"blocks": 0.5})
 
-    def measure(_model: GPT2, _dtype: torch.dtype) -> Choice:
+    def measure(_model: GPT2, _dtype: torch.dtype) -> KernelChoice:
         with patch.object(kernels, "_measured", return_value=other):
             choose(GPT2(CONFIG), tmp_path)
         return mine
@@ -79,7 +79,7 @@ def test_what_must_not_depend_on_a_measurement_is_not_measured(tmp_path: Path) -
             choose(narrow, tmp_path),
             choose(GPT2(CONFIG), tmp_path, device=torch.device("meta")),
         ):
-            assert choice == Choice(kernels=AS_USUAL, ratios={})
+            assert choice == KernelChoice(kernels=AS_USUAL, ratios={})
     assert not list(tmp_path.iterdir())
 
 

@@ -13,7 +13,7 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import (
     ENROL_CERTIFICATE,
-    Coordinator,
+    CoordinatorKeys,
     enrol_identity,
     is_enrol,
     key_hash,
@@ -26,15 +26,15 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Coordinator:
+def crew(tmp_path: Path) -> CoordinatorKeys:
     return open_coordinator(tmp_path / "crew", now=NOW)
 
 
-def node_certificate(folder: Path, *, name: str, crew: Coordinator) -> bytes:
+def node_certificate(folder: Path, *, name: str, crew: CoordinatorKeys) -> bytes:
     return crew.sign(node_request(folder / name, name=name))[1]
 
 
-def test_allow_list(tmp_path: Path, crew: Coordinator) -> None:
+def test_allow_list(tmp_path: Path, crew: CoordinatorKeys) -> None:
     path = tmp_path / "crew" / "nodes.json"
     nodes, of_another_process = AllowList(path), AllowList(path)
     ana, luis = (node_certificate(tmp_path, name=name, crew=crew) for name in ("ana", "luis"))
@@ -53,7 +53,7 @@ def test_allow_list(tmp_path: Path, crew: Coordinator) -> None:
     assert {file.name for file in path.parent.glob("*nodes*")} == {"nodes.json"}
 
 
-def test_one_name_one_key(tmp_path: Path, crew: Coordinator) -> None:
+def test_one_name_one_key(tmp_path: Path, crew: CoordinatorKeys) -> None:
     nodes = AllowList(tmp_path / "nodes.json")
     ana, luis = (node_certificate(tmp_path, name=name, crew=crew) for name in ("ana", "luis"))
     nodes.add("ana", certificate=ana)
@@ -70,7 +70,7 @@ def test_one_name_one_key(tmp_path: Path, crew: Coordinator) -> None:
     assert nodes.name_of(luis) == "ana"
 
 
-def test_machines_of_one_name_are_numbered(tmp_path: Path, crew: Coordinator) -> None:
+def test_machines_of_one_name_are_numbered(tmp_path: Path, crew: CoordinatorKeys) -> None:
     nodes, long = AllowList(tmp_path / "nodes.json"), 63 * "a"
     keys = [node_certificate(tmp_path / str(number), name="aula", crew=crew) for number in range(13)]
     given = [nodes.add("aula", certificate=key, numbered=True) for key in keys[:11]]
@@ -83,7 +83,7 @@ def test_machines_of_one_name_are_numbered(tmp_path: Path, crew: Coordinator) ->
     assert nodes.add(long, certificate=keys[12], numbered=True) == 61 * "a" + "-2"
 
 
-def test_the_enrol_key_is_never_a_node(tmp_path: Path, crew: Coordinator) -> None:
+def test_the_enrol_key_is_never_a_node(tmp_path: Path, crew: CoordinatorKeys) -> None:
     enrol = enrol_identity(crew.identity.certificate)
     assert key_of(enrol).public_key() == x509.load_pem_x509_certificate(ENROL_CERTIFICATE).public_key()
     _, certificate = crew.sign(request_with(key_of(enrol), "ana"))
@@ -109,7 +109,7 @@ def test_the_enrol_key_is_never_a_node(tmp_path: Path, crew: Coordinator) -> Non
         "\x00",
     ],
 )
-def test_a_damaged_list_lets_nobody_in(tmp_path: Path, crew: Coordinator, content: str) -> None:
+def test_a_damaged_list_lets_nobody_in(tmp_path: Path, crew: CoordinatorKeys, content: str) -> None:
     path = tmp_path / "nodes.json"
     path.write_text(content)
     nodes = AllowList(path)
@@ -120,7 +120,7 @@ def test_a_damaged_list_lets_nobody_in(tmp_path: Path, crew: Coordinator, conten
     assert path.read_text() == content
 
 
-def test_threads_lose_no_change(tmp_path: Path, crew: Coordinator) -> None:
+def test_threads_lose_no_change(tmp_path: Path, crew: CoordinatorKeys) -> None:
     nodes = AllowList(tmp_path / "nodes.json")
     certificates = {f"n{i}": node_certificate(tmp_path, name=f"n{i}", crew=crew) for i in range(8)}
     with ThreadPoolExecutor(8) as pool:
@@ -129,7 +129,7 @@ def test_threads_lose_no_change(tmp_path: Path, crew: Coordinator) -> None:
     assert set(nodes.nodes()) == set(certificates)
 
 
-def test_two_processes_never_change_it_at_once(tmp_path: Path, crew: Coordinator) -> None:
+def test_two_processes_never_change_it_at_once(tmp_path: Path, crew: CoordinatorKeys) -> None:
     nodes = AllowList(tmp_path / "nodes.json")
     ana = node_certificate(tmp_path, name="ana", crew=crew)
     nodes.add("ana", certificate=ana)

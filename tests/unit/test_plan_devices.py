@@ -4,7 +4,7 @@ import pytest
 
 from cuadrilla.errors import DeviceError
 from cuadrilla.host.devices import Device
-from cuadrilla.plan.devices import Choice, Use, card, choose_devices, uses_of
+from cuadrilla.plan.devices import DeviceChoice, Use, card, choose_devices, uses_of
 
 pytestmark = pytest.mark.unit
 
@@ -14,11 +14,13 @@ SICK = Device(kind="cuda", index=2, name="old", error="PyTorch has no kernels fo
 MAC = Device(kind="mps", index=0, name="M4", gflops=4_000.0)
 
 
-def chosen(wanted: str, *found: Device, cores: int = 8, strict: bool = False, visible: str | None = None) -> Choice:
+def chosen(
+    wanted: str, *found: Device, cores: int = 8, strict: bool = False, visible: str | None = None
+) -> DeviceChoice:
     return choose_devices(wanted, found, cores=cores, strict=strict, visible=visible)
 
 
-def labels(choice: Choice) -> list[str]:
+def labels(choice: DeviceChoice) -> list[str]:
     return [use.name or use.device for use in choice.uses]
 
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from cuadrilla.link.tls import (
-    Coordinator,
+    CoordinatorKeys,
     enrol_identity,
     key_hash,
     load_node,
@@ -28,14 +28,14 @@ posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX file modes")
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Coordinator:
+def crew(tmp_path: Path) -> CoordinatorKeys:
     return open_coordinator(tmp_path / "crew", now=NOW)
 
 
 # Files
 
 
-def test_the_same_keys_at_every_start(tmp_path: Path, crew: Coordinator) -> None:
+def test_the_same_keys_at_every_start(tmp_path: Path, crew: CoordinatorKeys) -> None:
     again = open_coordinator(tmp_path / "crew", now=NOW + timedelta(days=4000))
     assert again.identity == crew.identity
     assert key_hash(again.identity.certificate) == key_hash(crew.identity.certificate)
@@ -43,7 +43,7 @@ def test_the_same_keys_at_every_start(tmp_path: Path, crew: Coordinator) -> None
     assert key_hash(other.identity.certificate) != key_hash(crew.identity.certificate)
 
 
-def test_dates_forgive_clocks(crew: Coordinator, tmp_path: Path) -> None:
+def test_dates_forgive_clocks(crew: CoordinatorKeys, tmp_path: Path) -> None:
     node = join(tmp_path / "node", name="ana", crew=crew)
     for pem in (crew.identity.ca, crew.identity.certificate, node.certificate):
         certificate = x509.load_pem_x509_certificate(pem)
@@ -67,7 +67,7 @@ def test_private_keys_are_private_whatever_the_umask(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "node").iterdir()} == {"node.key", "node.pem", "crew.pem"}
 
 
-def test_no_repr_shows_a_key(crew: Coordinator, tmp_path: Path) -> None:
+def test_no_repr_shows_a_key(crew: CoordinatorKeys, tmp_path: Path) -> None:
     node = join(tmp_path / "node", name="ana", crew=crew)
     for thing in (crew, crew.identity, node, enrol_identity(crew.identity.certificate)):
         assert "PRIVATE" not in repr(thing)
@@ -83,7 +83,7 @@ def start(folder: Path) -> Callable[[], object]:
 @posix
 @pytest.mark.parametrize("file", ["crew/ca.key", "crew/server.key", "node/node.key"])
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o666, 0o601])
-def test_a_key_open_to_others(tmp_path: Path, crew: Coordinator, file: str, mode: int) -> None:
+def test_a_key_open_to_others(tmp_path: Path, crew: CoordinatorKeys, file: str, mode: int) -> None:
     join(tmp_path / "node", name="ana", crew=crew)
     path = tmp_path / file
     path.chmod(mode)
@@ -96,7 +96,9 @@ def test_a_key_open_to_others(tmp_path: Path, crew: Coordinator, file: str, mode
 
 @pytest.mark.parametrize("file", ["ca.key", "ca.pem", "server.key", "server.pem"])
 @pytest.mark.parametrize(("content", "word"), [(None, "missing"), (b"", "empty"), (b"\n", "empty"), (b"xyz", "hold")])
-def test_a_damaged_coordinator(tmp_path: Path, crew: Coordinator, file: str, content: bytes | None, word: str) -> None:
+def test_a_damaged_coordinator(
+    tmp_path: Path, crew: CoordinatorKeys, file: str, content: bytes | None, word: str
+) -> None:
     damage(tmp_path / "crew" / file, content)
     assert word in refused(start(tmp_path / "crew")).message
     assert file in refused(start(tmp_path / "crew")).message
@@ -104,7 +106,7 @@ def test_a_damaged_coordinator(tmp_path: Path, crew: Coordinator, file: str, con
 
 @pytest.mark.parametrize("file", ["node.key", "node.pem", "crew.pem"])
 @pytest.mark.parametrize(("content", "word"), [(None, "missing"), (b"", "empty"), (b"\xff\x00", "hold")])
-def test_a_damaged_node(tmp_path: Path, crew: Coordinator, file: str, content: bytes | None, word: str) -> None:
+def test_a_damaged_node(tmp_path: Path, crew: CoordinatorKeys, file: str, content: bytes | None, word: str) -> None:
     join(tmp_path / "node", name="ana", crew=crew)
     damage(tmp_path / "node" / file, content)
     assert word in refused(start(tmp_path / "node")).message
@@ -128,7 +130,7 @@ def damage(path: Path, content: bytes | None) -> None:
         ("node/crew.pem", "other/ca.pem", "was not signed by"),
     ],
 )
-def test_swapped(tmp_path: Path, crew: Coordinator, one: str, other: str, word: str) -> None:
+def test_swapped(tmp_path: Path, crew: CoordinatorKeys, one: str, other: str, word: str) -> None:
     join(tmp_path / "node", name="ana", crew=crew)
     open_coordinator(tmp_path / "other", now=NOW)
     first, second = (tmp_path / one).read_bytes(), (tmp_path / other).read_bytes()
@@ -137,14 +139,14 @@ def test_swapped(tmp_path: Path, crew: Coordinator, one: str, other: str, word: 
     assert word in refused(start((tmp_path / one).parent)).message
 
 
-def test_a_server_of_another_crew(tmp_path: Path, crew: Coordinator) -> None:
+def test_a_server_of_another_crew(tmp_path: Path, crew: CoordinatorKeys) -> None:
     open_coordinator(tmp_path / "other", now=NOW)
     for file in ("server.key", "server.pem"):
         (tmp_path / "other" / file).replace(tmp_path / "crew" / file)
     assert "was not signed by" in refused(start(tmp_path / "crew")).message
 
 
-def test_a_key_of_another_kind(tmp_path: Path, crew: Coordinator) -> None:
+def test_a_key_of_another_kind(tmp_path: Path, crew: CoordinatorKeys) -> None:
     path = tmp_path / "crew" / "server.key"
     for key in (rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1())):
         path.write_bytes(pem_of(key))
@@ -154,7 +156,7 @@ def test_a_key_of_another_kind(tmp_path: Path, crew: Coordinator) -> None:
 # Requests and answers
 
 
-def test_joining_again_keeps_the_key(tmp_path: Path, crew: Coordinator) -> None:
+def test_joining_again_keeps_the_key(tmp_path: Path, crew: CoordinatorKeys) -> None:
     """An answer that got lost: the node asks again, and is the same node."""
     first = join(tmp_path / "node", name="ana", crew=crew)
     again = join(tmp_path / "node", name="ana", crew=crew)
@@ -175,7 +177,7 @@ def load_number(path: Path) -> bytes:
     return key.private_numbers().private_value.to_bytes(32, "big")
 
 
-def test_hostile_requests(crew: Coordinator) -> None:
+def test_hostile_requests(crew: CoordinatorKeys) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     good = request_with(key, "ana")
     assert crew.sign(good)[0] == "ana"
@@ -201,7 +203,7 @@ def test_hostile_requests(crew: Coordinator) -> None:
         refused(lambda request=request: crew.sign(request))
 
 
-def test_an_answer_that_does_not_fit_is_not_kept(tmp_path: Path, crew: Coordinator) -> None:
+def test_an_answer_that_does_not_fit_is_not_kept(tmp_path: Path, crew: CoordinatorKeys) -> None:
     folder = tmp_path / "node"
     other = open_coordinator(tmp_path / "other", now=NOW)
     _, mine = crew.sign(node_request(folder, name="ana"))
@@ -214,7 +216,7 @@ def test_an_answer_that_does_not_fit_is_not_kept(tmp_path: Path, crew: Coordinat
     assert {file.name for file in folder.iterdir()} == {"node.key"}
 
 
-def test_one_folder_may_hold_both_roles(tmp_path: Path, crew: Coordinator) -> None:
+def test_one_folder_may_hold_both_roles(tmp_path: Path, crew: CoordinatorKeys) -> None:
     """A coordinator's machine that works in another crew keeps its own CA."""
     other = open_coordinator(tmp_path / "other", now=NOW)
     join(tmp_path / "crew", name="ana", crew=other)

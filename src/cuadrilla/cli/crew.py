@@ -33,7 +33,7 @@ from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, w
 from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.engines.crew import Door
+    from cuadrilla.engines.crew import OpenCrew
     from cuadrilla.engines.devices import Devices
     from cuadrilla.engines.ray.node import Consent, Ways
     from cuadrilla.link.offer import RunConnection, RunDescription
@@ -97,7 +97,7 @@ def up(
     home = Home.of_user()
     make_private(home.crew)
 
-    def opened(door: "Door") -> None:
+    def opened(door: "OpenCrew") -> None:
         found = {"key_hash": door.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder.path)}
         write_json(home.open_file, {"address": dialled or door.address, **found})
         _say_opened(door, dialled=dialled, ray_nodes=ray_nodes)
@@ -133,7 +133,7 @@ def up(
     report_outcome(outcome, folder)
 
 
-def _say_opened(door: "Door", *, dialled: str, ray_nodes: frozenset[str]) -> None:
+def _say_opened(door: "OpenCrew", *, dialled: str, ray_nodes: frozenset[str]) -> None:
     say(
         "crew       {dialled} (listens on {address}); on another machine: cuadrilla join"
         if dialled

@@ -26,7 +26,7 @@ from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, typed,
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.engines.crew import Door
+    from cuadrilla.engines.crew import OpenCrew
 
 VOCABULARY = 1024
 STEPS, LEAST_STEPS = 1100, 1000
@@ -80,7 +80,7 @@ class Accident:
         self._pids: Mapping[str, int] = {}
         self.happened_at = 0
 
-    def opened(self, door: "Door") -> None:
+    def opened(self, door: "OpenCrew") -> None:
         self._pids = door.pids
 
     def log(self, version: int, _scalars: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import typed
 
 if TYPE_CHECKING:  # the other verbs of `data` do without HTTP
-    from cuadrilla.data.get.catalogue import Options
+    from cuadrilla.data.get.catalogue import CatalogueOptions
     from cuadrilla.data.get.download import DownloadRequest, Fetched
     from cuadrilla.data.get.origin import TooLargeError
 
@@ -39,7 +39,7 @@ def get_command(
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Fetch corpora: resumed where they were cut, checked, and recorded in SOURCE.json beside the data."""
-    from cuadrilla.data.get.catalogue import Options
+    from cuadrilla.data.get.catalogue import CatalogueOptions
 
     options.json |= json
     if show:
@@ -53,7 +53,7 @@ def get_command(
     wanted = [
         each
         for name in names
-        for each in _gather(name, Options(sha256=sha256, split=split, revision=revision), agreed=yes)
+        for each in _gather(name, CatalogueOptions(sha256=sha256, split=split, revision=revision), agreed=yes)
     ]
     try:
         done = [_fetch(each, to=to, agreed=agreed) for each, agreed in wanted]
@@ -66,7 +66,7 @@ def get_command(
     _report(done)
 
 
-def _gather(name: str, wishes: "Options", *, agreed: bool) -> "list[tuple[DownloadRequest, bool]]":
+def _gather(name: str, wishes: "CatalogueOptions", *, agreed: bool) -> "list[tuple[DownloadRequest, bool]]":
     """The files that a name stands for, and whether they may be as large as they like."""
     from cuadrilla.data.get.catalogue import CATALOGUE, resolve
     from cuadrilla.data.get.download import LARGE_BYTES

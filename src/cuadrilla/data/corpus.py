@@ -38,7 +38,7 @@ CLEANING, COMPARING = Message("cleaning"), Message("looking for near-duplicates"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class CorpusRules:
     """What decides which text a batch becomes."""
 
     recipe: int
@@ -236,7 +236,7 @@ class Corpus:
         ]
         return sorted(found, key=lambda repeat: (-repeat.share, repeat.source, repeat.other))
 
-    def split(self, rules: Rules, *, named: NDArray[np.uint32]) -> None:
+    def split(self, rules: CorpusRules, *, named: NDArray[np.uint32]) -> None:
         """Hold some documents out, those of the sources `named` if there are any."""
         kept = np.flatnonzero(self.splits != DROP)
         num_texts = len(np.unique(self.texts[kept]))
@@ -274,7 +274,7 @@ class Corpus:
         self.held_out = np.unique(np.concatenate(held))
 
 
-def clean_corpus(work: Path, *, found: Found, rules: Rules, pool: Pool, progress: Progress) -> Corpus:
+def clean_corpus(work: Path, *, found: Found, rules: CorpusRules, pool: Pool, progress: Progress) -> Corpus:
     """Clean, deduplicate and split everything. Raises what the sources raise, ResourceError."""
     counts = Counter(found.counts)
     total = sum(source.num_bytes for source in found.sources)
@@ -357,7 +357,7 @@ def _sections(sections: Iterable[str]) -> Iterator[tuple[str, bool]]:
     yield held or "", is_whole_text
 
 
-def _job(work: Path, batch: _Batch, payload: bytes, rules: Rules) -> CleanJob:
+def _job(work: Path, batch: _Batch, payload: bytes, rules: CorpusRules) -> CleanJob:
     job = CleanJob(
         out="",
         maximum=rules.maximum,

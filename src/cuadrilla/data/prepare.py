@@ -29,7 +29,7 @@ from typing import Any
 
 from cuadrilla.data import clean, overlap
 from cuadrilla.data.chunks import key_of
-from cuadrilla.data.corpus import Corpus, Rules, clean_corpus
+from cuadrilla.data.corpus import Corpus, CorpusRules, clean_corpus
 from cuadrilla.data.encode import FAST, choose_encoder
 from cuadrilla.data.options import DEFAULT_VOCAB, RECIPE, PrepareOptions, recorded
 from cuadrilla.data.pool import Pool, check_processes
@@ -297,7 +297,7 @@ def _check_space(out: Path, found: Found) -> None:
 def _clean(task: _Task) -> Corpus:
     """Clean, deduplicate and split. Raises DataError if too little is left."""
     options = task.options
-    rules = Rules(
+    rules = CorpusRules(
         recipe=RECIPE,
         maximum=clean.MAX_DOCUMENT,
         min_characters=options.min_characters,

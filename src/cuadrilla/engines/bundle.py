@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cuadrilla.config import Config, FileTask
+from cuadrilla.config import Config, FileTaskSection
 from cuadrilla.data.shards import data_files
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
@@ -41,7 +41,7 @@ class NotTrusted(Refused):
 
 def offer(config: Config, folder: Path) -> Offer:
     """What a node needs for this run in `folder`: the configuration, and the data folder or the task's file."""
-    if isinstance(config.task, FileTask):
+    if isinstance(config.task, FileTaskSection):
         path = (folder / config.task.path.rpartition(":")[0]).resolve()
         named = config.task.model_copy(update={"path": f"{path.name}:{config.task.path.rpartition(':')[2]}"})
         config = config.model_copy(update={"task": named})
@@ -99,7 +99,7 @@ def fetch(
         told = "fetching {path} ({megabytes:.1f} MB)"
         report(Message(told, path=file.path, megabytes=file.num_bytes / 1e6))
         connection.fetch(file, to=target)
-    if isinstance(config.task, FileTask):
+    if isinstance(config.task, FileTaskSection):
         if key not in home.trusted():
             raise NotTrusted(
                 "this run's code has not been approved on this machine: {folder}",
@@ -148,11 +148,11 @@ def _hash_of(files: Mapping[str, bytes]) -> str:
 
 def _check_names(config: Config, description: RunDescription) -> None:
     """Refuse a file that has no business in this run, before anything is written."""
-    code = isinstance(config.task, FileTask)
+    code = isinstance(config.task, FileTaskSection)
     allowed = CODE_FILE if code else DATA_FILE
     names = [file.path for file in description.files]
     wrong = [name for name in names if not allowed.fullmatch(name)]
-    if isinstance(config.task, FileTask) and config.task.path.rpartition(":")[0] not in names:
+    if isinstance(config.task, FileTaskSection) and config.task.path.rpartition(":")[0] not in names:
         wrong.append(config.task.path)
     if wrong or len(set(names)) != len(names):
         raise LinkError(

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class OpenCrew:
     """An open crew: what an engine tells its caller once workers can come. `pids`: its own worker processes.
 
     `address` and `key_hash` are those of the crew link; empty where Ray alone is used.
@@ -56,7 +56,7 @@ class Opening:
     """
 
     home: Home | None = None
-    opened: Callable[[Door], None] | None = None
+    opened: Callable[[OpenCrew], None] | None = None
     moved: Callable[[str], None] | None = None
     standbys: frozenset[str] = frozenset()
     ray_nodes: frozenset[str] = frozenset()
@@ -160,11 +160,11 @@ def _place_in_ray(workers: Sequence[_Worker], door: RayDoor, *, engine: CrewEngi
         door.desk.place(place)
 
 
-def _describe(doors: Doors, children: "_Children") -> Door:
+def _describe(doors: Doors, children: "_Children") -> OpenCrew:
     pids = children.pids() if doors.ray is None else doors.ray.desk.pids()
     if doors.link is None:
-        return Door(address="", key_hash=b"", pids=pids)
-    return Door(address=doors.link.address, key_hash=key_hash(doors.link.keys.identity.certificate), pids=pids)
+        return OpenCrew(address="", key_hash=b"", pids=pids)
+    return OpenCrew(address=doors.link.address, key_hash=key_hash(doors.link.keys.identity.certificate), pids=pids)
 
 
 def _let_in(name: str, folder: Path, *, door: LinkDoor) -> None:

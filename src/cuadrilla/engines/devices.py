@@ -6,7 +6,7 @@ from functools import cached_property
 from cuadrilla.config import Config
 from cuadrilla.engines.local import num_cores
 from cuadrilla.host.devices import Device, probe_devices
-from cuadrilla.plan.devices import AUTO, Choice, Use, choose_devices
+from cuadrilla.plan.devices import AUTO, DeviceChoice, Use, choose_devices
 from cuadrilla.train.precision import choose_device, has_accelerator
 
 
@@ -29,11 +29,11 @@ class Devices:
         """The one that `is_one` speaks of."""
         return Use(name="", device=self.wanted, threads=self._threads)
 
-    def choose(self, config: Config) -> Choice:
+    def choose(self, config: Config) -> DeviceChoice:
         """Raises DeviceError."""
         wanted = self.wanted or config.train.device
         if self.is_one or (wanted != AUTO and "," not in wanted):
-            return Choice(uses=(self.only,))
+            return DeviceChoice(uses=(self.only,))
         return self._choose(wanted, strict=config.sync.strict)
 
     def require_named(self) -> None:
@@ -43,7 +43,7 @@ class Devices:
         elif self.wanted:
             choose_device(self.wanted)
 
-    def _choose(self, wanted: str, *, strict: bool) -> Choice:
+    def _choose(self, wanted: str, *, strict: bool) -> DeviceChoice:
         cores, visible = self._threads or num_cores(), os.environ.get("CUDA_VISIBLE_DEVICES")
         return choose_devices(wanted, self._found, cores=cores, strict=strict, visible=visible)
 

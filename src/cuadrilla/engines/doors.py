@@ -26,7 +26,7 @@ from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
 from cuadrilla.link.grpc_server import CrewDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.tls import Coordinator, open_coordinator
+from cuadrilla.link.tls import CoordinatorKeys, open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -50,7 +50,7 @@ class LinkDoor:
 
     desk: CrewDesk
     address: str
-    keys: Coordinator
+    keys: CoordinatorKeys
     nodes: AllowList
     whereabouts: Whereabouts
     listened: frozenset[str]

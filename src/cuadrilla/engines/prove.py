@@ -28,8 +28,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from cuadrilla.config import Config, CrewEngine, FileTask
-from cuadrilla.engines.crew import Door, Opening, run_crew
+from cuadrilla.config import Config, CrewEngine, FileTaskSection
+from cuadrilla.engines.crew import OpenCrew, Opening, run_crew
 from cuadrilla.engines.local import run_local
 from cuadrilla.errors import ConfigError, CuadrillaError
 from cuadrilla.messages import Message
@@ -196,7 +196,7 @@ class _Stop:
             self._workers = []
         self.check()
 
-    def watch(self, door: Door) -> None:
+    def watch(self, door: OpenCrew) -> None:
         """Worker processes have been started."""
         with suppress(psutil.Error):
             self._workers = [psutil.Process(pid) for pid in door.pids.values()]
@@ -231,7 +231,7 @@ class _Workers:
 def _settings(config: Config, folder: Path, *, strict: bool, steps: int, alone: bool) -> Config:
     """The run's configuration for a short training elsewhere; `alone`: by one worker in this process."""
     values: dict[str, Any] = dump(config)
-    if isinstance(config.task, FileTask):
+    if isinstance(config.task, FileTaskSection):
         file, _, name = config.task.path.rpartition(":")
         values["task"]["path"] = f"{(folder / file).resolve()}:{name}"
     if config.data.folder:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cuadrilla.config import Config, FileTask
+from cuadrilla.config import Config, FileTaskSection
 from cuadrilla.engines.bundle import fetch
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined, read_object
@@ -231,7 +231,7 @@ class Follower:
 
 def _placed(config: Config, folder: Path) -> Config:
     """The run's configuration, for a run directory elsewhere than `folder`, where its data or code is."""
-    if isinstance(config.task, FileTask):
+    if isinstance(config.task, FileTaskSection):
         task = config.task.model_copy(update={"path": str(folder / config.task.path)})
         return config.model_copy(update={"task": task})
     data = config.data.model_copy(update={"folder": str(folder / config.data.folder)})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cuadrilla.host.facts import Facts, read_facts
-from cuadrilla.host.probe import Answer, Row, ask, child_argv
+from cuadrilla.host.probe import ProbeAnswer, Row, ask, child_argv
 from cuadrilla.messages import Message
 
 Kind = Literal["cuda", "mps", "xpu", "cpu"]
@@ -70,7 +70,7 @@ def probe_devices(
     return assemble(torch, nvml, visible=visible, facts=facts)
 
 
-def assemble(torch: Answer, nvml: Answer, *, visible: str | None, facts: Facts) -> list[Device]:
+def assemble(torch: ProbeAnswer, nvml: ProbeAnswer, *, visible: str | None, facts: Facts) -> list[Device]:
     """Pure: the devices from what the two children said."""
     version = _text(torch.first("torch").get("version"))
     driver = _text(nvml.first("driver").get("driver"))
@@ -102,7 +102,7 @@ def assemble(torch: Answer, nvml: Answer, *, visible: str | None, facts: Facts) 
     return [*devices, cpu]
 
 
-def _reported(row: Row, torch: Answer, *, card: Row, driver: str | None, chip: str | None) -> Device:
+def _reported(row: Row, torch: ProbeAnswer, *, card: Row, driver: str | None, chip: str | None) -> Device:
     """A device that torch sees: is it supported, and did it pass its test?"""
     kind: Kind = row["kind"] if row.get("kind") in ("cuda", "mps", "xpu") else "cuda"
     index = _integer(row.get("index")) or 0
@@ -143,7 +143,7 @@ def _reported(row: Row, torch: Answer, *, card: Row, driver: str | None, chip: s
     )
 
 
-def _unseen(card: Row, index: int, torch: Answer, *, driver: str | None) -> Device:
+def _unseen(card: Row, index: int, torch: ProbeAnswer, *, driver: str | None) -> Device:
     """A card that the driver sees and torch does not: say why."""
     about = torch.first("torch")
     version = _text(about.get("version"))
@@ -182,7 +182,7 @@ def _unseen(card: Row, index: int, torch: Answer, *, driver: str | None) -> Devi
     )
 
 
-def _phantoms(known: Sequence[Device], torch: Answer, nvml: Answer, facts: Facts) -> list[Device]:
+def _phantoms(known: Sequence[Device], torch: ProbeAnswer, nvml: ProbeAnswer, facts: Facts) -> list[Device]:
     """Rows for accelerators of which only a failure is known."""
     version = _text(torch.first("torch").get("version"))
     kinds = {device.kind for device in known}
@@ -223,7 +223,7 @@ def _phantoms(known: Sequence[Device], torch: Answer, nvml: Answer, facts: Facts
     return found
 
 
-def _import_problem(torch: Answer) -> tuple[str | None, str]:
+def _import_problem(torch: ProbeAnswer) -> tuple[str | None, str]:
     """Why torch cannot be used at all, CPU included; (None, "") if it can."""
     about = torch.first("torch")
     if about.get("version"):

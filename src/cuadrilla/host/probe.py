@@ -32,7 +32,7 @@ REAP_SECONDS = 2.0  # a child stuck inside a driver may not die at once; then it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ProbeAnswer:
     """What a child said, line by line, and how it failed if it did not reach its end."""
 
     rows: tuple[Row, ...] = ()
@@ -51,7 +51,7 @@ def child_argv(what: Literal["torch", "nvml"]) -> list[str]:
     return [sys.executable, "-P", "-m", "cuadrilla.host.probe", what]
 
 
-def ask(argvs: Sequence[Sequence[str]], *, timeout_seconds: float) -> list[Answer]:
+def ask(argvs: Sequence[Sequence[str]], *, timeout_seconds: float) -> list[ProbeAnswer]:
     """Run the children at the same time and return what each said. Never raises."""
     deadline = time.monotonic() + timeout_seconds
     try:
@@ -109,7 +109,7 @@ def _finish(
     *,
     deadline: float,
     timeout_seconds: float,
-) -> Answer:
+) -> ProbeAnswer:
     """Wait for a child, kill it at the limit, read what it said."""
     if isinstance(process, OSError):
         return _unasked(process)
@@ -122,18 +122,18 @@ def _finish(
     _kill(process)
     rows, garbage = parse_rows(_read(stdout))
     if rows and rows[-1].get("stage") == "end":  # a crash after that, in a driver's own clean-up, changes nothing
-        return Answer(rows=tuple(rows))
+        return ProbeAnswer(rows=tuple(rows))
     if too_much:
         fault = Message("printed more than {bytes} bytes", bytes=MAX_OUTPUT_BYTES)
     elif timed_out:
         fault = Message("did not answer within {seconds:g} s", seconds=timeout_seconds)
     else:
         fault = describe_exit(process.returncode, stderr=_read(stderr), garbage=garbage)
-    return Answer(rows=tuple(rows), fault=fault, timed_out=timed_out)
+    return ProbeAnswer(rows=tuple(rows), fault=fault, timed_out=timed_out)
 
 
-def _unasked(error: OSError) -> Answer:
-    return Answer(fault=Message("could not be asked: {reason}", reason=error.strerror or error))
+def _unasked(error: OSError) -> ProbeAnswer:
+    return ProbeAnswer(fault=Message("could not be asked: {reason}", reason=error.strerror or error))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -39,7 +39,7 @@ from time import monotonic, sleep
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.link.nodes import MAX_DEVICES
-from cuadrilla.link.pace import Pace
+from cuadrilla.link.rate_limit import RateLimit
 from cuadrilla.rundir import private_folder
 
 MAX_STRANGERS = 64
@@ -110,7 +110,7 @@ class Gate:
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, _Connection] = {}
         self._by_name: dict[str, _Connection] = {}
-        self._pace = Pace(per_second=NEW_PER_SECOND, at_once=NEW_AT_ONCE)
+        self._pace = RateLimit(per_second=NEW_PER_SECOND, at_once=NEW_AT_ONCE)
         self._turns, self._turns_at = BEGUN_AT_ONCE, 0.0
         self._begun: Counter[str] = Counter()
         self._begun_since = 0.0

@@ -36,7 +36,7 @@ PING_SECONDS = 5.0  # workers ask every 10 s whether the connection lives; more 
 
 
 @dataclass(frozen=True)
-class Server:
+class RunningServer:
     """A server and the threads in which it answers."""
 
     server: Any
@@ -49,7 +49,7 @@ class Server:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def start_server(address: str, *, handlers: Any, identity: Identity, roots: bytes) -> Server:
+def start_server(address: str, *, handlers: Any, identity: Identity, roots: bytes) -> RunningServer:
     """A server at an address as gRPC writes it; it takes callers whose certificates come from `roots`.
 
     Those never change: gRPC's credentials that are asked for at each handshake are used after they were freed when
@@ -69,7 +69,7 @@ def start_server(address: str, *, handlers: Any, identity: Identity, roots: byte
     credentials = grpc.ssl_server_credentials([pair], root_certificates=roots, require_client_auth=True)
     port: int = server.add_secure_port(address, credentials)
     server.start()
-    return Server(server, pool, port)
+    return RunningServer(server, pool, port)
 
 
 class Admission:

@@ -50,7 +50,7 @@ from cuadrilla.link.grpc_calls import (
     DEVICE_KEY,
     MAX_WORKERS,
     Admission,
-    Server,
+    RunningServer,
     cut_off,
     only,
     reads,
@@ -61,11 +61,11 @@ from cuadrilla.link.grpc_calls import (
 from cuadrilla.link.grpc_check import CheckDesk
 from cuadrilla.link.grpc_ray import RayHeadDesk
 from cuadrilla.link.grpc_standby import StandbyDesk
-from cuadrilla.link.invite import Invites, Outcome
+from cuadrilla.link.invite import Invites, Redemption
 from cuadrilla.link.nodes import MAX_DEVICES, AllowList, NameTaken, node_of, worker_name
 from cuadrilla.link.offer import Offer
-from cuadrilla.link.pace import Pace
-from cuadrilla.link.tls import Coordinator, is_enrol, peer_certificate
+from cuadrilla.link.rate_limit import RateLimit
+from cuadrilla.link.tls import CoordinatorKeys, is_enrol, peer_certificate
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.version import __version__
@@ -125,7 +125,7 @@ class CrewDesk:
     def __init__(
         self,
         *,
-        keys: Coordinator,
+        keys: CoordinatorKeys,
         nodes: AllowList,
         receiver: Receiver,
         offer: Offer,
@@ -151,10 +151,10 @@ class CrewDesk:
         self._sessions: dict[str, _Session] = {}
         self._admission = Admission()
         self._clock = clock
-        self._pace = Pace(per_second=NEWS_PER_SECOND, at_once=NEWS_AT_ONCE)
+        self._pace = RateLimit(per_second=NEWS_PER_SECOND, at_once=NEWS_AT_ONCE)
         self._versions: dict[str, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
-        self._server: Server | None = None
+        self._server: RunningServer | None = None
         self._gate = Gate()
         self._listed, self._left = set(nodes.nodes()), set[str]()
 
@@ -295,12 +295,12 @@ class CrewDesk:
         """Use an invite up for the machine that calls itself `name`, or end its call."""
         was_open = self._invites.is_open(monotonic())
         outcome = self._invites.redeem(secret, now=monotonic())
-        if outcome is Outcome.ACCEPTED:
+        if outcome is Redemption.ACCEPTED:
             return
         level = logging.WARNING if was_open else logging.DEBUG  # guessing on is no news
         told = Message("a machine that calls itself {name} was not let in: {reason}", name=name, reason=outcome.value)
         log.log(level, "%s", told)
-        if was_open and outcome is Outcome.WRONG and not self._invites.is_open(monotonic()):
+        if was_open and outcome is Redemption.WRONG and not self._invites.is_open(monotonic()):
             log.warning("all invites are closed after wrong tries; make a new one")
         refuse(context, outcome.value)
 

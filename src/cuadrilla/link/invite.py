@@ -181,7 +181,7 @@ def _mistyped() -> LinkError:
     )
 
 
-class Outcome(Enum):
+class Redemption(Enum):
     """What became of a try to redeem a secret. All but WRONG are told only to one who knows the secret."""
 
     ACCEPTED = "accepted"
@@ -198,13 +198,13 @@ class _Issued:
     uses_left: int
     wrong_left: int
 
-    def outcome(self, now: float) -> Outcome:
+    def outcome(self, now: float) -> Redemption:
         """What its secret is worth at `now`; ACCEPTED while it is open."""
         if self.uses_left == 0:
-            return Outcome.USED_UP
+            return Redemption.USED_UP
         if self.wrong_left == 0:
-            return Outcome.CLOSED
-        return Outcome.ACCEPTED if now < self.expires else Outcome.EXPIRED
+            return Redemption.CLOSED
+        return Redemption.ACCEPTED if now < self.expires else Redemption.EXPIRED
 
 
 class Invites:
@@ -227,16 +227,16 @@ class Invites:
         """Open an invite whose secret somebody else has made. Raises ConfigError."""
         if uses < 1:
             raise ConfigError("an invite cannot be for {uses} machines", uses=uses, hint="give 1 or more")
-        done = [issued for issued in self._issued if issued.outcome(now) is not Outcome.ACCEPTED]
-        still_open = [issued for issued in self._issued if issued.outcome(now) is Outcome.ACCEPTED]
+        done = [issued for issued in self._issued if issued.outcome(now) is not Redemption.ACCEPTED]
+        still_open = [issued for issued in self._issued if issued.outcome(now) is Redemption.ACCEPTED]
         new = _Issued(secret_hash, now + VALID_SECONDS, uses, MAX_WRONG_TRIES)
         self._issued = [*done[-KEPT_CLOSED:], *still_open, new]
 
     def is_open(self, now: float) -> bool:
         """Whether any invite can still be redeemed: only then does the coordinator answer strangers at all."""
-        return any(issued.outcome(now) is Outcome.ACCEPTED for issued in self._issued)
+        return any(issued.outcome(now) is Redemption.ACCEPTED for issued in self._issued)
 
-    def redeem(self, secret: bytes, *, now: float) -> Outcome:
+    def redeem(self, secret: bytes, *, now: float) -> Redemption:
         """Use one of an invite's uses up, or count a wrong try. Takes the same time for every wrong secret."""
         given = hash_secret(secret)
         found = None
@@ -245,9 +245,9 @@ class Invites:
                 found = issued
         if found is None:
             self._count_wrong(now)
-            return Outcome.WRONG
+            return Redemption.WRONG
         outcome = found.outcome(now)
-        if outcome is Outcome.ACCEPTED:
+        if outcome is Redemption.ACCEPTED:
             found.uses_left -= 1
         return outcome
 
@@ -259,7 +259,7 @@ class Invites:
 
     def _count_wrong(self, now: float) -> None:
         for issued in self._issued:
-            if issued.outcome(now) is Outcome.ACCEPTED:
+            if issued.outcome(now) is Redemption.ACCEPTED:
                 issued.wrong_left -= 1
 
 

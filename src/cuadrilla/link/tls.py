@@ -7,7 +7,7 @@ A crew has its own certificate authority (CA, P-256), made on the coordinator's 
 
 Joining: `pinned_certificate` fetches the coordinator's certificate and compares its key with the invite's;
 `node_request` makes the node's key; request and secret go to the coordinator over TLS that trusts exactly that
-certificate (`enrol_identity`); `Coordinator.sign` answers; `save_node` checks the answer and keeps it.
+certificate (`enrol_identity`); `CoordinatorKeys.sign` answers; `save_node` checks the answer and keeps it.
 
 Invariants
 * A private key never leaves its machine, but for the coordinator's to a standby that its owner has named. Its file is
@@ -82,7 +82,7 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coordinator:
+class CoordinatorKeys:
     """The coordinator's keys."""
 
     identity: Identity
@@ -105,7 +105,7 @@ class Coordinator:
         return name, _pem(_certify(name, key, ca=ca, ca_key=self.ca_key, begins=begins, usage=usage))
 
 
-def open_coordinator(folder: Path, *, now: datetime) -> Coordinator:
+def open_coordinator(folder: Path, *, now: datetime) -> CoordinatorKeys:
     """The keys in `folder`, made the first time. `now` only dates new certificates. Raises LinkError."""
     ca_key_file, ca_file, server_key_file, server_file = files = [folder / name for name in COORDINATOR_FILES]
     if not any(file.exists() for file in files):
@@ -114,7 +114,7 @@ def open_coordinator(folder: Path, *, now: datetime) -> Coordinator:
     server_key, server = _read_pair(server_key_file, certificate_file=server_file)
     if not _issued_by(server, ca):
         raise LinkError(NOT_SIGNED, certificate=server_file, authority=ca_file, hint=_restore(folder))
-    return Coordinator(ca_key=ca_key, identity=_identity(server_key, certificate=server, ca=ca))
+    return CoordinatorKeys(ca_key=ca_key, identity=_identity(server_key, certificate=server, ca=ca))
 
 
 def node_request(folder: Path, *, name: str) -> bytes:

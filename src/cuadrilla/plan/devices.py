@@ -31,7 +31,7 @@ class Use:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class DeviceChoice:
     uses: tuple[Use, ...]
     notes: tuple[Message, ...] = ()
     """What was left out, and why."""
@@ -39,7 +39,7 @@ class Choice:
 
 def choose_devices(
     wanted: str, found: Sequence[Device], *, cores: int, strict: bool = False, visible: str | None = None
-) -> Choice:
+) -> DeviceChoice:
     """`wanted`: auto, or names with commas; `cpu` may come several times, and then shares the cores.
 
     `found`: what `probe_devices` says. `strict`: devices of one kind alone, as bits depend on it. `visible`: this
@@ -57,7 +57,7 @@ def choose_devices(
         raise DeviceError("{number} devices are too many", number=len(chosen), hint="8 at most")
     if strict and len({device.kind for device in chosen}) > 1:
         raise DeviceError("strict training wants devices of one kind", hint="or sync.strict = false")
-    return Choice(uses=uses_of(labels, cores=cores, visible=visible), notes=notes)
+    return DeviceChoice(uses=uses_of(labels, cores=cores, visible=visible), notes=notes)
 
 
 def uses_of(labels: Sequence[str], *, cores: int, visible: str | None = None) -> tuple[Use, ...]:

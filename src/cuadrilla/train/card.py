@@ -24,7 +24,7 @@ MAX_SOURCES = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class CardFacts:
     """What the card says. `bits_per_byte` is that of the version that is exported, if it was evaluated."""
 
     name: str
@@ -40,7 +40,7 @@ class Facts:
     settings: str
 
 
-def gather(stored: Stored) -> Facts:
+def gather(stored: Stored) -> CardFacts:
     """What the run's files say about this model. A data folder that has gone away leaves its part out."""
     run, config = stored.run, stored.run_config
     rows = [row for row in last_rows(run.metrics) if row.get("version", 0) <= stored.step.version]
@@ -51,7 +51,7 @@ def gather(stored: Stored) -> Facts:
         manifest = None
     workers = {str(event.get("worker")) for event in read_jsonl(run.events) if event.get("event") == "joined"}
     train, optim = config.train, config.optim
-    return Facts(
+    return CardFacts(
         name=run.path.resolve().name,
         shape=stored.config,
         num_parameters=num_parameters(stored.config),
@@ -78,7 +78,7 @@ def licences(manifest: Manifest | None) -> list[str]:
     return list(dict.fromkeys(source.licence for source in manifest.sources)) if manifest else []
 
 
-def model_card(facts: Facts) -> str:
+def model_card(facts: CardFacts) -> str:
     """Markdown with the front matter that model hubs read."""
     parts = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- gpt2\n- cuadrilla\n---",
@@ -98,7 +98,7 @@ def model_card(facts: Facts) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _rows(facts: Facts) -> list[tuple[str, str]]:
+def _rows(facts: CardFacts) -> list[tuple[str, str]]:
     shape = facts.shape
     rows = [
         ("parameters", f"{facts.num_parameters:,}"),
@@ -145,7 +145,7 @@ def _source_row(source: Source) -> str:
     return f"| {_cell(source.name)} | {source.num_documents:,} | {source.num_bytes:,} | {_cell(source.licence)} |"
 
 
-def _spanish(facts: Facts) -> str:
+def _spanish(facts: CardFacts) -> str:
     sentences = [
         f"Modelo de lenguaje GPT-2 de {_dotted(facts.num_parameters)} parámetros, entrenado con cuadrilla.",
         "Continúa textos; no sigue instrucciones.",

@@ -96,7 +96,7 @@ def find_newest(folder: Path) -> Path | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class CheckpointChoice:
     """A verified checkpoint, and the newest version that there is."""
 
     path: Path
@@ -107,7 +107,7 @@ class Choice:
         return version_of(self.path)
 
 
-def find_best(folder: Path, *, newest: bool = False) -> Choice | None:
+def find_best(folder: Path, *, newest: bool = False) -> CheckpointChoice | None:
     """The checkpoint with the lowest held-out loss by what the newest one says, or itself where nothing was measured.
 
     `newest`: that one in any case. Raises CheckpointError if none verifies.
@@ -120,10 +120,10 @@ def find_best(folder: Path, *, newest: bool = False) -> Choice | None:
     if not newest and best is not None and best != found:
         try:
             verify_checkpoint(best)
-            return Choice(path=best, newest=version_of(found))
+            return CheckpointChoice(path=best, newest=version_of(found))
         except CheckpointError as error:
             log.warning("%s; the newest is taken instead of the best one", error.message)
-    return Choice(path=found, newest=version_of(found))
+    return CheckpointChoice(path=found, newest=version_of(found))
 
 
 def best_of(path: Path) -> tuple[float, int] | None:

@@ -32,7 +32,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class JournalRecord:
     """One commit. `update` is empty when it was skipped."""
 
     header: dict[str, Any]
@@ -124,7 +124,7 @@ class Journal:
         self.close()
 
 
-def read_segment(folder: Path, version: int) -> Iterator[tuple[Record, int]]:
+def read_segment(folder: Path, version: int) -> Iterator[tuple[JournalRecord, int]]:
     """Records that follow the checkpoint of `version`, each with the file offset behind it; stops at a torn tail."""
     path = _segment(folder, version)
     if not path.is_file():
@@ -147,7 +147,7 @@ def _length_crc(total: int, head_bytes: int) -> int:
     return zlib.crc32(_LENGTHS.pack(total, head_bytes))
 
 
-def _read_record(file: BinaryIO, *, size: int) -> Record | None:
+def _read_record(file: BinaryIO, *, size: int) -> JournalRecord | None:
     frame = file.read(_FRAME.size)
     if len(frame) < _FRAME.size:
         return None
@@ -159,7 +159,7 @@ def _read_record(file: BinaryIO, *, size: int) -> Record | None:
         return None
     try:
         header = json.loads(body[:head_bytes])
-        return Record(header=header, update=_unpack(header["tensors"], body, offset=head_bytes))
+        return JournalRecord(header=header, update=_unpack(header["tensors"], body, offset=head_bytes))
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(
             "the journal {path} has a record of an unknown form: {reason}", path=file.name, reason=error

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class KernelChoice:
     """What is computed with, and the seconds of what is usual over those of each other way."""
 
     kernels: Kernels
@@ -65,10 +65,12 @@ class Choice:
         )
 
 
-def choose_kernels(model: nn.Module, *, device: torch.device, dtype: torch.dtype, strict: bool, home: Path) -> Choice:
+def choose_kernels(
+    model: nn.Module, *, device: torch.device, dtype: torch.dtype, strict: bool, home: Path
+) -> KernelChoice:
     """Have `model` use what is fastest here."""
     if not isinstance(model, GPT2) or device.type != "cpu" or strict or model.config.width < LEAST_WIDTH:
-        return Choice(kernels=AS_USUAL, ratios={})
+        return KernelChoice(kernels=AS_USUAL, ratios={})
     config = model.config
     shape = (config.width, config.heads, min(config.context, TOKENS), config.inner)
     parts = (read_environment()["cpu"], torch.__version__, str(dtype), *shape)
@@ -77,7 +79,7 @@ def choose_kernels(model: nn.Module, *, device: torch.device, dtype: torch.dtype
     return choice
 
 
-def _kept(path: Path, *, key: str, measure: Callable[[], Choice]) -> Choice:
+def _kept(path: Path, *, key: str, measure: Callable[[], KernelChoice]) -> KernelChoice:
     """What was measured before, else what is measured now and kept."""
     if key in (found := _read(path)):
         return found[key]
@@ -98,11 +100,11 @@ def _kept(path: Path, *, key: str, measure: Callable[[], Choice]) -> Choice:
     return _read(path).get(key, choice)
 
 
-def _read(path: Path) -> dict[str, Choice]:
+def _read(path: Path) -> dict[str, KernelChoice]:
     try:
         found: dict[str, Any] = json.loads(read_regular(path))["choices"]
         return {
-            str(key): Choice(
+            str(key): KernelChoice(
                 kernels=Kernels(onednn=bool(row["kernels"]["onednn"]), blocks=row["kernels"]["blocks"]),
                 ratios={str(name): float(ratio) for name, ratio in row["ratios"].items()},
             )
@@ -112,7 +114,7 @@ def _read(path: Path) -> dict[str, Choice]:
         return {}
 
 
-def _measured(model: GPT2, dtype: torch.dtype) -> Choice:
+def _measured(model: GPT2, dtype: torch.dtype) -> KernelChoice:
     """Passes through the parts of one block of such a model, what is usual and each other way in turn."""
     random = torch.Generator().manual_seed(0)  # the training's own numbers stay as they are
     block = Block(model.config, layer=0)
@@ -135,7 +137,7 @@ def _measured(model: GPT2, dtype: torch.dtype) -> Choice:
         if ratios["onednn"] >= WORTH_IT:
             chosen["onednn"] = False
     torch.set_num_threads(threads)
-    return Choice(kernels=replace(AS_USUAL, **chosen), ratios=ratios)
+    return KernelChoice(kernels=replace(AS_USUAL, **chosen), ratios=ratios)
 
 
 def _speed_up(part: Callable[[Tensor], Tensor], block: Block, x_BTC: Tensor, **other: bool) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cuadrilla.config import Config, CrewEngine, FileTask, LanguageTask, MuonSection, TrainSection
+from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection, MuonSection, TrainSection
 from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.link.base import Tensors
@@ -79,7 +79,7 @@ class Parts:
 def make_task(config: Config, folder: Path) -> Task:
     """The task of a run file in `folder`. Raises TaskError, DataError, ConfigError."""
     match config.task:
-        case LanguageTask():
+        case LanguageTaskSection():
             section = config.train
             return language.LanguageTask(
                 folder / config.data.folder,
@@ -87,7 +87,7 @@ def make_task(config: Config, folder: Path) -> Task:
                 teachers=[RunDir(folder).teachers / str(number) for number in range(len(section.teacher))],
                 teacher_share=section.teacher_share,
             )
-        case FileTask(path=path):
+        case FileTaskSection(path=path):
             return load_task(path, folder=folder)
 
 
@@ -154,7 +154,7 @@ def regularised(config: Config, run: RunDir, *, task: Task, length: Length) -> C
     if list_checkpoints(run.checkpoints) and run.config.exists():
         before = read_run_config(run).optim
         decay = (before.weight_decay or 0.0) if isinstance(before, MuonSection) else 0.0
-    elif isinstance(config.task, LanguageTask) and not config.model.init:  # nothing else was measured
+    elif isinstance(config.task, LanguageTaskSection) and not config.model.init:  # nothing else was measured
         decay = weight_decay(epochs_of(length, task))
     return config.model_copy(update={"optim": optim.model_copy(update={"weight_decay": decay})})
 

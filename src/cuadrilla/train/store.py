@@ -29,7 +29,7 @@ from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.heldout import HeldOut
-from cuadrilla.train.journal import Journal, Record, has_segment, read_segment
+from cuadrilla.train.journal import Journal, JournalRecord, has_segment, read_segment
 from cuadrilla.train.metrics import finite
 
 MAX_SAVE_OVERHEAD = 0.02
@@ -180,7 +180,7 @@ class Store:
             self.event("redone", version=state["version"], steps=redone)
         return state
 
-    def _redo_record(self, record: Record, guard: Guard) -> dict[str, Any]:
+    def _redo_record(self, record: JournalRecord, guard: Guard) -> dict[str, Any]:
         """The row that goes with it; {} in a journal of an earlier version."""
         header = record.header
         row: dict[str, Any] = header.get("row", {})

@@ -8,7 +8,7 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.config import Config, LanguageTask, TrainSection
+from cuadrilla.config import Config, LanguageTaskSection, TrainSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
@@ -22,7 +22,7 @@ from cuadrilla.model.task import Task
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import RunDir, require_regular, typed
 from cuadrilla.runfile import read_run_config
-from cuadrilla.train.checkpoint import Choice, check_shapes, find_best, load_checkpoint
+from cuadrilla.train.checkpoint import CheckpointChoice, check_shapes, find_best, load_checkpoint
 from cuadrilla.train.coordinate import model_tensors
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
@@ -38,7 +38,7 @@ class Step:
     newest: int
 
     @classmethod
-    def of(cls, choice: Choice | None) -> "Step":
+    def of(cls, choice: CheckpointChoice | None) -> "Step":
         return cls(version=choice.version, newest=choice.newest) if choice else cls(version=0, newest=0)
 
     def __str__(self) -> str:
@@ -194,7 +194,7 @@ def find_stored(run: RunDir, *, newest: bool = False) -> Stored:
     Raises ConfigError, DataError, CheckpointError.
     """
     config = read_run_config(run)
-    if not isinstance(config.task, LanguageTask):
+    if not isinstance(config.task, LanguageTaskSection):
         hint = "name a run with task.kind = language"
         raise ConfigError("{path} is not a language model", path=run.path, hint=hint)
     tokenizer_path, tokens = _tokenizer_of(run, config)

@@ -21,7 +21,7 @@ from cuadrilla.messages import Message
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus:
+class CatalogueEntry:
     name: str
     what: str
     address: str
@@ -45,7 +45,7 @@ class Corpus:
 
 
 CATALOGUE = (
-    Corpus(
+    CatalogueEntry(
         name="quijote",
         what=Message("Don Quijote de la Mancha, Project Gutenberg's edition 2000"),
         address="https://www.gutenberg.org/cache/epub/2000/pg2000.txt",
@@ -53,7 +53,7 @@ CATALOGUE = (
         about_bytes=2_200_000,
         file="quijote.txt",
     ),
-    Corpus(
+    CatalogueEntry(
         name="conha19",
         what=Message("234 Spanish-American novels, 1830 to 1910, plain text"),
         address="https://github.com/cligs/conha19/archive/refs/heads/main.zip",
@@ -63,7 +63,7 @@ CATALOGUE = (
         file="conha19.zip",
         inside="txt",
     ),
-    Corpus(
+    CatalogueEntry(
         name="eltec-spa",
         what=Message("some 100 novels of Spain, 1840 to 1920, TEI-XML (level 1)"),
         address="https://github.com/COST-ELTeC/ELTeC-spa/archive/HEAD.zip",
@@ -73,7 +73,7 @@ CATALOGUE = (
         file="eltec-spa.zip",
         inside="level1",
     ),
-    Corpus(
+    CatalogueEntry(
         name="fineweb2-test",
         what=Message("web pages, test split of FineWeb-2 spa_Latn (23.7 M words): a first real corpus"),
         address="hf:HuggingFaceFW/fineweb-2/spa_Latn",
@@ -81,7 +81,7 @@ CATALOGUE = (
         about_bytes=59_700_000,
         split="test",
     ),
-    Corpus(
+    CatalogueEntry(
         name="wikipedia-es",
         what=Message("Spanish Wikipedia of November 2023, some 1.9 M articles"),
         address="hf:wikimedia/wikipedia/20231101.es",
@@ -94,7 +94,7 @@ CATALOGUE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class CatalogueOptions:
     """What the arguments of one fetch say beside its names."""
 
     sha256: str = ""
@@ -102,7 +102,7 @@ class Options:
     revision: str = ""
 
 
-def resolve(argument: str, *, options: Options) -> list[DownloadRequest]:
+def resolve(argument: str, *, options: CatalogueOptions) -> list[DownloadRequest]:
     """The files that a name of the catalogue or an address stands for.
 
     Raises ConfigError for what is neither, LinkError if it has to be listed and cannot be.
@@ -112,7 +112,7 @@ def resolve(argument: str, *, options: Options) -> list[DownloadRequest]:
     scheme = urlsplit(address).scheme if "://" in address else ""
     if address.startswith(hub.PREFIX):
         split = options.split or (corpus.split if corpus else "")
-        dataset = hub.Dataset.parse(address, split=split, revision=options.revision)
+        dataset = hub.HubDataset.parse(address, split=split, revision=options.revision)
         found = hub.list_parquet(dataset, licence=corpus.licence if corpus else "")
         if corpus:
             found = [replace(each, subfolder=corpus.name) for each in found]
@@ -129,7 +129,7 @@ def resolve(argument: str, *, options: Options) -> list[DownloadRequest]:
     return _with_hash(argument, found, options.sha256) if options.sha256 else found
 
 
-def _from_web(url: str, corpus: Corpus | None) -> DownloadRequest:
+def _from_web(url: str, corpus: CatalogueEntry | None) -> DownloadRequest:
     if corpus is None:
         return DownloadRequest(origin=Web(url), url=url)
     return DownloadRequest(

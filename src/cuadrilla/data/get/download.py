@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cuadrilla.data.get.origin import Origin, PassingError, Stream, TooLargeError, name_in, safe_name
 from cuadrilla.data.get.part import Part
-from cuadrilla.data.get.record import Record, Records, hash_file, one_line
+from cuadrilla.data.get.record import DownloadRecord, Records, hash_file, one_line
 from cuadrilla.data.get.unpack import unpack
 from cuadrilla.errors import DataError, LinkError, ResourceError
 from cuadrilla.messages import Message
@@ -80,7 +80,7 @@ class DownloadPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    record: Record
+    record: DownloadRecord
     folder: Path
     already: bool
     """It was there before, and its hash is right."""
@@ -239,7 +239,7 @@ def _check_start(chunk: bytes, media_type: str, *, url: str, name: str) -> None:
         )
 
 
-def _check_whole(wanted: DownloadRequest, part: Part, before: Record | None, *, name: str) -> None:
+def _check_whole(wanted: DownloadRequest, part: Part, before: DownloadRecord | None, *, name: str) -> None:
     if part.num_bytes == 0:
         raise DataError("{url} is empty", url=wanted.url, hint="check the address in a browser")
     if wanted.sha256 and part.sha256 != wanted.sha256:
@@ -262,9 +262,9 @@ def _check_whole(wanted: DownloadRequest, part: Part, before: Record | None, *, 
         )
 
 
-def _settle(wanted: DownloadRequest, part: Part, records: Records, *, folder: Path, name: str) -> Record:
-    """Record, then give the file its name or unpack it."""
-    record = Record(
+def _settle(wanted: DownloadRequest, part: Part, records: Records, *, folder: Path, name: str) -> DownloadRecord:
+    """DownloadRecord, then give the file its name or unpack it."""
+    record = DownloadRecord(
         url=wanted.url,
         name=name,
         licence=one_line(wanted.licence),

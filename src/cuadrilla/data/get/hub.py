@@ -25,7 +25,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset:
+class HubDataset:
     repo: str
     config: str
     """Empty: the only one, or the one that the dataset calls its default."""
@@ -33,7 +33,7 @@ class Dataset:
     revision: str
 
     @classmethod
-    def parse(cls, text: str, *, split: str, revision: str) -> "Dataset":
+    def parse(cls, text: str, *, split: str, revision: str) -> "HubDataset":
         """`hf:OWNER/NAME[/CONFIG]`. Raises ConfigError."""
         given = _ADDRESS.fullmatch(text)
         if not given or ".." in text:
@@ -48,7 +48,7 @@ class Dataset:
         return safe_name("-".join(filter(None, (self.repo.split("/")[1], self.config, self.split))))
 
 
-def list_parquet(dataset: Dataset, *, licence: str = "", endpoint: str | None = None) -> list[DownloadRequest]:
+def list_parquet(dataset: HubDataset, *, licence: str = "", endpoint: str | None = None) -> list[DownloadRequest]:
     """The files of a split, by name; from the library's own endpoint if none is given.
 
     Raises ConfigError for what the dataset does not have, DataError if it has no parquet, LinkError.
@@ -130,7 +130,7 @@ def _translated(where: str) -> Iterator[None]:
         ) from error
 
 
-def choose(paths: Sequence[str], patterns: Sequence[str], dataset: Dataset) -> list[str]:
+def choose(paths: Sequence[str], patterns: Sequence[str], dataset: HubDataset) -> list[str]:
     """The parquet files of a configuration and split: by the patterns of the dataset's card, else by their names."""
     if patterns:
         found = [path for path in paths if any(_matches(path, pattern) for pattern in patterns)]
@@ -157,7 +157,7 @@ def _may_carry(endpoint: str, token: str) -> bool:
     return not token or parts.scheme == "https" or parts.hostname in _LOOPBACK
 
 
-def _patterns(card: Any, dataset: Dataset) -> list[str]:
+def _patterns(card: Any, dataset: HubDataset) -> list[str]:
     """Of the files that the card names for this configuration and split; none if it has no list.
 
     Raises ConfigError for a configuration or a split that is not in it.
@@ -207,7 +207,7 @@ def _matches(path: str, pattern: str) -> bool:
     return re.fullmatch(text.replace(r"\?", "[^/]"), path) is not None
 
 
-def _is_of(path: str, dataset: Dataset) -> bool:
+def _is_of(path: str, dataset: HubDataset) -> bool:
     """Datasets without a list: CONFIG is a folder, SPLIT a folder or the beginning of the file's name."""
     *folders, name = path.split("/")
     if dataset.config and dataset.config not in folders:

@@ -21,7 +21,7 @@ _READ_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class DownloadRecord:
     """One address that was fetched."""
 
     url: str
@@ -48,15 +48,15 @@ class Records:
         remove_leftovers(self._path)
         self._records = {record.url: record for record in _read(self._path)}
 
-    def of(self, url: str) -> Record | None:
+    def of(self, url: str) -> DownloadRecord | None:
         return self._records.get(url)
 
-    def put(self, record: Record) -> None:
+    def put(self, record: DownloadRecord) -> None:
         """Add or replace, durably. Raises ResourceError."""
         self._records[record.url] = record
         write_json(self._path, {"files": [asdict(each) for each in self._records.values()]})
 
-    def present(self, url: str) -> Record | None:
+    def present(self, url: str) -> DownloadRecord | None:
         """The record of an address whose files are all here. Raises DataError if one has changed since."""
         record = self.of(url)
         if record is None:
@@ -108,14 +108,14 @@ def one_line(text: str) -> str:
     return " ".join(text.encode(errors="replace").decode().split())[:MAX_LICENCE] or UNKNOWN
 
 
-def _read(path: Path) -> list[Record]:
+def _read(path: Path) -> list[DownloadRecord]:
     """Nothing if there is no file. Raises DataError for one that is not a record of ours."""
     hint = Message("move {path} away to fetch everything again, or choose another folder with --to", path=path)
     try:
         content = json.loads(read_regular(path))
         if content["schema"] != SCHEMA:
             raise DataError("{path} is of another version of cuadrilla", path=path, hint=hint)
-        found = [Record(**row) for row in content["files"]]
+        found = [DownloadRecord(**row) for row in content["files"]]
         texts = [text for each in found for text in (each.url, each.name, each.licence, each.sha256, *each.unpacked)]
         texts += [sha256 for each in found for sha256 in each.unpacked.values()]
         if not all(isinstance(text, str) for text in texts):

@@ -4,7 +4,7 @@ MAX_KNOWN = 4096
 """Who was quiet longest is forgotten then, and begins anew."""
 
 
-class Pace:
+class RateLimit:
     """A pace for each name: an address, a node. Reads no clock; not thread-safe."""
 
     def __init__(self, *, per_second: float, at_once: float) -> None:
