@@ -20,8 +20,8 @@ from cuadrilla.engines.local import run_local
 from cuadrilla.host.environment import read_environment
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import resolve
-from cuadrilla.train.metrics import Scalars
 from cuadrilla.train.setup import assemble, make_task
+from cuadrilla.train.sinks import Scalars
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:

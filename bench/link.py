@@ -7,9 +7,9 @@ plain loopback. A round: the coordinator announces a version, all workers downlo
 contribution of the same size at once. Then `both_ways`: one worker uploads while another downloads. Each process's
 CPU seconds, children included, are those of that phase. `MB_per_second` is payload through the coordinator's card
 per direction, `cpu` is CPU seconds per second; `ceiling` is what TCP could carry at that rate. Peers move the same
-bytes between the same places, without encryption or checksums: `ray` is the product's Ray door, `gloo` are messages of
-torch.distributed. The contenders take turns, each time with new processes. The cost of the kernel's network code falls
-on whichever process it interrupts.
+bytes between the same places, without encryption or checksums: `ray` is the product's way through Ray, `gloo` are
+messages of torch.distributed. The contenders take turns, each time with new processes. The cost of the kernel's
+network code falls on whichever process it interrupts.
 """
 
 import argparse

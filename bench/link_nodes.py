@@ -3,9 +3,9 @@
 `NODES` holds the kinds. A command is the name of a method; its answer holds the seconds (monotonic, the same clock in
 every namespace) at which the transfer began and ended.
 
-* `crew`: the product's `CrewDesk` with a receiver that keeps contributions, and a `GrpcLink` per worker.
-* `ray`: the product's `RayDesk`, on the head of a cluster; each worker's machine is a node of it, and its `RayLink` is
-  in an actor there (`bench/link_ray.py`). The coordinator hands on what the workers are told.
+* `crew`: the product's `CrewServer` with a receiver that keeps contributions, and a `GrpcLink` per worker.
+* `ray`: the product's `RayServer`, on the head of a cluster; each worker's machine is a node of it, and its `RayLink`
+  is in an actor there (`bench/link_ray.py`). The coordinator hands on what the workers are told.
 * `gloo`: torch.distributed, rank 0 in the coordinator's place; the same bytes as point-to-point messages, and an
   all-reduce among the workers. Neither encrypted nor checked.
 """
@@ -30,7 +30,7 @@ from bench.ray_cluster import RayMachine, head, nodes_named
 from cuadrilla.link.base import Contribution, Hello, Progress, ToCoordinator, Version
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.grpc_server import CrewDesk
+from cuadrilla.link.grpc_server import CrewServer
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import load_node, open_coordinator
@@ -38,7 +38,7 @@ from cuadrilla.link.wire import Layout
 from tests.crews import NOW
 
 if TYPE_CHECKING:
-    from cuadrilla.engines.ray.desk import RayDesk
+    from cuadrilla.engines.ray.server import RayServer
 
 TENSOR_ELEMENTS = 2**22
 WAIT_SECONDS = 60.0
@@ -53,16 +53,16 @@ def model(num_parameters: int) -> dict[str, Tensor]:
 
 
 class Coordinator:
-    """Sends versions, takes contributions, by some door."""
+    """Sends versions, takes contributions, by some transport."""
 
     def __init__(self, *, parameters: int, workers: int) -> None:
         self._params = model(parameters)
         self._inbox: queue.SimpleQueue[tuple[str, ToCoordinator]] = queue.SimpleQueue()
         self._version = 0
         self._names = [f"worker-{rank}" for rank in range(1, workers + 1)]
-        self._desk: CrewDesk | RayDesk | None = None
+        self._server: CrewServer | RayServer | None = None
 
-    def _desk_arguments(self) -> dict[str, Any]:
+    def _server_arguments(self) -> dict[str, Any]:
         layout = Layout.of(self._params)
         offer = Offer(config="{}", files={})
         return {"receiver": self, "offer": offer, "parameters": layout, "contribution": layout}
@@ -81,9 +81,9 @@ class Coordinator:
     def announce(self) -> Times:
         began = time.monotonic()
         self._version += 1
-        assert self._desk is not None
+        assert self._server is not None
         for worker in self._names:
-            self._desk.send(worker, Version(version=self._version, parameters=self._params))
+            self._server.send(worker, Version(version=self._version, parameters=self._params))
         return {"began": began, "ended": time.monotonic()}
 
     def collect(self) -> None:
@@ -95,16 +95,16 @@ class Coordinator:
             check(message.tensors, self._params)
 
     def close(self) -> None:
-        if self._desk is not None:
-            self._desk.close()
+        if self._server is not None:
+            self._server.close()
 
 
 class CrewCoordinator(Coordinator):
     def __init__(self, *, folder: str, address: str, port: int, parameters: int, workers: int, **_: Any) -> None:
         super().__init__(parameters=parameters, workers=workers)
         keys, nodes = open_coordinator(Path(folder) / "crew", now=NOW), AllowList(Path(folder) / "nodes.json")
-        self._desk = CrewDesk(keys=keys, nodes=nodes, **self._desk_arguments())
-        self._desk.serve(bind(f"{address}:{port}"))
+        self._server = CrewServer(keys=keys, nodes=nodes, **self._server_arguments())
+        self._server.serve(bind(f"{address}:{port}"))
 
 
 class RayCoordinator(Coordinator):
@@ -120,13 +120,13 @@ class RayCoordinator(Coordinator):
     def join(self) -> None:
         """Wait for the machines of all workers, and for their actors."""
         from bench.link_ray import start_worker
-        from cuadrilla.engines.ray.desk import RayDesk
+        from cuadrilla.engines.ray.server import RayServer
         from cuadrilla.engines.ray.worker import Place
 
-        self._desk = RayDesk(**self._desk_arguments())
+        self._server = RayServer(**self._server_arguments())
         for name, node in nodes_named(self._names).items():
             self._actors[name] = start_worker(name, node=node, num_parameters=self._num_parameters)
-            self._desk.attend(Place(name=name, node=node), self._actors[name])
+            self._server.attend(Place(name=name, node=node), self._actors[name])
         self._all("hello")
         for _ in self._names:
             self.hello()
@@ -144,9 +144,9 @@ class RayCoordinator(Coordinator):
     def part(self) -> None:
         """The actors end, before their machines do."""
         self._all("end")
-        assert self._desk is not None
-        self._desk.close()
-        self._desk = None
+        assert self._server is not None
+        self._server.close()
+        self._server = None
 
     def close(self) -> None:
         super().close()

@@ -35,9 +35,9 @@ from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import config_to_hf, state_from_hf
 from cuadrilla.model.language import LanguageTask
 from cuadrilla.rundir import RunDir
-from cuadrilla.train.measures import text_figure
+from cuadrilla.train.eval_data import read_texts
+from cuadrilla.train.eval_metrics import text_figure
 from cuadrilla.train.setup import assemble, make_task
-from cuadrilla.train.trials import read_texts
 
 MUON_RATES = (0.005, 0.01, 0.02, 0.04)
 ADAMW_RATES = (5e-4, 1e-3, 2e-3, 4e-3)

@@ -1,6 +1,6 @@
 """How long a practice crew stands still after a fault: a worker killed, a worker frozen, the coordinator killed.
 
-    python -m bench.recovery [--faults 10] [--door crew|ray]
+    python -m bench.recovery [--faults 10] [--transport crew|ray]
 
 Trains `micro` in strict mode with three worker processes and plays the three faults in turn, each one `--faults` times,
 when everybody has joined and some steps are done. Measured: the longest time without a commit from the fault to the
@@ -60,11 +60,11 @@ every_tokens = 1_000_000_000
 class Crew:
     """A crew that trains until it is told to stop, as one sees it from outside."""
 
-    def __init__(self, run: RunDir, *, door: str, speeds: str = SPEEDS) -> None:
+    def __init__(self, run: RunDir, *, transport: str, speeds: str = SPEEDS) -> None:
         self._run = run
-        self.door = door
+        self.transport = transport
         command = [sys.executable, "-m", "cuadrilla", "train", str(run.path), "--practice", speeds]
-        command += ["--set", f'engine.kind="{door}"']
+        command += ["--set", f'engine.kind="{transport}"']
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def coordinator(self) -> psutil.Process:
@@ -73,7 +73,7 @@ class Crew:
 
     def worker(self, index: int) -> psutil.Process:
         """One of the worker processes that are there, the oldest first."""
-        mark = "RayWorker" if self.door == "ray" else " work --address"
+        mark = "RayWorker" if self.transport == "ray" else " work --address"
         found = [child for child in self.coordinator().children(recursive=True) if mark in " ".join(child.cmdline())]
         return sorted(found, key=lambda process: process.create_time())[index]
 
@@ -133,10 +133,10 @@ def measure(crew: Crew, *, num_faults: int) -> dict[str, list[float]]:
         killed, began = crew.worker(0), time.monotonic()
         killed.kill()
         found["worker killed"].append(longest_gap(began, crew.commits(STEPS_WATCHED)))
-        if crew.door == "ray":
+        if crew.transport == "ray":
             crew.wait_for_joined(joined + 1)
 
-        frozen, began = crew.worker(1 if crew.door == "ray" else 0), time.monotonic()
+        frozen, began = crew.worker(1 if crew.transport == "ray" else 0), time.monotonic()
         frozen.suspend()
         found["worker frozen"].append(longest_gap(began, crew.commits(STEPS_WATCHED)))
         frozen.resume()  # its lease was shared: mostly it is back before anybody has missed it
@@ -160,13 +160,13 @@ def percentile(values: Sequence[float], share: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=10)
-    parser.add_argument("--door", choices=("crew", "ray"), default="crew")
+    parser.add_argument("--transport", choices=("crew", "ray"), default="crew")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         run = RunDir(Path(name))
         prepare(["cuentos:2000"], out=run.path / "data", options=PrepareOptions(vocab=512))
         run.run_file.write_text(RUN)
-        crew = Crew(run, door=arguments.door)
+        crew = Crew(run, transport=arguments.transport)
         try:
             found = measure(crew, num_faults=arguments.faults)
         finally:
@@ -175,7 +175,7 @@ def main() -> None:
     rounds, cpu = summary(found.pop("round")), summary(found.pop(CPU))
     report(
         "recovery",
-        door=arguments.door,
+        transport=arguments.transport,
         steps=len(versions),
         load_average=os.getloadavg()[2],  # of the last quarter of an hour
         steps_lost=len(set(range(1, max(versions) + 1)) - set(versions)),

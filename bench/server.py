@@ -19,8 +19,8 @@ from cuadrilla.data.prepare import prepare
 from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.rundir import RunDir, write_json
 from cuadrilla.runfile import dump
-from cuadrilla.train.metrics import Scalars
 from cuadrilla.train.setup import assemble, make_task
+from cuadrilla.train.sinks import Scalars
 
 SETTINGS = {  # name → workers, sync
     "exact, 1.0 alone": ([1.0], 'kind = "exact"'),

@@ -1,6 +1,6 @@
 """Unequal machines on a fast network: our shares against the equal batches of torch's DDP.
 
-    python -m bench.throughput [--door crew|ray|both] [--repeats 3] [--unit-ms 120 240 480 480]
+    python -m bench.throughput [--transport crew|ray|both] [--repeats 3] [--unit-ms 120 240 480 480]
 
 Machines are network namespaces (`bench/lan.py`; plain loopback for a user that is not root) with one worker each. Two
 cores cannot be four machines, so a machine's slowness is made: it needs at least `--unit-ms` for a unit, and sleeps
@@ -152,7 +152,7 @@ def ddp_turn(rig: Rig) -> Turn:
 
 
 def ray_turn(rig: Rig) -> Turn:
-    """The same strategy, journal and shares through the product's Ray door: the machines are nodes of a cluster."""
+    """The same strategy, journal and shares through Ray as the product uses it: the machines are nodes of a cluster."""
     (rig.folder / "run").mkdir(parents=True)
     with ExitStack() as stack:
         coordinator = rig.start(stack, "ray-coordinator", 0)
@@ -167,7 +167,7 @@ def ray_turn(rig: Rig) -> Turn:
     )
 
 
-DOORS: dict[str, Callable[[Rig], Turn]] = {"crew": crew_turn, "ray": ray_turn}
+TRANSPORTS: dict[str, Callable[[Rig], Turn]] = {"crew": crew_turn, "ray": ray_turn}
 
 
 def compare(ours: Turn, ddp: Turn) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def compare(ours: Turn, ddp: Turn) -> dict[str, Any]:
 
 
 def summarize(ours: Sequence[Turn], ddp: Sequence[Turn]) -> dict[str, Any]:
-    """A door's turns beside those of DDP that followed them."""
+    """A transport's turns beside those of DDP that followed them."""
     pairs = [compare(mine, theirs) for mine, theirs in zip(ours, ddp, strict=True)]
     keys = ("ratio", "ideal", "fraction", "step_over_transfer")
     return {**{key: summary([pair[key] for pair in pairs]) for key in keys}, "pairs": pairs}
@@ -205,7 +205,7 @@ def summarize(ours: Sequence[Turn], ddp: Sequence[Turn]) -> dict[str, Any]:
 def main() -> None:
     allow_only_new_tls()  # also for the processes that this one starts
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--door", choices=[*DOORS, "both"], default="crew", help="how our workers come")
+    parser.add_argument("--transport", choices=[*TRANSPORTS, "both"], default="crew", help="how our workers come")
     parser.add_argument("--unit-ms", type=float, nargs="+", default=[120, 240, 480, 480], help="one for each machine")
     parser.add_argument("--units", type=int, default=64, help="in a step; a multiple of the number of machines")
     parser.add_argument("--rate", default="1gbit", help="of every card, as tc writes it; 0: loopback")
@@ -216,8 +216,8 @@ def main() -> None:
     if arguments.units % len(arguments.unit_ms):
         parser.error("--units must be a multiple of the number of machines: DDP's batches are equal")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
-    doors = list(DOORS) if arguments.door == "both" else [arguments.door]
-    contenders = {**{door: DOORS[door] for door in doors}, "ddp": ddp_turn}
+    transports = list(TRANSPORTS) if arguments.transport == "both" else [arguments.transport]
+    contenders = {**{transport: TRANSPORTS[transport] for transport in transports}, "ddp": ddp_turn}
     load = psutil.getloadavg()
     turns: dict[str, list[Turn]] = {name: [] for name in contenders}
     with tempfile.TemporaryDirectory() as name, lan(len(arguments.unit_ms), rate=arguments.rate) as members:
@@ -245,7 +245,7 @@ def main() -> None:
         unit_ms=arguments.unit_ms,
         units=arguments.units,
         load_before=load,
-        doors={door: summarize(turns[door], turns["ddp"]) for door in doors},
+        transports={transport: summarize(turns[transport], turns["ddp"]) for transport in transports},
     )
 
 

@@ -4,7 +4,7 @@
 
 * `crew-coordinator`, `crew-worker`: the product's crew engine; its loop on a `GrpcLink`. Nothing is known of the
   workers' speeds beforehand: shares are those the coordinator measures.
-* `ray-coordinator`, `ray-worker`: the product's `RayDesk` on the head of a cluster, and machines that are its nodes;
+* `ray-coordinator`, `ray-worker`: the product's `RayServer` on the head of a cluster, and machines that are its nodes;
   the workers are actors there with the product's loop on a `RayLink` (`bench/throughput_ray.py`).
 * `ddp`: torch's DistributedDataParallel over gloo, equal batches, gradients accumulated locally (`no_sync`) but for the
   last unit of a step.
@@ -53,9 +53,9 @@ from cuadrilla.model.task import Task, loss_of
 from cuadrilla.rundir import RunDir
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.train.loop import WorkerSettings, train
-from cuadrilla.train.metrics import Scalars
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.setup import assemble, make_model, make_task
+from cuadrilla.train.sinks import Scalars
 
 LIMIT_SECONDS = 540.0  # a process that is still there then says where it hangs, and ends
 CPU = torch.device("cpu")
@@ -149,7 +149,7 @@ class CommitTimes:
 
 
 class CrewCoordinator:
-    """Opens the run's doors itself: the crew link, or Ray (`bench/throughput_ray.py`)."""
+    """Opens the run's transports itself: the crew link, or Ray (`bench/throughput_ray.py`)."""
 
     def __init__(self, *, folder: str, config: str, warm_up: int, rounds: int, say: Say, **_: Any) -> None:
         self._say = say
@@ -164,7 +164,7 @@ class CrewCoordinator:
         run_crew(parts, run, opening=Opening(home=Home(self._folder / "home"), opened=self._say_open))
         return {"seconds": counted_seconds(commits, warm_up=self._warm_up, rounds=self._rounds)}
 
-    def _say_open(self, _door: OpenCrew) -> None:
+    def _say_open(self, _transport: OpenCrew) -> None:
         self._say({"open": True})
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The Ray door of `bench.throughput`: the product's desk, and its actor with a paced link."""
+"""The Ray transport of `bench.throughput`: the product's server, and its actor with a paced link."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +10,14 @@ import torch
 from bench.common import configure
 from bench.ray_cluster import start_actor
 from bench.throughput_nodes import Answer, Pace, PacedLink, work
-from cuadrilla.engines.ray.desk import RayDesk
+from cuadrilla.engines.ray.server import RayServer
 from cuadrilla.engines.ray.worker import Place, RayLink, RayWorker
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.wire import Layout
 from cuadrilla.sync.exact import version_like
-from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts, make_model, make_task
+from cuadrilla.train.thread import CoordinatorThread
 
 TICK_SECONDS = 0.1
 
@@ -44,8 +44,8 @@ class PacedWorker(RayWorker):
 
 def coordinate(parts: Parts, placed: Mapping[str, str], *, specification: Mapping[str, Any]) -> list[Answer]:
     """Train with an actor on each of these nodes, by name and id; what they measured."""
-    runtime = Runtime(parts.coordination)
-    desk = RayDesk(
+    runtime = CoordinatorThread(parts.coordination)
+    server = RayServer(
         receiver=runtime,
         offer=Offer(config="{}", files={}),
         parameters=Layout.of(parts.strategy.version_like(parts.model)),
@@ -55,11 +55,11 @@ def coordinate(parts: Parts, placed: Mapping[str, str], *, specification: Mappin
     actors = {name: start_actor(PacedWorker, name, specification, paces[name], node=placed[name]) for name in placed}
     ray.get([actor.pid.remote() for actor in actors.values()])  # all have loaded
     try:
-        parts.coordination.open(desk.send)
+        parts.coordination.open(server.send)
         for name, actor in actors.items():
-            desk.attend(Place(name=name, node=placed[name]), actor)
+            server.attend(Place(name=name, node=placed[name]), actor)
         runtime.serve(lambda: None, every_seconds=TICK_SECONDS)
         return ray.get([actor.measured.remote() for actor in actors.values()])
     finally:
-        desk.close()
+        server.close()
         parts.store.close()

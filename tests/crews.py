@@ -1,4 +1,4 @@
-"""Crews, nodes and requests for the tests of keys, nodes and doors."""
+"""Crews, nodes and requests for the tests of keys, nodes and transports."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

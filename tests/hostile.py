@@ -1,4 +1,4 @@
-"""A coordinator's door with a receiver that only records, and a hand-made client that may send it anything."""
+"""A coordinator's transport with a receiver that only records, and a hand-made client that may send it anything."""
 
 import contextlib
 import gc
@@ -23,9 +23,9 @@ from cuadrilla.link.base import Contribution, Hello, Lease, Progress, ToCoordina
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_calls import DEVICE_KEY
 from cuadrilla.link.grpc_client import SERVICE, Connection
-from cuadrilla.link.grpc_ray import RayHeadDesk
-from cuadrilla.link.grpc_server import CrewDesk
-from cuadrilla.link.grpc_standby import StandbyDesk
+from cuadrilla.link.grpc_ray import RayHeadServer
+from cuadrilla.link.grpc_server import CrewServer
+from cuadrilla.link.grpc_standby import StandbyServer
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import SERVER_NAME, Identity, open_coordinator
@@ -63,7 +63,7 @@ class Heard:
 
 
 class Crew:
-    """A desk that serves, its keys, and an honest worker `ana` that has joined."""
+    """A server that serves, its keys, and an honest worker `ana` that has joined."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Crew:
         *,
         contribution: wire.Layout = LAYOUT,
         standbys: frozenset[str] = frozenset(),
-        ray: RayHeadDesk | None = None,
+        ray: RayHeadServer | None = None,
     ) -> None:
         self.folder = folder
         self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
@@ -80,7 +80,7 @@ class Crew:
         self.now = 0.0
         file = folder / "file.bin"
         file.write_bytes(b"shard" * 100)
-        self.desk = CrewDesk(
+        self.server = CrewServer(
             keys=self.keys,
             nodes=self.nodes,
             receiver=self.heard,
@@ -88,10 +88,10 @@ class Crew:
             parameters=LAYOUT,
             contribution=contribution,
             ray=ray,
-            standby=StandbyDesk(names=standbys, keys=folder / "crew", run=folder / "run"),
+            standby=StandbyServer(names=standbys, keys=folder / "crew", run=folder / "run"),
             clock=lambda: self.now,
         )
-        self.port = self.desk.serve(bind("127.0.0.1:0"))
+        self.port = self.server.serve(bind("127.0.0.1:0"))
         self.address = f"127.0.0.1:{self.port}"
         self.leases = 0
         self.ana = Connection(self.address, identity=self.node("ana"))
@@ -108,14 +108,14 @@ class Crew:
         """The honest worker gets a lease and a version, uploads and answers, and the answer is what it sent."""
         self.leases += 1
         lease = Lease(lease_id=self.leases, version=self.leases, units=(1, 2), planned_tokens=9)
-        self.desk.send("ana", lease)
+        self.server.send("ana", lease)
         assert self.session.next_event() == lease
-        self.desk.send("ana", Version(version=self.leases, parameters=PARAMETERS))
+        self.server.send("ana", Version(version=self.leases, parameters=PARAMETERS))
         version = self.session.next_event()
         assert isinstance(version, Version)
         got = self.session.download(version.parameters)
         assert all(torch.equal(got[name], PARAMETERS[name]) for name in PARAMETERS)
-        layout = self.desk._contribution
+        layout = self.server._contribution
         sent = layout.unpack(bytearray(random.Random(self.leases).randbytes(layout.num_bytes)))
         answer = Contribution(lease_id=self.leases, tokens=5, loss_sum=1.5, tensors=sent)
         self.session.call(answer)
@@ -128,7 +128,7 @@ class Crew:
     def close(self) -> None:
         self.session.close()
         self.ana.close()
-        closing = threading.Thread(target=self.desk.close, name="closes the desk", daemon=True)
+        closing = threading.Thread(target=self.server.close, name="closes the server", daemon=True)
         closing.start()
         closing.join(CEILING_SECONDS)
         assert not closing.is_alive(), "the coordinator cannot end"

@@ -15,9 +15,9 @@ from cuadrilla.runfile import resolve
 from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.metrics import JsonlSink, Sink
 from cuadrilla.train.setup import Parts, assemble
-from tests.doors import Run, run_through
+from cuadrilla.train.sinks import JsonlSink, Sink
+from tests.transports import Run, run_through
 
 RUN_FILE = """
 [task]
@@ -57,7 +57,7 @@ def prepare(
 
 
 class Execute(Protocol):
-    """`execute` through some door."""
+    """`execute` through some transport."""
 
     def __call__(
         self,
@@ -77,14 +77,14 @@ def execute(
     strategy: Strategy | None = None,
     stop_at: int = 0,
     wrap_link: WrapLink | None = None,
-    door: str | Run = "inproc",
+    transport: str | Run = "inproc",
 ) -> Outcome:
     """Run it, with metrics.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     sink = JsonlSink(RunDir(folder).metrics)
     try:
         parts = prepare(folder, task, *sets, strategy=strategy, stop_at=stop_at, sinks=[sink])
-        return run_through(door, parts, wrap_link=wrap_link)
+        return run_through(transport, parts, wrap_link=wrap_link)
     finally:
         sink.close()
 

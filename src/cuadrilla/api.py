@@ -38,7 +38,7 @@ from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import leaves, literal, read_run_config, read_run_file
 from cuadrilla.train import evaluate
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.metrics import Scalars, finite
+from cuadrilla.train.sinks import Scalars, finite
 from cuadrilla.train.trained import LanguageModel, Trained, load_trained, open_model
 
 __all__ = ["CuadrillaError", "LanguageModel", "Outcome", "PrepareOptions", "Prepared", "Run", "Sampling", "Trained",

@@ -9,7 +9,7 @@ import pytest
 
 from cuadrilla.monitor.report import read_report, render
 from cuadrilla.rundir import RunDir, append_event
-from cuadrilla.train.metrics import JsonlSink
+from cuadrilla.train.sinks import JsonlSink
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 OPTIONS = (

@@ -1,4 +1,4 @@
-"""Doors for the shared batteries, crews for the tests of the crew link, a web server for downloads, a trained model."""
+"""Transports for the shared batteries, crews for the tests of the crew link, a web server, a trained model."""
 
 import gc
 import warnings
@@ -11,11 +11,11 @@ import pytest
 
 from cuadrilla.rundir import RunDir
 from tests import runs
-from tests.doors import IN_THREADS, Run
 from tests.downloader import Downloader
 from tests.hostile import BIG, Crew
 from tests.models import language_run
 from tests.runs import Execute
+from tests.transports import IN_THREADS, Run
 from tests.web import Server, serving
 
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"')
@@ -23,32 +23,32 @@ NUM_ACTORS = 3
 
 
 @pytest.fixture(scope="package", params=[pytest.param("ray", marks=NEEDS_RAY), *IN_THREADS])
-def door(request: pytest.FixtureRequest) -> Iterator[str | Run]:
-    """pytest takes the tests door by door. Ray comes first: it is started once, and ends when the next one begins."""
+def transport(request: pytest.FixtureRequest) -> Iterator[str | Run]:
+    """pytest takes the tests by transport. Ray comes first: it is started once, and ends when the next one begins."""
     if request.param != "ray":
         yield request.param
         return
     from cuadrilla.engines.ray import cluster
 
     with cluster.started(host=cluster.LOOPBACK, num_workers=NUM_ACTORS, practice=True):
-        from tests.ray_door import RayDoor
+        from tests.ray_transport import RayTransport
 
-        yield RayDoor(num_workers=NUM_ACTORS)
+        yield RayTransport(num_workers=NUM_ACTORS)
     with warnings.catch_warnings():  # Ray does not wait for the processes that it has ended
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
 
 @pytest.fixture
-def execute(door: str | Run) -> Execute:
-    """Through each door in turn, with at most NUM_ACTORS workers."""
-    return partial(runs.execute, door=door)
+def execute(transport: str | Run) -> Execute:
+    """Through each transport in turn, with at most NUM_ACTORS workers."""
+    return partial(runs.execute, transport=transport)
 
 
 @pytest.fixture(params=IN_THREADS)
 def execute_in_threads(request: pytest.FixtureRequest) -> Execute:
     """For what needs more workers, or the memory of this process."""
-    return partial(runs.execute, door=request.param)
+    return partial(runs.execute, transport=request.param)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import cuadrilla
 from cuadrilla.data import cuentos
 from cuadrilla.link.wire import Layout
 from cuadrilla.model.language import wins
-from cuadrilla.train.measures import text_figure
+from cuadrilla.train.eval_metrics import text_figure
 from tests import apple
 from tests.runs import execute, final, relative_difference
 from tests.tasks import Normalised

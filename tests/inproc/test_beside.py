@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl, write_json
 from cuadrilla.train.checkpoint import find_best, list_checkpoints, load_checkpoint, tensors_sha256
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.metrics import JsonlSink, Scalars
-from tests.doors import run_through
+from cuadrilla.train.sinks import JsonlSink, Scalars
 from tests.runs import metrics, prepare, workers
 from tests.tasks import RaggedRegression
+from tests.transports import run_through
 
 EVALUATED, STEPS, GOES_ON = 4, 12, 7
 CREW = ('engine.kind="crew"', workers([1.0, 1.0]), f"train.steps={STEPS}", "evaluate.every_tokens=288")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.cli.crew import check_doors
+from cuadrilla.cli.crew import check_transports
 from cuadrilla.config import CrewEngine
 from cuadrilla.engines.ray.cluster import cluster_of, why_no_cluster, why_not
 from cuadrilla.engines.ray.node import Consent, find_head
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer, token_hash
+from cuadrilla.link.grpc_ray import RayHeadServer, RayOffer, token_hash
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.rundir import RunDir
 from tests.crews import join
@@ -30,16 +30,16 @@ AGAIN = RayOffer(address=NOWHERE, token="second", ray="2.60.0", python="3.11.7")
 
 
 @pytest.fixture
-def desk() -> RayHeadDesk:
+def server() -> RayHeadServer:
     """The owner has named ana and eva."""
-    desk = RayHeadDesk(names=frozenset({"ana", "eva"}))
-    desk.offer(OFFER)
-    return desk
+    server = RayHeadServer(names=frozenset({"ana", "eva"}))
+    server.offer(OFFER)
+    return server
 
 
 @pytest.fixture
-def crew(tmp_path: Path, desk: RayHeadDesk) -> Iterator[Crew]:
-    crew = Crew(tmp_path, ray=desk)
+def crew(tmp_path: Path, server: RayHeadServer) -> Iterator[Crew]:
+    crew = Crew(tmp_path, ray=server)
     yield crew
     crew.close()
 
@@ -83,36 +83,38 @@ def test_a_node_that_was_not_named_gets_no_token_whatever_it_says(asks: Nodes) -
     assert asks("luis", member=token_hash(OFFER.token)).refusal == head.refusal  # nor hears whether its guess is right
 
 
-def test_a_named_node_without_its_owner_s_consent_gets_no_token(asks: Nodes, crew: Crew, desk: RayHeadDesk) -> None:
+def test_a_named_node_without_its_owner_s_consent_gets_no_token(asks: Nodes, crew: Crew, server: RayHeadServer) -> None:
     head = asks("eva", consents=False)
     assert (head.address, head.token, head.ask) == ("", "", True)
     crew.nodes.remove("eva")
-    assert desk.kicked(listed(crew)) == []
+    assert server.kicked(listed(crew)) == []
 
 
-def test_with_both_consents_it_gets_the_token_and_hears_of_the_cluster_s_end(asks: Nodes, desk: RayHeadDesk) -> None:
+def test_with_both_consents_it_gets_the_token_and_hears_of_the_cluster_s_end(
+    asks: Nodes, server: RayHeadServer
+) -> None:
     assert asks("eva").token == OFFER.token
     assert asks("eva", member=token_hash(OFFER.token)) == pb.RayHead()
-    desk.withdraw()
+    server.withdraw()
     assert asks("eva").later
     assert asks("eva", member=token_hash(OFFER.token)).refusal
-    desk.offer(AGAIN)
+    server.offer(AGAIN)
     assert asks("eva", member=token_hash(OFFER.token)).refusal
     assert asks("eva").token == AGAIN.token
 
 
 def test_a_kick_of_a_node_with_the_token_is_noticed_and_its_name_counts_no_more(
-    asks: Nodes, crew: Crew, desk: RayHeadDesk
+    asks: Nodes, crew: Crew, server: RayHeadServer
 ) -> None:
     asks("eva")
     asks("luis")
-    assert desk.kicked(listed(crew)) == []
+    assert server.kicked(listed(crew)) == []
     crew.nodes.remove("luis")  # has no token
-    assert desk.kicked(listed(crew)) == []
+    assert server.kicked(listed(crew)) == []
     crew.nodes.remove("eva")
-    assert desk.kicked(listed(crew)) == ["eva"]
-    desk.offer(AGAIN)
-    assert desk.kicked(listed(crew)) == []  # nobody has the new one
+    assert server.kicked(listed(crew)) == ["eva"]
+    server.offer(AGAIN)
+    assert server.kicked(listed(crew)) == []  # nobody has the new one
     other = join(crew.folder / "other", name="eva", crew=crew.keys)  # somebody takes the name, which is free now
     crew.nodes.add("eva", certificate=other.certificate)
     with closing(Connection(crew.address, identity=other)) as somebody:
@@ -123,10 +125,10 @@ def test_a_kick_of_a_node_with_the_token_is_noticed_and_its_name_counts_no_more(
 @NEEDS_RAY
 @pytest.mark.parametrize(("answer", "given"), [(False, []), (True, ["ana"])])
 def test_the_owner_is_asked_once_and_the_coordinator_gives_the_token_only_after_a_yes(
-    crew: Crew, desk: RayHeadDesk, answer: bool, given: list[str]
+    crew: Crew, server: RayHeadServer, answer: bool, given: list[str]
 ) -> None:
     """The head is nowhere: what happens after the yes is Ray's."""
-    desk.offer(offer_of_this_program())
+    server.offer(offer_of_this_program())
     questions: list[str] = []
 
     def ask() -> bool:
@@ -138,16 +140,18 @@ def test_the_owner_is_asked_once_and_the_coordinator_gives_the_token_only_after_
         with pytest.raises(LinkError, match="no Ray head answers" if answer else "wants no Ray"):
             find_head(crew.ana, coordinator=crew.address, consent=consent)
     assert len(questions) == 1
-    assert desk.kicked([]) == given
+    assert server.kicked([]) == given
 
 
 @NEEDS_RAY
 @pytest.mark.parametrize("given", [None, False])
-def test_without_a_terminal_or_with_no_ray_nothing_is_given(crew: Crew, desk: RayHeadDesk, given: bool | None) -> None:
-    desk.offer(offer_of_this_program())
+def test_without_a_terminal_or_with_no_ray_nothing_is_given(
+    crew: Crew, server: RayHeadServer, given: bool | None
+) -> None:
+    server.offer(offer_of_this_program())
     with pytest.raises(LinkError, match="has not said --ray" if given is None else "wants no Ray"):
         find_head(crew.ana, coordinator=crew.address, consent=Consent(given))
-    assert desk.kicked([]) == []
+    assert server.kicked([]) == []
 
 
 def offer_of_this_program() -> RayOffer:
@@ -158,7 +162,7 @@ def offer_of_this_program() -> RayOffer:
 def test_a_crew_in_which_nobody_was_named_has_no_ray(tmp_path: Path) -> None:
     """Nor a port of it, so no address has to be named either. Practice, on this machine alone, has."""
     engine = CrewEngine(kind="auto")
-    check_doors(engine, listen="", ray_nodes=NOBODY)
+    check_transports(engine, listen="", ray_nodes=NOBODY)
     with cluster_of(engine, RunDir(tmp_path), practice=False, nodes=NOBODY) as begun:
         assert begun is None
     assert "--ray-node" in why_no_cluster(engine, practice=False, nodes=NOBODY)
@@ -179,5 +183,5 @@ def test_a_crew_in_which_nobody_was_named_has_no_ray(tmp_path: Path) -> None:
 )
 def test_names_for_ray_that_cannot_be_meant(engine: CrewEngine, listen: str, nodes: frozenset[str], said: str) -> None:
     with pytest.raises(CuadrillaError, match=said) as caught:
-        check_doors(engine, listen=listen, ray_nodes=nodes)
+        check_transports(engine, listen=listen, ray_nodes=nodes)
     assert caught.value.hint

@@ -24,13 +24,13 @@ from cuadrilla.config import EvaluateSection, TrainSection
 from cuadrilla.engines.bundle import offer
 from cuadrilla.errors import DeviceError
 from cuadrilla.link.base import Contribution, Hello, Lease, Version
-from cuadrilla.link.inproc import Desk
+from cuadrilla.link.inproc import InProcServer
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import load_dumped
 from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.train.evaluate import evaluate
+from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision, choose_device
-from cuadrilla.train.program import program
 from tests.runs import execute, final_sha256, metrics, prepare, workers
 from tests.sessions import FP32, answer, worker_half
 from tests.tasks import NUM_EXAMPLES, Examples, RaggedRegression
@@ -49,11 +49,11 @@ def test_a_worker_has_the_device_of_its_own_machine_not_of_the_coordinators(tmp_
     offered = load_dumped(offer(parts.config, tmp_path).config).train
     assert (offered.device, offered.precision) == ("auto", "auto")  # what the coordinator chose is for itself
 
-    desk = Desk(parts.coordination.receive)
-    parts.coordination.open(desk.send)
-    links = {device: desk.connect(device) for device in ("cuda", "mps")}
+    server = InProcServer(parts.coordination.receive)
+    parts.coordination.open(server.send)
+    links = {device: server.connect(device) for device in ("cuda", "mps")}
     for device, link in links.items():
-        link.call(Hello(speed_hint=1.0, environment={**program(parts.task, parts.model), "device": device}))
+        link.call(Hello(speed_hint=1.0, environment={**code_fingerprint(parts.task, parts.model), "device": device}))
     leased: list[int] = []
     for link in links.values():
         assert isinstance(link.next_event(), Version)

@@ -23,9 +23,9 @@ from cuadrilla.runfile import resolve
 from cuadrilla.sync import events
 from cuadrilla.sync.exact import ExactMerge, ExactWorker
 from cuadrilla.sync.membership import Rules
-from cuadrilla.train.metrics import Scalars
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.setup import assemble, make_task
+from cuadrilla.train.sinks import Scalars
 from tests.driver import machine
 from tests.sessions import answer, worker_half
 
@@ -219,7 +219,7 @@ def test_any_split_raggedness_and_order_gives_the_result_of_one_worker(
     task = RaggedSequences(lengths)
     rules = Rules(units_per_round=num_units, planned_tokens=num_units * UNIT * LENGTH, num_versions=3)
     one = Crew(task, rules=rules, strict=strict)
-    crew = Crew(task, rules=replace(rules, gather=len(members)), strict=strict)
+    crew = Crew(task, rules=replace(rules, quorum=len(members)), strict=strict)
     play(one, [(1.0, 0)], [])
     play(crew, members, happenings)
     assert len(one.weights) == len(crew.weights) == 3

@@ -18,8 +18,8 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import Contribution, Lease, Progress, Stop, ToWorker
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import contribution_like
+from cuadrilla.train.fingerprint import program
 from cuadrilla.train.loop import environment
-from cuadrilla.train.program import program
 from cuadrilla.train.referee import AUDIT_SHARE, Referee, difference
 from tests.hostile import HUGE, to
 from tests.runs import prepare, workers
@@ -289,7 +289,7 @@ def speak(crew: Crew, words: tuple[Any, ...]) -> None:
             try:
                 said_by_mala(crew, words)
             except LinkError:
-                crew.coordination.left("mala", "nonsense")  # what the door does
+                crew.coordination.left("mala", "nonsense")  # what the transport does
 
 
 def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
@@ -315,7 +315,7 @@ def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
 
 
 def test_who_waits_for_the_end_finds_all_members_told_why(make: Callable[..., Crew]) -> None:
-    """It closes the doors then: a farewell that comes later is not heard."""
+    """It closes the transports then: a farewell that comes later is not heard."""
     crew = make("train.steps=12")
     crew.joins("ana", "luis")
     before: list[bool] = []

@@ -123,7 +123,7 @@ NO_TLS = "UNAVAILABLE"  # the handshake fails: no method is reached
 def test_who_may_call_what(crew: Crew, kind: str, enroll: str, others: str | None) -> None:
     """Each with the right secret of an open invite in its hand; being in the allow-list does not help a forger."""
     secret = new_secret()
-    crew.desk.adopt_invites({hash_secret(secret): 5})
+    crew.server.adopt_invites({hash_secret(secret): 5})
     request = node_request(crew.folder / "berta", name="berta")
     with abuser(crew, caller(kind, crew)) as client:
         got = {
@@ -148,7 +148,7 @@ def test_methods_that_do_not_exist(crew: Crew) -> None:
 def test_guesses_close_every_invite(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     """300 over the network; ten thousand against the state machine are in test_invite.py."""
     secret = new_secret()
-    crew.desk.adopt_invites({hash_secret(secret): 5})
+    crew.server.adopt_invites({hash_secret(secret): 5})
     stranger = enrol_identity(crew.keys.identity.certificate)
     connection = Connection(crew.address, identity=stranger)
     request = node_request(crew.folder / "berta", name="berta")
@@ -169,7 +169,7 @@ def test_guesses_close_every_invite(crew: Crew, caplog: pytest.LogCaptureFixture
 
 def test_guesses_do_not_fill_the_log(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     """After the invites are closed a guess is no news any more."""
-    crew.desk.adopt_invites({hash_secret(new_secret()): 1})
+    crew.server.adopt_invites({hash_secret(new_secret()): 1})
     connection = Connection(crew.address, identity=enrol_identity(crew.keys.identity.certificate))
     request = node_request(crew.folder / "berta", name="berta")
     with caplog.at_level(logging.WARNING, logger="cuadrilla"):
@@ -182,7 +182,7 @@ def test_guesses_do_not_fill_the_log(crew: Crew, caplog: pytest.LogCaptureFixtur
 
 def test_a_refused_name_uses_no_invite_up(crew: Crew) -> None:
     secret = new_secret()
-    crew.desk.adopt_invites({hash_secret(secret): 1})
+    crew.server.adopt_invites({hash_secret(secret): 1})
     connection = Connection(crew.address, identity=enrol_identity(crew.keys.identity.certificate))
     request = node_request(crew.folder / "clone", name="ana")
     for _ in range(3):
@@ -201,7 +201,7 @@ def test_a_refused_name_uses_no_invite_up(crew: Crew) -> None:
 
 def test_many_machines_of_one_name_at_once(crew: Crew) -> None:
     secret = new_secret()
-    crew.desk.adopt_invites({hash_secret(secret): MAX_CALLS_OF_AN_ADDRESS})
+    crew.server.adopt_invites({hash_secret(secret): MAX_CALLS_OF_AN_ADDRESS})
     stranger = enrol_identity(crew.keys.identity.certificate)
 
     def enrol(number: int) -> str:
@@ -229,8 +229,8 @@ def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> No
     connection.leave()
     with pytest.raises(Refused, match="not in the crew"):
         connection.leave()
-    crew.desk.end_kicked()
-    assert crew.desk.workers() == ["ana"]
+    crew.server.end_kicked()
+    assert crew.server.workers() == ["ana"]
     session.close()
     connection.close()
     shutil.rmtree(crew.folder / "eva")
@@ -253,7 +253,7 @@ HOSTILE_ENROLMENTS = {
 
 
 def test_hostile_enrolments(crew: Crew) -> None:
-    crew.desk.adopt_invites({hash_secret(new_secret()): 1})
+    crew.server.adopt_invites({hash_secret(new_secret()): 1})
     with abuser(crew, enrol_identity(crew.keys.identity.certificate)) as client:
         got = {name: client.status("Enroll", [message]) for name, message in HOSTILE_ENROLMENTS.items()}
     assert set(got.values()) <= {REFUSED, "INVALID_ARGUMENT", "INTERNAL", "RESOURCE_EXHAUSTED"}
@@ -273,7 +273,7 @@ NUM_STALLED = 300
 )
 def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, method: str) -> None:
     """Calls without a message, ten on a connection; another node is answered after each of them."""
-    crew.desk.adopt_invites({hash_secret(new_secret()): 1})
+    crew.server.adopt_invites({hash_secret(new_secret()): 1})
     identity = crew.node("mala") if kind == "node" else enrol_identity(crew.keys.identity.certificate)
     held, clients, calls = Held([]), [], []
     answered = 0
@@ -360,11 +360,11 @@ def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
         assert isinstance(answer, Contribution)  # and not the late Goodbye, nor the late Hello
         assert not answer.valid  # what the older session uploaded is not the newer one's
         assert crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] == "mala"
-        assert crew.desk.workers() == ["ana", "mala"]
+        assert crew.server.workers() == ["ana", "mala"]
         older.more.put(None)
         newer.close()
         connection.close()
-    wait_for(lambda: crew.desk.workers() == ["ana"])
+    wait_for(lambda: crew.server.workers() == ["ana"])
     assert crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] == "mala"
     assert crew.heard.goodbyes.empty()
     assert crew.works()
@@ -378,13 +378,13 @@ def test_many_connections_of_one_identity_are_one_worker(crew: Crew) -> None:
         helds.append(Held([wire.to_coordinator(Hello(speed_hint=number + 1.0)).SerializeToString()]))
         calls.append(clients[-1].stream("Session", helds[-1]))
         assert isinstance(crew.heard.next("mala"), Hello)
-    assert crew.desk.workers() == ["ana", "mala"]
+    assert crew.server.workers() == ["ana", "mala"]
     for call in calls[:-1]:
         assert [pb.ToWorker.FromString(answer).stop.refused for answer in call] == [True]
     for held, client in zip(helds, clients, strict=True):
         held.more.put(None)
         client.close()
-    wait_for(lambda: crew.desk.workers() == ["ana"])
+    wait_for(lambda: crew.server.workers() == ["ana"])
     assert crew.works()
 
 
@@ -402,8 +402,8 @@ def test_a_node_has_a_worker_for_each_of_its_devices(crew: Crew) -> None:
         hello = crew.heard.next(f"mala/{device}")
         assert isinstance(hello, Hello)
         assert hello.speed_hint == number
-    assert crew.desk.workers() == ["ana", *sorted(f"mala/{device}" for device in devices)]
-    crew.desk.send("mala/cpu", Lease(lease_id=3, version=0, units=(1,), planned_tokens=1))
+    assert crew.server.workers() == ["ana", *sorted(f"mala/{device}" for device in devices)]
+    crew.server.send("mala/cpu", Lease(lease_id=3, version=0, units=(1,), planned_tokens=1))
     assert isinstance(sessions[2].next_event(), Lease)
     sessions[2].call(Contribution(lease_id=3, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
     stolen = pb.Contribute(lease_id=4, tokens=1, loss_sum=1.0, upload="upload-1", valid=True)
@@ -417,10 +417,10 @@ def test_a_node_has_a_worker_for_each_of_its_devices(crew: Crew) -> None:
     sessions[0].call(Goodbye(reason="done"))
     assert isinstance(crew.heard.next("mala/cuda:0"), Goodbye)
     crew.nodes.remove("mala")
-    crew.desk.end_kicked()
+    crew.server.end_kicked()
     gone = {crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] for _ in devices[1:]}
     assert gone == {f"mala/{device}" for device in devices[1:]}
-    wait_for(lambda: crew.desk.workers() == ["ana"])
+    wait_for(lambda: crew.server.workers() == ["ana"])
     for session, connection in zip(sessions, connections, strict=True):
         session.close()
         connection.close()
@@ -439,14 +439,14 @@ def test_a_node_has_so_many_devices_at_most(crew: Crew) -> None:
     with abuser(crew, crew.node("mala")) as client:
         helds = [Held([hello_bytes()]) for _ in range(MAX_DEVICES)]
         calls = [client.stream("Session", held, device=name) for name, held in zip(names, helds, strict=False)]
-        wait_for(lambda: len(crew.desk.workers()) == 1 + MAX_DEVICES)
+        wait_for(lambda: len(crew.server.workers()) == 1 + MAX_DEVICES)
         for name in names[MAX_DEVICES:]:
             assert client.status("Session", [hello_bytes()], device=name) == "PERMISSION_DENIED"
         assert crew.works()
         for held, call in zip(helds, calls, strict=True):
             held.more.put(None)
             call.cancel()
-    wait_for(lambda: crew.desk.workers() == ["ana"])
+    wait_for(lambda: crew.server.workers() == ["ana"])
 
 
 def test_the_calls_of_a_node_are_counted_over_its_devices(crew: Crew) -> None:
@@ -479,10 +479,10 @@ def test_two_hundred_workers_fit_into_a_crew(crew: Crew) -> None:
         helds.append(Held([wire.to_coordinator(Hello(speed_hint=1.0)).SerializeToString()]))
         calls.append(clients[-1].stream("Session", helds[-1], patient=True))
         assert isinstance(crew.heard.next(name), Hello)
-    assert set(crew.desk.workers()) == {"ana", *names}
+    assert set(crew.server.workers()) == {"ana", *names}
     assert crew.works()
     for held, client in zip(helds, clients, strict=True):
         held.more.put(None)
         client.close()
-    wait_for(lambda: crew.desk.workers() == ["ana"])
+    wait_for(lambda: crew.server.workers() == ["ana"])
     assert crew.works()

@@ -230,7 +230,7 @@ def test_http2_by_hand_reaches_the_coordinator(crew: Crew) -> None:
 @pytest.mark.skipif(sys.platform == "darwin", reason="127.0.0.2 is no address of this machine")
 def test_idle_enrolments_do_not_keep_a_newcomer_out(crew: Crew, tmp_path: Path) -> None:
     secret = new_secret()
-    crew.desk.adopt_invites({hash_secret(secret): 1})
+    crew.server.adopt_invites({hash_secret(secret): 1})
     context = strangers.context(strangers.with_the_enrol_key(tmp_path))
     context.set_alpn_protocols(["h2"])
     idle = [RawClient(crew, context, host="127.0.0.2") for _ in range(12)]
@@ -251,13 +251,13 @@ def test_idle_enrolments_do_not_keep_a_newcomer_out(crew: Crew, tmp_path: Path) 
 
 def test_a_newcomer_waits_for_its_turn_behind_others_at_its_address(crew: Crew, tmp_path: Path) -> None:
     secret, said = new_secret(), list[str]()
-    crew.desk.adopt_invites({hash_secret(secret): 1})
+    crew.server.adopt_invites({hash_secret(secret): 1})
     context = strangers.context(strangers.with_the_enrol_key(tmp_path))
     context.set_alpn_protocols(["h2"])
     others = [RawClient(crew, context) for _ in range(MAX_CALLS_OF_AN_ADDRESS)]
     for other in others:
         other.open("Enroll")
-    wait_for(lambda: crew.desk._admission._calls["@127.0.0.1"] == MAX_CALLS_OF_AN_ADDRESS)
+    wait_for(lambda: crew.server._admission._calls["@127.0.0.1"] == MAX_CALLS_OF_AN_ADDRESS)
     leaving = threading.Timer(2.0, lambda: [other.close() for other in others])
     leaving.start()
     hash_ = key_hash(crew.keys.identity.certificate)
@@ -332,13 +332,13 @@ def test_a_kicked_node_that_reads_nothing_is_cut_off(crew: Crew) -> None:
         client.open("Session")
         client.send(grpc_message(hello_bytes()))
         assert isinstance(crew.heard.next("mala"), Hello)
-        crew.desk.send("mala", Lease(lease_id=1, version=0, units=(1,), planned_tokens=1))
+        crew.server.send("mala", Lease(lease_id=1, version=0, units=(1,), planned_tokens=1))
         crew.nodes.remove("mala")
-        crew.desk.end_kicked()
+        crew.server.end_kicked()
         client.send(grpc_message(hello_bytes()))
         client.socket.settimeout(HUNG_UP_SECONDS)
         assert client.is_cut_off()
-        assert crew.desk.workers() == ["ana"]
+        assert crew.server.workers() == ["ana"]
         assert crew.heard.messages["mala"].empty()
         assert crew.works()
 
@@ -349,15 +349,15 @@ def test_a_kicked_node_is_heard_no_more(crew: Crew) -> None:
         client.open("Session")
         client.send(grpc_message(hello_bytes()))
         assert isinstance(crew.heard.next("mala"), Hello)
-        crew.desk.send("mala", Lease(lease_id=1, version=0, units=(1,), planned_tokens=1))
+        crew.server.send("mala", Lease(lease_id=1, version=0, units=(1,), planned_tokens=1))
         crew.nodes.remove("mala")
-        crew.desk.end_kicked()
-        assert crew.desk.workers() == ["ana"]
+        crew.server.end_kicked()
+        assert crew.server.workers() == ["ana"]
 
 
 def test_the_last_word_is_heard_although_later_calls_fail(crew: Crew) -> None:
     """A worker in the middle of a pass sees the Stop only after the session has ended; it must not try again."""
-    crew.desk.send("ana", Stop(reason="SIGTERM received"))
+    crew.server.send("ana", Stop(reason="SIGTERM received"))
     with pytest.raises(LinkError):
         crew.session.call(Contribution(lease_id=1, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
     assert crew.session.farewell() == Stop(reason="SIGTERM received")

@@ -129,7 +129,7 @@ def test_what_is_borne_is_bounded(crew: Crew) -> None:
     with abuser(crew, crew.node("mala")) as client, memory_stays(96 * MIB):
         for message in BORNE.values():
             client.say(message)
-            wait_for(lambda: crew.desk.workers() == ["ana"])
+            wait_for(lambda: crew.server.workers() == ["ana"])
             assert crew.works()
     while not crew.heard.messages["mala"].empty():
         match crew.heard.next("mala"):
@@ -153,7 +153,7 @@ def test_hundreds_of_damaged_messages_over_sessions(crew: Crew) -> None:
     while not crew.heard.messages["mala"].empty():
         heard = crew.heard.next("mala")
         assert not isinstance(heard, Contribution) or not heard.valid
-    wait_for(lambda: crew.desk.workers() == ["ana"])
+    wait_for(lambda: crew.server.workers() == ["ana"])
     assert crew.works()
 
 
@@ -291,7 +291,7 @@ def test_uploads_without_an_end_are_harmless(crew: Crew) -> None:
             each.more.put(None)
         for call in (*calls, session):
             call.cancel()
-    wait_for(lambda: crew.desk.workers() == ["ana"])
+    wait_for(lambda: crew.server.workers() == ["ana"])
     assert crew.works()
 
 

@@ -22,12 +22,11 @@ from cuadrilla.link.base import Contribution, Hello, Lease, Progress, Stop, ToWo
 from cuadrilla.link.grpc_client import SERVICE, Connection
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import contribution_like
-from cuadrilla.train.coordinate import Coordination, Outcome
+from cuadrilla.train.coordinate import CoordinatorRuntime, Outcome
+from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
-from cuadrilla.train.program import program
 from cuadrilla.train.setup import Parts
 from tests.crews import join
-from tests.doors import _Crew
 from tests.faults import Script, play
 from tests.hostile import (
     CEILING_SECONDS,
@@ -38,17 +37,18 @@ from tests.hostile import (
 )
 from tests.runs import execute, final_sha256, prepare, workers
 from tests.tasks import RaggedRegression
+from tests.transports import _Crew
 
 # A whole run with an enemy in the crew
 
 
 def said_of(parts: Parts) -> dict[str, str]:
     """What an honest worker says about itself."""
-    return {**program(parts.task, parts.model), **environment(parts.device)}
+    return {**code_fingerprint(parts.task, parts.model), **environment(parts.device)}
 
 
 class Besieged(_Crew):
-    """`worker-3` is a node that turned bad: it behaves as `enemy` says. `after` is called before the door closes."""
+    """`worker-3` is a node that turned bad: it behaves as `enemy` says. `after` is called before the link closes."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ def besiege(
     try:
         return crew.run()
     finally:
-        crew.desk.close()
+        crew.server.close()
         for thread in crew.threads:
             thread.join()
         parts.store.close()
@@ -184,7 +184,7 @@ def test_a_node_that_says_anything_at_all_changes_nothing(tmp_path: Path, undist
 
 
 def test_joining_while_the_run_finishes(tmp_path: Path, undisturbed: str) -> None:
-    """After the last step, and while the door closes: told that the run has ended, or not reached; nobody hangs."""
+    """After the last step, and while the link closes: told that the run has ended, or not reached; nobody hangs."""
     told: list[str] = []
     last_joined = threading.Event()
 
@@ -235,7 +235,7 @@ class Members:
     def __init__(self, folder: Path, *sets: str, clock: Callable[[], float] = time.monotonic) -> None:
         sets = (workers([1.0, 1.0]), "sync.strict=true", *sets)
         self.parts = prepare(folder, RaggedRegression(), *sets, clock=clock)
-        self.coordination: Coordination = self.parts.coordination
+        self.coordination: CoordinatorRuntime = self.parts.coordination
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
         self.coordination.open(lambda worker, message: self.sent[worker].append(message))
         self.layout = wire.Layout.of(contribution_like(self.parts.model, strict=True))

@@ -47,7 +47,7 @@ def test_details_of_an_error(crew: Crew, code: grpc.StatusCode) -> None:
 
 
 def test_why_a_worker_is_sent_home(crew: Crew) -> None:
-    crew.desk.send("ana", Stop(reason=FOREIGN + "x" * 10 * MAX_REASON))
+    crew.server.send("ana", Stop(reason=FOREIGN + "x" * 10 * MAX_REASON))
     stop = crew.session.next_event()
     assert isinstance(stop, Stop)
     assert stop.reason.startswith(SHOWN)
@@ -71,11 +71,11 @@ def test_what_a_worker_says_of_itself(crew: Crew) -> None:
 def test_a_kick_is_said_once_whether_or_not_the_node_is_there(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="cuadrilla")
     crew.node("luis")
-    crew.desk.end_kicked()
+    crew.server.end_kicked()
     for name in ("luis", "ana"):
         crew.nodes.remove(name)
         for _ in range(2):
-            crew.desk.end_kicked()
+            crew.server.end_kicked()
     said = [record.getMessage() for record in caplog.records if getattr(record, "talk", False)]
     assert said == ["luis was kicked", "ana was kicked"]
     stop = crew.session.next_event()
@@ -85,7 +85,7 @@ def test_a_kick_is_said_once_whether_or_not_the_node_is_there(crew: Crew, caplog
 def test_who_leaves_was_not_kicked(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="cuadrilla")
     crew.ana.leave()
-    crew.desk.end_kicked()
+    crew.server.end_kicked()
     said = [record.getMessage() for record in caplog.records if getattr(record, "talk", False)]
     assert said == ["ana has left the crew; with an invite it may come back"]
     assert crew.session.next_event() == Stop(reason="this machine has left the crew", refused=True)

@@ -125,7 +125,7 @@ def test_a_coordinator_that_has_no_time_is_waited_for(
     wait_for(lambda: router.num_calls >= asked + 2)
     router.flows.set()
     lease = Lease(lease_id=9, version=1, units=(1,), planned_tokens=5)
-    crew.desk.send("luis", lease)
+    crew.server.send("luis", lease)
     assert session.next_event() == lease
     sent = {name: torch.zeros_like(tensor) for name, tensor in PARAMETERS.items()}
     session.call(Contribution(lease_id=9, tokens=5, loss_sum=1.0, tensors=sent))

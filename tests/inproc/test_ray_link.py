@@ -8,12 +8,12 @@ from cuadrilla.link.base import Version
 from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.wire import Layout
 from tests.commands import wait_for
-from tests.doors import Run
 from tests.hostile import Heard
+from tests.transports import Run
 
 
-@pytest.mark.parametrize("door", ["ray"], indirect=True)
-def test_a_version_that_is_announced_before_the_one_before_is_fetched(door: Run) -> None:
+@pytest.mark.parametrize("transport", ["ray"], indirect=True)
+def test_a_version_that_is_announced_before_the_one_before_is_fetched(transport: Run) -> None:
     """A worker without a lease hears of versions faster than it reads them."""
     import ray
 
@@ -29,20 +29,20 @@ def test_a_version_that_is_announced_before_the_one_before_is_fetched(door: Run)
     assert list(actor._mail.versions) == ["version-3"]  # memory of the object store is given back
 
 
-@pytest.mark.parametrize("door", ["ray"], indirect=True)
-def test_a_worker_whose_node_has_gone_is_an_error_and_no_traceback(door: Run) -> None:
+@pytest.mark.parametrize("transport", ["ray"], indirect=True)
+def test_a_worker_whose_node_has_gone_is_an_error_and_no_traceback(transport: Run) -> None:
     """Its machine was switched off between the offer and the start. A thread that raises fails a test."""
-    from cuadrilla.engines.ray.desk import RayDesk
+    from cuadrilla.engines.ray.server import RayServer
     from cuadrilla.engines.ray.worker import Place
 
     layout = Layout.of({"w": torch.zeros(2)})
     offer = Offer(config="", files={})
-    desk = RayDesk(receiver=Heard(), offer=offer, parameters=layout, contribution=layout)
-    desk.place(Place(name="ana", node="a" * 56))
-    wait_for(lambda: not desk.may_have_workers())
-    assert "\n" not in desk.failure().message
-    assert "not schedulable" in desk.failure().message
-    desk.close()
+    server = RayServer(receiver=Heard(), offer=offer, parameters=layout, contribution=layout)
+    server.place(Place(name="ana", node="a" * 56))
+    wait_for(lambda: not server.may_have_workers())
+    assert "\n" not in server.failure().message
+    assert "not schedulable" in server.failure().message
+    server.close()
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_a_worker_whose_node_has_gone_is_an_error_and_no_traceback(door: Run) ->
         ]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("door", ["ray"], indirect=True)
-@pytest.mark.usefixtures("door")
+@pytest.mark.parametrize("transport", ["ray"], indirect=True)
+@pytest.mark.usefixtures("transport")
 def test_the_workers_that_a_node_of_ray_offers(
     labels: dict[str, str], resources: dict[str, float], expected: list[tuple[str, str, int]]
 ) -> None:
-    from cuadrilla.engines.ray.desk import places_of
+    from cuadrilla.engines.ray.server import places_of
 
     node = {"Labels": labels, "Resources": resources, "NodeManagerAddress": "10.0.0.2", "NodeID": "n"}
     assert [(place.name, place.device, place.num_gpus) for place in places_of(node)] == expected

@@ -12,10 +12,10 @@ from cuadrilla.errors import ResourceError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.checkpoint import list_checkpoints, version_of
-from cuadrilla.train.metrics import JsonlSink, Scalars
-from tests.doors import run_through
+from cuadrilla.train.sinks import JsonlSink, Scalars
 from tests.runs import final_sha256, metrics, prepare, workers
 from tests.tasks import RaggedRegression
+from tests.transports import run_through
 
 SAVED, GOES_ON, STEPS = 4, 8, 12
 CREW = (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cuadrilla.engines.local import run_local
 from cuadrilla.errors import ConfigError, TaskError
 from cuadrilla.link.base import Contribution, Hello, Lease, Link, TensorRef, Tensors, Version
-from cuadrilla.link.inproc import Desk
+from cuadrilla.link.inproc import InProcServer
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import resolve
 from cuadrilla.train.journal import read_segment
@@ -154,9 +154,9 @@ def test_a_history_computed_by_hand(tmp_path: Path) -> None:
     plain = ('optim.kind="nesterov"', "optim.lr=0.5", "optim.momentum=0.0", "train.clip_norm=0.0")
     steady = ("schedule.warmup=0.0", "schedule.cooldown=0.0")
     parts = prepare(tmp_path, Quadratic(), SERVER, *plain, *steady, *KEEP[:1], workers([1.0, 1.0]))
-    desk = Desk(parts.coordination.receive, copies=True)
-    parts.coordination.open(desk.send)
-    a, b = Puppet(desk.connect("a")), Puppet(desk.connect("b"))
+    server = InProcServer(parts.coordination.receive, copies=True)
+    parts.coordination.open(server.send)
+    a, b = Puppet(server.connect("a")), Puppet(server.connect("b"))
     assert [who.answer() for who in (a, b, a, b, b, a)] == [0.5, 0.0, -0.25, -0.25, -0.125, 0.0]
     parts.coordination.request_stop("enough")
     parts.coordination.receive("a", Hello(speed_hint=1.0))

@@ -1,4 +1,4 @@
-"""What holds for every strategy at its exact setting, through every door, and in the simulator.
+"""What holds for every strategy at its exact setting, through every transport, and in the simulator.
 
 `average` is none of the product's: it is written in tests/average.py over the seam, and over nothing else.
 """
@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from cuadrilla.engines.simulate import RULES, simulate
 from cuadrilla.link.base import Contribution, Lease, Link, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.sim.run import RULES, simulate
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.server import Server
 from cuadrilla.sync.strategy import Recipe, Strategy, Sums

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cuadrilla.link.base import Contribution, Hello, Lease, Stop, Version
-from cuadrilla.link.inproc import Desk, InProcLink
+from cuadrilla.link.inproc import InProcLink, InProcServer
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.train.setup import Parts
 from tests.runs import prepare
@@ -62,9 +62,9 @@ def parts(request: pytest.FixtureRequest, tmp_path: Path, clock: list[float]) ->
 
 
 def open_crew(parts: Parts, clock: list[float]) -> tuple[Puppet, Puppet]:
-    desk = Desk(parts.coordination.receive, copies=True)
-    parts.coordination.open(desk.send)
-    return Puppet(desk.connect("a"), clock), Puppet(desk.connect("b"), clock)
+    server = InProcServer(parts.coordination.receive, copies=True)
+    parts.coordination.open(server.send)
+    return Puppet(server.connect("a"), clock), Puppet(server.connect("b"), clock)
 
 
 def named(tmp_path: Path, kind: str) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from cuadrilla.link.base import Progress, Refused
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_check import KNOWN_LAYOUT, known_tensors
 from cuadrilla.link.grpc_client import SERVICE, Connection
-from cuadrilla.link.grpc_server import CrewDesk
+from cuadrilla.link.grpc_server import CrewServer
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import Identity, key_hash, open_coordinator
@@ -172,14 +172,14 @@ class Nobody:
 
 @pytest.fixture
 def dial(tmp_path: Path) -> Iterator[Callable[[str], Connection]]:
-    """A desk of another crew in this process; nodes by name, of which only `ana` and `luis` are in its list."""
+    """A server of another crew in this process; nodes by name, of which only `ana` and `luis` are in its list."""
     keys, nodes = open_coordinator(tmp_path / "crew", now=NOW), AllowList(tmp_path / "nodes.json")
     layout, made = Layout.of({"weight": torch.zeros(3)}), []
-    desk = CrewDesk(
+    server = CrewServer(
         keys=keys, nodes=nodes, receiver=Nobody(), offer=Offer(config="{}", files={}), parameters=layout,
         contribution=layout,
     )  # fmt: skip
-    port = desk.serve(bind("127.0.0.1:0"))
+    port = server.serve(bind("127.0.0.1:0"))
 
     def connection(name: str) -> Connection:
         identity: Identity = join(tmp_path / name, name=name, crew=keys)
@@ -191,7 +191,7 @@ def dial(tmp_path: Path) -> Iterator[Callable[[str], Connection]]:
     yield connection
     for each in made:
         each.close()
-    desk.close()
+    server.close()
 
 
 def stalled(connection: Connection) -> Any:

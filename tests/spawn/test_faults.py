@@ -52,7 +52,7 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class Transport:
     """How a crew is started, and how many deaths of workers a life of its coordinator can bear.
 
     Over the crew link nobody is started again, and one must stay; Ray starts each actor again, up to five times.
@@ -62,9 +62,9 @@ class Door:
     deaths: int
 
 
-DOORS = {
-    "crew": Door(arguments=("--practice", "1.0,0.5,0.25", *MISSED_SOON), deaths=2),
-    "ray": Door(arguments=("--set", 'engine.kind="ray"', "--practice", "1.0,0.5", *MISSED_SOON), deaths=3),
+TRANSPORTS = {
+    "crew": Transport(arguments=("--practice", "1.0,0.5,0.25", *MISSED_SOON), deaths=2),
+    "ray": Transport(arguments=("--set", 'engine.kind="ray"', "--practice", "1.0,0.5", *MISSED_SOON), deaths=3),
 }
 
 
@@ -213,32 +213,34 @@ SEED_IN_SHORT, SEED_IN_CI, SEEDS_IN_SOAK = 4, 5, range(10, 18)
 
 @pytest.mark.timeout(CEILING_SECONDS + 100)
 @pytest.mark.parametrize(
-    ("door", "seed", "counts"),
+    ("transport", "seed", "counts"),
     [
         pytest.param("crew", SEED_IN_SHORT, IN_SHORT, id=f"crew-{SEED_IN_SHORT}"),
         *(
-            pytest.param(door, SEED_IN_CI, counts, id=f"{door}-{SEED_IN_CI}", marks=pytest.mark.thorough)
-            for door, counts in IN_CI.items()
+            pytest.param(transport, SEED_IN_CI, counts, id=f"{transport}-{SEED_IN_CI}", marks=pytest.mark.thorough)
+            for transport, counts in IN_CI.items()
         ),
         *(
-            pytest.param(door, seed, IN_SOAK, id=f"{door}-{seed}", marks=pytest.mark.soak)
-            for door in DOORS
+            pytest.param(transport, seed, IN_SOAK, id=f"{transport}-{seed}", marks=pytest.mark.soak)
+            for transport in TRANSPORTS
             for seed in SEEDS_IN_SOAK
         ),
     ],
 )
-def test_scripted_faults_change_nothing(door: str, seed: int, counts: Counts, tmp_path: Path, undisturbed: str) -> None:
-    """6 faults in `make test`; for each door 20 in `make test-all`, 200 in `make soak`."""
-    if door == "ray" and sys.platform != "linux":
+def test_scripted_faults_change_nothing(
+    transport: str, seed: int, counts: Counts, tmp_path: Path, undisturbed: str
+) -> None:
+    """6 faults in `make test`; for each transport 20 in `make test-all`, 200 in `make soak`."""
+    if transport == "ray" and sys.platform != "linux":
         pytest.skip("Ray joins machines under Linux only")
-    if door == "ray" and find_spec("ray") is None:
+    if transport == "ray" and find_spec("ray") is None:
         pytest.skip('Ray is not installed: pip install "cuadrilla[ray]"')
-    script = draw(seed, counts, deaths=DOORS[door].deaths)
+    script = draw(seed, counts, deaths=TRANSPORTS[transport].deaths)
     print(f"seed {seed}:", *script, sep="\n")  # shown when it fails
     run = make_run(tmp_path / "run", script)
     said = tmp_path / "said.txt"
     with open(said, "w") as talk:
-        crew = start(run, *STRICT, *DOORS[door].arguments, stderr=talk)
+        crew = start(run, *STRICT, *TRANSPORTS[transport].arguments, stderr=talk)
         watcher = Watcher(run=run, crew=crew, script=script)
         try:
             wait_for(watcher.ended, seconds=CEILING_SECONDS)

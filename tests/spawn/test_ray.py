@@ -1,4 +1,4 @@
-"""The Ray door with real processes: killed, frozen, interrupted; its token, its ports, and what stays behind."""
+"""The Ray transport with real processes: killed, frozen, interrupted; its token, its ports, and what stays behind."""
 
 import os
 import signal
@@ -111,7 +111,7 @@ def test_a_killed_coordinator_loses_no_step_and_nothing_of_ray_stays(
     crew.kill()
     crew.communicate()
     announced = max(row["version"] for row in read_jsonl(run.metrics))
-    other = ("--practice", "1.0,1.0", "--stop-at", str(announced + 20))  # through the other door
+    other = ("--practice", "1.0,1.0", "--stop-at", str(announced + 20))  # through the other transport
     done = train(run, *STRICT, *other)
     assert done.returncode == 0, done.stderr
     assert int(done.stderr.split("resumed    at step ")[1].split()[0]) >= announced

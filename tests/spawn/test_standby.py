@@ -20,7 +20,7 @@ def run(tmp_path: Path, stories: Path) -> RunDir:
     return language_run(tmp_path / "run", stories)
 
 
-def twin(machine: Machine) -> Path:
+def replica(machine: Machine) -> Path:
     (folder,) = (machine.home / "standby").iterdir()
     return folder
 
@@ -57,7 +57,7 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     assert (early.returncode, "two that go on would train two models" in early.stderr) == (5, True), early.stderr
     assert not Home(eva.home).crew.exists()
 
-    segment = max((twin(eva) / "run" / "journal").glob("v*.log"))
+    segment = max((replica(eva) / "run" / "journal").glob("v*.log"))
     before = segment.stat().st_ino
     follower = eva.start("standby", "--listen", f"127.0.0.2:{port}")
     wait_for(
@@ -69,7 +69,7 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     end(follower)
     known = announced(eva)
 
-    promoted, copy = eva.start("promote", "--wait", "3"), RunDir(twin(eva) / "run")
+    promoted, copy = eva.start("promote", "--wait", "3"), RunDir(replica(eva) / "run")
     wait_for(lambda: present(copy) == {"ana", "luis"}, promoted, seconds=200)
     at = last_rows(copy.metrics)[-1]["version"] if copy.metrics.exists() else known
     wait_for(reached(copy, at + 5), promoted)
@@ -82,9 +82,9 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     assert "nothing that is known of is lost" in said
     assert [worker.wait(timeout=150) for worker in workers] == [0, 0]
     assert is_what_one_worker_gives(copy, begun_in=run)
-    keys = [file for folder in (twin(eva) / "crew", Home(eva.home).crew) for file in folder.glob("*.key")]
+    keys = [file for folder in (replica(eva) / "crew", Home(eva.home).crew) for file in folder.glob("*.key")]
     assert [stat.S_IMODE(file.stat().st_mode) for file in keys] == [0o600] * 4
-    private = (twin(eva), copy.path, copy.checkpoints, copy.journal, Home(eva.home).cache)
+    private = (replica(eva), copy.path, copy.checkpoints, copy.journal, Home(eva.home).cache)
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in private} == {0o700}
     ana = machine("ana")
     assert [(crew.address, crew.term) for crew in Home(ana.home).joined()] == [(f"127.0.0.2:{port}", 1)]

@@ -147,7 +147,7 @@ def test_harmless(text):
         ("def f() -> None:\n    from torch import nn", "config.py", True),
         ("import torch", "sync/a.py", False),
         ("import ray", "engines/local.py", True),
-        ("import ray", "engines/ray/desk.py", False),
+        ("import ray", "engines/ray/server.py", False),
         ("from grpc import aio", "link/grpc_server.py", False),
         ("from grpc import aio", "link/inproc.py", True),
         ("bind('0.0.0.0')", "serve/app.py", True),

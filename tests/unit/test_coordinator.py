@@ -23,7 +23,7 @@ def test_one_worker_computes_every_round() -> None:
 
 
 def test_the_same_answer_twice_is_a_sign_of_life_and_no_more() -> None:
-    crew = Crew(machine(rules(gather=2)))
+    crew = Crew(machine(rules(quorum=2)))
     crew.join("a")
     crew.join("b")
     held = crew.of("a")
@@ -48,7 +48,7 @@ def test_shares_follow_speed() -> None:
 
 def test_shares_follow_what_was_measured_not_what_is_claimed() -> None:
     """Everyone got the same batch, and no speed was ever measured."""
-    crew = Crew(machine(rules(units_per_round=12, num_versions=100, gather=3)))
+    crew = Crew(machine(rules(units_per_round=12, num_versions=100, quorum=3)))
     for name in "abc":
         crew.join(name)
     assert {len(crew.of(name).units) for name in "abc"} == {4}
@@ -239,7 +239,7 @@ def test_who_was_idle_is_not_hung_when_it_gets_work() -> None:
 
 
 def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_ever() -> None:
-    crew = Crew(machine(rules(gather=3, gather_seconds=15.0)))
+    crew = Crew(machine(rules(quorum=3, gather_seconds=15.0)))
     crew.now = 100.0
     crew.join("slow", 0.1)
     crew.join("fast", 1.0)
@@ -251,7 +251,7 @@ def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_eve
     assert len(crew.of("fast").units) == 7
     assert len(crew.of("slow").units) == 1
 
-    whole = Crew(machine(rules(gather=2)))
+    whole = Crew(machine(rules(quorum=2)))
     whole.join("slow", 0.1)
     assert not whole.leases
     whole.join("fast", 1.0)
@@ -276,7 +276,7 @@ def test_strict_refuses_another_environment() -> None:
 
 
 def test_another_program_is_refused_and_not_waited_for() -> None:
-    crew = Crew(machine(rules(gather=2, program={"cuadrilla": "1.0", "model code": "a"})))
+    crew = Crew(machine(rules(quorum=2, fingerprint={"cuadrilla": "1.0", "model code": "a"})))
     crew.join("a", cuadrilla="1.0", **{"model code": "a", "torch": "2.13.0"})
     assert not crew.leases
     crew.join("b", cuadrilla="1.1", **{"model code": "b", "torch": "2.13.0"})

@@ -13,7 +13,7 @@ from cuadrilla.cli.report import report
 from cuadrilla.errors import ConfigError
 from cuadrilla.monitor.report import Machine, read_report, render, thinned
 from cuadrilla.rundir import RunDir, append_event, write_json
-from cuadrilla.train.metrics import JsonlSink
+from cuadrilla.train.sinks import JsonlSink
 
 
 def row(version: int, **more: Any) -> dict[str, Any]:

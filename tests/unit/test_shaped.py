@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cuadrilla.link.base import Contribution, Progress
-from cuadrilla.link.inproc import Desk
+from cuadrilla.link.inproc import InProcServer
 from cuadrilla.link.shaped import Shape, ShapedLink
 
 
@@ -28,8 +28,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def link(clock: Clock) -> ShapedLink:
-    desk = Desk(lambda *_: None)
-    return ShapedLink(desk.connect("ana"), shape=Shape(speed=0.1), clock=clock, sleep=clock.spend)
+    server = InProcServer(lambda *_: None)
+    return ShapedLink(server.connect("ana"), shape=Shape(speed=0.1), clock=clock, sleep=clock.spend)
 
 
 def one_pass(link: ShapedLink, clock: Clock, *, seconds: float) -> float:
@@ -48,9 +48,9 @@ def test_passes_take_as_long_as_the_speed_says(link: ShapedLink, clock: Clock) -
 def test_a_contribution_takes_as_long_as_its_tensors(clock: Clock) -> None:
     """800 bits at 800 a second, and a delay for them and for the message; then the coordinator has it."""
     heard: list[float] = []
-    desk = Desk(lambda *_: heard.append(clock()))
+    server = InProcServer(lambda *_: heard.append(clock()))
     shape = Shape(bits_per_second=800.0, delay_seconds=0.25)
-    link = ShapedLink(desk.connect("ana"), shape=shape, clock=clock, sleep=clock.spend)
+    link = ShapedLink(server.connect("ana"), shape=shape, clock=clock, sleep=clock.spend)
     link.call(Contribution(lease_id=1, tokens=1, loss_sum=0.0, tensors={"w": torch.zeros(25)}))
     assert heard == [clock()] == [1.5]
 

@@ -1,4 +1,4 @@
-"""Whole runs under a virtual clock: random faults from a seed, I1-I7 after every event (`engines/simulate.py`)."""
+"""Whole runs under a virtual clock: random faults from a seed, I1-I7 after every event (`sim/run.py`)."""
 
 import itertools
 import logging
@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from cuadrilla.engines.simulate import (
+from cuadrilla.sim.crew import SLOWNESS
+from cuadrilla.sim.run import (
     COORDINATOR_FAULTS,
     FOREVER,
     RULES,
@@ -20,7 +21,6 @@ from cuadrilla.engines.simulate import (
     simulate,
     undisturbed,
 )
-from cuadrilla.engines.virtual_crew import SLOWNESS
 from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.work import WholeRounds
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cuadrilla.engines.simulate import COORDINATOR_FAULTS, RULES, WORKER_FAULTS, Fault, Report, Violation, simulate
+from cuadrilla.sim.run import COORDINATOR_FAULTS, RULES, WORKER_FAULTS, Fault, Report, Violation, simulate
 from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.server import LeaseRounds, Server
 from tests.unit.test_simulate import HAPPENS

@@ -92,16 +92,16 @@ def up(
     say_kept(resolved)
     assert isinstance(resolved.config.engine, CrewEngine)
     ray_nodes = frozenset(ray_node or [])
-    check_doors(resolved.config.engine, listen=listen, ray_nodes=ray_nodes)
+    check_transports(resolved.config.engine, listen=listen, ray_nodes=ray_nodes)
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
     home = Home.of_user()
     make_private(home.crew)
 
-    def opened(door: "OpenCrew") -> None:
-        found = {"key_hash": door.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder.path)}
-        write_json(home.open_file, {"address": dialled or door.address, **found})
-        _say_opened(door, dialled=dialled, ray_nodes=ray_nodes)
-        _show_reachability(home, listens=door.address, dialled=dialled)
+    def opened(crew: "OpenCrew") -> None:
+        found = {"key_hash": crew.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder.path)}
+        write_json(home.open_file, {"address": dialled or crew.address, **found})
+        _say_opened(crew, dialled=dialled, ray_nodes=ray_nodes)
+        _show_reachability(home, listens=crew.address, dialled=dialled)
         _show_invite(home, uses=uses)
 
     def moved(address: str) -> None:
@@ -133,13 +133,13 @@ def up(
     report_outcome(outcome, folder)
 
 
-def _say_opened(door: "OpenCrew", *, dialled: str, ray_nodes: frozenset[str]) -> None:
+def _say_opened(crew: "OpenCrew", *, dialled: str, ray_nodes: frozenset[str]) -> None:
     say(
         "crew       {dialled} (listens on {address}); on another machine: cuadrilla join"
         if dialled
         else "crew       {address}; on another machine: cuadrilla join",
         dialled=dialled,
-        address=door.address,
+        address=crew.address,
     )
     if ray_nodes:
         say(
@@ -162,7 +162,7 @@ def refuse_if_promoted(home: Home) -> None:
         )
 
 
-def check_doors(engine: CrewEngine, *, listen: str, ray_nodes: frozenset[str]) -> None:
+def check_transports(engine: CrewEngine, *, listen: str, ray_nodes: frozenset[str]) -> None:
     """Machines join over the crew link; Ray opens many ports, so its network has to be named. Raises CuadrillaError."""
     from cuadrilla.engines.ray.cluster import why_not
     from cuadrilla.link.invite import check_node_name

@@ -80,8 +80,8 @@ class Accident:
         self._pids: Mapping[str, int] = {}
         self.happened_at = 0
 
-    def opened(self, door: "OpenCrew") -> None:
-        self._pids = door.pids
+    def opened(self, transport: "OpenCrew") -> None:
+        self._pids = transport.pids
 
     def log(self, version: int, _scalars: Mapping[str, Any]) -> None:
         if version >= self._at and VICTIM in self._pids and not self.happened_at:

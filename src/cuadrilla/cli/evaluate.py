@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from cuadrilla.data.tokenizer import Tokenizer
     from cuadrilla.model.language import Pair
     from cuadrilla.rundir import RunDir
-    from cuadrilla.train.measures import Figure
+    from cuadrilla.train.eval_data import Passage
+    from cuadrilla.train.eval_metrics import Figure
     from cuadrilla.train.trained import LanguageModel
-    from cuadrilla.train.trials import Passage
 
 STORY_PAIRS_SEED = 1  # never trained on
 
@@ -196,21 +196,21 @@ class _Tests:
 def _open_tests(paths: Sequence[Path], wanted: Measurement) -> _Tests:
     """Raises DataError for a file that cannot be used, ConfigError if there is nothing to measure on."""
     from cuadrilla.data import cuentos
-    from cuadrilla.train import trials
+    from cuadrilla.train import eval_data
 
     tests = _Tests(texts=[], pairs=[], passages=[])
     if not (wanted.compares or wanted.pairs):
         name, folder, num_bytes, tokenizer = _held_out_of(paths)
-        tests.texts.append((name, num_bytes, partial(trials.held_out_texts, folder, tokenizer)))
+        tests.texts.append((name, num_bytes, partial(eval_data.held_out_texts, folder, tokenizer)))
     for path in wanted.texts:
-        num_bytes = sum(len(text.encode()) for text in trials.read_texts(path))
-        tests.texts.append((path.name, num_bytes, partial(trials.read_texts, path)))
+        num_bytes = sum(len(text.encode()) for text in eval_data.read_texts(path))
+        tests.texts.append((path.name, num_bytes, partial(eval_data.read_texts, path)))
     if wanted.pairs:
         tests.pairs.append(
             (Message("built-in stories"), list(cuentos.minimal_pairs(wanted.pairs, seed=STORY_PAIRS_SEED)))
         )
-    tests.pairs.extend((path.name, trials.read_pairs(path)) for path in wanted.pair_files)
-    tests.passages.extend((path.name, trials.read_passages(path)) for path in wanted.last_words)
+    tests.pairs.extend((path.name, eval_data.read_pairs(path)) for path in wanted.pair_files)
+    tests.passages.extend((path.name, eval_data.read_passages(path)) for path in wanted.last_words)
     return tests
 
 
@@ -242,24 +242,24 @@ def _held_out_of(paths: Sequence[Path]) -> "tuple[str, Path, int, Tokenizer]":
 
 def _measure(model: "LanguageModel", wanted: Measurement, tests: _Tests) -> "list[Figure]":
     from cuadrilla.model.generate import Sampling
-    from cuadrilla.train import measures
+    from cuadrilla.train import eval_metrics
 
     pair = (model.model, model.tokenizer)
     found = []
     with shown_progress() as progress:
         for name, num_bytes, texts in tests.texts:
             counted = _counted(texts(), partial(progress, Message("reading {name}", name=name)), num_bytes)
-            found.append(measures.text_figure(*pair, counted, of=name))
+            found.append(eval_metrics.text_figure(*pair, counted, of=name))
         for name, pairs in tests.pairs:
             progress(Message("pairs of {name}", name=name), 0, 0)
-            found.append(measures.pair_figure(*pair, pairs, of=name))
+            found.append(eval_metrics.pair_figure(*pair, pairs, of=name))
         for name, passages in tests.passages:
             progress(Message("last words of {name}", name=name), 0, 0)
-            found.append(measures.last_word_figure(*pair, passages, of=name))
+            found.append(eval_metrics.last_word_figure(*pair, passages, of=name))
         if wanted.samples:
             progress(Message("writing {number} samples", number=wanted.samples), 0, 0)
             sampling = Sampling(temperature=wanted.temperature, max_tokens=wanted.sample_tokens, seed=wanted.seed)
-            found += measures.variety_figures(*pair, num_samples=wanted.samples, sampling=sampling)
+            found += eval_metrics.variety_figures(*pair, num_samples=wanted.samples, sampling=sampling)
     return found
 
 
@@ -277,14 +277,14 @@ def _as_json(figure: "Figure") -> dict[str, Any]:
 
 def _differences(figures: "Sequence[Sequence[Figure]]") -> list[list[dict[str, Any]]]:
     """Of each model from the first one, for each figure that both have of the same items."""
-    from cuadrilla.train import measures
+    from cuadrilla.train import eval_metrics
 
     first = _keyed(figures[0])
     rows: list[list[dict[str, Any]]] = []
     for found in figures:
         rows.append([])
         for key, figure in _keyed(found).items():
-            if found is not figures[0] and key in first and (each := measures.difference(figure, first[key])):
+            if found is not figures[0] and key in first and (each := eval_metrics.difference(figure, first[key])):
                 rows[-1].append({"name": figure.name, "of": figure.of, **asdict(each)})
     return rows
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cuadrilla.cli.output import stderr
 from cuadrilla.messages import Message, language, shown
-from cuadrilla.train.metrics import Scalars
+from cuadrilla.train.sinks import Scalars
 
 LINE_SECONDS = 10.0
 PATIENCE_SECONDS = 3.0

@@ -16,8 +16,8 @@ from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.engines.prove import Pair
-    from cuadrilla.train.metrics import Sink
     from cuadrilla.train.setup import Parts
+    from cuadrilla.train.sinks import Sink
 
 SHOWN_HASH = 12
 NUM_TRAININGS = 4

@@ -45,11 +45,11 @@ def standby(
     if crew is None:
         crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
     set_up_logging(None, worker=crew.name, verbose=options.debug)
-    from cuadrilla.engines.standby import Twin, follow
+    from cuadrilla.engines.standby import Replica, follow
 
-    twin = Twin.of(home, crew)
-    make_private(twin.folder)
-    with FolderLock(twin.lock, purpose=FOLLOWING):
+    replica = Replica.of(home, crew)
+    make_private(replica.folder)
+    with FolderLock(replica.lock, purpose=FOLLOWING):
         say("following  {address} as {name}; Ctrl-C ends it", address=crew.address, name=crew.name)
         follow(home, crew, listen=str(listening_address(listen)), report=say)
 
@@ -67,27 +67,27 @@ def promote(
     crew = home.find_crew(address)
     if crew is None:
         raise LinkError("this machine has joined no crew", hint="a standby is made beforehand: cuadrilla standby")
-    from cuadrilla.engines.standby import Twin, check_gone
+    from cuadrilla.engines.standby import Replica, check_gone
     from cuadrilla.engines.standby import promote as take_over
 
-    twin = Twin.of(home, crew)
-    if not twin.listen:
+    replica = Replica.of(home, crew)
+    if not replica.listen:
         raise LinkError(
             "this machine is no standby of the crew at {address}", address=crew.address, hint="cuadrilla standby"
         )
-    with FolderLock(twin.lock, purpose=FOLLOWING):
+    with FolderLock(replica.lock, purpose=FOLLOWING):
         if not force:
             check_gone(crew, seconds=wait, report=say)
-        version = take_over(home, crew, twin)
-    lost = max(0, twin.announced - version)
+        version = take_over(home, crew, replica)
+    lost = max(0, replica.announced - version)
     say(
         "promoted   goes on from step {step}; the old coordinator is known to have announced step {announced}",
         step=version,
-        announced=twin.announced,
+        announced=replica.announced,
     )
     say("           {lost} steps are lost" if lost else "           nothing that is known of is lost", lost=lost)
-    where = str(listening_address(listen)) if listen else twin.listen
-    command = ["up", str(twin.run.path), "--listen", where]
+    where = str(listening_address(listen)) if listen else replica.listen
+    command = ["up", str(replica.run.path), "--listen", where]
     say("now        cuadrilla {command}", command=shlex.join(command))
     flags = [*(["--debug"] if options.debug else []), *(["--json"] if options.json else [])]
     os.execv(sys.executable, [sys.executable, "-m", "cuadrilla", *flags, *command])

@@ -23,8 +23,8 @@ from cuadrilla.runfile import Resolved, read_run_config, read_run_file
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Opening
     from cuadrilla.train.coordinate import Outcome
-    from cuadrilla.train.metrics import Sink
     from cuadrilla.train.setup import Parts
+    from cuadrilla.train.sinks import Sink
 
 LONG_SECONDS = 2 * 3600.0
 
@@ -78,7 +78,7 @@ def say_kept(resolved: Resolved) -> None:
 
 def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
     """Say how a training ended and what to type next. Raises typer.Exit when it was interrupted."""
-    from cuadrilla.train.metrics import finite
+    from cuadrilla.train.sinks import finite
 
     if options.json:
         emit_json(
@@ -148,7 +148,7 @@ def train_and_show(
 
 def _views(config: Config, folder: RunDir, parts: "Parts") -> "list[Sink]":
     from cuadrilla.cli.progress import ProgressSink
-    from cuadrilla.train.metrics import TensorBoardSink
+    from cuadrilla.train.sinks import TensorBoardSink
 
     progress = ProgressSink(
         total_versions=parts.length.num_versions,

@@ -19,8 +19,8 @@ import torch
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.children import Children
 from cuadrilla.engines.devices import Devices
-from cuadrilla.engines.doors import NO_LISTENER, Doors, LinkDoor, RayDoor, RayUse, open_doors
 from cuadrilla.engines.ray.cluster import RunCluster, cluster_of
+from cuadrilla.engines.transports import NO_LISTENER, LinkTransport, RayTransport, RayUse, Transports, open_transports
 from cuadrilla.home import Home
 from cuadrilla.link.tls import key_hash, node_request, save_node
 from cuadrilla.log import TALK
@@ -28,8 +28,8 @@ from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, private_folder, storage_errors
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts
+from cuadrilla.train.thread import CoordinatorThread
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +89,10 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
     workers = _own_workers(parts.config, crew=home is not None)
     place = partial(_place_in_ray, workers, engine=engine, run=run)
     ray = RayUse(cluster=opening.cluster, nodes=opening.ray_nodes, opened=place)
-    runtime = Runtime(parts.coordination)
+    runtime = CoordinatorThread(parts.coordination)
     children = _Children(engine=engine, run=run, event=parts.store.event)
     try:
-        with open_doors(
+        with open_transports(
             parts,
             runtime,
             run,
@@ -101,15 +101,15 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
             ray=ray,
             standbys=opening.standbys,
             listener=opening.listener,
-        ) as doors:
-            if doors.ray is None and doors.link is not None:
+        ) as transports:
+            if transports.ray is None and transports.link is not None:
                 for worker in workers:
                     identity = private / worker.name
-                    _let_in(worker.name, identity, door=doors.link)
-                    children.start_worker(worker, address=doors.link.desk.direct_address, identity=identity)
+                    _let_in(worker.name, identity, transport=transports.link)
+                    children.start_worker(worker, address=transports.link.server.direct_address, identity=identity)
             if opening.opened is not None:
-                opening.opened(_describe(doors, children))
-            return _coordinate(parts, runtime, doors, children, opening=opening)
+                opening.opened(_describe(transports, children))
+            return _coordinate(parts, runtime, transports, children, opening=opening)
     finally:
         children.end()
 
@@ -140,11 +140,11 @@ def _own_workers(config: Config, *, crew: bool) -> list[_Worker]:
     return [_Worker(name=f"here-{number}", speed=1.0, use=use) for number, use in enumerate(choice.uses, start=1)]
 
 
-def _place_in_ray(workers: Sequence[_Worker], door: RayDoor, *, engine: CrewEngine, run: RunDir) -> None:
+def _place_in_ray(workers: Sequence[_Worker], transport: RayTransport, *, engine: CrewEngine, run: RunDir) -> None:
     """Workers on this machine, where the run directory is, as actors."""
     from cuadrilla.engines.ray.worker import Place
 
-    if not door.cluster.ours:  # it has its own machines: they are found as they offer themselves
+    if not transport.cluster.ours:  # it has its own machines: they are found as they offer themselves
         return
     for worker in workers:
         place = Place(
@@ -155,38 +155,42 @@ def _place_in_ray(workers: Sequence[_Worker], door: RayDoor, *, engine: CrewEngi
             device=worker.use.device,
             num_gpus=int(worker.use.device == "cuda"),
             folder=str(run.path),
-            node=door.cluster.node,
+            node=transport.cluster.node,
         )
-        door.desk.place(place)
+        transport.server.place(place)
 
 
-def _describe(doors: Doors, children: "_Children") -> OpenCrew:
-    pids = children.pids() if doors.ray is None else doors.ray.desk.pids()
-    if doors.link is None:
+def _describe(transports: Transports, children: "_Children") -> OpenCrew:
+    pids = children.pids() if transports.ray is None else transports.ray.server.pids()
+    if transports.link is None:
         return OpenCrew(address="", key_hash=b"", pids=pids)
-    return OpenCrew(address=doors.link.address, key_hash=key_hash(doors.link.keys.identity.certificate), pids=pids)
+    return OpenCrew(
+        address=transports.link.address, key_hash=key_hash(transports.link.keys.identity.certificate), pids=pids
+    )
 
 
-def _let_in(name: str, folder: Path, *, door: LinkDoor) -> None:
+def _let_in(name: str, folder: Path, *, transport: LinkTransport) -> None:
     """Keys for a worker process of this machine, for as long as this run; those of an earlier run are forgotten."""
-    if name in door.nodes.nodes():
-        door.nodes.remove(name)
-    _, certificate = door.keys.sign(node_request(folder, name=name))
-    ca, server = door.keys.identity.ca, door.keys.identity.certificate
+    if name in transport.nodes.nodes():
+        transport.nodes.remove(name)
+    _, certificate = transport.keys.sign(node_request(folder, name=name))
+    ca, server = transport.keys.identity.ca, transport.keys.identity.certificate
     save_node(folder, certificate=certificate, ca=ca, server=server)
-    door.nodes.add(name, certificate=certificate)
+    transport.nodes.add(name, certificate=certificate)
 
 
-def _coordinate(parts: Parts, runtime: Runtime, doors: Doors, children: "_Children", *, opening: Opening) -> Outcome:
+def _coordinate(
+    parts: Parts, runtime: CoordinatorThread, transports: Transports, children: "_Children", *, opening: Opening
+) -> Outcome:
     home = opening.home
 
     def look() -> None:
-        doors.look(home=home)
-        if (address := doors.follow()) and opening.moved is not None:
+        transports.look(home=home)
+        if (address := transports.follow()) and opening.moved is not None:
             opening.moved(address)
         children.look()
-        if home is None and not children.alive and not (doors.ray and doors.ray.desk.may_have_workers()):
-            parts.coordination.fail(doors.ray.desk.failure() if doors.ray else children.failure())
+        if home is None and not children.alive and not (transports.ray and transports.ray.server.may_have_workers()):
+            parts.coordination.fail(transports.ray.server.failure() if transports.ray else children.failure())
 
     return runtime.serve(look)
 

@@ -17,15 +17,15 @@ from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.base import Link
-from cuadrilla.link.inproc import Desk
+from cuadrilla.link.inproc import InProcServer
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.messages import Message
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.kernels import choose_kernels
 from cuadrilla.train.loop import WorkerSettings, train
-from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts, compile_blocks
+from cuadrilla.train.thread import CoordinatorThread
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +54,17 @@ def run_local(
     )
     if choice.ratios:
         tell(Message("kernels    {choice}", choice=choice))
-    alone, runtime = len(speeds) == 1, Runtime(parts.coordination)
+    alone, runtime = len(speeds) == 1, CoordinatorThread(parts.coordination)
     # Asynchronous workers read one version while the next one is made; alone, nobody does.
     copies = parts.strategy.max_staleness is not None and not alone
-    desk = Desk(parts.coordination.receive if alone else runtime.deliver, copies=copies)
+    server = InProcServer(parts.coordination.receive if alone else runtime.deliver, copies=copies)
     try:
-        parts.coordination.open(desk.send)
+        parts.coordination.open(server.send)
         if parts.coordination.outcome is None and alone:
             model = copy.deepcopy(parts.model) if parts.strategy.moves_weights else parts.model
-            _work("worker-1", parts, desk, model=model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
+            _work("worker-1", parts, server, model=model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
         elif parts.coordination.outcome is None:
-            _work_in_threads(parts, runtime, desk, wrap_link=wrap_link)
+            _work_in_threads(parts, runtime, server, wrap_link=wrap_link)
     finally:
         parts.store.close()
         torch.set_num_threads(before)
@@ -76,7 +76,9 @@ def num_cores() -> int:
     return max(1, int(read_facts().usable_cores or 1))
 
 
-def _work_in_threads(parts: Parts, runtime: Runtime, desk: Desk, *, wrap_link: WrapLink | None) -> None:
+def _work_in_threads(
+    parts: Parts, runtime: CoordinatorThread, server: InProcServer, *, wrap_link: WrapLink | None
+) -> None:
     """The calling thread coordinates."""
     pass_lock = threading.Lock() if draws_random_numbers(parts.model) else None
     alive: set[str] = set()
@@ -89,7 +91,7 @@ def _work_in_threads(parts: Parts, runtime: Runtime, desk: Desk, *, wrap_link: W
 
         def body(name: str = name, model: nn.Module = model, speed: float = speed) -> None:
             try:
-                _work(name, parts, desk, model=model, speed=speed, wrap_link=wrap_link, pass_lock=pass_lock)
+                _work(name, parts, server, model=model, speed=speed, wrap_link=wrap_link, pass_lock=pass_lock)
                 alive.discard(name)
             except BaseException as error:
                 if parts.coordination.failure is None:
@@ -120,14 +122,14 @@ def _work_in_threads(parts: Parts, runtime: Runtime, desk: Desk, *, wrap_link: W
 def _work(
     name: str,
     parts: Parts,
-    desk: Desk,
+    server: InProcServer,
     *,
     model: nn.Module,
     speed: float,
     wrap_link: WrapLink | None,
     pass_lock: AbstractContextManager[object] | None,
 ) -> None:
-    link: Link = desk.connect(name)
+    link: Link = server.connect(name)
     if speed != 1:
         link = ShapedLink(link, shape=Shape(speed=speed))
     if wrap_link is not None:

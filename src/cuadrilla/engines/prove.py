@@ -36,9 +36,9 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, storage_errors, write_json
 from cuadrilla.runfile import dump
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256
-from cuadrilla.train.metrics import Scalars, Sink
 from cuadrilla.train.precision import choose_device, choose_precision
 from cuadrilla.train.setup import Parts, assemble, make_task
+from cuadrilla.train.sinks import Scalars, Sink
 
 NEVER = 10**15
 SHOWN_NAMES = 4
@@ -196,10 +196,10 @@ class _Stop:
             self._workers = []
         self.check()
 
-    def watch(self, door: OpenCrew) -> None:
+    def watch(self, transport: OpenCrew) -> None:
         """Worker processes have been started."""
         with suppress(psutil.Error):
-            self._workers = [psutil.Process(pid) for pid in door.pids.values()]
+            self._workers = [psutil.Process(pid) for pid in transport.pids.values()]
         if self.reason:
             self._kill()
 

@@ -26,8 +26,8 @@ from cuadrilla.runfile import Resolved, dump
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Opening
     from cuadrilla.train.coordinate import Outcome
-    from cuadrilla.train.metrics import Sink
     from cuadrilla.train.setup import Parts
+    from cuadrilla.train.sinks import Sink
 
 RequestStop = Callable[[str], None]
 """Takes the reason."""
@@ -72,8 +72,8 @@ def train_run(
 
             cluster = stack.enter_context(cluster_of(engine, folder, practice=home is None, nodes=nodes))
         from cuadrilla.engines.local import run_local  # torch is loaded while Ray is being started
-        from cuadrilla.train.metrics import JsonlSink
         from cuadrilla.train.setup import assemble, make_task
+        from cuadrilla.train.sinks import JsonlSink
         from cuadrilla.train.teachers import keep_teachers
 
         sinks: list[Sink] = []

@@ -47,7 +47,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Twin:
+class Replica:
     """The copy on this machine. `listen`: where it would coordinate; `announced`: what it has heard of."""
 
     folder: Path
@@ -55,7 +55,7 @@ class Twin:
     announced: int = 0
 
     @classmethod
-    def of(cls, home: Home, crew: Joined) -> "Twin":
+    def of(cls, home: Home, crew: Joined) -> "Replica":
         folder = home.standby_folder(crew)
         known = read_object(folder / "standby.json")
         return cls(folder=folder, listen=str(known.get("listen", "")), announced=int(known.get("announced", 0)))
@@ -79,19 +79,19 @@ class Twin:
 def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
     """Follow the crew's coordinator until this process is stopped. `listen`: where this machine would coordinate.
 
-    Raises LinkError when the coordinator refuses this node, ConfigError when this machine cannot be its twin.
+    Raises LinkError when the coordinator refuses this node, ConfigError when this machine cannot be its replica.
     """
-    twin = replace(Twin.of(home, crew), listen=listen)
+    replica = replace(Replica.of(home, crew), listen=listen)
     _check_free(home, crew)
-    if twin.run.metrics.exists():
+    if replica.run.metrics.exists():
         problem = "the copy was promoted and is trained here: {path}"
-        raise ConfigError(problem, path=twin.run.path, hint="move it away first")
-    make_private(twin.keys)
+        raise ConfigError(problem, path=replica.run.path, hint="move it away first")
+    make_private(replica.keys)
     pause, told = FIRST_PAUSE_SECONDS, ""
     while True:
         term = KnownTerm(crew.term, learned=lambda value: home.remember(replace(crew, term=value)))
         connection = Connection(crew.address, identity=load_node(crew.folder), term=term)
-        follower = Follower(connection, twin, report=report)
+        follower = Follower(connection, replica, report=report)
         try:
             follower.begin(home, crew)
             while True:
@@ -106,7 +106,7 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
                 report(Message(trying, reason=error.message))
                 told = error.message
         finally:
-            twin = follower.twin
+            replica = follower.replica
             connection.close()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -115,30 +115,30 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
 class Follower:
     """One connection's worth of following."""
 
-    def __init__(self, connection: Connection, twin: Twin, *, report: Report) -> None:
-        self.twin = twin
+    def __init__(self, connection: Connection, replica: Replica, *, report: Report) -> None:
+        self.replica = replica
         self._connection = connection
         self._report = report
-        self._life = 0
+        self._incarnation = 0
         self._whole: set[str] = set()
-        """Segments that were copied from their beginning in this life of the coordinator."""
+        """Segments that were copied from their beginning in this incarnation of the coordinator."""
         self._copied_at = 0.0
 
     def begin(self, home: Home, crew: Joined) -> None:
         """Everything that does not grow."""
         files = self._crew_keys(crew)
         for name, raw in files.items():
-            write_atomic(self.twin.keys / name, raw, private=True)
-        server = open_coordinator(self.twin.keys, now=datetime.now(UTC)).identity.certificate
+            write_atomic(self.replica.keys / name, raw, private=True)
+        server = open_coordinator(self.replica.keys, now=datetime.now(UTC)).identity.certificate
         if home.joined_folder(key_hash(server)) != crew.folder:
             raise LinkError("the keys are another crew's", hint="join it with an invite, then: cuadrilla standby")
         config, folder = fetch(self._connection, self._connection.describe(), home=home, report=self._report)
-        for part in (self.twin.run.path, self.twin.run.checkpoints, self.twin.run.journal):
+        for part in (self.replica.run.path, self.replica.run.checkpoints, self.replica.run.journal):
             make_private(part)
-        if (folder / self.twin.run.teachers.name).is_dir():
-            with storage_errors(self.twin.run.teachers):
-                shutil.copytree(folder / self.twin.run.teachers.name, self.twin.run.teachers, dirs_exist_ok=True)
-        write_atomic(self.twin.run.run_file, to_toml(_placed(config, folder)))
+        if (folder / self.replica.run.teachers.name).is_dir():
+            with storage_errors(self.replica.run.teachers):
+                shutil.copytree(folder / self.replica.run.teachers.name, self.replica.run.teachers, dirs_exist_ok=True)
+        write_atomic(self.replica.run.run_file, to_toml(_placed(config, folder)))
 
     def _crew_keys(self, crew: Joined) -> dict[str, bytes]:
         try:
@@ -158,19 +158,19 @@ class Follower:
         if newest > self._newest_here():
             self._checkpoint(newest, {path: size for path, size in files.items() if CHECKPOINT_FILE.fullmatch(path)})
             _, announced = self._journal()
-        if announced != self.twin.announced:
-            self.twin = replace(self.twin, announced=announced)
-            self.twin.write()
+        if announced != self.replica.announced:
+            self.replica = replace(self.replica, announced=announced)
+            self.replica.write()
 
     def _newest_here(self) -> int:
-        return max(map(version_of, list_checkpoints(self.twin.run.checkpoints)), default=-1)
+        return max(map(version_of, list_checkpoints(self.replica.run.checkpoints)), default=-1)
 
     def _journal(self) -> tuple[dict[str, int], int]:
         """Copy the journal's new parts; all files that are there, by size, and the newest announced version."""
-        grown = self._connection.growth(self.twin.listen)
-        if grown.life != self._life:
-            self._life, self._whole = grown.life, set()
-        nodes = self.twin.keys / "nodes.json"
+        grown = self._connection.growth(self.replica.listen)
+        if grown.incarnation != self._incarnation:
+            self._incarnation, self._whole = grown.incarnation, set()
+        nodes = self.replica.keys / "nodes.json"
         if not nodes.exists() or nodes.read_bytes() != grown.nodes:
             write_atomic(nodes, grown.nodes, private=True)
         files = {file.path: file.num_bytes for file in grown.files}
@@ -182,7 +182,7 @@ class Follower:
         return files, grown.announced
 
     def _segment(self, path: str, *, end: int) -> None:
-        target = self.twin.run.path / path
+        target = self.replica.run.path / path
         if path in self._whole:
             self._append(path, target, end=end)
             return
@@ -203,7 +203,7 @@ class Follower:
 
     def _checkpoint(self, version: int, files: dict[str, int]) -> None:
         """A checkpoint in a folder of its own until it is verified."""
-        folder = self.twin.run.checkpoints
+        folder = self.replica.run.checkpoints
         temporary = folder / f".v{version:08d}.{os.getpid()}.tmp"
         with storage_errors(temporary):
             shutil.rmtree(temporary, ignore_errors=True)
@@ -222,7 +222,7 @@ class Follower:
         fsync_folder(folder)
         prune_checkpoints(folder, keep=KEPT_CHECKPOINTS, protect=())
         oldest = version_of(list_checkpoints(folder)[0])
-        for segment in self.twin.run.journal.glob("v*.log"):
+        for segment in self.replica.run.journal.glob("v*.log"):
             if int(segment.stem[1:]) < oldest:
                 segment.unlink()
         here = "the checkpoint of step {step} is here, and the journal behind it as it grows"
@@ -272,16 +272,16 @@ def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
         )
 
 
-def promote(home: Home, crew: Joined, twin: Twin) -> int:
-    """Make the crew this machine's own; the version from which its run goes on. The caller holds `twin.lock`.
+def promote(home: Home, crew: Joined, replica: Replica) -> int:
+    """Make the crew this machine's own; the version from which its run goes on. The caller holds `replica.lock`.
 
     Raises CheckpointError when there is nothing to go on from, and ConfigError.
     """
     _check_free(home, crew)
-    version = newest_version(twin.run)
+    version = newest_version(replica.run)
     make_private(home.crew)
     for name in (*COORDINATOR_FILES, "nodes.json"):
-        write_atomic(home.crew / name, (twin.keys / name).read_bytes(), private=True)
+        write_atomic(home.crew / name, (replica.keys / name).read_bytes(), private=True)
     home.begin_term(crew.term + 1)
     return version
 

@@ -253,16 +253,16 @@ class Following(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class Grown(_message.Message):
-    __slots__ = ("announced", "life", "nodes", "files")
+    __slots__ = ("announced", "incarnation", "nodes", "files")
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     announced: int
-    life: int
+    incarnation: int
     nodes: bytes
     files: _containers.RepeatedCompositeFieldContainer[GrownFile]
-    def __init__(self, announced: _Optional[int] = ..., life: _Optional[int] = ..., nodes: _Optional[bytes] = ..., files: _Optional[_Iterable[_Union[GrownFile, _Mapping]]] = ...) -> None: ...
+    def __init__(self, announced: _Optional[int] = ..., incarnation: _Optional[int] = ..., nodes: _Optional[bytes] = ..., files: _Optional[_Iterable[_Union[GrownFile, _Mapping]]] = ...) -> None: ...
 
 class GrownFile(_message.Message):
     __slots__ = ("path", "num_bytes")

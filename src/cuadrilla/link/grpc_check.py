@@ -42,7 +42,7 @@ def known_tensors(factor: int) -> dict[str, Tensor]:
 COORDINATORS_FACTOR, NODES_FACTOR = 40_503, 30_011
 
 
-class CheckDesk:
+class CheckServer:
     """The handlers. `caller(context)` names the node that calls, and ends the call of anybody else."""
 
     def __init__(self, *, caller: Callable[[Any], str]) -> None:

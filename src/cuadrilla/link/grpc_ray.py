@@ -48,7 +48,7 @@ class RayOffer:
 
 
 @dataclass
-class RayHeadDesk:
+class RayHeadServer:
     """Tells nodes where Ray's head is. `names`: the nodes that the coordinator's owner has named. Thread-safe."""
 
     names: frozenset[str] = frozenset()

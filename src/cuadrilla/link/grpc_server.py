@@ -1,7 +1,8 @@
 """The coordinator's side of the crew link: gRPC with mutual TLS on one port, which workers dial.
 
-`CrewDesk` does for machines what `inproc.Desk` does for threads: `send` puts a message on its way to a worker, and
-what workers say goes to a `Receiver`. Messages of one worker are handled in their order, by a thread of its own.
+`CrewServer` does for machines what `inproc.InProcServer` does for threads: `send` puts a message on its way to a
+worker, and what workers say goes to a `Receiver`. Messages of one worker are handled in their order, by a thread of its
+own.
 
 Invariants
 * Who calls is decided by the key of the caller's certificate and the allow-list, at every call. The published enrol
@@ -58,9 +59,9 @@ from cuadrilla.link.grpc_calls import (
     serialize,
     start_server,
 )
-from cuadrilla.link.grpc_check import CheckDesk
-from cuadrilla.link.grpc_ray import RayHeadDesk
-from cuadrilla.link.grpc_standby import StandbyDesk
+from cuadrilla.link.grpc_check import CheckServer
+from cuadrilla.link.grpc_ray import RayHeadServer
+from cuadrilla.link.grpc_standby import StandbyServer
 from cuadrilla.link.invite import Invites, Redemption
 from cuadrilla.link.nodes import MAX_DEVICES, AllowList, NameTaken, node_of, worker_name
 from cuadrilla.link.offer import Offer
@@ -119,7 +120,7 @@ class _Session:
     """Its end is no news: the worker said goodbye, or was told to stop."""
 
 
-class CrewDesk:
+class CrewServer:
     """Serves one run. `contribution`: what the tensors of an answer look like; `parameters`: those of a version."""
 
     def __init__(
@@ -131,20 +132,20 @@ class CrewDesk:
         offer: Offer,
         parameters: wire.Layout,
         contribution: wire.Layout,
-        ray: RayHeadDesk | None = None,
-        standby: StandbyDesk | None = None,
+        ray: RayHeadServer | None = None,
+        standby: StandbyServer | None = None,
         term: int = 0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._term = term
-        self._ray = ray or RayHeadDesk()
+        self._ray = ray or RayHeadServer()
         self._keys = keys
         self._nodes = nodes
         self._receiver = receiver
         self._offer = offer
         self._parameters = parameters
         self._contribution = contribution
-        self._standby = standby or StandbyDesk()
+        self._standby = standby or StandbyServer()
         self._invites = Invites()
         self._enrolling = threading.Lock()
         self._lock = threading.Lock()
@@ -258,7 +259,7 @@ class CrewDesk:
                 "Session": stream(reads(self._session, pb.ToCoordinator), response_serializer=serialize),
                 "Upload": unary(reads(self._upload, pb.Chunk), response_serializer=serialize),
                 "Download": stream(reads(self._download, pb.DownloadRequest)),
-                **CheckDesk(caller=self._caller).handlers(),
+                **CheckServer(caller=self._caller).handlers(),
                 **self._ray.handlers(self._caller, host_of=self._gate.host_of),
                 **self._standby.handlers(self._caller),
             },

@@ -33,7 +33,7 @@ JOURNAL_FILE = re.compile(r"journal/v(\d{8,})\.log")
 
 
 @dataclass
-class StandbyDesk:
+class StandbyServer:
     """`names`: who may ask. `keys`: the folder of the crew's keys; `run`: the run directory."""
 
     names: frozenset[str] = frozenset()
@@ -41,7 +41,7 @@ class StandbyDesk:
     run: Path = Path()
     announced: int = 0
     """The newest version that workers have been told."""
-    _life: int = field(default_factory=lambda: secrets.randbits(63))
+    _incarnation: int = field(default_factory=lambda: secrets.randbits(63))
     _addresses: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -75,7 +75,7 @@ class StandbyDesk:
             name = standby(context, seconds=CUT_SECONDS)
             self._place(name, only(requests, context).address, context)
             announced, nodes = self.announced, (self.keys / "nodes.json").read_bytes()
-            return pb.Grown(announced=announced, life=self._life, nodes=nodes, files=list(self._files()))
+            return pb.Grown(announced=announced, incarnation=self._incarnation, nodes=nodes, files=list(self._files()))
 
         def copy(requests: Iterator[pb.CopyRequest], context: Any) -> Iterator[pb.Chunk]:
             standby(context, seconds=COPY_SECONDS)

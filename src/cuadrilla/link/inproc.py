@@ -1,6 +1,6 @@
 """The in-process link: a queue per worker, tensors by reference, the coordinator in the caller's own thread.
 
-`Desk` is the coordinator's side. A worker's `call` runs the coordinator under its lock and returns when the
+`InProcServer` is the coordinator's side. A worker's `call` runs the coordinator under its lock and returns when the
 resulting messages lie in the workers' queues, so one worker alone needs no second thread and no copy.
 """
 
@@ -14,7 +14,7 @@ from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToCoordinator, 
 Receive = Callable[[str, ToCoordinator], None]
 
 
-class Desk:
+class InProcServer:
     """Connects workers of this process to a coordinator: `receive(worker, message)` is called in their threads.
 
     `copies`: a version's tensors are copied now, because they may change before the worker has read them.

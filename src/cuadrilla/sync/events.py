@@ -11,7 +11,7 @@ from cuadrilla.sync.ledger import Grant
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """By a worker; a Goodbye also by its door, for one that died."""
+    """By a worker; a Goodbye also by its transport, for one that died."""
 
     worker: str
     message: ToCoordinator

@@ -39,17 +39,17 @@ MIN_OVERDUE_SECONDS, MAX_OVERDUE_SECONDS = 600.0, 6 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What holds for a whole run. Timeouts of None: the door itself reports deaths (threads of one process)."""
+    """What holds for a whole run. Timeouts of None: the transport itself reports deaths (threads of one process)."""
 
     units_per_round: int
     planned_tokens: int
     """Of a round."""
     num_versions: int
-    gather: int = 1
+    quorum: int = 1
     """So many members are waited for before the first lease, but no longer than `gather_seconds` after the first: the
     first one would get the whole round, however slow it is."""
     gather_seconds: float = 15.0
-    program: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
     """What the environment of every member must say: the version of cuadrilla, the model's code."""
     same_environment: bool = False
     lost_after_seconds: float | None = None
@@ -132,7 +132,7 @@ class Membership:
                 minutes=minutes,
                 strikes=record.strikes,
             )
-        if different := _differing(self.rules.program, environment):
+        if different := _differing(self.rules.fingerprint, environment):
             told = "another program than the coordinator's: {different}; all need the same version"
             return Message(told, different=_listed(different))
         if self.rules.same_environment:
@@ -166,7 +166,7 @@ class Membership:
         """Whether the first round need not wait for others any more."""
         if not self.gathered and self.members:
             since = self.gathering_since = self.now if self.gathering_since is None else self.gathering_since
-            expected = self.rules.gather - len(self.departed)
+            expected = self.rules.quorum - len(self.departed)
             self.gathered = len(self.members) >= expected or self.now - since >= self.rules.gather_seconds
         return self.gathered
 

@@ -1,6 +1,6 @@
 """The coordinator's I/O shell: carries out what the state machine decides.
 
-Messages come in through `receive` and `deliver`, all of them in one thread (`runtime.py`; alone, the worker's own);
+Messages come in through `receive` and `deliver`, all of them in one thread (`thread.py`; alone, the worker's own);
 actions go out as messages, merges, journal records, checkpoints, evaluations and rows of metrics. The order of a
 commit is: merge, judge, journal (fsync), step, announce. A run that fails here fails as a whole: `failure` holds the
 reason and every worker is told to stop.
@@ -25,8 +25,8 @@ from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train.evaluate import Beside
 from cuadrilla.train.guard import Guard, Verdict
-from cuadrilla.train.metrics import Meter, Scalars, Sink, Watcher
 from cuadrilla.train.referee import Referee
+from cuadrilla.train.sinks import Meter, Scalars, Sink, Watcher
 from cuadrilla.train.store import Keeper
 from cuadrilla.train.suspects import Suspects
 
@@ -80,7 +80,7 @@ class Length:
         return self.num_versions * self.round_tokens
 
 
-class Coordination:
+class CoordinatorRuntime:
     """One run's coordinator, its merge half and its store. Used by one thread; `heard` and `request_stop` by any."""
 
     def __init__(
@@ -176,7 +176,7 @@ class Coordination:
         self._stop_reason, self._interrupted = reason, True
 
     def left(self, worker: str, reason: str) -> None:
-        """A door reports that a worker died. Raises nothing."""
+        """A transport reports that a worker died. Raises nothing."""
         with self._failing_together(raises=False):
             self._heard.pop(worker, None)
             self._store.event("left", worker=worker, reason=reason)
@@ -189,7 +189,7 @@ class Coordination:
             self._handle(self._said(worker, message))
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
-        """Like `receive`, for doors to other processes: what makes the run fail is in `failure`."""
+        """Like `receive`, for transports to other processes: what makes the run fail is in `failure`."""
         with self._failing_together(raises=False):
             self._stop_if_asked()  # not only at the next tick: another step may be made until then
             self._perform(self._decide(worker, message))
@@ -200,7 +200,7 @@ class Coordination:
         self._parts[worker] = progress.part
 
     def tick(self) -> None:
-        """Time has passed: a few times a second, for doors that cannot tell by themselves who is still there."""
+        """Time has passed: a few times a second, for transports that cannot tell by themselves who is still there."""
         with self._failing_together(raises=False):
             for worker in list(self._heard):
                 progress, at = self._heard.pop(worker)
@@ -495,7 +495,7 @@ class Coordination:
         self._store.event("finished", version=version, complete=action.complete, reason=action.reason)
         for worker in list(self._coordinator.crew.members):
             self._send(worker, Stop(reason=action.reason))
-        self.outcome = Outcome(  # last: whoever waits for it closes the doors, and workers would not hear why
+        self.outcome = Outcome(  # last: whoever waits for it closes the transports, and workers would not hear why
             version=version,
             tokens=tokens,
             complete=action.complete,

@@ -22,8 +22,8 @@ from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import LanguageTask, prefers_good
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import make_private, write_atomic
-from cuadrilla.train.metrics import Scalars
 from cuadrilla.train.precision import Precision
+from cuadrilla.train.sinks import Scalars
 
 log = logging.getLogger(__name__)
 

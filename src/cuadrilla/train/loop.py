@@ -18,8 +18,8 @@ from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Link, Progress, Stop, Version
 from cuadrilla.model.task import Task, loss_of
 from cuadrilla.sync.strategy import Sums, WorkerHalf
+from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.precision import Precision
-from cuadrilla.train.program import program
 
 CPU_PASS_TOKENS = 2048
 """Of a pass on a processor: larger ones are no faster there, take more memory, and it would answer later."""
@@ -54,7 +54,7 @@ def train(
     transfer_seconds = upload_seconds = 0.0
 
     # -- join ----------------------------------------------------------------------------------------------------------
-    link.call(Hello(speed_hint=worker.speed_hint, environment={**program(task, model), **environment(device)}))
+    link.call(Hello(speed_hint=worker.speed_hint, environment={**code_fingerprint(task, model), **environment(device)}))
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     while True:

@@ -33,16 +33,16 @@ from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.strategy import MergeHalf, Recipe, Strategy, trainable
 from cuadrilla.train.checkpoint import check_shapes, list_checkpoints
-from cuadrilla.train.coordinate import Coordination, Length, model_tensors
+from cuadrilla.train.coordinate import CoordinatorRuntime, Length, model_tensors
 from cuadrilla.train.evaluate import Beside, Observer
+from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
 from cuadrilla.train.loop import WorkerSettings
-from cuadrilla.train.metrics import Sink
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
-from cuadrilla.train.program import program
 from cuadrilla.train.referee import Referee, computes
 from cuadrilla.train.schedule import make_schedule
+from cuadrilla.train.sinks import Sink
 from cuadrilla.train.store import Store
 
 SPARE_DISK_BYTES = 2**30
@@ -66,7 +66,7 @@ class Parts:
     length: Length
     strategy: Strategy
     recipe: Recipe
-    coordination: Coordination
+    coordination: CoordinatorRuntime
     store: Store
     resumed_at: int
 
@@ -210,9 +210,9 @@ def assemble(
     state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
     if isinstance(task, language.LanguageTask):
         _keep_tokenizer(task, run)
-    coordinator = make_coordinator(config, strategy, state, length=length, program=program(task, model))
+    coordinator = make_coordinator(config, strategy, state, length=length, fingerprint=code_fingerprint(task, model))
     observer = make_observer(config, run, task=task, model=model, device=device, precision=precision, length=length)
-    coordination = Coordination(
+    coordination = CoordinatorRuntime(
         coordinator=coordinator,
         merge=merge,
         guard=guard,
@@ -276,7 +276,12 @@ def make_observer(
 
 
 def make_coordinator(
-    config: Config, strategy: Strategy, state: Mapping[str, Any] | None, *, length: Length, program: Mapping[str, str]
+    config: Config,
+    strategy: Strategy,
+    state: Mapping[str, Any] | None,
+    *,
+    length: Length,
+    fingerprint: Mapping[str, str],
 ) -> Coordinator:
     """The state machine of the run's strategy, as it was in `state` if there is one."""
     crew = config.engine if isinstance(config.engine, CrewEngine) else None  # threads of one process are not missed
@@ -284,8 +289,8 @@ def make_coordinator(
         units_per_round=length.units_per_round,
         planned_tokens=length.round_tokens,
         num_versions=length.num_versions,
-        gather=len(config.engine.workers),
-        program=program if crew else {},  # one process has one
+        quorum=len(config.engine.workers),
+        fingerprint=fingerprint if crew else {},  # one process has one
         same_environment=config.sync.strict,
         lost_after_seconds=crew.lost_after_seconds if crew else None,
         hung_after_seconds=crew.hung_after_seconds if crew else None,

@@ -30,7 +30,7 @@ from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.heldout import HeldOut
 from cuadrilla.train.journal import Journal, JournalRecord, has_segment, read_segment
-from cuadrilla.train.metrics import finite
+from cuadrilla.train.sinks import finite
 
 MAX_SAVE_OVERHEAD = 0.02
 STATUS_SECONDS = 2.0

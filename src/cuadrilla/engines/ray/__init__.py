@@ -1,1 +1,1 @@
-"""The Ray door: workers are actors of a Ray cluster, tensors travel through its object store."""
+"""The Ray transport: workers are actors of a Ray cluster, tensors travel through its object store."""

@@ -18,7 +18,7 @@ DECIDING = ("data/loader.py", "data/order.py", "model/*.py", "sync/*.py", "train
 SHOWN_DIGITS = 12
 
 
-def program(task: Task, model: nn.Module) -> dict[str, str]:
+def code_fingerprint(task: Task, model: nn.Module) -> dict[str, str]:
     """The version of cuadrilla, a hash of the code that turns a unit of `task` into a contribution, and one of the
     model's frozen parameters, if it has any: those are never sent, so each machine makes its own.
 

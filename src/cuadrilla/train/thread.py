@@ -11,15 +11,15 @@ from collections.abc import Callable
 from functools import partial
 
 from cuadrilla.link.base import Progress, ToCoordinator
-from cuadrilla.train.coordinate import Coordination, Outcome
+from cuadrilla.train.coordinate import CoordinatorRuntime, Outcome
 
 TICK_SECONDS = 0.1
 
 
-class Runtime:
+class CoordinatorThread:
     """Around one run's coordination, which nobody else calls from now on, but for `open` beforehand and in `look`."""
 
-    def __init__(self, coordination: Coordination) -> None:
+    def __init__(self, coordination: CoordinatorRuntime) -> None:
         self._coordination = coordination
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.RLock()  # what is done at once may leave word itself: a session that is ended

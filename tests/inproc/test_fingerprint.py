@@ -11,14 +11,14 @@ import cuadrilla
 from cuadrilla.link.base import Hello, Link, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.model.task import load_task
 from cuadrilla.rundir import RunDir, read_jsonl
-from cuadrilla.train.program import program
+from cuadrilla.train.fingerprint import code_fingerprint
 from tests import runs
 from tests.commands import TASK
 from tests.runs import final_sha256, workers
 from tests.tasks import FrozenBeginning, RaggedRegression
 
 STRICT = "sync.strict=true"
-execute = partial(runs.execute, door="grpc")
+execute = partial(runs.execute, transport="grpc")
 CREW = (workers([1.0, 1.0]), 'engine.kind="crew"')
 VERSION = cuadrilla.__version__
 
@@ -93,6 +93,6 @@ def test_the_hash_is_one_of_the_tasks_code(tmp_path: Path) -> None:
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / "task.py").write_bytes(code.encode())
         task = load_task("task.py:task", folder=tmp_path / str(index))
-        hashes.append(program(task, task.model())["model code"])
+        hashes.append(code_fingerprint(task, task.model())["model code"])
     assert hashes[0] == hashes[1]
     assert hashes[0] != hashes[2]

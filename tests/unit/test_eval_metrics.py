@@ -10,14 +10,14 @@ import torch
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.train.measures import (
+from cuadrilla.train.eval_data import Passage, TextPair, read_pairs, read_passages, read_texts, split_last_word
+from cuadrilla.train.eval_metrics import (
     cut_windows,
     last_word_figure,
     pair_figure,
     text_figure,
     variety_of,
 )
-from cuadrilla.train.trials import Passage, TextPair, read_pairs, read_passages, read_texts, split_last_word
 
 pytestmark = pytest.mark.unit
 

@@ -1,4 +1,4 @@
-"""The Ray door for the shared battery: a few actors, which load torch once and then work for one run after another.
+"""The Ray transport for the shared battery: a few actors, which load torch once and work for one run after another.
 
 Ray reads its environment when it is imported: this module comes after `cluster.started`.
 """
@@ -10,7 +10,7 @@ import torch
 
 from cuadrilla.config import Config
 from cuadrilla.engines.local import WrapLink
-from cuadrilla.engines.ray.desk import RayDesk
+from cuadrilla.engines.ray.server import RayServer
 from cuadrilla.engines.ray.worker import GROUPS, Mailbox, Place, RayLink, RayWorker
 from cuadrilla.link.base import Link
 from cuadrilla.link.offer import Offer, RunDescription
@@ -21,10 +21,10 @@ from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_precision
-from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts, make_model, make_recipe, measure_length
-from tests.doors import TICK_SECONDS
+from cuadrilla.train.thread import CoordinatorThread
 from tests.faults import Play, Script
+from tests.transports import TICK_SECONDS
 
 CPU = torch.device("cpu")
 
@@ -70,7 +70,7 @@ class BatteryWorker(RayWorker):
         return self.wrap.played if isinstance(self.wrap, Play) else []
 
 
-class RayDoor:
+class RayTransport:
     """`num_workers` actors, in the cluster that this process is connected to."""
 
     def __init__(self, *, num_workers: int) -> None:
@@ -82,8 +82,8 @@ class RayDoor:
         """Train with an actor for each of the run's workers."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        runtime = Runtime(parts.coordination)
-        desk = RayDesk(
+        runtime = CoordinatorThread(parts.coordination)
+        server = RayServer(
             receiver=runtime,
             offer=Offer(config="{}", files={}),
             parameters=Layout.of(parts.strategy.version_like(parts.model)),
@@ -92,14 +92,14 @@ class RayDoor:
         speeds = parts.config.engine.workers
         actors = self.actors[: len(speeds)]
         try:
-            parts.coordination.open(desk.send)
+            parts.coordination.open(server.send)
             for index, (actor, speed) in enumerate(zip(actors, speeds, strict=True), start=1):
                 name = f"worker-{index}"
                 ray.get(actor.prepare.remote(name, speed, parts.task, parts.config, parts.strategy, wrap_link))
-                desk.attend(Place(name=name), actor)
-            return _coordinate(parts, runtime, desk)
+                server.attend(Place(name=name), actor)
+            return _coordinate(parts, runtime, server)
         finally:
-            desk.close()
+            server.close()
             parts.store.close()
             torch.set_num_threads(threads)
             if isinstance(wrap_link, Play):
@@ -107,11 +107,11 @@ class RayDoor:
                     wrap_link.played.extend(script for script in played if script not in wrap_link.played)
 
 
-def _coordinate(parts: Parts, runtime: Runtime, desk: RayDesk) -> Outcome:
+def _coordinate(parts: Parts, runtime: CoordinatorThread, server: RayServer) -> Outcome:
     coordination = parts.coordination
 
     def look() -> None:
-        if not desk.may_have_workers() and coordination.outcome is None:
-            coordination.fail(desk.failure())
+        if not server.may_have_workers() and coordination.outcome is None:
+            coordination.fail(server.failure())
 
     return runtime.serve(look, every_seconds=TICK_SECONDS)

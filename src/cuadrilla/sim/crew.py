@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from cuadrilla.engines.virtual_disk import MASK, UNIT_TOKENS, Audit, Part, gradient, number_of
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.sim.disk import MASK, UNIT_TOKENS, Audit, Part, gradient, number_of
 
 HEARTBEAT_SECONDS = 1.0
 QUARANTINE_SECONDS = 30.0
@@ -56,7 +56,7 @@ class Connection:
     """
 
     worker: "Worker"
-    life: int
+    incarnation: int
     open: bool = True
     lingers: bool = False
     stopped: bool = False
@@ -67,7 +67,7 @@ class Connection:
 
 @dataclass(eq=False)
 class Worker:
-    """`rate`: units per second. `life` tells the timers of a process that died from those of the one that lives.
+    """`rate`: units per second. `incarnation` tells the timers of a process that died from those of the one that lives.
 
     `heard_at`: when the coordinator last had a message of it; `worked_at`: when it last heard of some work, or sent it
     some to which there was an answer before (it `owes` none).
@@ -76,7 +76,7 @@ class Worker:
     name: str
     rate: float
     bad: bool = False
-    life: int = 0
+    incarnation: int = 0
     away: bool = True
     frozen_until: float = 0.0
     slow_until: float = 0.0
@@ -101,11 +101,11 @@ def draw_crew(rng: random.Random) -> dict[str, Worker]:
     return workers
 
 
-class Door(Protocol):
-    """The coordinator as its workers see it. `life`: which of its processes this is."""
+class Transport(Protocol):
+    """The coordinator as its workers see it. `incarnation`: which of its processes this is."""
 
     up: bool
-    life: int
+    incarnation: int
 
     def hear(self, connection: Connection, message: ToCoordinator) -> None: ...
 
@@ -116,11 +116,11 @@ class Door(Protocol):
 class Crew:
     """All workers and their connections. `bad_unit`: nobody can compute it; `bad_rate`: of all other contributions."""
 
-    def __init__(self, rng: random.Random, *, clock: Clock, audit: Audit, door: Door) -> None:
+    def __init__(self, rng: random.Random, *, clock: Clock, audit: Audit, transport: Transport) -> None:
         self.random = rng
         self.clock = clock
         self.audit = audit
-        self.door = door
+        self.transport = transport
         self.workers = draw_crew(rng)
         self.bad_unit = rng.choice(
             (-1, -1, -1, -1, rng.randrange(audit.rules.units_per_round * audit.rules.num_versions))
@@ -156,7 +156,7 @@ class Crew:
     def tell(self, worker: Worker, message: ToCoordinator) -> None:
         connection = worker.connection
         if connection is not None:
-            self.carry(connection, "up", partial(self.door.hear, connection, message))
+            self.carry(connection, "up", partial(self.transport.hear, connection, message))
 
     def cut(self, connection: Connection, *, noticed_after: float, noticed: bool = True) -> None:
         """Break a connection: the worker notices it, the coordinator may not."""
@@ -164,16 +164,16 @@ class Crew:
         worker = connection.worker
         self.after(worker, noticed_after, partial(self.reconnect, worker, connection))
         if noticed:
-            self.clock.after(self.random.uniform(0.0, 2.0), partial(self.door.close, connection))
+            self.clock.after(self.random.uniform(0.0, 2.0), partial(self.transport.close, connection))
 
     # -- a worker's process --------------------------------------------------------------------------------------------
 
     def after(self, worker: Worker, seconds: float, call: Callable[[], None]) -> None:
         """A timer of a worker's process: void when the process died, late when it is frozen."""
-        life = worker.life
+        incarnation = worker.incarnation
 
         def ring() -> None:
-            if worker.life != life:
+            if worker.incarnation != incarnation:
                 return
             if self.clock.now < worker.frozen_until:
                 self.clock.at(worker.frozen_until, ring, place=place)
@@ -185,18 +185,18 @@ class Crew:
     def begin(self, worker: Worker) -> None:
         """A new process: it knows nothing of an earlier one."""
         if worker.away:
-            worker.away, worker.life = False, worker.life + 1
+            worker.away, worker.incarnation = False, worker.incarnation + 1
             worker.leases, worker.answer, worker.connection = [], None, None
             self.connect(worker)
 
     def end(self, worker: Worker, *, back_after: float, lingers: bool, noticed: bool) -> None:
         """The process ends."""
         connection, worker.connection = worker.connection, None
-        worker.away, worker.life = True, worker.life + 1
+        worker.away, worker.incarnation = True, worker.incarnation + 1
         if connection is not None:
             connection.open, connection.lingers = False, lingers
             if noticed:
-                self.clock.after(self.random.uniform(0.0, 1.0), partial(self.door.close, connection))
+                self.clock.after(self.random.uniform(0.0, 1.0), partial(self.transport.close, connection))
         self.clock.after(back_after, partial(self.begin, worker))
 
     def leave(self, worker: Worker, *, back_after: float) -> None:
@@ -204,10 +204,10 @@ class Crew:
         self.end(worker, back_after=back_after, lingers=True, noticed=True)
 
     def connect(self, worker: Worker) -> None:
-        if not self.door.up:
+        if not self.transport.up:
             self.after(worker, RETRY_SECONDS, partial(self.connect, worker))
             return
-        connection = worker.connection = Connection(worker, self.door.life)
+        connection = worker.connection = Connection(worker, self.transport.incarnation)
         worker.passes = 0
         if worker.losses < self.audit.losses:
             worker.version, worker.losses = 0, self.audit.losses
@@ -236,7 +236,7 @@ class Crew:
             return
         match message:
             case Version():
-                if connection.life == self.door.life:
+                if connection.incarnation == self.transport.incarnation:
                     self.audit.demand(version_wrong(worker, message, self.audit.history))
                 worker.version = message.version
                 worker.theta = theta_of(message)

@@ -22,20 +22,20 @@ from cuadrilla.host.card import Whereabouts
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import ToWorker
 from cuadrilla.link.gate import bind
-from cuadrilla.link.grpc_ray import RayHeadDesk, RayOffer
-from cuadrilla.link.grpc_server import CrewDesk
-from cuadrilla.link.grpc_standby import StandbyDesk
+from cuadrilla.link.grpc_ray import RayHeadServer, RayOffer
+from cuadrilla.link.grpc_server import CrewServer
+from cuadrilla.link.grpc_standby import StandbyServer
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import CoordinatorKeys, open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir
-from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts
+from cuadrilla.train.thread import CoordinatorThread
 
 if TYPE_CHECKING:
-    from cuadrilla.engines.ray.desk import RayDesk
+    from cuadrilla.engines.ray.server import RayServer
 
 LOOK_SECONDS = 1.0
 FOLLOW_SECONDS = 2.0
@@ -45,10 +45,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkDoor:
-    """The crew link: its desk, where it listens, and the crew's keys."""
+class LinkTransport:
+    """The crew link: its server, where it listens, and the crew's keys."""
 
-    desk: CrewDesk
+    server: CrewServer
     address: str
     keys: CoordinatorKeys
     nodes: AllowList
@@ -57,40 +57,40 @@ class LinkDoor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayDoor:
-    desk: "RayDesk"
+class RayTransport:
+    server: "RayServer"
     cluster: Cluster
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayUse:
     """How a run uses Ray. `cluster` None: not at all. `nodes`: who may have its token, if they want it. `opened` is
-    called with each door: after a kick there is another one.
+    called with each transport: after a kick there is another one.
     """
 
     cluster: RunCluster | None
     nodes: frozenset[str] = frozenset()
-    opened: Callable[[RayDoor], None]
+    opened: Callable[[RayTransport], None]
 
 
-class Doors:
+class Transports:
     """What is open, filled while it is opened. At least one is there, unless Ray is being started again."""
 
-    def __init__(self, *, use: RayUse, make_desk: "Callable[[], RayDesk]") -> None:
-        self.link: LinkDoor | None = None
-        self.ray: RayDoor | None = None
-        self.heads = RayHeadDesk(names=use.nodes)
+    def __init__(self, *, use: RayUse, make_server: "Callable[[], RayServer]") -> None:
+        self.link: LinkTransport | None = None
+        self.ray: RayTransport | None = None
+        self.heads = RayHeadServer(names=use.nodes)
         self._use = use
-        self._make_desk = make_desk
+        self._make_server = make_server
         self._looked_at = 0.0
         self._followed_at = 0.0
 
     def send(self, worker: str, message: ToWorker) -> None:
-        """Put a message on its way, through the door by which the worker came."""
-        if self.ray is not None and self.ray.desk.holds(worker):
-            self.ray.desk.send(worker, message)
+        """Put a message on its way, through the transport by which the worker came."""
+        if self.ray is not None and self.ray.server.holds(worker):
+            self.ray.server.send(worker, message)
         elif self.link is not None:
-            self.link.desk.send(worker, message)
+            self.link.server.send(worker, message)
 
     def follow(self) -> str:
         """Listen at the address that this machine's card has now, if it is another one; it, or an empty text.
@@ -100,39 +100,39 @@ class Doors:
         if self.link is None or time.monotonic() - self._followed_at < FOLLOW_SECONDS:
             return ""
         self._followed_at = time.monotonic()
-        door = self.link
-        host = door.whereabouts.moved_to()
+        transport = self.link
+        host = transport.whereabouts.moved_to()
         if not host:
             return ""
-        address = str(Address(host, Address.parse(door.address).port))
-        if address not in door.listened:
+        address = str(Address(host, Address.parse(transport.address).port))
+        if address not in transport.listened:
             try:
-                door.desk.listen(bind(address))
+                transport.server.listen(bind(address))
             except LinkError as error:
                 log.warning("this machine's address is %s now: %s", host, error.message)
                 return ""
-        listened = door.listened | {address}
-        self.link = replace(door, address=address, whereabouts=Whereabouts(host), listened=listened)
+        listened = transport.listened | {address}
+        self.link = replace(transport, address=address, whereabouts=Whereabouts(host), listened=listened)
         return address
 
     def look(self, *, home: Home | None) -> None:
         """Who may not work any more, who may come: a few times a second."""
         if self.link is not None:
-            self.link.desk.end_kicked()
+            self.link.server.end_kicked()
             if home is not None:
-                self.link.desk.adopt_invites(home.take_invites())
+                self.link.server.adopt_invites(home.take_invites())
         if self.ray is not None and time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._looked_at = time.monotonic()
             if not self.ray.cluster.practice:
                 cluster = self.ray.cluster
-                self.ray.desk.place_on_new_nodes(own=cluster.node if cluster.ours else "")
-                self._renew_for_kicked(self.ray.desk)
+                self.ray.server.place_on_new_nodes(own=cluster.node if cluster.ours else "")
+                self._renew_for_kicked(self.ray.server)
         elif self.ray is None and self._use.cluster is not None and self._use.cluster.is_there():
             self._open_ray_again(self._use.cluster)
 
     def open_ray(self, cluster: Cluster) -> None:
         """Let workers come through this cluster. A running one of others gets no nodes from us: its token is theirs."""
-        self.ray = RayDoor(desk=self._make_desk(), cluster=cluster)
+        self.ray = RayTransport(server=self._make_server(), cluster=cluster)
         dashboard = Message("without a dashboard")
         if cluster.dashboard:
             dashboard = Message("its dashboard at http://{address}", address=cluster.dashboard)
@@ -142,9 +142,9 @@ class Doors:
 
     def close_ray(self) -> None:
         if self.ray is not None:
-            self.ray.desk.close()
+            self.ray.server.close()
 
-    def _renew_for_kicked(self, desk: "RayDesk") -> None:
+    def _renew_for_kicked(self, server: "RayServer") -> None:
         """Whoever was kicked and has the token could go on running programs in the cluster: it is replaced."""
         if self.link is None or self._use.cluster is None:
             return
@@ -155,7 +155,7 @@ class Doors:
             self.heads.withdraw()
             self.ray = None
             reason = Message("the Ray cluster ended because {names} was kicked", names=names)
-            self._use.cluster.replace(partial(desk.disband, reason))
+            self._use.cluster.replace(partial(server.disband, reason))
 
     def _open_ray_again(self, cluster: RunCluster) -> None:
         try:
@@ -167,9 +167,9 @@ class Doors:
 
 
 @contextmanager
-def open_doors(
+def open_transports(
     parts: Parts,
-    runtime: Runtime,
+    runtime: CoordinatorThread,
     run: RunDir,
     *,
     home: Home | None,
@@ -177,8 +177,8 @@ def open_doors(
     ray: RayUse,
     standbys: frozenset[str] = frozenset(),
     listener: int = NO_LISTENER,
-) -> Iterator[Doors]:
-    """The doors that this run's engine asks for; closed behind the block. Raises LinkError.
+) -> Iterator[Transports]:
+    """The transports that this run's engine asks for; closed behind the block. Raises LinkError.
 
     `runtime` hears the workers. `home` holds the keys of this machine's crew; without one the keys last as long as the
     run. `standbys`: nodes that may copy keys and run. `listener`: see `Opening`.
@@ -191,41 +191,41 @@ def open_doors(
         "contribution": Layout.of(parts.strategy.contribution_like(parts.model)),
     }
 
-    def ray_desk() -> "RayDesk":
-        from cuadrilla.engines.ray.desk import RayDesk
+    def ray_server() -> "RayServer":
+        from cuadrilla.engines.ray.server import RayServer
 
-        return RayDesk(receiver=runtime, offer=offered, **layouts)
+        return RayServer(receiver=runtime, offer=offered, **layouts)
 
-    doors = Doors(use=ray, make_desk=ray_desk)
+    transports = Transports(use=ray, make_server=ray_server)
     with ExitStack() as stack:
-        parts.coordination.open(doors.send)  # before anybody can come in
-        stack.callback(doors.close_ray)
+        parts.coordination.open(transports.send)  # before anybody can come in
+        stack.callback(transports.close_ray)
         if ray.cluster is not None:
-            doors.open_ray(ray.cluster.wait())
+            transports.open_ray(ray.cluster.wait())
         elif engine.kind == "auto":
             reason = why_no_cluster(engine, practice=home is None, nodes=ray.nodes)
             log.info("crew link for all machines: %s", reason, extra=TALK)
         if engine.uses_link:
             folder = home.crew if home else private / "crew"
             keys, nodes = open_coordinator(folder, now=datetime.now(UTC)), AllowList(folder / "nodes.json")
-            standby = StandbyDesk(names=standbys, keys=folder, run=run.path)
-            desk = CrewDesk(
-                keys=keys, nodes=nodes, receiver=runtime, offer=offered, ray=doors.heads, standby=standby,
+            standby = StandbyServer(names=standbys, keys=folder, run=run.path)
+            server = CrewServer(
+                keys=keys, nodes=nodes, receiver=runtime, offer=offered, ray=transports.heads, standby=standby,
                 term=home.term if home else 0, **layouts,
             )  # fmt: skip
-            stack.callback(desk.close)
-            port = desk.serve(socket.socket(fileno=listener) if listener != NO_LISTENER else bind(engine.listen))
+            stack.callback(server.close)
+            port = server.serve(socket.socket(fileno=listener) if listener != NO_LISTENER else bind(engine.listen))
             host = Address.parse(engine.listen).host
             address = str(Address(host, port))
-            doors.link = LinkDoor(
-                desk=desk,
+            transports.link = LinkTransport(
+                server=server,
                 address=address,
                 keys=keys,
                 nodes=nodes,
                 whereabouts=Whereabouts(host),
                 listened=frozenset({address}),
             )
-        yield doors
+        yield transports
 
 
 def _offer_of(cluster: Cluster) -> RayOffer:

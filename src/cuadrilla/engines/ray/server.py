@@ -1,6 +1,6 @@
-"""The coordinator's side of the Ray door: it starts workers as actors, hears them, and tells their deaths.
+"""The coordinator's side of the Ray transport: it starts workers as actors, hears them, and tells their deaths.
 
-`RayDesk` does for actors what `link.grpc_server.CrewDesk` does for machines that dial in. A thread for each worker
+`RayServer` does for actors what `link.grpc_server.CrewServer` does for machines that dial in. A thread for each worker
 holds one call of `outgoing` open; what it brings goes to the `Receiver`. Ray says at once when a process dies, and
 starts it again, at most `MAX_RESTARTS` times; a silent one (frozen, cut off) is found by the coordinator's clock.
 
@@ -59,7 +59,7 @@ class _Attended:
     ended_at: float = math.inf
 
 
-class RayDesk:
+class RayServer:
     """Serves one run. `contribution`: what the tensors of an answer look like; `parameters`: those of a version."""
 
     def __init__(self, *, receiver: Receiver, offer: Offer, parameters: wire.Layout, contribution: wire.Layout) -> None:
@@ -137,7 +137,7 @@ class RayDesk:
             attended.actor.deliver.remote(wire.to_worker(message, parameters=name).SerializeToString(), refs)
 
     def holds(self, worker: str) -> bool:
-        """Whether this door leads to that worker."""
+        """Whether this transport leads to that worker."""
         with self._lock:
             return worker in self._workers
 
@@ -166,7 +166,7 @@ class RayDesk:
         )
 
     def disband(self, reason: str) -> None:
-        """End everybody at once and say so: their work goes to others. Then the desk is closed."""
+        """End everybody at once and say so: their work goes to others. Then the server is closed."""
         self._closing.set()
         with self._lock:
             joined = [worker for worker in self._workers.values() if worker.joined]

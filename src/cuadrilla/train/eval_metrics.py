@@ -29,7 +29,7 @@ from cuadrilla.model.generate import Sampling, for_inference, generate_batch
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.kernels import IGNORED
 from cuadrilla.model.language import NATS_PER_BIT, Pair, wins
-from cuadrilla.train.trials import Passage
+from cuadrilla.train.eval_data import Passage
 
 WINDOWS_PER_BATCH = 16
 PROMPTS_PER_BATCH = 32

@@ -2,7 +2,7 @@
 
 `simulate(seed)` runs the real state machine and the real I/O shell (`sync/coordinator.py` with a strategy's rounds,
 `train/coordinate.py`) from the first round to the last through random faults, and raises `Violation` at the first event
-after which an invariant does not hold; I1-I7 are listed in `virtual_disk.py`. Everything random comes from the seed and
+after which an invariant does not hold; I1-I7 are listed in `disk.py`. Everything random comes from the seed and
 time from a heap of events: no thread, no wall clock, no sleep; a seed that fails, fails always.
 """
 
@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from cuadrilla.config import GuardSection
-from cuadrilla.engines.virtual_crew import Clock, Connection, Crew, Worker
-from cuadrilla.engines.virtual_disk import (
+from cuadrilla.errors import ResourceError
+from cuadrilla.link.base import Contribution, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.plan.share import share_units
+from cuadrilla.sim.crew import Clock, Connection, Crew, Worker
+from cuadrilla.sim.disk import (
     RULES,
     UNIT_TOKENS,
     Audit,
@@ -25,15 +28,12 @@ from cuadrilla.engines.virtual_disk import (
     recover,
     undisturbed,
 )
-from cuadrilla.engines.virtual_disk import Violation as Violation
-from cuadrilla.errors import ResourceError
-from cuadrilla.link.base import Contribution, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
-from cuadrilla.plan.share import share_units
+from cuadrilla.sim.disk import Violation as Violation
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Strategy
-from cuadrilla.train.coordinate import Coordination, Length
+from cuadrilla.train.coordinate import CoordinatorRuntime, Length
 from cuadrilla.train.guard import Guard
 
 TICK_SECONDS = 0.5
@@ -71,7 +71,7 @@ def draw_faults(rng: random.Random, workers: Sequence[str]) -> list[Fault]:
 
 
 class World:
-    """One run: the coordinator's process with its door, its disk and its parent, a crew, and what befalls them."""
+    """One run: the coordinator's process with its transport, its disk and its parent, a crew, and what befalls them."""
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class World:
         self.audit = Audit(
             report=self.report, disk=self.disk, clock=lambda: self.clock.now, rules=rules, staleness=self.staleness
         )
-        self.crew = Crew(self.random, clock=self.clock, audit=self.audit, door=self)
+        self.crew = Crew(self.random, clock=self.clock, audit=self.audit, transport=self)
         drawn = draw_faults(self.random, list(self.crew.workers))
         self.report.faults = tuple(drawn if faults is None else faults)
         self.reuse_lease_ids = reuse_lease_ids
         self.up = False
-        self.life = 0
+        self.incarnation = 0
         self.sessions: dict[str, Connection] = {}
         self.calm_from = 0.0
         self.full_until = 0.0
@@ -149,19 +149,19 @@ class World:
             self.disk.lose_newest_checkpoint()
             self.report.counts["damaged checkpoints"] += 1
         self.rot, self.up, self.sessions = False, True, {}
-        self.life += 1
+        self.incarnation += 1
         self.audit.restarted()
         state, guard_state, theta = recover(self.disk)
         rounds = self.strategy.rounds(share=share_units)
         self.coordinator = Coordinator.restore(state, rules=self.rules, rounds=rounds)
         if not self.reuse_lease_ids:
-            self.coordinator.work.ledger.next_lease_id = 1 + (self.life << 32)
+            self.coordinator.work.ledger.next_lease_id = 1 + (self.incarnation << 32)
         guard = Guard(section=GuardSection(rollbacks=100))
         if guard_state is not None:
             guard.load_state(guard_state)
         self.weights = Weights(self.point, theta)
         saved = self.disk.checkpoints[-1][0] if self.disk.checkpoints else -1
-        self.coordination = Coordination(
+        self.coordination = CoordinatorRuntime(
             coordinator=self.coordinator,
             merge=self.weights,
             guard=guard,
@@ -175,7 +175,7 @@ class World:
             observe=lambda _version: {},
             clock=lambda: self.clock.now,
         )
-        self.clock.after(TICK_SECONDS, partial(self.tick, self.life))
+        self.clock.after(TICK_SECONDS, partial(self.tick, self.incarnation))
         self.guarded(partial(self.coordination.open, self.send))
 
     def die(self) -> None:
@@ -190,17 +190,17 @@ class World:
                 self.crew.cut(worker.connection, noticed_after=self.random.uniform(0.0, 1.0))
         self.clock.after(self.restart_seconds, self.start)
 
-    def tick(self, life: int) -> None:
-        if self.up and life == self.life:
-            self.clock.after(TICK_SECONDS, partial(self.tick, life))
+    def tick(self, incarnation: int) -> None:
+        if self.up and incarnation == self.incarnation:
+            self.clock.after(TICK_SECONDS, partial(self.tick, incarnation))
             self.coordination.tick()
 
-    # -- its door: what link/grpc_server.py promises -------------------------------------------------------------------
+    # -- its transport: what link/grpc_server.py promises ------------------------------------------------------
 
     def hear(self, connection: Connection, message: ToCoordinator) -> None:
         """A worker's newest connection counts; what comes late from an older one does not."""
         worker = connection.worker
-        if not self.up or connection.life != self.life:
+        if not self.up or connection.incarnation != self.incarnation:
             return
         if isinstance(message, Hello):
             older = self.sessions.get(worker.name)
@@ -222,7 +222,7 @@ class World:
 
     def close(self, connection: Connection) -> None:
         name = connection.worker.name
-        if self.up and connection.life == self.life and self.sessions.get(name) is connection:
+        if self.up and connection.incarnation == self.incarnation and self.sessions.get(name) is connection:
             del self.sessions[name]
             self.coordination.left(name, "connection lost")
 
@@ -393,7 +393,7 @@ def simulate(
     """Run one crew to the end of its run. Raises Violation.
 
     `faults` replaces those drawn from the seed; crew and network stay. `reuse_lease_ids`: number leases as the ledger
-    does by itself, from its checkpoint on; an answer to a lease of an earlier life may then fit another of this one.
+    does by itself, from its checkpoint on; an answer to a lease of an earlier incarnation may then fit another one.
     `strategy`: whose rounds are simulated; its merge half is an integer's.
     """
     return World(seed, faults, reuse_lease_ids=reuse_lease_ids, strategy=strategy).run()

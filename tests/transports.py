@@ -1,4 +1,4 @@
-"""Doors to the coordinator for the shared battery: the same run, the same workers, another link between them."""
+"""Transports to the coordinator for the shared battery: the same run, the same workers, another link between them."""
 
 import copy
 import tempfile
@@ -14,7 +14,7 @@ from cuadrilla.errors import CuadrillaError
 from cuadrilla.link.base import Link
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.grpc_server import CrewDesk
+from cuadrilla.link.grpc_server import CrewServer
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.shaped import Shape, ShapedLink
@@ -22,24 +22,24 @@ from cuadrilla.link.tls import open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
-from cuadrilla.train.runtime import Runtime
 from cuadrilla.train.setup import Parts
+from cuadrilla.train.thread import CoordinatorThread
 from tests.crews import join
 from tests.faults import Died
 
 IN_THREADS = ("inproc", "grpc")
-"""Workers are threads of this process; `ray_door.RayDoor` has processes."""
+"""Workers are threads of this process; `ray_transport.RayTransport` has processes."""
 TICK_SECONDS = 0.02
 
 
 Run = Callable[..., Outcome]
 
 
-def run_through(door: str | Run, parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
-    """`door`: one of IN_THREADS, or a function with the arguments of `run_local`."""
-    if callable(door):
-        return door(parts, wrap_link=wrap_link)
-    return run_local(parts, wrap_link=wrap_link) if door == "inproc" else run_over_grpc(parts, wrap_link=wrap_link)
+def run_through(transport: str | Run, parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+    """`transport`: one of IN_THREADS, or a function with the arguments of `run_local`."""
+    if callable(transport):
+        return transport(parts, wrap_link=wrap_link)
+    return run_local(parts, wrap_link=wrap_link) if transport == "inproc" else run_over_grpc(parts, wrap_link=wrap_link)
 
 
 def run_over_grpc(parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
@@ -51,7 +51,7 @@ def run_over_grpc(parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome
         try:
             return crew.run()
         finally:
-            crew.desk.close()
+            crew.server.close()
             for thread in crew.threads:
                 thread.join()
             parts.store.close()
@@ -66,8 +66,8 @@ class _Crew:
         self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
         self.nodes = AllowList(folder / "nodes.json")
         self.params = parts.strategy.version_like(parts.model)
-        self.runtime = Runtime(parts.coordination)
-        self.desk = CrewDesk(
+        self.runtime = CoordinatorThread(parts.coordination)
+        self.server = CrewServer(
             keys=self.keys,
             nodes=self.nodes,
             receiver=self.runtime,
@@ -80,8 +80,8 @@ class _Crew:
         self.errors: list[BaseException] = []
 
     def run(self) -> Outcome:
-        port = self.desk.serve(bind("127.0.0.1:0"))
-        self.parts.coordination.open(self.desk.send)
+        port = self.server.serve(bind("127.0.0.1:0"))
+        self.parts.coordination.open(self.server.send)
         for index, speed in enumerate(self.parts.config.engine.workers, start=1):
             self.threads.append(threading.Thread(target=self.work, args=(f"worker-{index}", speed, port)))
         for thread in self.threads:
