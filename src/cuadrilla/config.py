@@ -176,7 +176,8 @@ class MuonSection(Section):
     """Muon's learning rate (update of unit spectral norm, scaled by sqrt(max(1, rows/columns)))."""
     momentum: Fraction = 0.95
     weight_decay: Annotated[float, Field(ge=0, le=10)] | None = None
-    """Times the learning rate. Not set: 0, or 0.3 for a language model that reads its text twice or more."""
+    """Times the learning rate. Not set: 0; for a language model that reads its text twice or more 0.1, from six times
+    on 0.3."""
     adamw_lr: Rate = 0.003
     """AdamW's learning rate for everything that is not a matrix of a block."""
     beta1: Fraction = 0.9
