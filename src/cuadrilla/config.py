@@ -5,9 +5,10 @@ an error that names the nearest known one. The string under a field is its help 
 it. A component receives its own section, never `Config`.
 """
 
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from cuadrilla.messages import Message
 
@@ -29,6 +30,7 @@ CountOrZero = Annotated[int, Field(ge=0, le=10**15)]
 Rate = Annotated[float, Field(gt=0, le=100)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Speed = Annotated[float, Field(gt=0, le=1000)]
+DEVICE = r"cpu|mps|cuda(:\d+)?|xpu(:\d+)?"
 LINK_SHAPE = r"^(\d+(\.\d+)?[kmg]bit(\+\d+(\.\d+)?ms)?)?$"
 
 
@@ -114,6 +116,13 @@ class ModelSection(Section):
         return self.layers or layers, self.heads or heads, self.width or width, self.context or context
 
 
+def _known_devices(value: str) -> str:
+    """auto, or devices with commas."""
+    if value != "auto" and not all(re.fullmatch(DEVICE, name.strip()) for name in value.split(",")):
+        raise ValueError(Message("should be auto, or devices such as cuda:0,cuda:1,cpu"))
+    return value
+
+
 def _as_list(value: object) -> object:
     """One name may stand for a list of it; none for an empty one."""
     return ([value] if value else []) if isinstance(value, str) else value
@@ -133,7 +142,7 @@ class TrainSection(Section):
     pass_sequences: CountOrZero = 0
     """Most sequences in one forward and backward pass (0: about 2,048 tokens on a CPU, elsewhere as many as memory
     allows). Strict mode and BatchNorm take a unit."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?|xpu(:\d+)?)$")] = "auto"
+    device: Annotated[str, Field(pattern=rf"^(auto|{DEVICE})$")] = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps, xpu."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the passes; weights and optimizer stay in fp32. auto explains its choice."""
@@ -271,9 +280,7 @@ class CrewEngine(Section):
     """Address and port of the coordinator; port 0 takes a free one. Other machines need an address of the LAN."""
     workers: Annotated[list[Speed], Field(max_length=64)] = [1.0]
     """A worker process to start on this machine for each relative speed; [] coordinates only."""
-    devices: Annotated[str, Field(pattern=r"^(auto|(cpu|mps|(cuda|xpu)(:\d+)?)(,(cpu|mps|(cuda|xpu)(:\d+)?))*)$")] = (
-        "auto"
-    )
+    devices: Annotated[str, AfterValidator(_known_devices)] = "auto"
     """What this machine works with when it coordinates a crew, a process for each: such as "cuda:0,cuda:1,cpu".
     auto: train.device, or each accelerator, and the processor where it adds to them."""
     link: Annotated[str, Field(pattern=LINK_SHAPE)] = ""

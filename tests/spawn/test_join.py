@@ -62,6 +62,8 @@ def test_two_machines_join_fetch_the_data_and_one_is_kicked(
 def test_each_device_of_a_machine_is_a_worker(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
     """Two of the coordinator's, two of another machine: one of them is killed and comes back, all end in order."""
     coordinator, ana = machine("coordinator"), machine("ana")
+    refused = coordinator.run("up", str(run.path), "--listen", f"127.0.0.1:{port}", "--devices", "cuda:7")
+    assert refused.returncode == 3, refused.stderr
     crew = up(coordinator, run, port, "--devices", "cpu,cpu", workers="[1.0]")
     text = invite(coordinator)
     for devices, reason in (("cpu,cuda:7", "no device 'cuda:7'"), ("cuda:7", "cuda:7 is not available")):

@@ -50,6 +50,8 @@ def refused(text: str, *sets: str) -> ConfigError:
         ("optim.kind=sgd", "'muon', 'adamw'", ""),
         ("engine.workers=[1, 0]", "greater than 0", ""),
         ("engine.workers=[]", "at least 1", ""),
+        ("engine={kind = 'crew', devices = 'auto,cpu'}", "should be auto, or devices such as", ""),
+        ("engine={kind = 'crew', devices = 'cuda:'}", "should be auto, or devices such as", ""),
         ("schedule.cooldown=0.99", "exceed 1", ""),
         ("train=3", "dictionary", ""),
         ("data.folder.x=3", "is a value, not a section", ""),

@@ -31,6 +31,7 @@ class Devices:
 
     def choose(self, config: Config) -> DeviceChoice:
         """Raises DeviceError."""
+        self.require_named()
         wanted = self.wanted or config.train.device
         if self.is_one or (wanted != AUTO and "," not in wanted):
             return DeviceChoice(uses=(self.only,))
