@@ -14,6 +14,7 @@ import psutil
 
 from cuadrilla.engines.ray.cluster import NAME_LABEL, Cluster, short_folder, started
 from cuadrilla.engines.ray.node import RayNode
+from cuadrilla.plan.devices import uses_of
 from cuadrilla.rundir import private_folder
 
 JOIN_SECONDS, LOOK_SECONDS = 120.0, 0.2
@@ -37,7 +38,10 @@ class RayMachine:
         found = json.loads((Path(folder) / "head.json").read_text())
         self._open = ExitStack()
         own = self._open.enter_context(private_folder(where=short_folder()))
-        self._node = RayNode(head=found["address"], token=found["token"], host=own_address, name=name, folder=own)
+        uses = uses_of(["cpu"], cores=1)
+        self._node = RayNode(
+            head=found["address"], token=found["token"], host=own_address, name=name, uses=uses, folder=own
+        )
         deadline = time.monotonic() + JOIN_SECONDS
         while not has_raylet():
             if not self._node.look() or time.monotonic() > deadline:

@@ -37,7 +37,7 @@ async def main(here: str, there: str, seconds: float) -> None:
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = there.rpartition(":")
         far_reader, far_writer = await asyncio.open_connection(host, int(port))
-        await asyncio.quorum(carry(reader, far_writer, seconds=seconds), carry(far_reader, writer, seconds=seconds))
+        await asyncio.gather(carry(reader, far_writer, seconds=seconds), carry(far_reader, writer, seconds=seconds))
 
     host, _, port = here.rpartition(":")
     async with await asyncio.start_server(relay, host, int(port)) as server:

@@ -96,7 +96,7 @@ def test_a_server_that_only_knows_parts_is_refused(server, pull):
 
 
 def test_all_came_but_the_end_was_not_seen(server, pull):
-    pull.habits = replace(pull.habits, max_tries=1)
+    pull.policy = replace(pull.policy, max_tries=1)
     url = server.on("/a.txt", cut(TEXT, after=len(TEXT) - 1), whole(TEXT))
     with pytest.raises(LinkError):
         pull(url)

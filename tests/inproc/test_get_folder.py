@@ -170,7 +170,7 @@ def test_one_process_at_a_time(server, pull):
 def test_what_a_crash_leaves(server, pull, damage, ranges):
     """Bytes behind the saved state do not count; a part that is not what the state says is thrown away."""
     url = server.on("/a.txt", cut(TEXT, after=THIRD))
-    pull.habits = replace(pull.habits, max_tries=1)
+    pull.policy = replace(pull.policy, max_tries=1)
     with pytest.raises(LinkError):
         pull(url)
     (part,) = pull.folder.glob(".*.part")

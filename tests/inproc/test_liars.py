@@ -18,7 +18,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import Contribution, Lease, Progress, Stop, ToWorker
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import contribution_like
-from cuadrilla.train.fingerprint import program
+from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
 from cuadrilla.train.referee import AUDIT_SHARE, Referee, difference
 from tests.hostile import HUGE, to
@@ -54,7 +54,7 @@ class Crew:
         self.coordination.deliver(worker, wire.from_worker(message, uploads=uploads))
 
     def joins(self, *names: str) -> None:
-        said = {**program(self.parts.task, self.parts.model), **environment(self.parts.device)}
+        said = {**code_fingerprint(self.parts.task, self.parts.model), **environment(self.parts.device)}
         for name in names:
             self.says(name, to(hello=pb.Hello(protocol=1, speed_hint=1.0, environment=said)))
 
@@ -295,7 +295,7 @@ def speak(crew: Crew, words: tuple[Any, ...]) -> None:
 def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
     match words:
         case ("hello", speed):
-            environment_of = {**program(crew.parts.task, crew.parts.model), **environment(crew.parts.device)}
+            environment_of = {**code_fingerprint(crew.parts.task, crew.parts.model), **environment(crew.parts.device)}
             crew.says("mala", to(hello=pb.Hello(protocol=1, speed_hint=speed, environment=environment_of)))
         case ("progress", passes):
             crew.says("mala", to(progress=pb.Progress(passes=passes)))
