@@ -147,13 +147,14 @@ def _place_in_ray(workers: Sequence[_Worker], transport: RayTransport, *, engine
     if not transport.cluster.ours:  # it has its own machines: they are found as they offer themselves
         return
     for worker in workers:
+        on_card = worker.use.device.startswith("cuda")
         place = Place(
             name=worker.name,
             speed=worker.speed,
             link=engine.link,
             threads=worker.use.threads,
-            device=worker.use.device,
-            num_gpus=int(worker.use.device == "cuda"),
+            device="cuda" if on_card else worker.use.device,
+            num_gpus=int(on_card),
             folder=str(run.path),
             node=transport.cluster.node,
         )
