@@ -21,7 +21,7 @@ from cuadrilla.link.grpc_calls import MAX_CALLS, MAX_CALLS_OF_AN_ADDRESS
 from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.grpc_server import NEWS_AT_ONCE, NEWS_PER_SECOND
 from cuadrilla.link.invite import MAX_WRONG_TRIES, hash_secret, new_secret
-from cuadrilla.link.nodes import MAX_DEVICES
+from cuadrilla.link.names import MAX_DEVICES
 from cuadrilla.link.tls import Identity, enrol_identity, node_request, open_coordinator
 from tests.crews import join, pem_of
 from tests.hostile import (

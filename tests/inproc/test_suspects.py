@@ -11,7 +11,10 @@ from torch import nn
 from cuadrilla.link.base import Contribution, Hello, Lease, Stop, Version
 from cuadrilla.link.inproc import InProcLink, InProcServer
 from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.sync import events
+from cuadrilla.sync.ledger import Grant
 from cuadrilla.train.setup import Parts
+from cuadrilla.train.suspects import is_crowd
 from tests.runs import prepare
 from tests.tasks import RaggedRegression
 
@@ -130,3 +133,23 @@ def test_a_loss_ten_times_too_large_is_skipped_and_named(parts: Parts, clock: li
     [skipped] = named(tmp_path, "update skipped")
     assert (skipped["version"], skipped["units"]) == (41, [80, 81])
     assert (skipped["highest"], skipped["highest_units"]) == ("b", list(suspects))
+
+
+@pytest.mark.parametrize(
+    ("workers", "crowd"),
+    [
+        (["ana", "luis"], False),
+        (["ana", "luis", "eva"], True),
+        (["ana", "ana", "luis"], False),
+        (["mala/cpu", "mala/cpu.2", "ana", "luis"], False),
+        (["mala/cpu", "mala/cpu.2", "ana", "luis", "eva"], True),
+    ],
+)
+def test_a_node_with_many_devices_is_no_majority(workers: list[str], crowd: bool) -> None:
+    said = Contribution(lease_id=1, tokens=1, loss_sum=1.0, tensors={})
+    answers = tuple(
+        events.Answer(grant=Grant(lease_id=number, worker=worker, units=(number,)), said=said)
+        for number, worker in enumerate(workers)
+    )
+    merge = events.Merge(version=1, answers=answers, units=(), skipped=(), tokens_before=0)
+    assert is_crowd(merge) is crowd

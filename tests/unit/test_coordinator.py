@@ -164,6 +164,39 @@ def test_strikes_are_remembered_over_sessions_and_a_quarantine_doubles() -> None
     assert all(not commit.merge.skipped for commit in crew.commits)
 
 
+def test_all_devices_of_a_node_answer_for_each_of_them() -> None:
+    """Who lies with one would come back with another: a node says itself which devices it has."""
+    crew = Crew(machine(rules(num_versions=100)))
+    crew.join("good")
+    crew.answer(crew.of("good").lease_id)
+    for device in ("cpu", "cpu.2"):
+        crew.join(f"mala/{device}")
+    while not crew.evicted:
+        _fails(crew, "mala/cpu", rounds=1)
+    assert {evicted.worker for evicted in crew.evicted} == {"mala/cpu", "mala/cpu.2"}
+    crew.evicted.clear()
+    for name in ("mala/xpu:7", "mala"):
+        crew.join(name)
+    assert all("quarantined" in refused.message.reason for refused in crew.evicted)
+    assert [refused.worker for refused in crew.evicted] == ["mala/xpu:7", "mala"]
+    crew.join("malacara")
+    assert "malacara" in crew.machine.crew.members
+
+
+def test_a_node_does_not_confirm_itself() -> None:
+    """What one of its devices has failed goes to another node, and to another of its devices only if it is alone."""
+    crew = Crew(machine(rules(num_versions=100)))
+    for worker in ("mala/cpu", "mala/cpu.2"):
+        crew.join(worker)
+    work = crew.machine.work
+    work.failures = {3: ["mala/cpu"]}
+    assert (work.failed_by("mala/cpu"), work.failed_by("mala/cpu.2")) == ({3}, set())
+    crew.join("good")
+    assert (work.failed_by("mala/cpu"), work.failed_by("mala/cpu.2"), work.failed_by("good")) == ({3}, {3}, set())
+    work.failures = {3: ["good"]}
+    assert (work.failed_by("mala/cpu.2"), work.failed_by("good")) == (set(), {3})
+
+
 def test_who_leaves_before_the_update_is_struck_all_the_same() -> None:
     crew = Crew(machine(rules(num_versions=100)))
     crew.join("good")

@@ -38,7 +38,7 @@ from time import monotonic, sleep
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
-from cuadrilla.link.nodes import MAX_DEVICES
+from cuadrilla.link.names import MAX_DEVICES
 from cuadrilla.link.rate_limit import RateLimit
 from cuadrilla.rundir import private_folder
 

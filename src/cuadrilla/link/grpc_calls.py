@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.ciphers import is_only_new_tls
-from cuadrilla.link.nodes import MAX_DEVICES, node_of
+from cuadrilla.link.names import MAX_DEVICES, node_of
 from cuadrilla.link.tls import Identity
 
 MAX_CALLS = 8

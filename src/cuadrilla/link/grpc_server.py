@@ -63,7 +63,8 @@ from cuadrilla.link.grpc_check import CheckServer
 from cuadrilla.link.grpc_ray import RayHeadServer
 from cuadrilla.link.grpc_standby import StandbyServer
 from cuadrilla.link.invite import Invites, Redemption
-from cuadrilla.link.nodes import MAX_DEVICES, AllowList, NameTaken, node_of, worker_name
+from cuadrilla.link.names import MAX_DEVICES, node_of, worker_name
+from cuadrilla.link.nodes import AllowList, NameTaken
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.rate_limit import RateLimit
 from cuadrilla.link.tls import CoordinatorKeys, is_enrol, peer_certificate

@@ -4,13 +4,11 @@ Invariants
 * A certificate of the crew's CA gives no right by itself; its key must be in the list.
 * A name belongs to one key and a key to one name, until the name is removed.
 * The published enrol key is never a node's.
-* A node may work with several devices, each by a worker of its own: `ana/cuda:0`, `ana/cpu`. What the list says of
-  `ana` holds for all of them.
+* What the list says of `ana` holds for all its workers, `ana/cuda:0` as well as `ana/cpu` (`names.py`).
 """
 
 import itertools
 import json
-import re
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -21,21 +19,6 @@ from cuadrilla.link.invite import MAX_NAME, NODE_NAME, check_node_name
 from cuadrilla.link.tls import is_enrol, key_hash
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, make_private, write_json
-
-MAX_DEVICES = 8
-"""Workers of one node."""
-_DEVICE = re.compile(r"(cpu|mps|cuda|xpu)(:[0-9]{1,2})?(\.[2-9])?")
-
-
-def worker_name(node: str, device: str) -> str:
-    """What the worker is called that a node has for this device; "" for a node that has only one. Raises LinkError."""
-    if device and not _DEVICE.fullmatch(device):
-        raise LinkError("{device!r} is no device of a node", device=device[:80], hint="such as cuda:0, or cpu")
-    return f"{node}/{device}" if device else node
-
-
-def node_of(worker: str) -> str:
-    return worker.partition("/")[0]
 
 
 class NameTaken(LinkError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from cuadrilla.errors import DeviceError
 from cuadrilla.host.devices import Device
-from cuadrilla.link.nodes import MAX_DEVICES
+from cuadrilla.link.names import MAX_DEVICES
 from cuadrilla.messages import Message
 
 AUTO = "auto"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from cuadrilla.link.base import Hello, Progress
+from cuadrilla.link.names import node_of
 from cuadrilla.messages import Message
 from cuadrilla.plan.share import Pace
 from cuadrilla.sync.ledger import Grant
@@ -84,7 +85,7 @@ class Member:
 
 @dataclass(kw_only=True)
 class Record:
-    """What is remembered of a worker until the coordinator ends.
+    """What is remembered of a worker until the coordinator ends; of a node with several, strikes and quarantine.
 
     `since`: when it first came. `strikes`: rounds in which it failed what others could. `owed_seconds`: how long
     it held leases that it did not answer, or too late. `last`: the member that it was.
@@ -124,7 +125,7 @@ class Membership:
 
     def _unsuitable(self, worker: str, environment: Mapping[str, str]) -> str:
         """In strict mode the first one says what the others must be like."""
-        record = self.records.get(worker)
+        record = self.records.get(node_of(worker))
         if record is not None and record.quarantined_until > self.now:
             minutes = math.ceil((record.quarantined_until - self.now) / 60)
             return Message(
@@ -270,17 +271,20 @@ class Membership:
     def strike(self, guilty: Iterable[str]) -> dict[str, float]:
         """These have failed in a round what others could: who of them is to be sent away, and for how many seconds."""
         sent_away: dict[str, float] = {}
-        for worker in sorted(set(guilty) & self.records.keys()):
-            record = self.records[worker]
+        for node in sorted({node_of(worker) for worker in set(guilty) & self.records.keys()}):
+            record = self.records.setdefault(node, Record(since=self.now))
             record.strikes += 1
-            more = record.strikes - MAX_STRIKES_OF_A_WORKER
-            if more < 0 or not self.members.keys() - {worker} - sent_away.keys():
+            more, own = record.strikes - MAX_STRIKES_OF_A_WORKER, self.of_node(node)
+            if more < 0 or not self.members.keys() - own - sent_away.keys():
                 continue
             seconds = self.rules.quarantine_seconds * 2 ** min(more, MAX_DOUBLINGS)
             record.quarantined_until = self.now + seconds
-            if worker in self.members:
-                sent_away[worker] = seconds
+            sent_away.update(dict.fromkeys(sorted(own & self.members.keys()), seconds))
         return sent_away
+
+    def of_node(self, worker: str) -> set[str]:
+        """The members of this worker's node, it among them: one key speaks for all of them."""
+        return {worker} | {member for member in self.members if node_of(member) == node_of(worker)}
 
 
 def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[Message]:

@@ -71,8 +71,11 @@ class Work:
         return [worker for worker in self.crew.members if worker not in busy]
 
     def failed_by(self, worker: str) -> set[int]:
-        """Units that are to be computed by another, if there is one."""
-        return {unit for unit, failed in self.failures.items() if worker in failed and len(self.crew.members) > 1}
+        """Units that are to be computed by another node, if there is one; else by another device, if there is one."""
+        own = self.crew.of_node(worker)
+        if own == self.crew.members.keys():
+            own = {worker} if len(own) > 1 else set()
+        return {unit for unit, failed in self.failures.items() if not own.isdisjoint(failed)}
 
     def grant(self, worker: str, count: int, *, exclude: Iterable[int] = ()) -> list[Action]:
         """Lease the first `count` free units; nothing if there is none."""

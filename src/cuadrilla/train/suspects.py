@@ -5,9 +5,11 @@ others', and now and then one that is computed here, too (`referee.py`).
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from cuadrilla.link.base import Contribution
+from cuadrilla.link.names import node_of
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.strategy import MergeHalf, outliers
@@ -67,8 +69,7 @@ class Suspects:
         """
         if action.staleness is not None:
             return [0] if self._guard.is_warm and len(self._crew.members) > 1 else []
-        num_workers = len({answer.grant.worker for answer in action.answers})
-        if self.referee is None or num_workers > 2 or len(self._crew.members) < 2:
+        if self.referee is None or is_crowd(action) or len(self._crew.members) < 2:
             return list(outliers(self._merge.sizes(contributions)))
         sizes = self._merge.sizes(contributions)
         losses = [abs(item.loss_sum) / max(item.tokens, 1) for item in contributions]
@@ -96,6 +97,12 @@ class Suspects:
         index, found, took = self.referee.audit(contributions, units)
         self._event("audited", worker=workers[index], units=units[index], seconds=round(took, 3), found=found)
         return [index] if _is_found(found, worker=workers[index]) else []
+
+
+def is_crowd(action: events.Merge) -> bool:
+    """Whether there are so many to compare with each other that none of the nodes is half of them."""
+    workers = {answer.grant.worker for answer in action.answers}
+    return 2 * max(Counter(map(node_of, workers)).values(), default=0) < len(workers)
 
 
 def _is_found(difference: str, *, worker: str) -> bool:

@@ -39,7 +39,7 @@ from cuadrilla.engines.supervise import was_restarted
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.link.grpc_ray import admits
-from cuadrilla.link.nodes import MAX_DEVICES
+from cuadrilla.link.names import MAX_DEVICES
 from cuadrilla.log import FILE_FORMAT, libraries_apart, to_files_only
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, private_folder, storage_errors

@@ -27,7 +27,7 @@ from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import Goodbye, Hello, Progress, Stop, ToWorker, Version
 from cuadrilla.link.grpc_server import Receiver
-from cuadrilla.link.nodes import MAX_DEVICES, worker_name
+from cuadrilla.link.names import MAX_DEVICES, worker_name
 from cuadrilla.link.offer import Offer, OfferedFile, RunDescription
 from cuadrilla.log import TALK
 from cuadrilla.plan.devices import uses_of

@@ -1,0 +1,23 @@
+"""What workers are called: by their node, or, where a node works with several devices, by node and device.
+
+Only the node has proved who it is; it says itself which devices it has.
+"""
+
+import re
+
+from cuadrilla.errors import LinkError
+
+MAX_DEVICES = 8
+"""Workers of one node."""
+_DEVICE = re.compile(r"(cpu|mps|cuda|xpu)(:[0-9]{1,2})?(\.[2-9])?")
+
+
+def worker_name(node: str, device: str) -> str:
+    """What the worker is called that a node has for this device; "" for a node that has only one. Raises LinkError."""
+    if device and not _DEVICE.fullmatch(device):
+        raise LinkError("{device!r} is no device of a node", device=device[:80], hint="such as cuda:0, or cpu")
+    return f"{node}/{device}" if device else node
+
+
+def node_of(worker: str) -> str:
+    return worker.partition("/")[0]
