@@ -40,6 +40,14 @@ def test_auto_takes_the_processor_where_it_adds() -> None:
     assert labels(chosen("auto", CPU)) == ["cpu"]
 
 
+def test_what_could_not_be_measured_is_not_said_to_add_nothing() -> None:
+    """A card whose memory is full multiplies nothing."""
+    full = Device(kind="cuda", index=0, name="full", gflops=0.0)
+    choice = chosen("auto", full, CPU)
+    assert labels(choice) == ["cuda:0"]
+    assert "it could not be measured what it adds" in choice.notes[0]
+
+
 def test_the_only_device_needs_no_name_and_has_all_cores() -> None:
     assert chosen("auto", CPU).uses == (Use(name="", device="cpu", threads=8),)
     assert chosen("cuda:1", *CARDS, CPU).uses == (Use(name="", device="cuda:1", threads=8),)

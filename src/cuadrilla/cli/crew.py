@@ -277,7 +277,7 @@ def join(
 
 
 def work_with(
-    address: Annotated[str, typer.Option()],
+    joined: Annotated[str, typer.Option("--crew")],
     name: Annotated[str, typer.Option()],
     device: Annotated[str, typer.Option()],
     threads: Annotated[int, typer.Option()] = 0,
@@ -294,7 +294,7 @@ def work_with(
     from cuadrilla.plan.devices import Use
 
     home = Home.of_user()
-    crew = home.find_crew(address)
+    crew = next((crew for crew in home.joined() if crew.folder.name == joined), None)  # its address may have changed
     if crew is None:
         raise LinkError("this machine has joined no such crew", hint="see what is in CUADRILLA_HOME/joined")
     set_up_logging(None, worker=f"{crew.name}/{name}", verbose=options.debug)

@@ -1,6 +1,6 @@
 """How a machine that has joined a crew works over the crew link: in this process, or with a process for each device.
 
-The processes have the machine's key, and each names its device in its calls (`link/nodes.py`). They end with this one;
+The processes have the machine's key, and each names its device in its calls (`link/names.py`). They end with this one;
 one that is killed is started again, the others go on meanwhile.
 """
 
@@ -22,7 +22,7 @@ from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 
-MAX_DEATHS = 3
+MAX_RESTARTS = 3
 LOOK_SECONDS = 0.5
 END_SECONDS = 0.0
 """They have nothing to save."""
@@ -90,7 +90,7 @@ def _work_apart(uses: Mapping[str, Use], ways: Ways, *, data: Path | None) -> st
             time.sleep(LOOK_SECONDS)
             for name, code in children.look().items():
                 deaths[name] += code < 0
-                if code < 0 and deaths[name] < MAX_DEATHS:
+                if code < 0 and deaths[name] <= MAX_RESTARTS:
                     log.warning("%s is started again", name)
                     _start(uses[name], children, ways, data=data)
                 elif code == 0:
@@ -103,7 +103,7 @@ def _work_apart(uses: Mapping[str, Use], ways: Ways, *, data: Path | None) -> st
 
 
 def _start(use: Use, children: Children, ways: Ways, *, data: Path | None) -> None:
-    arguments = ["--address", ways.crew.address, "--name", use.name, "--device", use.device]
+    arguments = ["--crew", ways.crew.folder.name, "--name", use.name, "--device", use.device]
     arguments += ["--threads", str(use.threads), *(["--data", str(data)] if data else [])]
     command = [sys.executable, "-m", "cuadrilla", "--json", "work-with", *arguments]
     children.start(use.name, command, environment=use.environment)

@@ -96,12 +96,14 @@ def _every_well_one(found: Sequence[Device], *, strict: bool) -> tuple[list[Devi
         return [_well(cpu)], tuple(notes)
     if strict:
         return [device for device in well if device.kind == well[0].kind], tuple(notes)
-    theirs = sum(device.gflops or 0.0 for device in well)
-    adds = (cpu.gflops or 0.0) / theirs if theirs else 0.0
-    if adds >= ADDS and not cpu.error:
+    names = ",".join(device.label for device in well)
+    if cpu.error or not cpu.gflops or not all(device.gflops for device in well):
+        unknown = "without the processor: it could not be measured what it adds; --devices {names},cpu takes it"
+        return well, (*notes, Message(unknown, names=names))
+    adds = cpu.gflops / sum(device.gflops or 0.0 for device in well)
+    if adds >= ADDS:
         return [*well, cpu], tuple(notes)
     told = "without the processor: it would add {percent:.1f} % (measured); --devices {names},cpu takes it"
-    names = ",".join(device.label for device in well)
     return well, (*notes, Message(told, percent=100 * adds, names=names))
 
 
