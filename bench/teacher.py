@@ -10,20 +10,17 @@ on. Single models: each number of epochs with each weight decay, several seeds. 
 single setting, of whatever length. Prints one JSON object.
 """
 
-import argparse
 import statistics
-import tempfile
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from bench.common import report
-from bench.little import Text, Trained
+from bench.little import Trained, options, text_of
 
 
 def sets(epochs: float, decay: float) -> tuple[str, str]:
-    return f"train.epochs={epochs}", f"optim.weight_decay={decay}"
+    return f"train.epochs={epochs:g}", f"optim.weight_decay={decay:g}"
 
 
 def of(runs: Sequence[Trained], seconds: Sequence[float], **setting: float) -> dict[str, Any]:
@@ -37,26 +34,14 @@ def bits(row: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--characters", type=int, default=500_000)
+    parser = options(__doc__)
     parser.add_argument("--epochs", type=float, nargs="+", default=[4, 8, 16])
     parser.add_argument("--decays", type=float, nargs="+", default=[0, 1])
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--teacher", type=float, nargs=2, metavar=("EPOCHS", "DECAY"))
     parser.add_argument("--taught", type=float, nargs="+", default=[6])
     parser.add_argument("--taught-decays", type=float, nargs="+", default=[0])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--vocabulary", type=int, default=1024)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        text = Text(
-            arguments.text,
-            characters=arguments.characters,
-            work=Path(folder),
-            threads=arguments.threads,
-            vocabulary=arguments.vocabulary,
-        )
+    with text_of(arguments) as text:
         seeds = range(arguments.seeds)
         runs_of: dict[tuple[float, float], list[Trained]] = {}
         for epochs, decay in product(arguments.epochs, arguments.decays):
