@@ -101,8 +101,8 @@ class Turns:
 def run_ours(folder: Path, config: Config, turns: Turns) -> None:
     """The product's whole path: task, coordinator, in-process link, loop; without checkpoints on the way."""
     run = RunDir(folder)
-    parts = assemble(config, run, task=make_task(config, folder), sinks=[turns])
-    run_local(parts)
+    context = assemble(config, run, task=make_task(config, folder), sinks=[turns])
+    run_local(context)
 
 
 def configure(text: str, *sets: str) -> Config:

@@ -107,9 +107,9 @@ class Text:
         write_json(run.config, {"values": dump(config)})  # where a student looks
         task = make_task(config, run.path)
         keep_teachers(config, run, task=task)
-        parts = assemble(config, run, task=task, sinks=[])
+        context = assemble(config, run, task=task, sinks=[])
         began = time.perf_counter()
-        outcome = run_local(parts)
+        outcome = run_local(context)
         return {
             "bits_per_byte": float(outcome.last_row["val_bits_per_byte"]),
             "seconds": time.perf_counter() - began,

@@ -97,13 +97,13 @@ def ours(books: Books, *, size: str, tokens: int, rate: float) -> Result:
     with tempfile.TemporaryDirectory() as name:
         run = RunDir(Path(name))
         task = make_task(config, run.path)
-        parts = assemble(config, run, task=task, sinks=[])
+        context = assemble(config, run, task=task, sinks=[])
         began = time.perf_counter()
-        outcome = run_local(parts)
+        outcome = run_local(context)
         seconds = time.perf_counter() - began
-        assert isinstance(parts.model, GPT2)
+        assert isinstance(context.model, GPT2)
         assert isinstance(task, LanguageTask)
-        score = books.bits_per_byte(parts.model, task)
+        score = books.bits_per_byte(context.model, task)
     return Result(rate=rate, tokens=outcome.tokens, seconds=seconds, bits_per_byte=score)
 
 

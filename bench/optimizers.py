@@ -53,9 +53,9 @@ def train(data: Path, *, tokens: int, seed: int, optim: str) -> dict[str, float]
     config = configure(RUN.format(seed=seed, data=data, tokens=tokens, optim=optim))
     with tempfile.TemporaryDirectory() as name:
         run = RunDir(Path(name))
-        parts = assemble(config, run, task=make_task(config, run.path), sinks=[])
+        context = assemble(config, run, task=make_task(config, run.path), sinks=[])
         began = time.perf_counter()
-        outcome = run_local(parts)
+        outcome = run_local(context)
         seconds = time.perf_counter() - began
     return {"loss": float(outcome.last_row["val_loss"]), "seconds": seconds}
 

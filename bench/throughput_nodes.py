@@ -160,8 +160,8 @@ class CrewCoordinator:
     def train(self) -> Answer:
         """Says {"open": true} when workers may come; seconds of the rounds after the warm-up."""
         run, commits = RunDir(self._folder / "run"), CommitTimes()
-        parts = assemble(self._config, run, task=make_task(self._config, run.path), sinks=[commits])
-        run_crew(parts, run, opening=Opening(home=Home(self._folder / "home"), opened=self._say_open))
+        context = assemble(self._config, run, task=make_task(self._config, run.path), sinks=[commits])
+        run_crew(context, run, opening=Opening(home=Home(self._folder / "home"), opened=self._say_open))
         return {"seconds": counted_seconds(commits, warm_up=self._warm_up, rounds=self._rounds)}
 
     def _say_open(self, _transport: OpenCrew) -> None:
@@ -194,8 +194,8 @@ class RayCoordinator:
         run, commits = RunDir(self._folder / "run"), CommitTimes()
         nodes = [f"worker-{rank}" for rank in range(1, self._specification["workers"])]
         placed = {"worker-0": self._cluster.node, **nodes_named(nodes)}
-        parts = assemble(self._config, run, task=make_task(self._config, run.path), sinks=[commits])
-        machines = coordinate(parts, placed, specification=self._specification)
+        context = assemble(self._config, run, task=make_task(self._config, run.path), sinks=[commits])
+        machines = coordinate(context, placed, specification=self._specification)
         warm_up, rounds = self._specification["warm_up"], self._specification["rounds"]
         return {"seconds": counted_seconds(commits, warm_up=warm_up, rounds=rounds), "machines": machines}
 

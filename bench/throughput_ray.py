@@ -16,7 +16,7 @@ from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.wire import Layout
 from cuadrilla.sync.exact import version_like
-from cuadrilla.train.setup import Parts, make_model, make_task
+from cuadrilla.train.setup import RunContext, make_model, make_task
 from cuadrilla.train.thread import CoordinatorThread
 
 TICK_SECONDS = 0.1
@@ -42,24 +42,24 @@ class PacedWorker(RayWorker):
         return self._link.answer()
 
 
-def coordinate(parts: Parts, placed: Mapping[str, str], *, specification: Mapping[str, Any]) -> list[Answer]:
+def coordinate(context: RunContext, placed: Mapping[str, str], *, specification: Mapping[str, Any]) -> list[Answer]:
     """Train with an actor on each of these nodes, by name and id; what they measured."""
-    runtime = CoordinatorThread(parts.coordination)
+    runtime = CoordinatorThread(context.coordination)
     server = RayServer(
         receiver=runtime,
         offer=Offer(config="{}", files={}),
-        parameters=Layout.of(parts.strategy.version_like(parts.model)),
-        contribution=Layout.of(parts.strategy.contribution_like(parts.model)),
+        parameters=Layout.of(context.strategy.version_like(context.model)),
+        contribution=Layout.of(context.strategy.contribution_like(context.model)),
     )
     paces = dict(zip(placed, specification["paces"], strict=True))
     actors = {name: start_actor(PacedWorker, name, specification, paces[name], node=placed[name]) for name in placed}
     ray.get([actor.pid.remote() for actor in actors.values()])  # all have loaded
     try:
-        parts.coordination.open(server.send)
+        context.coordination.open(server.send)
         for name, actor in actors.items():
             server.attend(Place(name=name, node=placed[name]), actor)
         runtime.serve(lambda: None, every_seconds=TICK_SECONDS)
         return ray.get([actor.measured.remote() for actor in actors.values()])
     finally:
         server.close()
-        parts.store.close()
+        context.store.close()

@@ -78,7 +78,7 @@ class LyingLink(GrpcLink):
             case Hello():
                 message = replace(message, speed_hint=0.9 * wire.MAX_SPEED)
             case Progress():
-                message = replace(message, passes=random.choice([message.passes, 2**63]))
+                message = replace(message, micro_steps=random.choice([message.micro_steps, 2**63]))
             case Contribution():
                 message = self._answer(replace(message, tensors=_false(message.tensors)))
         super().call(message)
@@ -100,7 +100,7 @@ class LyingLink(GrpcLink):
                 time.sleep(random.choice([1.0, 12.0]))  # holds its lease, and beats
                 return message
             case 6:
-                return Progress(passes=2**62)  # never answers
+                return Progress(micro_steps=2**62)  # never answers
             case 7:
                 super().call(Goodbye(reason="\x1b]0;owned\x07" + 500 * "x"))
                 raise LinkError("comes back")

@@ -49,7 +49,7 @@ class Average:
 
 
 class AverageWorker:
-    one_unit_per_pass = False
+    one_unit_per_micro_step = False
 
     def __init__(self, model: nn.Module, recipe: seam.Recipe, *, units_per_step: int, wire: torch.dtype) -> None:
         self.params: seam.Parameters = seam.trainable(model)
@@ -69,7 +69,7 @@ class AverageWorker:
     def measuring(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def after_pass(self, sums: seam.Sums) -> None:
+    def after_micro_step(self, sums: seam.Sums) -> None:
         """Gradients add up by themselves."""
 
     def local_step(self, sums: seam.Sums) -> None:

@@ -53,7 +53,7 @@ class Heard:
         self.messages[worker].put(message)
 
     def heard(self, worker: str, progress: Progress) -> None:
-        self.progress[worker].append(progress.passes)
+        self.progress[worker].append(progress.micro_steps)
 
     def left(self, worker: str, reason: str) -> None:
         self.goodbyes.put((worker, reason))
@@ -234,7 +234,7 @@ WHOLE = bytes(LAYOUT.num_bytes)
 SEEDS = {
     pb.ToCoordinator: [
         pb.ToCoordinator(hello=pb.Hello(protocol=1, speed_hint=1.0, environment={"torch": "2.10"})),
-        pb.ToCoordinator(progress=pb.Progress(passes=7)),
+        pb.ToCoordinator(progress=pb.Progress(micro_steps=7)),
         pb.ToCoordinator(contribute=pb.Contribute(lease_id=3, tokens=5, loss_sum=1.0, upload="u")),
         pb.ToCoordinator(goodbye=pb.Goodbye(reason="done")),
     ],

@@ -21,7 +21,7 @@ from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_precision
-from cuadrilla.train.setup import Parts, make_model, make_recipe, measure_length
+from cuadrilla.train.setup import RunContext, make_model, make_recipe, measure_length
 from cuadrilla.train.thread import CoordinatorThread
 from tests.faults import Play, Script
 from tests.transports import TICK_SECONDS
@@ -78,37 +78,37 @@ class RayTransport:
         self.actors: list[Any] = [actor_class.options(num_cpus=0).remote() for _ in range(num_workers)]
         ray.get([actor.pid.remote() for actor in self.actors])
 
-    def __call__(self, parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+    def __call__(self, context: RunContext, *, wrap_link: WrapLink | None = None) -> Outcome:
         """Train with an actor for each of the run's workers."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        runtime = CoordinatorThread(parts.coordination)
+        runtime = CoordinatorThread(context.coordination)
         server = RayServer(
             receiver=runtime,
             offer=Offer(config="{}", files={}),
-            parameters=Layout.of(parts.strategy.version_like(parts.model)),
-            contribution=Layout.of(parts.strategy.contribution_like(parts.model)),
+            parameters=Layout.of(context.strategy.version_like(context.model)),
+            contribution=Layout.of(context.strategy.contribution_like(context.model)),
         )
-        speeds = parts.config.engine.workers
+        speeds = context.config.engine.workers
         actors = self.actors[: len(speeds)]
         try:
-            parts.coordination.open(server.send)
+            context.coordination.open(server.send)
             for index, (actor, speed) in enumerate(zip(actors, speeds, strict=True), start=1):
                 name = f"worker-{index}"
-                ray.get(actor.prepare.remote(name, speed, parts.task, parts.config, parts.strategy, wrap_link))
+                ray.get(actor.prepare.remote(name, speed, context.task, context.config, context.strategy, wrap_link))
                 server.attend(Place(name=name), actor)
-            return _coordinate(parts, runtime, server)
+            return _coordinate(context, runtime, server)
         finally:
             server.close()
-            parts.store.close()
+            context.store.close()
             torch.set_num_threads(threads)
             if isinstance(wrap_link, Play):
                 for played in ray.get([actor.played.remote() for actor in actors]):
                     wrap_link.played.extend(script for script in played if script not in wrap_link.played)
 
 
-def _coordinate(parts: Parts, runtime: CoordinatorThread, server: RayServer) -> Outcome:
-    coordination = parts.coordination
+def _coordinate(context: RunContext, runtime: CoordinatorThread, server: RayServer) -> Outcome:
+    coordination = context.coordination
 
     def look() -> None:
         if not server.may_have_workers() and coordination.outcome is None:

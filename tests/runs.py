@@ -15,7 +15,7 @@ from cuadrilla.runfile import resolve
 from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.setup import Parts, assemble
+from cuadrilla.train.setup import RunContext, assemble
 from cuadrilla.train.sinks import JsonlSink, Sink
 from tests.transports import Run, run_through
 
@@ -49,8 +49,8 @@ def prepare(
     stop_at: int = 0,
     sinks: Sequence[Sink] = (),
     clock: Callable[[], float] = time.monotonic,
-) -> Parts:
-    """The parts of a run of `task` in `folder`, resumed if it has checkpoints."""
+) -> RunContext:
+    """The context of a run of `task` in `folder`, resumed if it has checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     config = resolve(RUN_FILE, sets=sets).config
     return assemble(config, RunDir(folder), task=task, sinks=sinks, strategy=strategy, stop_at=stop_at, clock=clock)
@@ -83,8 +83,8 @@ def execute(
     folder.mkdir(parents=True, exist_ok=True)
     sink = JsonlSink(RunDir(folder).metrics)
     try:
-        parts = prepare(folder, task, *sets, strategy=strategy, stop_at=stop_at, sinks=[sink])
-        return run_through(transport, parts, wrap_link=wrap_link)
+        context = prepare(folder, task, *sets, strategy=strategy, stop_at=stop_at, sinks=[sink])
+        return run_through(transport, context, wrap_link=wrap_link)
     finally:
         sink.close()
 

@@ -22,7 +22,7 @@ from cuadrilla.link.tls import open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
-from cuadrilla.train.setup import Parts
+from cuadrilla.train.setup import RunContext
 from cuadrilla.train.thread import CoordinatorThread
 from tests.crews import join
 from tests.faults import Died
@@ -35,58 +35,62 @@ TICK_SECONDS = 0.02
 Run = Callable[..., Outcome]
 
 
-def run_through(transport: str | Run, parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+def run_through(transport: str | Run, context: RunContext, *, wrap_link: WrapLink | None = None) -> Outcome:
     """`transport`: one of IN_THREADS, or a function with the arguments of `run_local`."""
     if callable(transport):
-        return transport(parts, wrap_link=wrap_link)
-    return run_local(parts, wrap_link=wrap_link) if transport == "inproc" else run_over_grpc(parts, wrap_link=wrap_link)
+        return transport(context, wrap_link=wrap_link)
+    return (
+        run_local(context, wrap_link=wrap_link)
+        if transport == "inproc"
+        else run_over_grpc(context, wrap_link=wrap_link)
+    )
 
 
-def run_over_grpc(parts: Parts, *, wrap_link: WrapLink | None = None) -> Outcome:
+def run_over_grpc(context: RunContext, *, wrap_link: WrapLink | None = None) -> Outcome:
     """Workers as threads with a model of their own; everything they say goes through TLS on the loopback."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        crew = _Crew(parts, Path(folder), wrap_link=wrap_link)
+        crew = _Crew(context, Path(folder), wrap_link=wrap_link)
         try:
             return crew.run()
         finally:
             crew.server.close()
             for thread in crew.threads:
                 thread.join()
-            parts.store.close()
+            context.store.close()
             torch.set_num_threads(before)
 
 
 class _Crew:
-    def __init__(self, parts: Parts, folder: Path, *, wrap_link: WrapLink | None) -> None:
-        self.parts = parts
+    def __init__(self, context: RunContext, folder: Path, *, wrap_link: WrapLink | None) -> None:
+        self.context = context
         self.folder = folder
         self.wrap_link = wrap_link
         self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
         self.nodes = AllowList(folder / "nodes.json")
-        self.params = parts.strategy.version_like(parts.model)
-        self.runtime = CoordinatorThread(parts.coordination)
+        self.params = context.strategy.version_like(context.model)
+        self.runtime = CoordinatorThread(context.coordination)
         self.server = CrewServer(
             keys=self.keys,
             nodes=self.nodes,
             receiver=self.runtime,
             offer=Offer(config="{}", files={}),
             parameters=Layout.of(self.params),
-            contribution=Layout.of(parts.strategy.contribution_like(parts.model)),
+            contribution=Layout.of(context.strategy.contribution_like(context.model)),
         )
-        self.pass_lock = threading.Lock() if draws_random_numbers(parts.model) else None
+        self.pass_lock = threading.Lock() if draws_random_numbers(context.model) else None
         self.threads: list[threading.Thread] = []
         self.errors: list[BaseException] = []
 
     def run(self) -> Outcome:
         port = self.server.serve(bind("127.0.0.1:0"))
-        self.parts.coordination.open(self.server.send)
-        for index, speed in enumerate(self.parts.config.engine.workers, start=1):
+        self.context.coordination.open(self.server.send)
+        for index, speed in enumerate(self.context.config.engine.workers, start=1):
             self.threads.append(threading.Thread(target=self.work, args=(f"worker-{index}", speed, port)))
         for thread in self.threads:
             thread.start()
-        coordination = self.parts.coordination
+        coordination = self.context.coordination
 
         def look() -> None:
             if not any(thread.is_alive() for thread in self.threads) and coordination.outcome is None:
@@ -95,25 +99,25 @@ class _Crew:
         return self.runtime.serve(look, every_seconds=TICK_SECONDS)
 
     def work(self, name: str, speed: float, port: int) -> None:
-        model = copy.deepcopy(self.parts.model)
+        model = copy.deepcopy(self.context.model)
         identity = join(self.folder / name, name=name, crew=self.keys)
         self.nodes.add(name, certificate=identity.certificate)
         connection = Connection(f"127.0.0.1:{port}", identity=identity)
-        session = connection.session(parameters=Layout.of(self.parts.strategy.version_like(model)))
+        session = connection.session(parameters=Layout.of(self.context.strategy.version_like(model)))
         link: Link = ShapedLink(session, shape=Shape(speed=speed))
         if self.wrap_link is not None:
             link = self.wrap_link(name, link)
         settings = WorkerSettings(
-            run=self.parts.config.run,
-            train=self.parts.config.train,
-            device=self.parts.device,
-            precision=self.parts.precision,
+            run=self.context.config.run,
+            train=self.context.config.train,
+            device=self.context.device,
+            precision=self.context.precision,
             speed_hint=speed,
             pass_lock=self.pass_lock,
         )
-        sync = self.parts.strategy.worker(model, self.parts.recipe)
+        sync = self.context.strategy.worker(model, self.context.recipe)
         try:
-            train(link, task=self.parts.task, model=model, sync=sync, worker=settings)
+            train(link, task=self.context.task, model=model, sync=sync, worker=settings)
         except (Died, CuadrillaError, RuntimeError) as error:
             self.errors.append(error)
         finally:

@@ -45,23 +45,25 @@ def test_a_worker_has_the_device_of_its_own_machine_not_of_the_coordinators(tmp_
     """Kinds of workers were decided from the driver's own hardware: a Mac as driver gave an NVIDIA PC no work."""
     (tmp_path / "task.py").touch()
     sets = ('engine.kind="crew"', "engine.workers=[1.0, 1.0]", 'train.device="auto"', 'train.precision="auto"')
-    parts = prepare(tmp_path, RaggedRegression(), *sets)
-    offered = load_dumped(offer(parts.config, tmp_path).config).train
+    context = prepare(tmp_path, RaggedRegression(), *sets)
+    offered = load_dumped(offer(context.config, tmp_path).config).train
     assert (offered.device, offered.precision) == ("auto", "auto")  # what the coordinator chose is for itself
 
-    server = InProcServer(parts.coordination.receive)
-    parts.coordination.open(server.send)
+    server = InProcServer(context.coordination.receive)
+    context.coordination.open(server.send)
     links = {device: server.connect(device) for device in ("cuda", "mps")}
     for device, link in links.items():
-        link.call(Hello(speed_hint=1.0, environment={**code_fingerprint(parts.task, parts.model), "device": device}))
+        link.call(
+            Hello(speed_hint=1.0, environment={**code_fingerprint(context.task, context.model), "device": device})
+        )
     leased: list[int] = []
     for link in links.values():
         assert isinstance(link.next_event(), Version)
         lease = link.next_event()
         assert isinstance(lease, Lease)
         leased += lease.units
-    assert sorted(leased) == list(range(parts.length.units_per_round))
-    parts.store.close()
+    assert sorted(leased) == list(range(context.length.units_per_round))
+    context.store.close()
 
 
 def test_a_worker_never_computes_on_another_device_than_the_one_asked_for(tmp_path: Path) -> None:

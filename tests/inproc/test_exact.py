@@ -292,7 +292,7 @@ def test_a_history_computed_by_hand(strict: bool) -> None:
         for _ in range(tokens):
             (params["w"].sum() * gradient / 4).backward()
             sums.tokens += 1
-            worker.after_pass(sums)
+            worker.after_micro_step(sums)
         contributions.append(Contribution(lease_id=0, tokens=tokens, loss_sum=0.0, tensors=worker.contribute()))
     reduced = merge.reduce(contributions, planned_tokens=4)
     assert reduced.tokens == 4
@@ -308,7 +308,7 @@ def test_strict_refuses_what_does_not_fit_into_fixed_point() -> None:
         worker.begin(SOME_LEASE)
         params["w"].grad = torch.tensor([1.0, value])
         sums = Sums()
-        worker.after_pass(sums)
+        worker.after_micro_step(sums)
         assert not sums.valid
 
 
@@ -366,16 +366,16 @@ def test_an_answer_is_not_kept_while_the_next_lease_computes(tmp_path: Path, str
 def test_state_is_the_same_after_a_round_trip_in_the_middle_of_a_round(tmp_path: Path) -> None:
     """A checkpoint taken while contributions wait for their merge does not hold the half-made round."""
     seen: list[dict[str, object]] = []
-    parts = prepare(tmp_path, RaggedRegression(), workers([1.0, 1.0]))
+    context = prepare(tmp_path, RaggedRegression(), workers([1.0, 1.0]))
     script = Script(worker="worker-1", at=2, phase="contributed", action=lambda: seen.append(snapshot()))
 
     def snapshot() -> dict[str, object]:
-        return parts.coordination._coordinator.snapshot()  # the state a checkpoint would hold now
+        return context.coordination._coordinator.snapshot()  # the state a checkpoint would hold now
 
     wrap, _ = play(script)
     from cuadrilla.engines.local import run_local
 
-    run_local(parts, wrap_link=wrap)
+    run_local(context, wrap_link=wrap)
     assert seen[0]["version"] in (2, 3)
     ledger = seen[0]["ledger"]
     assert isinstance(ledger, dict)

@@ -94,7 +94,7 @@ class Crew:
         self.granted_at: dict[int, float] = {}
         self.models: dict[str, nn.Module] = {}
         self.syncs: dict[str, ExactWorker] = {}
-        self.passes: dict[str, int] = {}
+        self.micro_steps: dict[str, int] = {}
         self.leases: dict[int, Lease] = {}
         self.late: dict[int, Lease] = {}
         self.workers: dict[int, str] = {}
@@ -131,7 +131,7 @@ class Crew:
             self.lose(worker)
         self.models[worker] = model = self.task.model()
         self.syncs[worker] = worker_half(model, strict=self.strict)
-        self.passes[worker] = pass_sequences
+        self.micro_steps[worker] = pass_sequences
         self.send(events.Said(worker=worker, message=Hello(speed_hint=speed)))
 
     def lose(self, worker: str) -> None:
@@ -154,7 +154,7 @@ class Crew:
             model=self.models[worker],
             sync=self.syncs[worker],
             weights=self.params,
-            section=TrainSection(unit_sequences=UNIT, pass_sequences=self.passes[worker]),
+            section=TrainSection(unit_sequences=UNIT, pass_sequences=self.micro_steps[worker]),
         )
         self.send(events.Said(worker=worker, message=said))
 

@@ -38,14 +38,14 @@ class Crew:
         self.now = 0.0
         self.folder = folder
         sets = ('engine.kind="crew"', workers([1.0, 1.0]), *sets)
-        self.parts = prepare(folder, task or RaggedRegression(), *sets, clock=lambda: self.now)
-        self.coordination = self.parts.coordination
+        self.context = prepare(folder, task or RaggedRegression(), *sets, clock=lambda: self.now)
+        self.coordination = self.context.coordination
         if self.coordination.suspects.referee is not None:
             self.coordination.suspects.referee.clock = lambda: self.now
             self.coordination.suspects.referee.secret = random.Random(3)
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
         self.coordination.open(lambda worker, message: self.sent[worker].append(message))
-        self.layout = wire.Layout.of(contribution_like(self.parts.model, strict=self.parts.config.sync.strict))
+        self.layout = wire.Layout.of(contribution_like(self.context.model, strict=self.context.config.sync.strict))
 
     def says(self, worker: str, message: pb.ToCoordinator, tensors: Mapping[str, Tensor] | None = None) -> None:
         uploads = wire.Uploads()
@@ -54,7 +54,7 @@ class Crew:
         self.coordination.deliver(worker, wire.from_worker(message, uploads=uploads))
 
     def joins(self, *names: str) -> None:
-        said = {**code_fingerprint(self.parts.task, self.parts.model), **environment(self.parts.device)}
+        said = {**code_fingerprint(self.context.task, self.context.model), **environment(self.context.device)}
         for name in names:
             self.says(name, to(hello=pb.Hello(protocol=1, speed_hint=1.0, environment=said)))
 
@@ -105,7 +105,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Crew]]:
 
     yield begin
     for crew in made:
-        crew.parts.store.close()
+        crew.context.store.close()
 
 
 def scaled(tensors: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
@@ -172,7 +172,7 @@ def test_running_statistics_that_cannot_be_are_refused(make: Callable[..., Crew]
     crew.plays(40, lie)
     assert [row["worker"] for row in crew.named("evicted")] == ["mala"]
     assert crew.coordination.outcome is not None
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in crew.parts.model.state_dict().values())
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in crew.context.model.state_dict().values())
 
 
 def test_audits_take_a_hundredth_of_the_time() -> None:
@@ -259,9 +259,9 @@ def test_no_numbers_end_the_run(
         assert crew.coordination.failure is None
         assert crew.coordination.outcome is not None
         assert crew.coordination.outcome.complete
-        assert all(bool(torch.isfinite(tensor).all()) for tensor in crew.parts.model.state_dict().values())
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in crew.context.model.state_dict().values())
     finally:
-        crew.parts.store.close()
+        crew.context.store.close()
 
 
 def honest(crew: Crew) -> None:
@@ -282,7 +282,7 @@ def speak(crew: Crew, words: tuple[Any, ...]) -> None:
         case ("time", seconds):
             crew.now += seconds
             for name in ("mala", "ana"):
-                crew.coordination.heard(name, Progress(passes=int(crew.now * 10) + 1))
+                crew.coordination.heard(name, Progress(micro_steps=int(crew.now * 10) + 1))
         case ("ana",):
             honest(crew)
         case _:
@@ -295,10 +295,13 @@ def speak(crew: Crew, words: tuple[Any, ...]) -> None:
 def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
     match words:
         case ("hello", speed):
-            environment_of = {**code_fingerprint(crew.parts.task, crew.parts.model), **environment(crew.parts.device)}
+            environment_of = {
+                **code_fingerprint(crew.context.task, crew.context.model),
+                **environment(crew.context.device),
+            }
             crew.says("mala", to(hello=pb.Hello(protocol=1, speed_hint=speed, environment=environment_of)))
         case ("progress", passes):
-            crew.says("mala", to(progress=pb.Progress(passes=passes)))
+            crew.says("mala", to(progress=pb.Progress(micro_steps=passes)))
         case ("goodbye",):
             crew.says("mala", to(goodbye=pb.Goodbye(reason="tired")))
         case ("contribute", lease_id, tokens, loss, transfer, value, valid, own):
@@ -353,11 +356,11 @@ def test_a_crews_step_is_shown_while_it_is_made(make: Callable[..., Crew]) -> No
     crew.joins("ana", "luis")
     shares = [len(lease.units) for name in ("ana", "luis") if (lease := crew.lease_of(name))]
     assert len(shares) == 2
-    crew.coordination.heard("ana", Progress(passes=1, part=0.5))
+    crew.coordination.heard("ana", Progress(micro_steps=1, part=0.5))
     crew.coordination.tick()
     assert watched.heard[-1] == (1, pytest.approx(0.5 * shares[0] / sum(shares)))
     crew.answers("ana")
-    crew.coordination.heard("luis", Progress(passes=1, part=0.25))
+    crew.coordination.heard("luis", Progress(micro_steps=1, part=0.25))
     crew.coordination.tick()
     assert watched.heard[-1] == (1, pytest.approx((shares[0] + 0.25 * shares[1]) / sum(shares)))
     crew.answers("luis")

@@ -112,7 +112,7 @@ def test_nonsense_ends_the_session(crew: Crew) -> None:
 
 
 BORNE = {
-    "passes 2^64-1": to(progress=pb.Progress(passes=HUGE)),
+    "passes 2^64-1": to(progress=pb.Progress(micro_steps=HUGE)),
     "an answer without tensors": to(contribute=pb.Contribute(lease_id=1, valid=True)),
     "numbers of 2^64-1": to(contribute=pb.Contribute(lease_id=HUGE, tokens=HUGE, valid=True)),
     "loss NaN": to(contribute=pb.Contribute(lease_id=1, loss_sum=float("nan"), valid=True)),
@@ -121,7 +121,7 @@ BORNE = {
     "100,000 facts": to(hello=pb.Hello(protocol=1, speed_hint=1.0, environment={str(i): "" for i in range(100_000)})),
     "a goodbye of 1 MB": to(goodbye=pb.Goodbye(reason="x" * MIB)),
     "unknown fields": HELLO.SerializeToString() + b"\xfa\x7f\x02hi" * 1000,
-    "two kinds at once": HELLO.SerializeToString() + to(progress=pb.Progress(passes=1)).SerializeToString(),
+    "two kinds at once": HELLO.SerializeToString() + to(progress=pb.Progress(micro_steps=1)).SerializeToString(),
 }
 
 

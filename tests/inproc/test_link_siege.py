@@ -25,7 +25,7 @@ from cuadrilla.sync.exact import contribution_like
 from cuadrilla.train.coordinate import CoordinatorRuntime, Outcome
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
-from cuadrilla.train.setup import Parts
+from cuadrilla.train.setup import RunContext
 from tests.crews import join
 from tests.faults import Script, play
 from tests.hostile import (
@@ -42,9 +42,9 @@ from tests.transports import _Crew
 # A whole run with an enemy in the crew
 
 
-def said_of(parts: Parts) -> dict[str, str]:
+def said_of(context: RunContext) -> dict[str, str]:
     """What an honest worker says about itself."""
-    return {**code_fingerprint(parts.task, parts.model), **environment(parts.device)}
+    return {**code_fingerprint(context.task, context.model), **environment(context.device)}
 
 
 class Besieged(_Crew):
@@ -52,14 +52,14 @@ class Besieged(_Crew):
 
     def __init__(
         self,
-        parts: Parts,
+        context: RunContext,
         folder: Path,
         *,
         enemy: Callable[["Besieged", Connection, str], None],
         wrap_link: WrapLink | None = None,
         after: Callable[["Besieged"], None] | None = None,
     ) -> None:
-        super().__init__(parts, folder, wrap_link=wrap_link)
+        super().__init__(context, folder, wrap_link=wrap_link)
         self.enemy = enemy
         self.after = after
         self.address = ""
@@ -94,15 +94,15 @@ def besiege(
     """A strict run of two honest workers and an enemy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    parts = prepare(folder, RaggedRegression(), workers([1.0, 1.0, 1.0]), "sync.strict=true", *sets)
-    crew = Besieged(parts, folder / "crew", enemy=enemy, wrap_link=wrap_link, after=after)
+    context = prepare(folder, RaggedRegression(), workers([1.0, 1.0, 1.0]), "sync.strict=true", *sets)
+    crew = Besieged(context, folder / "crew", enemy=enemy, wrap_link=wrap_link, after=after)
     try:
         return crew.run()
     finally:
         crew.server.close()
         for thread in crew.threads:
             thread.join()
-        parts.store.close()
+        context.store.close()
         torch.set_num_threads(threads)
 
 
@@ -126,12 +126,12 @@ def test_answers_to_the_leases_of_others_are_not_counted(tmp_path: Path, undistu
     claimed: set[int] = set()
 
     def enemy(crew: Besieged, connection: Connection, name: str) -> None:
-        coordination = crew.parts.coordination
+        coordination = crew.context.coordination
         try:
             for _attempt in range(30):
                 session = connection.session(parameters=wire.Layout.of(crew.params))
                 try:
-                    session.call(Hello(speed_hint=1.0, environment=said_of(crew.parts)))
+                    session.call(Hello(speed_hint=1.0, environment=said_of(crew.context)))
                     if isinstance(session.next_event(), Stop):
                         return
                     others = {key for key, grant in list(coordination.leases.items()) if grant.worker != name}
@@ -170,7 +170,7 @@ def test_a_node_that_says_anything_at_all_changes_nothing(tmp_path: Path, undist
     seeds = [message.SerializeToString() for message in SEEDS[pb.ToCoordinator]]
 
     def enemy(crew: Besieged, connection: Connection, name: str) -> None:
-        hello = wire.to_coordinator(Hello(speed_hint=1.0, environment=said_of(crew.parts)))
+        hello = wire.to_coordinator(Hello(speed_hint=1.0, environment=said_of(crew.context)))
         call = connection._channel.stream_stream(SERVICE + "Session")
         for _ in range(40):
             said = [hello.SerializeToString(), *(mutated(chance.choice(seeds), chance) for _ in range(5))]
@@ -201,7 +201,7 @@ def test_joining_while_the_run_finishes(tmp_path: Path, undisturbed: str) -> Non
             while True:
                 session = connection.session(parameters=layout)
                 try:
-                    session.call(Hello(speed_hint=1.0, environment=said_of(crew.parts)))
+                    session.call(Hello(speed_hint=1.0, environment=said_of(crew.context)))
                     event = session.next_event()
                     assert isinstance(event, Stop)
                     assert not event.refused
@@ -234,11 +234,11 @@ class Members:
 
     def __init__(self, folder: Path, *sets: str, clock: Callable[[], float] = time.monotonic) -> None:
         sets = (workers([1.0, 1.0]), "sync.strict=true", *sets)
-        self.parts = prepare(folder, RaggedRegression(), *sets, clock=clock)
-        self.coordination: CoordinatorRuntime = self.parts.coordination
+        self.context = prepare(folder, RaggedRegression(), *sets, clock=clock)
+        self.coordination: CoordinatorRuntime = self.context.coordination
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
         self.coordination.open(lambda worker, message: self.sent[worker].append(message))
-        self.layout = wire.Layout.of(contribution_like(self.parts.model, strict=True))
+        self.layout = wire.Layout.of(contribution_like(self.context.model, strict=True))
 
     def says(self, worker: str, message: pb.ToCoordinator) -> None:
         uploads = wire.Uploads()
@@ -246,7 +246,7 @@ class Members:
         self.coordination.deliver(worker, wire.from_worker(message, uploads=uploads))
 
     def joins(self, worker: str, *, speed_hint: float = 1.0, **facts: str) -> None:
-        said = {**said_of(self.parts), **facts}
+        said = {**said_of(self.context), **facts}
         self.says(worker, to(hello=pb.Hello(protocol=1, speed_hint=speed_hint, environment=said)))
 
     def leases(self, worker: str) -> list[Lease]:
@@ -261,7 +261,7 @@ class Members:
 def members(tmp_path: Path) -> Iterator[Members]:
     made = Members(tmp_path / "run")
     yield made
-    made.parts.store.close()
+    made.context.store.close()
 
 
 def play_rounds(members: Members, rounds: int, *, hint: float, **answer: Any) -> None:
@@ -325,7 +325,7 @@ def test_a_member_that_only_claims_to_be_busy_does_not_hold_the_run(tmp_path: Pa
     members = Members(tmp_path / "run", 'engine.kind="crew"', clock=lambda: now[0])
     members.joins("mala")
     members.joins("ana")
-    members.coordination.heard("mala", Progress(passes=1))
+    members.coordination.heard("mala", Progress(micro_steps=1))
     members.coordination.tick()
     now[0] = 9.0
     members.answers("mala", transfer_seconds=1e9)
@@ -334,13 +334,13 @@ def test_a_member_that_only_claims_to_be_busy_does_not_hold_the_run(tmp_path: Pa
     for _ in range(600):
         now[0] += 1.0
         for worker in ("mala", "ana"):
-            members.coordination.heard(worker, Progress(passes=1))
+            members.coordination.heard(worker, Progress(micro_steps=1))
         members.coordination.tick()
         for lease in members.leases("ana"):
             if lease.lease_id in members.coordination.leases:
-                members.coordination.heard("ana", Progress(passes=int(now[0]) + 2))
+                members.coordination.heard("ana", Progress(micro_steps=int(now[0]) + 2))
                 members.coordination.tick()
                 members.answers("ana")
-    members.parts.store.close()
+    members.context.store.close()
     assert members.coordination.failure is None
     assert members.coordination.version > before + 1

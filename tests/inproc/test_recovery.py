@@ -123,9 +123,9 @@ def test_stopping_at_a_step_that_is_reached_already_stays_there(tmp_path: Path) 
 
 
 def test_a_rollback_to_the_beginning_forgets_the_optimizer(tmp_path: Path) -> None:
-    parts = assemble(resolve(RUN_FILE).config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], stop_at=3)
-    run_local(parts)
-    merge = parts.store.merge
+    context = assemble(resolve(RUN_FILE).config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], stop_at=3)
+    run_local(context)
+    merge = context.store.merge
     assert sum(float(tensor.abs().sum()) for tensor in merge.state_tensors().values()) > 0
     merge.load_state_tensors({})
     assert not merge.state_tensors()
@@ -222,8 +222,8 @@ def test_a_slow_disk_gets_fewer_checkpoints(
 
     monkeypatch.setattr(os, "fsync", slow)
     sets = ("checkpoint.every_seconds=1", "train.steps=20", NO_BEST)
-    parts = prepare(tmp_path, RaggedRegression(), *sets, sinks=[Clock()])
-    parts.store.clock = lambda: now[0]
-    assert run_local(parts).complete
+    context = prepare(tmp_path, RaggedRegression(), *sets, sinks=[Clock()])
+    context.store.clock = lambda: now[0]
+    assert run_local(context).complete
     saved = [row["version"] for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "checkpoint"]
     assert saved == versions

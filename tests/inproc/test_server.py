@@ -153,17 +153,17 @@ def test_a_history_computed_by_hand(tmp_path: Path) -> None:
     """
     plain = ('optim.kind="nesterov"', "optim.lr=0.5", "optim.momentum=0.0", "train.clip_norm=0.0")
     steady = ("schedule.warmup=0.0", "schedule.cooldown=0.0")
-    parts = prepare(tmp_path, Quadratic(), SERVER, *plain, *steady, *KEEP[:1], workers([1.0, 1.0]))
-    server = InProcServer(parts.coordination.receive, copies=True)
-    parts.coordination.open(server.send)
+    context = prepare(tmp_path, Quadratic(), SERVER, *plain, *steady, *KEEP[:1], workers([1.0, 1.0]))
+    server = InProcServer(context.coordination.receive, copies=True)
+    context.coordination.open(server.send)
     a, b = Puppet(server.connect("a")), Puppet(server.connect("b"))
     assert [who.answer() for who in (a, b, a, b, b, a)] == [0.5, 0.0, -0.25, -0.25, -0.125, 0.0]
-    parts.coordination.request_stop("enough")
-    parts.coordination.receive("a", Hello(speed_hint=1.0))
-    assert parts.coordination.outcome is not None
-    assert parts.coordination.outcome.version == 6
-    assert parts.coordination.outcome.last_row["staleness"] == 2
-    parts.store.close()
+    context.coordination.request_stop("enough")
+    context.coordination.receive("a", Hello(speed_hint=1.0))
+    assert context.coordination.outcome is not None
+    assert context.coordination.outcome.version == 6
+    assert context.coordination.outcome.last_row["staleness"] == 2
+    context.store.close()
 
 
 class SlowReader(FaultyLink):
@@ -301,5 +301,5 @@ def test_another_bound_is_a_change_that_must_be_meant(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sync\.staleness \(was 4, now 2\)"):
         prepare(tmp_path, RaggedRegression(), SERVER, "sync.staleness=2")
     config = resolve(RUN_FILE, sets=[SERVER, "sync.staleness=2"]).config
-    parts = assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True)
-    assert run_local(parts).complete
+    context = assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True)
+    assert run_local(context).complete

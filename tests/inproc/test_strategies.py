@@ -156,7 +156,7 @@ def test_a_history_computed_by_hand() -> None:
         for _ in range(tokens):
             (own["w"].sum() * gradient / 4).backward()
             sums.tokens += 1
-            worker.after_pass(sums)
+            worker.after_micro_step(sums)
         worker.local_step(sums)
         contributions.append(Contribution(lease_id=1, tokens=tokens, loss_sum=0.0, tensors=worker.contribute()))
     merge.reduce(contributions, planned_tokens=4)

@@ -13,7 +13,7 @@ from cuadrilla.link.inproc import InProcLink, InProcServer
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync import events
 from cuadrilla.sync.ledger import Grant
-from cuadrilla.train.setup import Parts
+from cuadrilla.train.setup import RunContext
 from cuadrilla.train.suspects import is_crowd
 from tests.runs import prepare
 from tests.tasks import RaggedRegression
@@ -57,16 +57,16 @@ def clock() -> list[float]:
 
 
 @pytest.fixture
-def parts(request: pytest.FixtureRequest, tmp_path: Path, clock: list[float]) -> Iterator[Parts]:
+def context(request: pytest.FixtureRequest, tmp_path: Path, clock: list[float]) -> Iterator[RunContext]:
     steps = f"train.steps={getattr(request, 'param', 3)}"
     made = prepare(tmp_path, Line(), *SETS, steps, clock=lambda: clock[0])
     yield made
     made.store.close()
 
 
-def open_crew(parts: Parts, clock: list[float]) -> tuple[Puppet, Puppet]:
-    server = InProcServer(parts.coordination.receive, copies=True)
-    parts.coordination.open(server.send)
+def open_crew(context: RunContext, clock: list[float]) -> tuple[Puppet, Puppet]:
+    server = InProcServer(context.coordination.receive, copies=True)
+    context.coordination.open(server.send)
     return Puppet(server.connect("a"), clock), Puppet(server.connect("b"), clock)
 
 
@@ -74,8 +74,10 @@ def named(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == kind]
 
 
-def test_a_sick_device_is_sent_away_at_the_second_round(parts: Parts, clock: list[float], tmp_path: Path) -> None:
-    a, b = open_crew(parts, clock)
+def test_a_sick_device_is_sent_away_at_the_second_round(
+    context: RunContext, clock: list[float], tmp_path: Path
+) -> None:
+    a, b = open_crew(context, clock)
     for _ in range(2):
         assert [len(who.take()) for who in (a, b)] == [1, 1]
         sick = b.lease
@@ -90,9 +92,9 @@ def test_a_sick_device_is_sent_away_at_the_second_round(parts: Parts, clock: lis
     assert named(tmp_path, "units skipped") == []
 
 
-def test_what_two_devices_agree_on_counts(parts: Parts, clock: list[float], tmp_path: Path) -> None:
+def test_what_two_devices_agree_on_counts(context: RunContext, clock: list[float], tmp_path: Path) -> None:
     """A unit from which nothing can be learned: its tokens count, and nobody is to blame."""
-    a, b = open_crew(parts, clock)
+    a, b = open_crew(context, clock)
     for _ in range(3):
         units = [who.take() for who in (a, b)]
         a.answer(1.0)
@@ -102,12 +104,14 @@ def test_what_two_devices_agree_on_counts(parts: Parts, clock: list[float], tmp_
     assert [who.take() for who in (a, b)] == [(), ()]
     assert named(tmp_path, "evicted") == named(tmp_path, "units skipped") == []
     assert [row["units"] for row in named(tmp_path, "all-zero gradient confirmed")] == [[1], [3], [5]]
-    assert parts.coordination.outcome is not None
-    assert parts.coordination.outcome.tokens == 6
+    assert context.coordination.outcome is not None
+    assert context.coordination.outcome.tokens == 6
 
 
-def test_where_nobody_has_a_gradient_nothing_can_be_compared(parts: Parts, clock: list[float], tmp_path: Path) -> None:
-    a, b = open_crew(parts, clock)
+def test_where_nobody_has_a_gradient_nothing_can_be_compared(
+    context: RunContext, clock: list[float], tmp_path: Path
+) -> None:
+    a, b = open_crew(context, clock)
     for who in (a, b):
         who.take()
         who.answer(0.0)
@@ -115,10 +119,12 @@ def test_where_nobody_has_a_gradient_nothing_can_be_compared(parts: Parts, clock
     assert named(tmp_path, "all-zero gradient") == []
 
 
-@pytest.mark.parametrize("parts", [50], indirect=True)
-def test_a_loss_ten_times_too_large_is_skipped_and_named(parts: Parts, clock: list[float], tmp_path: Path) -> None:
+@pytest.mark.parametrize("context", [50], indirect=True)
+def test_a_loss_ten_times_too_large_is_skipped_and_named(
+    context: RunContext, clock: list[float], tmp_path: Path
+) -> None:
     """A size that honest contributions can have, too: no reason to doubt a device, the guard skips the update."""
-    a, b = open_crew(parts, clock)
+    a, b = open_crew(context, clock)
     weights = []
     for step in range(1, 43):
         units = [who.take() for who in (a, b)]
@@ -127,7 +133,7 @@ def test_a_loss_ten_times_too_large_is_skipped_and_named(parts: Parts, clock: li
         factor = 10.0 if step == 41 else 1.0
         a.answer(1.0)
         b.answer(factor, loss=factor)
-        weights.append(next(parts.model.parameters()).detach().clone())
+        weights.append(next(context.model.parameters()).detach().clone())
     assert torch.equal(weights[40], weights[39])
     assert not torch.equal(weights[41], weights[40])
     [skipped] = named(tmp_path, "update skipped")

@@ -242,14 +242,14 @@ def test_silence_and_hanging() -> None:
     crew.join("a")
     crew.join("b")
     crew.now = 4.0
-    crew.say("a", Progress(passes=1))
+    crew.say("a", Progress(micro_steps=1))
     crew.now = 6.0
     crew.send(events.Tick())
     assert [evicted.worker for evicted in crew.evicted] == ["b"]
     while crew.now < 16.0:  # a beats, but makes no progress: three times the 4 s to its last one are waited for
         assert [evicted.worker for evicted in crew.evicted] == ["b"], crew.now
         crew.now += 4.0
-        crew.say("a", Progress(passes=1))
+        crew.say("a", Progress(micro_steps=1))
         crew.send(events.Tick())
     assert [evicted.worker for evicted in crew.evicted] == ["b", "a"]
     assert "no progress" in crew.evicted[1].message.reason
@@ -258,12 +258,12 @@ def test_silence_and_hanging() -> None:
 def test_who_was_idle_is_not_hung_when_it_gets_work() -> None:
     crew = Crew(machine(rules(lost_after_seconds=50.0, hung_after_seconds=10.0)))
     crew.join("a")
-    crew.say("a", Progress(passes=1))
+    crew.say("a", Progress(micro_steps=1))
     crew.answer(crew.of("a").lease_id)
     crew.join("b")  # and a has the whole second round
     crew.now = 45.0
     for worker in "ab":
-        crew.say(worker, Progress(passes=1 if worker == "a" else 0))
+        crew.say(worker, Progress(micro_steps=1 if worker == "a" else 0))
     crew.lose("a")
     crew.now = 46.0
     crew.send(events.Tick())

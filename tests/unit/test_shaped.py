@@ -36,7 +36,7 @@ def one_pass(link: ShapedLink, clock: Clock, *, seconds: float) -> float:
     """How long a pass of so many seconds takes behind the link."""
     began = clock()
     clock.spend(seconds)
-    link.call(Progress(passes=1))
+    link.call(Progress(micro_steps=1))
     return clock() - began
 
 

@@ -187,7 +187,7 @@ def test_a_unit_that_cannot_be_added_makes_the_contribution_invalid(value: float
     batch[0, 0] = value
     with worker.measuring():
         model(batch).sum().backward()
-    worker.after_pass(sums)
+    worker.after_micro_step(sums)
     assert not sums.valid
     assert not any(worker.contribute()[name].any() for name in sums_like(model))
 
@@ -207,7 +207,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
         for batch in units(2, seed=version):
             with worker.measuring():
                 models[2](batch).sum().backward()
-            worker.after_pass(sums)
+            worker.after_micro_step(sums)
         contribution = Contribution(lease_id=version, tokens=sums.tokens, loss_sum=0.0, tensors=worker.contribute())
         form = contribution_like(models[0], strict=strict)
         assert {k: (t.dtype, t.shape) for k, t in contribution.tensors.items()} == {
@@ -240,5 +240,5 @@ def test_statistics_that_cannot_be_merged_are_refused_by_name(make, name: str) -
 def test_models_without_running_statistics_have_nothing_to_do() -> None:
     model = nn.Sequential(nn.InstanceNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False), nn.LayerNorm(2))
     assert not UnitStatistics(model)
-    assert not ExactWorker(model, strict=False).one_unit_per_pass
-    assert ExactWorker(nn.BatchNorm1d(2), strict=False).one_unit_per_pass
+    assert not ExactWorker(model, strict=False).one_unit_per_micro_step
+    assert ExactWorker(nn.BatchNorm1d(2), strict=False).one_unit_per_micro_step

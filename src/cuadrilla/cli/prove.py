@@ -16,7 +16,7 @@ from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.engines.prove import Pair
-    from cuadrilla.train.setup import Parts
+    from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
 
 SHOWN_HASH = 12
@@ -44,19 +44,19 @@ def prove(
     set_up_logging(None, worker="prove", verbose=options.debug)
     began: list[str] = []
 
-    def begin(what: str, parts: "Parts") -> "list[Sink]":
+    def begin(what: str, context: "RunContext") -> "list[Sink]":
         from cuadrilla.cli.progress import ProgressSink
 
         began.append(what)
-        length = parts.length
+        length = context.length
         say(
             "{number}/{all}  {what}: {steps} steps, {device}, {precision}",
             number=len(began),
             all=NUM_TRAININGS,
             what=what,
             steps=length.num_versions,
-            device=parts.device,
-            precision=parts.precision,
+            device=context.device,
+            precision=context.precision,
         )
         return [ProgressSink(total_versions=length.num_versions, done=0, total_tokens=length.total_tokens)]
 

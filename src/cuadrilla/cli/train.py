@@ -23,7 +23,7 @@ from cuadrilla.runfile import Resolved, read_run_config, read_run_file
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Opening
     from cuadrilla.train.coordinate import Outcome
-    from cuadrilla.train.setup import Parts
+    from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
 
 LONG_SECONDS = 2 * 3600.0
@@ -140,22 +140,22 @@ def train_and_show(
     audience = Audience(
         tell=say,
         stopping=partial(stop_on_signals, answer=say_at_once, home=home),
-        sinks=lambda parts: [*_views(resolved.config, folder, parts), *more_sinks],
+        sinks=lambda context: [*_views(resolved.config, folder, context), *more_sinks],
         verbose=options.debug,
     )
     return train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at, opening=opening, audience=audience)
 
 
-def _views(config: Config, folder: RunDir, parts: "Parts") -> "list[Sink]":
+def _views(config: Config, folder: RunDir, context: "RunContext") -> "list[Sink]":
     from cuadrilla.cli.progress import ProgressSink
     from cuadrilla.train.sinks import TensorBoardSink
 
     progress = ProgressSink(
-        total_versions=parts.length.num_versions,
-        done=parts.resumed_at,
-        total_tokens=parts.length.total_tokens,
-        counted=parts.task.defaults.counted,
-        advise=partial(name_smaller, config, parts.length.total_tokens),
+        total_versions=context.length.num_versions,
+        done=context.resumed_at,
+        total_tokens=context.length.total_tokens,
+        counted=context.task.defaults.counted,
+        advise=partial(name_smaller, config, context.length.total_tokens),
     )
     if importlib.util.find_spec("tensorboard") is None:
         return [progress]

@@ -28,7 +28,7 @@ from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, private_folder, storage_errors
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.setup import Parts
+from cuadrilla.train.setup import RunContext
 from cuadrilla.train.thread import CoordinatorThread
 
 log = logging.getLogger(__name__)
@@ -64,36 +64,36 @@ class Opening:
     listener: int = NO_LISTENER
 
 
-def run_crew(parts: Parts, run: RunDir, *, opening: Opening) -> Outcome:
+def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
     """Train with a crew to the end, or to the stop that was asked for. Raises whatever made the run fail."""
     before = torch.get_num_threads()
-    if parts.config.sync.strict:
-        torch.set_num_threads(parts.config.train.threads or 1)
+    if context.config.sync.strict:
+        torch.set_num_threads(context.config.train.threads or 1)
     try:
         with private_folder() as private, ExitStack() as stack:
             if opening.cluster is None:
-                opening = replace(opening, cluster=stack.enter_context(_cluster(parts, run, opening=opening)))
-            return _run(parts, run, opening=opening, private=private)
+                opening = replace(opening, cluster=stack.enter_context(_cluster(context, run, opening=opening)))
+            return _run(context, run, opening=opening, private=private)
     finally:
-        parts.store.close()
+        context.store.close()
         torch.set_num_threads(before)
 
 
-def _cluster(parts: Parts, run: RunDir, *, opening: Opening) -> AbstractContextManager[RunCluster | None]:
-    return cluster_of(parts.config.engine, run, practice=opening.home is None, nodes=opening.ray_nodes)
+def _cluster(context: RunContext, run: RunDir, *, opening: Opening) -> AbstractContextManager[RunCluster | None]:
+    return cluster_of(context.config.engine, run, practice=opening.home is None, nodes=opening.ray_nodes)
 
 
-def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outcome:
-    engine, home = parts.config.engine, opening.home
+def _run(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -> Outcome:
+    engine, home = context.config.engine, opening.home
     assert isinstance(engine, CrewEngine)
-    workers = _own_workers(parts.config, crew=home is not None)
+    workers = _own_workers(context.config, crew=home is not None)
     place = partial(_place_in_ray, workers, engine=engine, run=run)
     ray = RayUse(cluster=opening.cluster, nodes=opening.ray_nodes, opened=place)
-    runtime = CoordinatorThread(parts.coordination)
-    children = _Children(engine=engine, run=run, event=parts.store.event)
+    runtime = CoordinatorThread(context.coordination)
+    children = _Children(engine=engine, run=run, event=context.store.event)
     try:
         with open_transports(
-            parts,
+            context,
             runtime,
             run,
             home=home,
@@ -109,7 +109,7 @@ def _run(parts: Parts, run: RunDir, *, opening: Opening, private: Path) -> Outco
                     children.start_worker(worker, address=transports.link.server.direct_address, identity=identity)
             if opening.opened is not None:
                 opening.opened(_describe(transports, children))
-            return _coordinate(parts, runtime, transports, children, opening=opening)
+            return _coordinate(context, runtime, transports, children, opening=opening)
     finally:
         children.end()
 
@@ -181,7 +181,7 @@ def _let_in(name: str, folder: Path, *, transport: LinkTransport) -> None:
 
 
 def _coordinate(
-    parts: Parts, runtime: CoordinatorThread, transports: Transports, children: "_Children", *, opening: Opening
+    context: RunContext, runtime: CoordinatorThread, transports: Transports, children: "_Children", *, opening: Opening
 ) -> Outcome:
     home = opening.home
 
@@ -191,7 +191,7 @@ def _coordinate(
             opening.moved(address)
         children.look()
         if home is None and not children.alive and not (transports.ray and transports.ray.server.may_have_workers()):
-            parts.coordination.fail(transports.ray.server.failure() if transports.ray else children.failure())
+            context.coordination.fail(transports.ray.server.failure() if transports.ray else children.failure())
 
     return runtime.serve(look)
 

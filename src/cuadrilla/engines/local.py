@@ -24,7 +24,7 @@ from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.kernels import choose_kernels
 from cuadrilla.train.loop import WorkerSettings, train
-from cuadrilla.train.setup import Parts, compile_blocks
+from cuadrilla.train.setup import RunContext, compile_blocks
 from cuadrilla.train.thread import CoordinatorThread
 
 log = logging.getLogger(__name__)
@@ -33,42 +33,42 @@ WrapLink = Callable[[str, Link], Link]
 
 
 def run_local(
-    parts: Parts, *, wrap_link: WrapLink | None = None, tell: Callable[[str], None] = lambda _: None
+    context: RunContext, *, wrap_link: WrapLink | None = None, tell: Callable[[str], None] = lambda _: None
 ) -> Outcome:
     """Train to the end, or to the stop that was asked for. Raises whatever made the run fail.
 
     `wrap_link(worker, link)` puts another link around a worker's own: faults in tests, shaping in practice. `tell`
     hears what was chosen for this machine.
     """
-    speeds = parts.config.engine.workers
-    threads = parts.config.train.threads or (1 if parts.config.sync.strict else max(1, num_cores() // len(speeds)))
+    speeds = context.config.engine.workers
+    threads = context.config.train.threads or (1 if context.config.sync.strict else max(1, num_cores() // len(speeds)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     keep_freed_memory()
     choice = choose_kernels(
-        parts.model,
-        device=parts.device,
-        dtype=parts.precision.dtype,
-        strict=parts.config.sync.strict,
+        context.model,
+        device=context.device,
+        dtype=context.precision.dtype,
+        strict=context.config.sync.strict,
         home=Home.of_user().path,
     )
     if choice.ratios:
         tell(Message("kernels    {choice}", choice=choice))
-    alone, runtime = len(speeds) == 1, CoordinatorThread(parts.coordination)
+    alone, runtime = len(speeds) == 1, CoordinatorThread(context.coordination)
     # Asynchronous workers read one version while the next one is made; alone, nobody does.
-    copies = parts.strategy.max_staleness is not None and not alone
-    server = InProcServer(parts.coordination.receive if alone else runtime.deliver, copies=copies)
+    copies = context.strategy.max_staleness is not None and not alone
+    server = InProcServer(context.coordination.receive if alone else runtime.deliver, copies=copies)
     try:
-        parts.coordination.open(server.send)
-        if parts.coordination.outcome is None and alone:
-            model = copy.deepcopy(parts.model) if parts.strategy.moves_weights else parts.model
-            _work("worker-1", parts, server, model=model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
-        elif parts.coordination.outcome is None:
-            _work_in_threads(parts, runtime, server, wrap_link=wrap_link)
+        context.coordination.open(server.send)
+        if context.coordination.outcome is None and alone:
+            model = copy.deepcopy(context.model) if context.strategy.moves_weights else context.model
+            _work("worker-1", context, server, model=model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
+        elif context.coordination.outcome is None:
+            _work_in_threads(context, runtime, server, wrap_link=wrap_link)
     finally:
-        parts.store.close()
+        context.store.close()
         torch.set_num_threads(before)
-    return parts.coordination.result()
+    return context.coordination.result()
 
 
 def num_cores() -> int:
@@ -77,24 +77,24 @@ def num_cores() -> int:
 
 
 def _work_in_threads(
-    parts: Parts, runtime: CoordinatorThread, server: InProcServer, *, wrap_link: WrapLink | None
+    context: RunContext, runtime: CoordinatorThread, server: InProcServer, *, wrap_link: WrapLink | None
 ) -> None:
     """The calling thread coordinates."""
-    pass_lock = threading.Lock() if draws_random_numbers(parts.model) else None
+    pass_lock = threading.Lock() if draws_random_numbers(context.model) else None
     alive: set[str] = set()
     threads = []
-    for index, speed in enumerate(parts.config.engine.workers, start=1):
+    for index, speed in enumerate(context.config.engine.workers, start=1):
         name = f"worker-{index}"
         alive.add(name)
-        model = copy.deepcopy(parts.model)
+        model = copy.deepcopy(context.model)
         refuse_private_buffers(model)
 
         def body(name: str = name, model: nn.Module = model, speed: float = speed) -> None:
             try:
-                _work(name, parts, server, model=model, speed=speed, wrap_link=wrap_link, pass_lock=pass_lock)
+                _work(name, context, server, model=model, speed=speed, wrap_link=wrap_link, pass_lock=pass_lock)
                 alive.discard(name)
             except BaseException as error:
-                if parts.coordination.failure is None:
+                if context.coordination.failure is None:
                     log.warning("%s died: %s: %s", name, type(error).__name__, error)
                     log.info("how %s died:", name, exc_info=True)
                 alive.discard(name)
@@ -107,7 +107,7 @@ def _work_in_threads(
 
     def look() -> None:
         if not any(thread.is_alive() for thread in threads) and runtime.has_read_all:
-            parts.coordination.fail(AssertionError("the workers have ended, and the run has not"))
+            context.coordination.fail(AssertionError("the workers have ended, and the run has not"))
 
     for thread in threads:
         thread.start()
@@ -121,7 +121,7 @@ def _work_in_threads(
 
 def _work(
     name: str,
-    parts: Parts,
+    context: RunContext,
     server: InProcServer,
     *,
     model: nn.Module,
@@ -135,18 +135,18 @@ def _work(
     if wrap_link is not None:
         link = wrap_link(name, link)
     settings = WorkerSettings(
-        run=parts.config.run,
-        train=parts.config.train,
-        device=parts.device,
-        precision=parts.precision,
+        run=context.config.run,
+        train=context.config.train,
+        device=context.device,
+        precision=context.precision,
         speed_hint=speed,
         pass_lock=pass_lock,
     )
-    if parts.config.train.compile:
+    if context.config.train.compile:
         compile_blocks(model)
-    sync = parts.strategy.worker(model, parts.recipe)
+    sync = context.strategy.worker(model, context.recipe)
     try:
-        train(link, task=parts.task, model=model, sync=sync, worker=settings)
+        train(link, task=context.task, model=model, sync=sync, worker=settings)
     finally:
         link.close()
 

@@ -37,7 +37,7 @@ from cuadrilla.rundir import RunDir, storage_errors, write_json
 from cuadrilla.runfile import dump
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256
 from cuadrilla.train.precision import choose_device, choose_precision
-from cuadrilla.train.setup import Parts, assemble, make_task
+from cuadrilla.train.setup import RunContext, assemble, make_task
 from cuadrilla.train.sinks import Scalars, Sink
 
 NEVER = 10**15
@@ -85,7 +85,7 @@ class Pair:
         return Message(told, number=number, all=self.num_tensors, shown=shown, more=more)
 
 
-Begin = Callable[[str, Parts], Sequence[Sink]]
+Begin = Callable[[str, RunContext], Sequence[Sink]]
 """Told before each training what it is, such as "strict, one worker"; gives sinks for its rows, closed afterwards."""
 
 
@@ -262,14 +262,14 @@ def _train(config: Config, *, stop: _Stop, begin: Begin) -> Trained:
         counted = _Workers()
         sinks: list[Sink] = [counted]
         try:
-            parts = assemble(config, run, task=make_task(config, run.path), sinks=sinks)
-            sinks.extend(begin(_describe(config), parts))
+            context = assemble(config, run, task=make_task(config, run.path), sinks=sinks)
+            sinks.extend(begin(_describe(config), context))
             began = time.monotonic()
-            with stop.tells(parts.coordination.request_stop):
+            with stop.tells(context.coordination.request_stop):
                 if isinstance(config.engine, CrewEngine):
-                    run_crew(parts, run, opening=Opening(opened=stop.watch))
+                    run_crew(context, run, opening=Opening(opened=stop.watch))
                 else:
-                    run_local(parts)
+                    run_local(context)
             seconds = time.monotonic() - began
         finally:
             for sink in sinks:

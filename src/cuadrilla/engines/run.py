@@ -26,7 +26,7 @@ from cuadrilla.runfile import Resolved, dump
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Opening
     from cuadrilla.train.coordinate import Outcome
-    from cuadrilla.train.setup import Parts
+    from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
 
 RequestStop = Callable[[str], None]
@@ -43,7 +43,7 @@ class Audience:
 
     tell: Callable[[str], None] = lambda _text: None
     stopping: Callable[[RequestStop], AbstractContextManager[None]] = lambda _request_stop: nullcontext()
-    sinks: "Callable[[Parts], Sequence[Sink]]" = lambda _parts: ()
+    sinks: "Callable[[RunContext], Sequence[Sink]]" = lambda _context: ()
     verbose: bool = False
 
 
@@ -81,22 +81,22 @@ def train_run(
             task = make_task(resolved.config, folder.path)
             keep_teachers(resolved.config, folder, task=task)
             sinks.append(JsonlSink(folder.metrics))
-            parts = assemble(
+            context = assemble(
                 resolved.config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at
             )
-            write_json(folder.config, {"values": dump(parts.config), "origins": resolved.origins}, private=True)
+            write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
             write_json(folder.env, read_environment(), private=True)
-            sinks.extend(audience.sinks(parts))
-            introduce(parts, tell=audience.tell)
-            say_decided(resolved.config, parts, tell=audience.tell)
-            with audience.stopping(parts.coordination.request_stop):
+            sinks.extend(audience.sinks(context))
+            introduce(context, tell=audience.tell)
+            say_decided(resolved.config, context, tell=audience.tell)
+            with audience.stopping(context.coordination.request_stop):
                 match engine:
                     case LocalEngine():
-                        return run_local(parts, tell=audience.tell)
+                        return run_local(context, tell=audience.tell)
                     case CrewEngine():
                         from cuadrilla.engines.crew import Opening, run_crew
 
-                        return run_crew(parts, folder, opening=replace(opening or Opening(), cluster=cluster))
+                        return run_crew(context, folder, opening=replace(opening or Opening(), cluster=cluster))
         finally:
             for sink in sinks:
                 sink.close()
@@ -113,12 +113,12 @@ def _logging_to(folder: Path, *, verbose: bool) -> Iterator[None]:
         tear_down_logging(handler)
 
 
-def introduce(parts: "Parts", *, tell: Callable[[str], None]) -> None:
+def introduce(context: "RunContext", *, tell: Callable[[str], None]) -> None:
     """What is trained, on what, and what could be chosen better."""
     from cuadrilla.train.setup import has_several_workers
 
-    config, counted = parts.config, parts.task.defaults.counted
-    num_parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    config, counted = context.config, context.task.defaults.counted
+    num_parameters = sum(parameter.numel() for parameter in context.model.parameters())
     num_workers = len(config.engine.workers)
     tell(
         Message(
@@ -127,16 +127,16 @@ def introduce(parts: "Parts", *, tell: Callable[[str], None]) -> None:
             "workers    {workers}\n"
             "run        {steps} steps of {tokens:,} {counted}",
             millions=num_parameters / 1e6,
-            device=parts.device,
-            precision=parts.precision,
+            device=context.device,
+            precision=context.precision,
             workers=num_workers if config.engine.kind == "local" else Message("{number} processes", number=num_workers),
-            steps=parts.length.num_versions,
-            tokens=parts.length.round_tokens,
+            steps=context.length.num_versions,
+            tokens=context.length.round_tokens,
             counted=counted,
         )
     )
-    if parts.resumed_at:
-        tell(Message("resumed    at step {step}", step=parts.resumed_at))
+    if context.resumed_at:
+        tell(Message("resumed    at step {step}", step=context.resumed_at))
     if isinstance(config.sync, ServerSync) and has_several_workers(config):
         told = "sync       server: a step for each answer, staleness at most {staleness}"
         tell(Message(told, staleness=config.sync.staleness))
@@ -144,12 +144,12 @@ def introduce(parts: "Parts", *, tell: Callable[[str], None]) -> None:
             tell(Message("note       {key}: {note}", key=key, note=note))
 
 
-def say_decided(config: Config, parts: "Parts", *, tell: Callable[[str], None]) -> None:
+def say_decided(config: Config, context: "RunContext", *, tell: Callable[[str], None]) -> None:
     """What was not set, and follows from the text."""
-    asked, optim = config.optim, parts.config.optim
+    asked, optim = config.optim, context.config.optim
     if isinstance(asked, MuonSection) and isinstance(optim, MuonSection) and asked != optim and optim.weight_decay:
         told = "note       optim.weight_decay: {decay:g}, as each sequence is read {epochs:.1f} times"
-        tell(Message(told, decay=optim.weight_decay, epochs=parts.epochs))
+        tell(Message(told, decay=optim.weight_decay, epochs=context.epochs))
 
 
 def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir
-from cuadrilla.train.setup import Parts
+from cuadrilla.train.setup import RunContext
 from cuadrilla.train.thread import CoordinatorThread
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Transports:
 
 @contextmanager
 def open_transports(
-    parts: Parts,
+    context: RunContext,
     runtime: CoordinatorThread,
     run: RunDir,
     *,
@@ -183,12 +183,12 @@ def open_transports(
     `runtime` hears the workers. `home` holds the keys of this machine's crew; without one the keys last as long as the
     run. `standbys`: nodes that may copy keys and run. `listener`: see `Opening`.
     """
-    engine = parts.config.engine
+    engine = context.config.engine
     assert isinstance(engine, CrewEngine)
-    offered = offer(parts.config, run.path)
+    offered = offer(context.config, run.path)
     layouts: dict[str, Any] = {
-        "parameters": Layout.of(parts.strategy.version_like(parts.model)),
-        "contribution": Layout.of(parts.strategy.contribution_like(parts.model)),
+        "parameters": Layout.of(context.strategy.version_like(context.model)),
+        "contribution": Layout.of(context.strategy.contribution_like(context.model)),
     }
 
     def ray_server() -> "RayServer":
@@ -198,7 +198,7 @@ def open_transports(
 
     transports = Transports(use=ray, make_server=ray_server)
     with ExitStack() as stack:
-        parts.coordination.open(transports.send)  # before anybody can come in
+        context.coordination.open(transports.send)  # before anybody can come in
         stack.callback(transports.close_ray)
         if ray.cluster is not None:
             transports.open_ray(ray.cluster.wait())

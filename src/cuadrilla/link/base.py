@@ -35,12 +35,12 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Heartbeat: `passes` counts everything the worker has finished since it joined.
+    """Heartbeat: `micro_steps` counts everything the worker has finished since it joined.
 
     `part`: of its lease, so far, from 0 to 1; for who watches.
     """
 
-    passes: int
+    micro_steps: int
     part: float = 0.0
 
 

@@ -70,12 +70,12 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., speed_hint: _Optional[float] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("passes", "part")
-    PASSES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("micro_steps", "part")
+    MICRO_STEPS_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
-    passes: int
+    micro_steps: int
     part: float
-    def __init__(self, passes: _Optional[int] = ..., part: _Optional[float] = ...) -> None: ...
+    def __init__(self, micro_steps: _Optional[int] = ..., part: _Optional[float] = ...) -> None: ...
 
 class Contribute(_message.Message):
     __slots__ = ("lease_id", "tokens", "loss_sum", "upload", "valid", "transfer_seconds")

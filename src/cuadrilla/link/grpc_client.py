@@ -265,7 +265,7 @@ class GrpcLink:
         self._parameters = parameters
         self._outgoing: queue.SimpleQueue[pb.ToCoordinator | None] = queue.SimpleQueue()
         self._inbox = Inbox()
-        self._progress = Progress(passes=0)
+        self._progress = Progress(micro_steps=0)
         self._num_uploads = 0
         self._transfers = False
         self._broken: LinkError | None = None

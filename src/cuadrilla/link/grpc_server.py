@@ -114,7 +114,7 @@ class _Session:
     joined: bool = False
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
     uploading: bool = False
-    progress: Progress = field(default_factory=lambda: Progress(passes=0))
+    progress: Progress = field(default_factory=lambda: Progress(micro_steps=0))
     chunks: int = 0
     """What has arrived of its uploads is progress too: on a slow line heartbeats wait behind them."""
     expected: bool = False
@@ -392,7 +392,7 @@ class CrewServer:
     def _tell_progress(self, session: _Session) -> None:
         if session.joined and not session.expected:  # an upload may go on when its session has ended
             said = session.progress
-            self._receiver.heard(session.worker, replace(said, passes=said.passes + session.chunks))
+            self._receiver.heard(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
 
     def _end(self, session: _Session, stop: Stop) -> None:
         """From now on nothing that it says counts; it may still hear why."""

@@ -282,7 +282,7 @@ def to_coordinator(message: ToCoordinator, *, upload: str = "") -> pb.ToCoordina
             hello = pb.Hello(protocol=PROTOCOL, speed_hint=message.speed_hint, environment=dict(message.environment))
             return pb.ToCoordinator(hello=hello)
         case Progress():
-            return pb.ToCoordinator(progress=pb.Progress(passes=message.passes, part=message.part))
+            return pb.ToCoordinator(progress=pb.Progress(micro_steps=message.micro_steps, part=message.part))
         case Contribution():
             return pb.ToCoordinator(
                 contribute=pb.Contribute(
@@ -311,7 +311,7 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
             return Hello(speed_hint=hello.speed_hint, environment=known)
         case "progress":
             part = received.progress.part
-            return Progress(passes=received.progress.passes, part=part if 0 <= part <= 1 else 0.0)
+            return Progress(micro_steps=received.progress.micro_steps, part=part if 0 <= part <= 1 else 0.0)
         case "contribute":
             answer = received.contribute
             _require(0 <= answer.transfer_seconds < math.inf, Message("its time is negative"))

@@ -52,7 +52,7 @@ class Connection:
     """`blocked` holds the messages of a direction back until then.
 
     `lingers`: what was on its way to the coordinator when it broke still arrives, maybe after the next connection's.
-    `stopped`: the coordinator has sent its worker away. `passes`: as the coordinator has heard.
+    `stopped`: the coordinator has sent its worker away. `micro_steps`: as the coordinator has heard.
     """
 
     worker: "Worker"
@@ -60,7 +60,7 @@ class Connection:
     open: bool = True
     lingers: bool = False
     stopped: bool = False
-    passes: int = 0
+    micro_steps: int = 0
     arrival: dict[str, float] = field(default_factory=lambda: {"up": 0.0, "down": 0.0})
     blocked: dict[str, float] = field(default_factory=lambda: {"up": 0.0, "down": 0.0})
 
@@ -84,7 +84,7 @@ class Worker:
     version: int = 0
     losses: int = 0
     theta: int = 0
-    passes: int = 0
+    micro_steps: int = 0
     leases: list[Lease] = field(default_factory=list)
     answer: Contribution | None = None
     bad_rounds: set[int] = field(default_factory=set)
@@ -208,7 +208,7 @@ class Crew:
             self.after(worker, RETRY_SECONDS, partial(self.connect, worker))
             return
         connection = worker.connection = Connection(worker, self.transport.incarnation)
-        worker.passes = 0
+        worker.micro_steps = 0
         if worker.losses < self.audit.losses:
             worker.version, worker.losses = 0, self.audit.losses
         self.tell(worker, Hello(speed_hint=self.random.uniform(0.5, 2.0)))
@@ -227,7 +227,7 @@ class Crew:
 
     def beat(self, worker: Worker, connection: Connection) -> None:
         if worker.connection is connection:
-            self.tell(worker, Progress(passes=worker.passes))
+            self.tell(worker, Progress(micro_steps=worker.micro_steps))
             self.after(worker, HEARTBEAT_SECONDS, partial(self.beat, worker, connection))
 
     def read(self, connection: Connection, message: ToWorker) -> None:
@@ -259,8 +259,8 @@ class Crew:
                 self.compute(worker, worker.leases[0])
                 return
             if done:
-                worker.passes += 1
-                self.tell(worker, Progress(passes=worker.passes))
+                worker.micro_steps += 1
+                self.tell(worker, Progress(micro_steps=worker.micro_steps))
             if done < len(lease.units):
                 slowness = SLOWNESS if self.clock.now < worker.slow_until else 1.0
                 seconds = slowness * self.random.uniform(0.9, 1.1) / worker.rate

@@ -212,8 +212,8 @@ class World:
             return
         worker.heard_at = self.clock.now
         if isinstance(message, Progress):
-            if message.passes > connection.passes:
-                connection.passes, worker.worked_at, worker.owes = message.passes, self.clock.now, False
+            if message.micro_steps > connection.micro_steps:
+                connection.micro_steps, worker.worked_at, worker.owes = message.micro_steps, self.clock.now, False
             self.coordination.heard(worker.name, message)
         else:
             answers = isinstance(message, Contribution) and message.lease_id in self.coordination.leases
@@ -277,7 +277,7 @@ class World:
             case "slow":
                 worker.slow_until = self.clock.now + fault.seconds
             case "hang":  # it beats and never answers; in its first pass it would be let
-                worker.leases = [] if worker.passes else worker.leases
+                worker.leases = [] if worker.micro_steps else worker.leases
             case "leave":
                 self.crew.leave(worker, back_after=fault.seconds)
             case _ if worker.connection is not None:

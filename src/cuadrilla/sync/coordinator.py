@@ -155,7 +155,7 @@ class Coordinator:
 
     def _take_answer(self, worker: str, said: Contribution) -> list[Action]:
         if said.lease_id in self.work.answers:  # the same answer twice
-            return self._note_progress(worker, Progress(passes=0))
+            return self._note_progress(worker, Progress(micro_steps=0))
         grant = self.work.ledger.count(said.lease_id, worker=worker)
         if worker in self.crew.members:
             self.crew.members[worker].heard_at = self.crew.now  # also by an answer that is of no use

@@ -1,6 +1,6 @@
 """Exact synchronous training: k unequal workers give the result of one.
 
-    worker:  for each leased unit: grad += d(loss sum / planned tokens)        `after_pass`, `contribute`
+    worker:  for each leased unit: grad += d(loss sum / planned tokens)        `after_micro_step`, `contribute`
     merge:   grad = (Σ contributions) · planned / Σ tokens                     `reduce`
              clip by global norm, optimizer step at lr(tokens)                 `step`
              θ to everyone                                                     `apply`
@@ -106,7 +106,7 @@ class ExactWorker:
         return self._params
 
     @property
-    def one_unit_per_pass(self) -> bool:
+    def one_unit_per_micro_step(self) -> bool:
         """Otherwise what a module normalises over would depend on how units are stacked."""
         return self._strict or bool(self._statistics)
 
@@ -127,7 +127,7 @@ class ExactWorker:
         """Around a pass, forward and backward: running statistics of record stay as they are."""
         return self._statistics.measuring()
 
-    def after_pass(self, sums: Sums) -> None:
+    def after_micro_step(self, sums: Sums) -> None:
         """Add the pass's statistics. Strict: move its gradient into the fixed-point sum."""
         if not self._statistics.add():
             sums.valid = False

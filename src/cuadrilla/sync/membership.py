@@ -67,8 +67,8 @@ class Rules:
 class Member:
     """`hint`: the speed it claims, in any unit; `units_per_second`: a running mean of what was measured, 0 before.
 
-    `passes`: the worker's own count of work done. `rounds_without`: since it was given its last unit. `moved`: it has
-    made progress or answered since its last lease but one: hanging begins anew with a lease.
+    `micro_steps`: the worker's own count of work done. `rounds_without`: since it was given its last unit. `moved`: it
+    has made progress or answered since its last lease but one: hanging begins anew with a lease.
     """
 
     hint: float
@@ -80,7 +80,7 @@ class Member:
     moved: bool = True
     heard_at: float
     progress_at: float
-    passes: int = 0
+    micro_steps: int = 0
 
 
 @dataclass(kw_only=True)
@@ -185,8 +185,8 @@ class Membership:
         if member is None:
             return False
         member.heard_at = self.now
-        if progress.passes > member.passes:
-            member.passes = progress.passes
+        if progress.micro_steps > member.micro_steps:
+            member.micro_steps = progress.micro_steps
             member.progress_at, member.moved = self.now, True
         return True
 
@@ -208,7 +208,7 @@ class Membership:
         expected = self.expected_seconds(lease)
         known = held - idle if math.isinf(expected) else expected  # how long it took to its last progress
         limit = max(rules.hung_after_seconds, rules.hung_after_leases * known)
-        if idle > (limit if member.passes else max(limit, FIRST_PROGRESS_SECONDS)):
+        if idle > (limit if member.micro_steps else max(limit, FIRST_PROGRESS_SECONDS)):
             return Message("hung: no progress for {seconds:.1f} s", seconds=idle)
         overdue = min(max(MIN_OVERDUE_SECONDS, rules.overdue_after_leases * expected), MAX_OVERDUE_SECONDS)
         return Message("overdue: no answer for {seconds:.1f} s", seconds=held) if held > overdue else ""

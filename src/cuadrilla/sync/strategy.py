@@ -82,7 +82,7 @@ class WorkerHalf(Protocol):
         """What is trained."""
 
     @property
-    def one_unit_per_pass(self) -> bool:
+    def one_unit_per_micro_step(self) -> bool:
         """Whether passes must not be stacked out of several units."""
 
     @property
@@ -95,7 +95,7 @@ class WorkerHalf(Protocol):
     def measuring(self) -> AbstractContextManager[None]:
         """Around each pass, forward and backward. Gradients are those of Σ loss / `lease.planned_tokens`."""
 
-    def after_pass(self, sums: Sums) -> None:
+    def after_micro_step(self, sums: Sums) -> None:
         """A pass is done; `sums` holds its loss and tokens."""
 
     def local_step(self, sums: Sums) -> None:

@@ -49,8 +49,8 @@ def train(
     precision.apply(model)
     model.train()
     loss_scale = precision.loss_scale
-    pass_limit = section.unit_sequences if sync.one_unit_per_pass else most_sequences(section, task, device)
-    passes = 0
+    micro_step_limit = section.unit_sequences if sync.one_unit_per_micro_step else most_sequences(section, task, device)
+    micro_steps = 0
     transfer_seconds = upload_seconds = 0.0
 
     # -- join ----------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def train(
         sync.begin(lease)
         sums, first = Sums(), 0
         while first < len(indices) and sums.valid and not link.interrupted():
-            count = min(pass_limit, step_sequences - first % step_sequences, len(indices) - first)
+            count = min(micro_step_limit, step_sequences - first % step_sequences, len(indices) - first)
             try:
                 batch = loader.batch(indices[first : first + count])
                 unit = lease.units[first // section.unit_sequences]
@@ -85,15 +85,15 @@ def train(
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                pass_limit = smaller_pass(count, fixed=sync.one_unit_per_pass, error=error)
-                log.warning("out of memory with %d sequences in a pass: from now on %d", count, pass_limit)
+                micro_step_limit = smaller_micro_step(count, fixed=sync.one_unit_per_micro_step, error=error)
+                log.warning("out of memory with %d sequences in a pass: from now on %d", count, micro_step_limit)
                 sync.begin(lease)  # the failed backward pass may have added a part of its gradient
                 sums, first = Sums(), 0
                 continue
-            sync.after_pass(sums)
-            passes += 1
+            sync.after_micro_step(sums)
+            micro_steps += 1
             first += count
-            link.call(Progress(passes=passes, part=first / len(indices)))
+            link.call(Progress(micro_steps=micro_steps, part=first / len(indices)))
 
             if first % step_sequences and first < len(indices):
                 continue
@@ -127,7 +127,7 @@ def train(
 
 
 def most_sequences(section: TrainSection, task: Task, device: torch.device) -> int:
-    """In a pass. It depends on nothing that is measured: the same run has the same passes."""
+    """In a pass. It depends on nothing that is measured: the same run has the same micro-steps."""
     whole = section.batch_sequences
     return section.pass_sequences or (
         whole if device.type != "cpu" else min(whole, max(1, CPU_PASS_TOKENS // task.defaults.length))
@@ -190,7 +190,7 @@ def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
     )
 
 
-def smaller_pass(count: int, *, fixed: bool, error: Exception) -> int:
+def smaller_micro_step(count: int, *, fixed: bool, error: Exception) -> int:
     """Half of a pass that did not fit. Raises ResourceError where a pass cannot shrink."""
     if fixed or count == 1:
         raise ResourceError(

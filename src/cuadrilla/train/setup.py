@@ -55,7 +55,7 @@ NEVER_ON_RESUME = ("optim.kind", "optim.delay", "outer.every")  # they decide wh
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class RunContext:
     """Everything an engine needs to start workers. `model` holds the weights of record."""
 
     config: Config
@@ -185,7 +185,7 @@ def assemble(
     allow_changes: bool = False,
     stop_at: int = 0,
     clock: Callable[[], float] = time.monotonic,
-) -> Parts:
+) -> RunContext:
     """Build the coordinator's side of a run and bring it back from its checkpoints if it has any.
 
     `strategy`: another one than `sync.kind` names. `stop_at`: checkpoint and stop at this step (0: at the end).
@@ -236,7 +236,7 @@ def assemble(
         patience=config.evaluate.patience,
         clock=clock,
     )
-    return Parts(
+    return RunContext(
         config=config,
         task=task,
         model=model,

@@ -211,10 +211,10 @@ class RayServer:
                 self._failed(worker, error)
                 return
 
-    def _hear(self, worker: _Attended, passes: int, parcels: list[Parcel]) -> bool:
+    def _hear(self, worker: _Attended, micro_steps: int, parcels: list[Parcel]) -> bool:
         """Whether these were its last words."""
         if worker.joined:
-            self._receiver.heard(worker.place.name, Progress(passes=passes))
+            self._receiver.heard(worker.place.name, Progress(micro_steps=micro_steps))
         for parcel in parcels:
             match parcel.kind:
                 case "message":

@@ -89,7 +89,7 @@ class Mailbox:
     """Answers to "upload" (empty) and "fetch" (a block of the file)."""
     versions: dict[str, Any] = field(default_factory=dict)
     """References to the version that was read last and to those announced since, the oldest first."""
-    passes: int = 0
+    micro_steps: int = 0
     heard_at: float = 0.0
 
 
@@ -118,7 +118,7 @@ class RayWorker:
 
     @ray.method(concurrency_group="out")
     def outgoing(self) -> tuple[int, list[Parcel]]:
-        """What there is to say, at the latest after a second; and how many passes are done: the heartbeat."""
+        """What there is to say, at the latest after a second; and how many micro-steps are done: the heartbeat."""
         parcels = []
         try:
             parcels.append(self._mail.outbox.get(timeout=HEARTBEAT_SECONDS))
@@ -126,7 +126,7 @@ class RayWorker:
                 parcels.append(self._mail.outbox.get())
         except queue.Empty:
             pass
-        return self._mail.passes, parcels
+        return self._mail.micro_steps, parcels
 
     @ray.method(concurrency_group="in")
     def pid(self) -> int:
@@ -201,7 +201,7 @@ class RayLink:
         self._parameters = parameters
         self._memory = wire.Memory(keep=1)
         self._num_uploads = 0
-        mail.passes = 0
+        mail.micro_steps = 0
 
     @property
     def standbys(self) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ class RayLink:
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Progress):
-            self._mail.passes = message.passes  # goes with the next heartbeat
+            self._mail.micro_steps = message.micro_steps  # goes with the next heartbeat
         else:
             upload = self._upload(message.tensors) if isinstance(message, Contribution) else ""
             encoded = wire.to_coordinator(message, upload=upload).SerializeToString()
