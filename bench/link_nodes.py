@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from bench.lan import CARD, LAN
+from bench.link_tensors import Times, check, model
 from bench.ray_cluster import RayMachine, head, nodes_named
 from cuadrilla.link.base import Contribution, Hello, Progress, ToCoordinator, Version
 from cuadrilla.link.gate import bind
@@ -40,16 +40,8 @@ from tests.crews import NOW
 if TYPE_CHECKING:
     from cuadrilla.engines.ray.server import RayServer
 
-TENSOR_ELEMENTS = 2**22
 WAIT_SECONDS = 60.0
 LIMIT_SECONDS = 300.0  # a process that is still there then says where it hangs, and ends
-Times = dict[str, float]
-
-
-def model(num_parameters: int) -> dict[str, Tensor]:
-    """Tensors with that many fp32 elements; every process makes the same."""
-    sizes = [TENSOR_ELEMENTS] * (num_parameters // TENSOR_ELEMENTS) + [num_parameters % TENSOR_ELEMENTS]
-    return {f"layer.{i:03d}": torch.arange(size, dtype=torch.float32) + i for i, size in enumerate(sizes) if size}
 
 
 class Coordinator:
@@ -237,11 +229,6 @@ class GlooNode:
             assert work is not None
             work.wait()
         return {"began": began, "ended": time.monotonic()}
-
-
-def check(received: Any, expected: Mapping[str, Tensor]) -> None:
-    assert received.keys() == expected.keys()
-    assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
 
 
 NODES: dict[str, Callable[..., Any]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from bench.link_nodes import Times, check, model
+from bench.link_tensors import Times, check, model
 from bench.ray_cluster import start_actor
 from cuadrilla.engines.ray.worker import Place, RayLink, RayWorker
 from cuadrilla.link.base import Contribution, Hello, Version

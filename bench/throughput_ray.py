@@ -8,8 +8,8 @@ import ray
 import torch
 
 from bench.common import configure
+from bench.pace import Answer, Pace, PacedLink, work
 from bench.ray_cluster import start_actor
-from bench.throughput_nodes import Answer, Pace, PacedLink, work
 from cuadrilla.engines.ray.server import RayServer
 from cuadrilla.engines.ray.worker import Place, RayLink, RayWorker
 from cuadrilla.host.memory import keep_freed_memory
