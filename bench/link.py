@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from bench.common import report, summary
-from bench.lan import Member, can_shape, ceiling_bytes_per_second, lan
+from bench.lan import Member, ask_for_addresses, can_shape, ceiling_bytes_per_second, lan
 from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import open_coordinator
@@ -226,6 +226,8 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
     kinds = ([] if arguments.only_peer else ["crew"]) + arguments.peer
+    if "ray" in kinds:
+        ask_for_addresses(arguments.rate)
     load = psutil.getloadavg()
     rounds: dict[str, list[dict[str, Phase]]] = {kind: [] for kind in kinds}
     for kind in kinds * arguments.turns:

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from bench.common import random_data, report, summary
-from bench.lan import Member, can_shape, lan
+from bench.lan import Member, ask_for_addresses, can_shape, lan
 from bench.link import Node
 from cuadrilla.home import Home
 from cuadrilla.link.ciphers import allow_only_new_tls
@@ -217,6 +217,8 @@ def main() -> None:
         parser.error("--units must be a multiple of the number of machines: DDP's batches are equal")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
     transports = list(TRANSPORTS) if arguments.transport == "both" else [arguments.transport]
+    if "ray" in transports:
+        ask_for_addresses(arguments.rate)
     contenders = {**{transport: TRANSPORTS[transport] for transport in transports}, "ddp": ddp_turn}
     load = psutil.getloadavg()
     turns: dict[str, list[Turn]] = {name: [] for name in contenders}
