@@ -120,6 +120,19 @@ def test_bits_per_byte_is_the_loss_in_bytes_of_text(task: LanguageTask) -> None:
     assert measures["bits_per_byte"] == pytest.approx(expected / math.log(2) * num_tokens / num_bytes, rel=1e-6)
 
 
+def test_how_sure_a_held_out_loss_is(task: LanguageTask) -> None:
+    """The standard error over sequences, whatever the batches; one sequence alone cannot tell."""
+    model, data = model_of(task), task.data("val")
+    items = [data[number] for number in range(len(data))]
+    losses = [model.loss(batch["ids"], batch["targets"]).item() / CONTEXT for batch in map(collate, zip(items))]
+    expected = np.std(losses, ddof=1) / math.sqrt(len(losses))
+    measures = task.evaluate(model, iter([collate(items[:2]), collate(items[2:])]))
+    assert measures["loss_error"] == pytest.approx(expected, rel=1e-4)
+    ratio = measures["bits_per_byte"] / measures["loss"]
+    assert measures["bits_per_byte_error"] == pytest.approx(expected * ratio, rel=1e-4)
+    assert "loss_error" not in task.evaluate(model, iter([collate(items[:1])]))
+
+
 def test_evaluating_nothing_is_an_error(task: LanguageTask) -> None:
     with pytest.raises(DataError):
         task.evaluate(model_of(task), iter([]))

@@ -123,7 +123,13 @@ def _evaluate_run(run: "RunDir", wanted: Measurement) -> None:
     if options.json:
         emit_json(result)
         return
-    emit_table([{"measure": key, "value": _shown(value)} for key, value in result.items()])
+    emit_table(
+        [
+            {"measure": key, "value": _shown(value, error=result.get(f"{key}_error"))}
+            for key, value in result.items()
+            if not key.endswith("_error")
+        ]
+    )
 
 
 def _compare(paths: Sequence[Path], wanted: Measurement) -> None:
@@ -310,9 +316,9 @@ def _figure(figure: "Figure | None") -> str:
     return f"{figure.value:.4f}" + ("" if figure.error is None else f" ± {figure.error:.4f}")
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, *, error: object = None) -> str:
     if isinstance(value, float):
-        return f"{value:.4f}"
+        return f"{value:.4f}" + (f" ± {error:.4f}" if isinstance(error, float) else "")
     if isinstance(value, dict):
         return ", ".join(f"{key} {count}" for key, count in value.items()) or "none"
     return str(value)

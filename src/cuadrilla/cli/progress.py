@@ -164,7 +164,10 @@ class ProgressSink:
 def describe_evaluation(row: Scalars) -> Message:
     """The held-out measures of a row in a few words."""
     if "val_bits_per_byte" in row:
-        return Message("held-out {bits:.3f} bits/byte", bits=_number(row, "val_bits_per_byte"))
+        bits, error = _number(row, "val_bits_per_byte"), row.get("val_bits_per_byte_error")
+        if isinstance(error, float):
+            return Message("held-out {bits:.3f} ± {error:.3f} bits/byte", bits=bits, error=error)
+        return Message("held-out {bits:.3f} bits/byte", bits=bits)
     return Message("held-out loss {loss:.3f}", loss=_number(row, "val_loss"))
 
 

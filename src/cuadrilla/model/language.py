@@ -8,6 +8,8 @@ with their mean probabilities. What is measured on held-out text is the text's a
 """
 
 import hashlib
+import math
+import statistics
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -120,20 +122,23 @@ class LanguageTask:
 
     def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
         """`loss`: nats per token. `bits_per_byte`: the same for bytes of UTF-8, comparable between tokenizers.
+        With their standard errors over sequences, where there are two or more.
 
         The bytes of single tokens are not known here: the average number of bytes per token of the whole held-out
         split is used, which is exact when all of it is evaluated. Its tokens include end-of-text, its bytes do not.
         """
-        total, count = 0.0, 0
+        assert isinstance(model, GPT2)
+        losses: list[float] = []  # of each sequence, per token
         with torch.no_grad():
             for batch in batches:
-                assert isinstance(model, GPT2)
-                total += model.loss(batch["ids"], batch["targets"]).item()
-                count += batch["targets"].numel()
-        if count == 0:
+                losses += model.losses(batch["ids"], batch["targets"]).cpu().double().mean(1).tolist()
+        if not losses:
             raise DataError("there is no held-out text to evaluate on", hint="prepare the data with a larger val split")
-        loss_per_token = total / count
-        return {"loss": loss_per_token, "bits_per_byte": bits_per_byte(loss_per_token, self.manifest.splits["val"])}
+        found = {"loss": statistics.fmean(losses)}
+        if len(losses) > 1:
+            found["loss_error"] = statistics.stdev(losses) / math.sqrt(len(losses))
+        split = self.manifest.splits["val"]
+        return found | {name.replace("loss", "bits_per_byte"): bits_per_byte(found[name], split) for name in found}
 
     def sample(self, model: nn.Module, *, prompt: str, sampling: Sampling) -> str:
         """The prompt and its continuation."""

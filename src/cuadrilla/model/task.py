@@ -60,7 +60,7 @@ class Task(Protocol):
         """Equal for equal data: a run is resumed, and a machine joins, only with the same."""
 
     def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
-        """Measures over held-out batches; "loss" is the one to minimise."""
+        """Measures over held-out batches; "loss" is the one to minimise. NAME_error is the standard error of NAME."""
 
 
 def loss_of(task: Task, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:

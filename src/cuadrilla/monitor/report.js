@@ -13,9 +13,11 @@ const say = (words, ...values) => (WORDS.get(words) ?? words).replace(/%s/g, (bl
 const whole = (value) => Math.round(value).toLocaleString(language);
 const decimal = (text) => (language === "es" ? text.replace(".", ",") : text);
 const short = (value) => (value === null || value === undefined ? "–" : decimal(Number(value.toPrecision(4)).toString()));
+const rough = (value) => decimal(Number(value.toPrecision(2)).toString());
 const percent = (part) => (part === null ? "–" : `${decimal((100 * part).toFixed(1))} %`);
 
 const measure = (key) => say(key.replace("val_", "").replaceAll("_", " "));
+const isMeasure = (key) => key.startsWith("val_") && !key.endsWith("_error");
 
 function duration(seconds) {
   const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
@@ -63,8 +65,11 @@ function showHead() {
   const last = (key) => report.rows.map((row) => row[key]).filter((value) => value !== null && value !== undefined).at(-1);
   const figures = [["step", whole(report.version)], ["tokens", whole(report.tokens)], ["loss", short(last("loss"))]];
   if (report.parameters) figures.unshift(["parameters", whole(report.parameters)]);
-  const validation = new Set(report.rows.flatMap((row) => Object.keys(row).filter((key) => key.startsWith("val_"))));
-  for (const key of validation) figures.push([say("held-out %s", measure(key)), short(last(key))]);
+  const validation = new Set(report.rows.flatMap((row) => Object.keys(row).filter(isMeasure)));
+  for (const key of validation) {
+    const error = last(`${key}_error`);
+    figures.push([say("held-out %s", measure(key)), short(last(key)) + (error === undefined ? "" : ` ± ${rough(error)}`)]);
+  }
   if (report.best) figures.push(["lowest held-out loss", say("%s at step %s", short(report.best.loss), whole(report.best.version))]);
   const rates = report.rows.map((row) => row.tokens_per_second).filter((rate) => rate).sort((a, b) => a - b);
   if (rates.length) figures.push(["tokens/s (median)", whole(rates[rates.length >> 1])]);
@@ -153,10 +158,14 @@ function showCurves() {
   if (heldOut.some((value) => value !== null)) lines.push({ name: say("held-out"), values: heldOut, dots: true });
   const positive = lines.every(({ values }) => values.every((value) => value === null || value > 0));
   chart(positive ? "Loss (logarithmic)" : "Loss", lines, { log: positive });
-  const others = new Set(report.rows.flatMap((row) => Object.keys(row).filter((key) => key.startsWith("val_") && key !== "val_loss")));
+  const others = new Set(report.rows.flatMap((row) => Object.keys(row).filter((key) => isMeasure(key) && key !== "val_loss")));
   for (const key of others) {
     const name = measure(key);
-    chart(say("Held-out %s", name), [{ name, values: column(key) }]);
+    const [values, errors] = [column(key), column(`${key}_error`)];
+    const edge = (sign) => ({ name: say(sign > 0 ? "+ standard error" : "− standard error"), faint: true,
+      values: values.map((value, index) => (value === null || errors[index] === null ? null : value + sign * errors[index])) });
+    const hasErrors = errors.some((error) => error !== null);
+    chart(say("Held-out %s", name), [{ name, values }, ...(hasErrors ? [edge(1), edge(-1)] : [])]);
   }
   chart("Tokens per second", [{ name: say("tokens/s"), values: column("tokens_per_second") }]);
   const names = report.machines.filter((machine) => machine.share).map((machine) => machine.name);

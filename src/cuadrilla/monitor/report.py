@@ -63,6 +63,8 @@ WORDS = (
     Message("Loss (logarithmic)"),
     Message("Loss"),
     Message("Held-out %s"),
+    Message("+ standard error"),
+    Message("− standard error"),
     Message("Tokens per second"),
     Message("tokens/s"),
     Message("Share of each step, %, smoothed"),
