@@ -17,6 +17,7 @@ from cuadrilla.data.prepare import prepare
 from cuadrilla.data.shards import MANIFEST, read_manifest
 from cuadrilla.data.sources import plain_text
 from cuadrilla.engines.local import run_local
+from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, read_jsonl, write_json
 from cuadrilla.runfile import dump, resolve
 from cuadrilla.train.setup import assemble, make_task
@@ -32,15 +33,9 @@ seed = {seed}
 folder = "{data}"
 [model]
 preset = "micro"
-context = 128
 [train]
-epochs = 4
-batch_sequences = 8
-unit_sequences = 8
 threads = {threads}
 teacher = {teacher}
-[optim]
-weight_decay = 0
 [checkpoint]
 every_seconds = 20
 [evaluate]
@@ -49,6 +44,14 @@ sequences = 0
 [sample]
 tokens = 0
 """
+SETTLED = (
+    "model.context=128",
+    "train.epochs=4",
+    "train.batch_sequences=8",
+    "train.unit_sequences=8",
+    "optim.weight_decay=0",
+)
+"""What the run file leaves open, where settings are compared."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,20 @@ class Text:
     def num_tokens(self) -> int:
         return self.manifest.splits["train"].num_tokens
 
-    def train(self, *, sets: Sequence[str], seed: int, teacher: Path | None = None) -> Trained:
-        """Train a model with these settings (`section.key=value`), and say on stderr how it went."""
+    def train(
+        self, *, sets: Sequence[str], seed: int, teacher: Path | None = None, settled: Sequence[str] = SETTLED
+    ) -> Trained:
+        """Train a model with these settings (`section.key=value`) over `settled`, and say on stderr how it went."""
         what = f"{' '.join(sets)}, seed {seed}{f', taught by {teacher.name}' if teacher else ''}"
+        what += "" if settled == SETTLED else f", instead of the usual: {' '.join(settled) or 'nothing'}"
         run = RunDir(self.work / hashlib.sha256(what.encode()).hexdigest()[:12])
         ended = run.path / ENDED
         if not ended.exists():
             shutil.rmtree(run.path, ignore_errors=True)
             run.path.mkdir()
-            ended.write_text(json.dumps({"what": what, **self._train(run, sets, seed, teacher)}), encoding="utf-8")
+            ended.write_text(
+                json.dumps({"what": what, **self._train(run, [*settled, *sets], seed, teacher)}), encoding="utf-8"
+            )
         found = json.loads(ended.read_text(encoding="utf-8"))
         trained = Trained(found["bits_per_byte"], seconds=found["seconds"], skipped=found["skipped"], run=run.path)
         told = f"{trained.bits_per_byte:.4f} bits per byte, {trained.seconds:.0f} s, {trained.skipped} updates skipped"
@@ -103,7 +111,7 @@ class Text:
     def _train(self, run: RunDir, sets: Sequence[str], seed: int, teacher: Path | None) -> dict[str, float]:
         named = f'"{teacher}"' if teacher else "[]"
         file = RUN.format(seed=seed, data=self.data, threads=self.threads, teacher=named)
-        config = resolve(file, sets=list(sets)).config
+        config, _ = decide(resolve(file, sets=list(sets)).config, run)
         write_json(run.config, {"values": dump(config)})  # where a student looks
         task = make_task(config, run.path)
         keep_teachers(config, run, task=task)

@@ -135,10 +135,12 @@ class TrainSection(Section):
     """How long to train, in passes over the training data."""
     steps: CountOrZero = 0
     """How long to train, in optimizer steps."""
-    batch_sequences: Count = 32
-    """The global batch: sequences (examples) in one optimizer step, over all workers together."""
-    unit_sequences: Count = 8
-    """Sequences in a unit, the atom of work handed to a worker. Must divide `batch_sequences`."""
+    batch_sequences: CountOrZero = 0
+    """The global batch: sequences (examples) in one optimizer step, over all workers together (0: for text as many as
+    serve a run of this length, which is said; otherwise 32)."""
+    unit_sequences: CountOrZero = 0
+    """Sequences in a unit, the atom of work handed to a worker. Must divide `batch_sequences` (0: 8, or an eighth of a
+    batch that was chosen)."""
     pass_sequences: CountOrZero = 0
     """Most sequences in one forward and backward pass (0: about 2,048 tokens on a CPU, elsewhere as many as memory
     allows). Strict mode and BatchNorm take a unit."""
@@ -160,7 +162,7 @@ class TrainSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.batch_sequences % self.unit_sequences:
+        if self.unit_sequences and self.batch_sequences % self.unit_sequences:
             below = self.batch_sequences // self.unit_sequences * self.unit_sequences
             raise ValueError(
                 Message(

@@ -13,10 +13,10 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, write_atomic
 from cuadrilla.runfile import quoted, resolve
 
-SIZES = {  # tokens, batch, unit: where a first run of this size makes sense
-    "micro": (3_000_000, 64, 16),
-    "mini": (20_000_000, 64, 16),
-    "small": (2_500_000_000, 480, 8),
+SIZES = {  # tokens, and a batch where none is chosen by the rule: where a first run of this size makes sense
+    "micro": (3_000_000, None),
+    "mini": (20_000_000, None),
+    "small": (2_500_000_000, 480),
 }
 
 
@@ -58,7 +58,8 @@ def seen_from(run: Path, data: str) -> str:
 
 def run_file_text(size: str, *, data: str) -> str:
     """A commented run file for a language model of this size."""
-    tokens, batch, unit = SIZES[size]
+    tokens, batch = SIZES[size]
+    said_batch = f"batch_sequences = {batch}" if batch else "# batch_sequences = 64"
     folder = quoted(data.replace("\\", "/"))
     return f"""\
 # A run of cuadrilla. `cuadrilla config show --help-text` explains every key; what is not here has its default.
@@ -75,8 +76,7 @@ preset = "{size}"           # micro, mini, small (124M), medium, large, xl
 
 [train]
 tokens = {tokens}           # or epochs = 3, or steps = 1000
-batch_sequences = {batch}   # the global batch, shared by all workers
-unit_sequences = {unit}     # the atom of work
+{said_batch}   # sequences in a step, over all workers; what is not said is chosen by `tokens`
 # precision = "auto"        # bf16 where the machine multiplies it natively; the choice and its reason are printed
 # device = "auto"           # cuda, mps, xpu, cpu
 

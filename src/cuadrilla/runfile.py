@@ -99,7 +99,7 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
 
 def _kept_sets(run: RunDir) -> list[str]:
     """What was typed when the run in this folder was started; nothing if it has no checkpoint."""
-    if not _has_begun(run):
+    if not has_begun(run):
         return []
     try:
         found = json.loads(read_regular(run.config))
@@ -110,7 +110,8 @@ def _kept_sets(run: RunDir) -> list[str]:
         return []
 
 
-def _has_begun(run: RunDir) -> bool:
+def has_begun(run: RunDir) -> bool:
+    """Whether it has a checkpoint."""
     try:
         return any(run.checkpoints.iterdir())
     except OSError:
@@ -124,7 +125,7 @@ def literal(value: Any) -> str:
 
 def read_run_config(run: RunDir) -> Config:
     """What a run directory was last trained with: its config.json; until then its run file. Raises ConfigError."""
-    if run.config.exists() and run.run_file.exists() and not _has_begun(run):
+    if run.config.exists() and run.run_file.exists() and not has_begun(run):
         return read_run_file(run.run_file).config  # it was imported, and edited since
     try:
         values = json.loads(read_regular(run.config))["values"]

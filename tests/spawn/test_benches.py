@@ -30,6 +30,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "loop": "--size micro --steps 6 --threads 1",
     "novels": "TEXTS --size micro --tokens 2048 --every 3",
     "optimizers": "DATA --tokens 4096 --seeds 1",
+    "plain": "TEXT --tokens 4096 --characters 20000 --vocabulary 300 --rates 0.001 --batches 4 --patience 1",
     "passes": "--sizes 1 2 --rounds 1 --threads 1 --vocabulary 300",
     "prepare": "TEXTS --rounds 1 --processes 1 --encoder tokenizers",
     "recovery": "--faults 1",

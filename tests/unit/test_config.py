@@ -45,7 +45,7 @@ def refused(text: str, *sets: str) -> ConfigError:
         ("run.seed=-1", "greater than or equal to 0", ""),
         ("model.heads=5", "128 is not divisible by 5 heads; use 125 or 130", ""),
         ("model.preset=gigantic", "'micro', 'mini'", ""),
-        ("train.batch_sequences=7", "not a multiple of unit_sequences", ""),
+        ("train={tokens = 10, batch_sequences = 7, unit_sequences = 2}", "not a multiple of unit_sequences", ""),
         ("train.device=gpu", "pattern", ""),
         ("optim.kind=sgd", "'muon', 'adamw'", ""),
         ("engine.workers=[1, 0]", "greater than 0", ""),

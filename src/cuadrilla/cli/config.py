@@ -1,6 +1,5 @@
 """`cuadrilla config`: see what a run file really says."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -8,9 +7,9 @@ import typer
 
 from cuadrilla.cli.output import emit_json, emit_table, options
 from cuadrilla.config import Config, Section
-from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
-from cuadrilla.plan.regularise import weight_decay
+from cuadrilla.plan.decide import decide
+from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import dump, field_help, read_run_file, resolve
 
 SIZES = ("layers", "heads", "width", "context")
@@ -37,13 +36,14 @@ def show(
         emit_table(explain())
         return
     resolved = read_run_file(run, sets=sets or [])
-    values = dump(resolved.config)
-    folder = run if run.is_dir() else run.parent
+    config, decisions = decide(resolved.config, RunDir(run if run.is_dir() else run.parent))
+    values = dump(config)
     if options.json:
-        effective = dict(zip(SIZES, resolved.config.model.shape, strict=True))
+        effective = dict(zip(SIZES, config.model.shape, strict=True))
         emit_json({"values": values, "origins": resolved.origins, "model": effective})
         return
-    filled = dict(zip([f"model.{size}" for size in SIZES], resolved.config.model.shape, strict=True))
+    filled = dict(zip([f"model.{size}" for size in SIZES], config.model.shape, strict=True))
+    reasons = {decision.key: decision.reason for decision in decisions}
     rows = []
     for section, inner in values.items():
         items = inner.items() if isinstance(inner, dict) else [("", inner)]
@@ -52,9 +52,7 @@ def show(
             origin = resolved.origins[name]
             if name in filled and not value:
                 value, origin = filled[name], f"preset {resolved.config.model.preset}"
-            if name == "optim.weight_decay" and value is None and (epochs := _epochs(resolved.config, folder)):
-                value, origin = weight_decay(epochs), Message("read {epochs:.1f} times", epochs=epochs)
-            rows.append({"key": name, "value": repr(value), "origin": origin})
+            rows.append({"key": name, "value": repr(value), "origin": reasons.get(name, origin)})
     emit_table(rows)
 
 
@@ -62,20 +60,6 @@ def show(
 def schema() -> None:
     """The JSON schema of a run file, for editors."""
     emit_json(Config.model_json_schema())
-
-
-def _epochs(config: Config, folder: Path) -> float | None:
-    """How often the text would be read, if it is a text and is there."""
-    from cuadrilla.data.shards import read_manifest
-
-    if config.task.kind != "language":
-        return None
-    with suppress(DataError):
-        train = config.train
-        num_sequences = read_manifest(folder / config.data.folder).splits["train"].num_tokens // config.model.shape[3]
-        read = train.tokens / config.model.shape[3] or train.steps * train.batch_sequences
-        return train.epochs or read / max(num_sequences, 1)
-    return None
 
 
 def explain() -> list[dict[str, str]]:

@@ -11,7 +11,8 @@ from cuadrilla.cli.train import practice_sets
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, GuardError
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message
-from cuadrilla.rundir import typed
+from cuadrilla.plan.decide import decide
+from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
@@ -37,10 +38,11 @@ def prove(
     Trains in temporary folders; the run's own is not touched. Exit code 0: the same bits; 7: not.
     """
     options.json = options.json or as_json
-    config = read_run_file(run, sets=[*(sets or []), *practice_sets(crew, option="--crew")], processes=True).config
+    read = read_run_file(run, sets=[*(sets or []), *practice_sets(crew, option="--crew")], processes=True)
+    folder = (run if run.is_dir() else run.parent).resolve()
+    config, _ = decide(read.config, RunDir(folder))
     from cuadrilla.engines.prove import prove as run_proof
 
-    folder = (run if run.is_dir() else run.parent).resolve()
     set_up_logging(None, worker="prove", verbose=options.debug)
     began: list[str] = []
 

@@ -13,13 +13,13 @@ from cuadrilla.config import (
     Config,
     CrewEngine,
     LocalEngine,
-    MuonSection,
     NesterovSection,
     ServerSync,
 )
 from cuadrilla.host.environment import read_environment
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message
+from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
 from cuadrilla.runfile import Resolved, dump
 
@@ -78,17 +78,18 @@ def train_run(
 
         sinks: list[Sink] = []
         try:
-            task = make_task(resolved.config, folder.path)
-            keep_teachers(resolved.config, folder, task=task)
+            config, decisions = decide(resolved.config, folder)
+            task = make_task(config, folder.path)
+            keep_teachers(config, folder, task=task)
             sinks.append(JsonlSink(folder.metrics))
-            context = assemble(
-                resolved.config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at
-            )
+            context = assemble(config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at)
             write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
             write_json(folder.env, read_environment(), private=True)
             sinks.extend(audience.sinks(context))
             introduce(context, tell=audience.tell)
-            say_decided(resolved.config, context, tell=audience.tell)
+            for decided in decisions:
+                note = Message("{value:g}: {reason}", value=decided.value, reason=decided.reason)
+                audience.tell(Message("note       {key}: {note}", key=decided.key, note=note))
             with audience.stopping(context.coordination.request_stop):
                 match engine:
                     case LocalEngine():
@@ -142,14 +143,6 @@ def introduce(context: "RunContext", *, tell: Callable[[str], None]) -> None:
         tell(Message(told, staleness=config.sync.staleness))
         for key, note in asynchronous_notes(config, config.sync):
             tell(Message("note       {key}: {note}", key=key, note=note))
-
-
-def say_decided(config: Config, context: "RunContext", *, tell: Callable[[str], None]) -> None:
-    """What was not set, and follows from the text."""
-    asked, optim = config.optim, context.config.optim
-    if isinstance(asked, MuonSection) and isinstance(optim, MuonSection) and asked != optim and optim.weight_decay:
-        told = "note       optim.weight_decay: {decay:g}, as each sequence is read {epochs:.1f} times"
-        tell(Message(told, decay=optim.weight_decay, epochs=context.epochs))
 
 
 def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]]:

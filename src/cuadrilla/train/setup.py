@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection, MuonSection, TrainSection
+from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection, TrainSection
 from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.link.base import Tensors
@@ -23,10 +23,10 @@ from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.task import Task, load_task
-from cuadrilla.plan.regularise import weight_decay
+from cuadrilla.plan.decide import decide
 from cuadrilla.plan.share import share_units
 from cuadrilla.rundir import RunDir, file_sha256, read_regular, typed, write_atomic
-from cuadrilla.runfile import differences, dump, read_run_config
+from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.membership import Rules
@@ -145,20 +145,6 @@ def epochs_of(length: Length, task: Task) -> float:
     return length.total_tokens / (len(task.data("train")) * task.defaults.length)
 
 
-def regularised(config: Config, run: RunDir, *, task: Task, length: Length) -> Config:
-    """With the weight decay that was not set: as the run began with it, else by how often the text is read."""
-    optim = config.optim
-    if not isinstance(optim, MuonSection) or optim.weight_decay is not None:
-        return config
-    decay = 0.0
-    if list_checkpoints(run.checkpoints) and run.config.exists():
-        before = read_run_config(run).optim
-        decay = (before.weight_decay or 0.0) if isinstance(before, MuonSection) else 0.0
-    elif isinstance(config.task, LanguageTaskSection) and not config.model.init:  # nothing else was measured
-        decay = weight_decay(epochs_of(length, task))
-    return config.model_copy(update={"optim": optim.model_copy(update={"weight_decay": decay})})
-
-
 def _keep_tokenizer(task: language.LanguageTask, run: RunDir) -> None:
     """The data folder may go away; the model's tokenizer stays. Raises DataError, ResourceError."""
     try:
@@ -194,8 +180,8 @@ def assemble(
     """
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device=device)
+    config, _ = decide(config, run)
     length = measure_length(config.train, task)
-    config = regularised(config, run, task=task, length=length)
     model = make_model(task, seed=config.run.seed)
     if config.model.init and not list_checkpoints(run.checkpoints):
         load_initial(model, run.path / config.model.init, task=task)

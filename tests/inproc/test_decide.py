@@ -1,4 +1,4 @@
-"""The weight decay that nobody has set: by how often the text is read, said, kept by the run; a setting holds."""
+"""What a run file leaves open: decided by the length of the run, said, kept by the run; a setting holds."""
 
 import json
 from collections.abc import Mapping
@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import cuadrilla
-from cuadrilla.plan.regularise import weight_decay
+from cuadrilla.api import _as_sets
+from cuadrilla.plan.decide import decide, step_tokens, weight_decay
 from cuadrilla.rundir import RunDir, write_json
+from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import load_newest
 from tests.inside import cuadrilla as command
 from tests.runs import execute
@@ -24,9 +26,12 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
+QUICK: Mapping[str, Any] = {"evaluate": {"sequences": 4}, "sample": {"tokens": 0}}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("regularised")
+    made = tmp_path_factory.mktemp("decided")
     cuadrilla.prepare(["cuentos:60"], out=made / "data", options=cuadrilla.PrepareOptions(vocab=400))
     return made
 
@@ -40,7 +45,10 @@ def decay_of(run: RunDir) -> float:
     return float(decay)
 
 
-def test_the_rule() -> None:
+def test_the_rules() -> None:
+    lengths = (1, 300_000, 3_000_000, 10_000_000, 50_000_000, 10**10)
+    assert [step_tokens(tokens, alone=True) for tokens in lengths] == [1024, 1024, 1024, 2048, 4096, 16384]
+    assert step_tokens(300_000, alone=False) == 16384
     assert [weight_decay(epochs) for epochs in (0.5, 1.99, 2.0, 5.9, 6.0, 16)] == [0, 0, 0.1, 0.1, 0.3, 0.3]
 
 
@@ -50,7 +58,7 @@ def test_a_text_that_is_read_twice_is_held_back_and_the_run_keeps_it(folder: Pat
     shown = command("config", "show", path)
     assert ["optim.weight_decay", "0.1", "read", "2.0", "times"] in [line.split() for line in shown.stdout.splitlines()]
     done = command("train", path, "--stop-at", "3")
-    assert "note       optim.weight_decay: 0.1, as each sequence is read 2.0 times" in done.stderr
+    assert "note       optim.weight_decay: 0.1: read 2.0 times" in done.stderr
     assert decay_of(run) == 0.1
     done = command("train", path, "--stop-at", "5", "--set", "train.epochs=1.5", "--allow-changes")
     assert "changed" not in done.stderr
@@ -87,3 +95,46 @@ def test_a_task_of_one_s_own_has_no_rule(tmp_path: Path) -> None:
     found = load_newest(RunDir(tmp_path).checkpoints)
     assert found is not None
     assert found.state["identity"]["config"]["optim"]["weight_decay"] == 0.0
+
+
+def test_batch_and_context_follow_the_length_of_the_run_which_keeps_them(folder: Path) -> None:
+    cuadrilla.new_run(folder / "short", {"data": {"folder": "../data"}, "train": {"tokens": 4000}, **QUICK})
+    run, path = RunDir(folder / "short"), str(folder / "short")
+    shown = {line.split()[0]: line.split()[1:] for line in command("config", "show", path).stdout.splitlines() if line}
+    assert shown["model.context"] == ["128", "a", "run", "of", "4,000", "tokens"]
+    assert shown["train.batch_sequences"] == ["8", "1,024", "tokens", "a", "step,", "of", "4,000"]
+    assert shown["train.unit_sequences"][0] == "1"
+    done = command("train", path, "--stop-at", "2")
+    assert "note       train.batch_sequences: 8: 1,024 tokens a step, of 4,000" in done.stderr
+    assert sizes_of(run) == (128, 8, 1)
+    done = command("train", path, "--set", "train.tokens=9000000", "--allow-changes", "--stop-at", "3")
+    assert "train.batch_sequences" not in done.stderr
+    assert sizes_of(run) == (128, 8, 1)  # as it began
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sizes"),
+    [
+        ("said", {"model.context": 32, "train.batch_sequences": 4, "train.unit_sequences": 2}, (32, 4, 2)),
+        ("batch", {"train.batch_sequences": 12}, (128, 12, 1)),
+        ("unit", {"train.unit_sequences": 3}, (128, 6, 3)),
+        ("length in steps", {"train.tokens": 0, "train.steps": 2}, (0, 32, 8)),
+        ("crew", {"engine": {"kind": "crew", "workers": [1.0]}}, (128, 128, 16)),
+    ],
+)
+def test_what_is_said_holds_and_the_rest_fits(
+    folder: Path, name: str, settings: Mapping[str, Any], sizes: tuple[int, int, int]
+) -> None:
+    made = {"data": {"folder": "../data"}, "train": {"tokens": 4000}, **QUICK}
+    cuadrilla.new_run(folder / name, made)
+    read = read_run_file(folder / name, sets=_as_sets(settings))
+    config, _ = decide(read.config, RunDir(folder / name))
+    assert (config.model.context, config.train.batch_sequences, config.train.unit_sequences) == sizes
+
+
+def sizes_of(run: RunDir) -> tuple[int, int, int]:
+    """Context, batch and unit of its newest checkpoint."""
+    found = load_newest(run.checkpoints)
+    assert found is not None
+    config = found.state["identity"]["config"]
+    return config["model"]["context"], config["train"]["batch_sequences"], config["train"]["unit_sequences"]

@@ -1,0 +1,136 @@
+"""What a run file leaves open and the text decides: the size of a step, the length of a sequence, the weight decay.
+
+The rules are for language models, and were measured with `gpt2-micro` on Don Quijote (docs/experiments.md, 2026-11-23).
+What a run began with it keeps. Pure but for the manifest of the data and the run's own configuration, which are read.
+"""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+
+from cuadrilla.config import Config, LanguageTaskSection, LocalEngine, MuonSection
+from cuadrilla.data.shards import read_manifest
+from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
+from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import has_begun, read_run_config
+
+DECAYS = ((6.0, 0.3), (2.0, 0.1))
+"""From so many epochs on, the weight decay, times the learning rate. Read once, each sequence is new: none."""
+LEAST_STEP_TOKENS, MOST_STEP_TOKENS = 1_024, 16_384
+LEAST_TOKENS = 3_000_000
+"""Of a run, up to which the smallest step is best; behind it steps grow with the square root."""
+SHORT_CONTEXT, SHORT_TOKENS = 128, 3_000_000
+"""Of a run of up to so many tokens."""
+USUAL_BATCH, USUAL_UNIT = 32, 8
+UNITS = 8
+"""In a step of a size that the rule chose, so that a crew that takes the run over can share it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A setting that nobody has made, by its key in the run file, and why it is what it is."""
+
+    key: str
+    value: int | float
+    reason: Message
+
+
+def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
+    """The settings without a gap, and what the rules have decided now: nothing if the run has begun.
+
+    Raises ConfigError.
+    """
+    if has_begun(run) and run.config.exists():
+        return _as_begun(config, read_run_config(run)), []
+    text = _text_tokens(config, run)
+    tokens = config.train.tokens or round(config.train.epochs * text)
+    decisions: list[Decision] = []
+    if text and tokens:
+        for rule in (_context, _batch):
+            if decision := rule(config, tokens):
+                config = _with(config, decision.key, decision.value)
+                decisions.append(decision)
+    config = _without_gaps(config, ruled=bool(text and tokens))
+    if isinstance(config.optim, MuonSection) and config.optim.weight_decay is None:
+        tokens = tokens or config.train.steps * config.train.batch_sequences * config.model.shape[3]
+        decision = _decay(config, tokens / text if text else 0.0)
+        config = _with(config, decision.key, decision.value)
+        decisions += [decision] if decision.value else []
+    return config, decisions
+
+
+def weight_decay(epochs: float) -> float:
+    return next((decay for least, decay in DECAYS if epochs >= least), 0.0)
+
+
+def step_tokens(tokens: int, *, alone: bool) -> int:
+    """A power of two. In a crew each step moves all weights, so it is the largest there; that was not measured."""
+    if not alone:
+        return MOST_STEP_TOKENS
+    doublings = round(math.log2(max(tokens / LEAST_TOKENS, 1.0)) / 2)
+    return min(LEAST_STEP_TOKENS << doublings, MOST_STEP_TOKENS)
+
+
+def _context(config: Config, tokens: int) -> Decision | None:
+    """A shorter one than the preset's, in a short run."""
+    if config.model.context or config.model.shape[3] <= SHORT_CONTEXT or tokens > SHORT_TOKENS:
+        return None
+    reason = Message("a run of {tokens:,} tokens", tokens=tokens)
+    return Decision(key="model.context", value=SHORT_CONTEXT, reason=reason)
+
+
+def _batch(config: Config, tokens: int) -> Decision | None:
+    if config.train.batch_sequences:
+        return None
+    alone = isinstance(config.engine, LocalEngine)
+    unit, context = config.train.unit_sequences or 1, config.model.shape[3]
+    sequences = unit * max(step_tokens(tokens, alone=alone) // (context * unit), 1)
+    step = sequences * context
+    if alone:
+        reason = Message("{step:,} tokens a step, of {tokens:,}", step=step, tokens=tokens)
+    else:
+        reason = Message("{step:,} tokens a step, in a crew", step=step)
+    return Decision(key="train.batch_sequences", value=sequences, reason=reason)
+
+
+def _decay(config: Config, epochs: float) -> Decision:
+    value = 0.0 if config.model.init else weight_decay(epochs)  # going on from other weights was not measured
+    reason = Message("read {epochs:.1f} times", epochs=epochs)
+    return Decision(key="optim.weight_decay", value=value, reason=reason)
+
+
+def _without_gaps(config: Config, *, ruled: bool) -> Config:
+    """Batch and unit of what no rule is for: other tasks, and runs whose length is said in steps."""
+    batch, unit = config.train.batch_sequences, config.train.unit_sequences
+    batch = batch or max(USUAL_BATCH // (unit or 1), 1) * (unit or 1)
+    unit = unit or (max(batch // UNITS, 1) if ruled else math.gcd(batch, USUAL_UNIT))
+    return _with(_with(config, "train.batch_sequences", batch), "train.unit_sequences", unit)
+
+
+def _as_begun(config: Config, before: Config) -> Config:
+    for key in ("model.context", "train.batch_sequences", "train.unit_sequences"):
+        config = _with(config, key, _value(config, key) or _value(before, key))
+    if isinstance(config.optim, MuonSection) and config.optim.weight_decay is None:
+        decay = before.optim.weight_decay if isinstance(before.optim, MuonSection) else None
+        config = _with(config, "optim.weight_decay", decay or 0.0)
+    return config
+
+
+def _value(config: Config, key: str) -> float:
+    section, _, name = key.partition(".")
+    value: float = getattr(getattr(config, section), name)
+    return value
+
+
+def _with(config: Config, key: str, value: float) -> Config:
+    section, _, name = key.partition(".")
+    return config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
+
+
+def _text_tokens(config: Config, run: RunDir) -> int:
+    """Of the training text; 0 if it is none, or not there."""
+    if isinstance(config.task, LanguageTaskSection):
+        with suppress(DataError):
+            return read_manifest(run.path / config.data.folder).splits["train"].num_tokens
+    return 0
