@@ -155,8 +155,24 @@ def translate_help(command: Any, reads: str) -> None:
         for name in ("help", "rich_help_panel"):
             if text := getattr(part, name, None):
                 setattr(part, name, translated(inspect.cleandoc(text), reads))
+        if words := _range_in_words(part, reads):
+            kind = part.metavar or f"<{part.type_descriptor.ranged_type_name}>"
+            part.metavar = f"{kind} [{words}]"
+            part.min = part.max = None  # or Typer shows them too, as `1<=x<=64`; what checks a value has its own
     for inner in getattr(command, "commands", {}).values():
         translate_help(inner, reads)
+
+
+def _range_in_words(option: Any, reads: str) -> str:
+    match getattr(option, "min", None), getattr(option, "max", None):
+        case None, None:
+            return ""
+        case least, None:
+            return Message("{least} or more", least=least).in_language(reads)
+        case None, most:
+            return Message("{most} or less", most=most).in_language(reads)
+        case least, most:
+            return Message("{least} to {most}", least=least, most=most).in_language(reads)
 
 
 def _report_unforeseen(error: Exception) -> int:
