@@ -20,7 +20,7 @@ FUNCTION_P90_LINES = 25
 FUNCTION_MAX_LINES = 80
 LONGER_FUNCTIONS = {("src/cuadrilla/train/loop.py", "train"): 150}  # the loop reads top to bottom in one place
 FILE_MAX_LINES = 600
-MAX_BROAD_EXCEPTS = 3  # CLI, worker entry, monitor poll
+MAX_BROAD_EXCEPTS = 3  # the CLI, the entry of a worker thread, the coordinator
 HELP_TIMEOUT_SECONDS = 120.0
 
 # Where a call or an import that is dangerous, or belongs to one place, is allowed. Paths below src/cuadrilla;
