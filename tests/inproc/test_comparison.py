@@ -146,7 +146,7 @@ def test_tests_are_read_before_a_model_is_loaded(language: RunDir, tmp_path: Pat
 
 
 def test_what_cannot_be_compared_is_refused(language: RunDir, exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--stories is for one run"):
+    with pytest.raises(ConfigError, match="--stories works only with one run"):
         evaluate([language.path, exported], stories=3)
     with pytest.raises(ConfigError, match="is not a run"):
         evaluate([exported])

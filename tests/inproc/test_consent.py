@@ -177,7 +177,7 @@ def test_a_crew_in_which_nobody_was_named_has_no_ray(tmp_path: Path) -> None:
         (CrewEngine(kind="auto"), "", ANA, "name it"),
         (CrewEngine(kind="auto"), "127.0.0.1", frozenset({"Ana!"}), "cannot be the name of a node"),
         (CrewEngine(kind="crew"), "127.0.0.1", ANA, "uses no Ray"),
-        (CrewEngine(kind="auto", ray_address="127.0.0.1:6379"), "127.0.0.1", ANA, "not ours to give"),
+        (CrewEngine(kind="auto", ray_address="127.0.0.1:6379"), "127.0.0.1", ANA, "cannot give away its token"),
     ],
     ids=["no-address", "no-name", "no-use", "of-others"],
 )

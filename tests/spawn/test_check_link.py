@@ -150,7 +150,7 @@ def test_a_node_that_was_kicked(crew: Crew) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
-    [(QUICK, 5, "this machine has joined no crew"), (("check", "link", "--seconds", "60"), 2, "--seconds")],
+    [(QUICK, 5, "this machine has not joined a crew"), (("check", "link", "--seconds", "60"), 2, "--seconds")],
 )
 def test_nothing_to_check(crew: Crew, arguments: tuple[str, ...], code: int, message: str) -> None:
     done = crew.stranger.run(*arguments)

@@ -89,15 +89,15 @@ def test_a_first_run_says_how_long_it_takes_hears_ctrl_c_and_goes_on(
     wait_for(
         first.shows(r"time +about \d+ days at this speed \(gpt2-micro about \d+ (minutes|hours|days)"), first.process
     )
-    wait_for(first.shows(r"step 0/[\d]+.* \d+ % of it +ETA"), first.process)
+    wait_for(first.shows(r"step 0/[\d]+.* \d+ % done +ETA"), first.process)
     first.types(CTRL_C)
     wait_for(first.shows("stopping +after this pass"), first.process)
     assert first.process.wait(timeout=150) == 130
-    wait_for(first.shows("the run was stopped by Ctrl-C at step 0 and saved; the same command goes on from there"))
+    wait_for(first.shows("the run was stopped by Ctrl-C at step 0 and saved; the same command continues from there"))
 
     again = at_terminal("train", "mio")
     wait_for(again.shows(r"from an earlier start: .*train\.batch_sequences=960.*\(--set changes it\)"), again.process)
-    wait_for(again.shows(r"\d+ % of it"), again.process)
+    wait_for(again.shows(r"\d+ % done"), again.process)
     again.types(CTRL_C)
     assert again.process.wait(timeout=150) == 130
     assert [row["complete"] for row in read_jsonl(RunDir(tmp_path / "mio").events) if row["event"] == "finished"] == [

@@ -71,7 +71,7 @@ def test_interrupted_or_killed_and_run_again(server, tmp_path, end):
     said = child.communicate()[1]
     assert "Traceback" not in said
     if end == signal.SIGINT:
-        assert "interrupted; what came is kept in corpus" in said
+        assert "interrupted; what has arrived is kept in corpus" in said
     done = get(url, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "corpus" / "quijote.txt").read_bytes() == TEXT
@@ -200,7 +200,7 @@ def test_the_catalogue_over_tls_through_a_proxy(tmp_path):
         folder = tmp_path / "corpus" / "conha19"
         assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == {"nh0001.txt", "SOURCE.json"}
         assert (folder / "nh0001.txt").read_bytes() == TEXT
-        assert "nobody vouched for conha19.zip" in done.stderr
+        assert "no published SHA-256 for conha19.zip" in done.stderr
         assert [path for path, _ in server.seen if path.startswith("CONNECT")] == [
             "CONNECT github.com:443", "CONNECT github.com:443", "CONNECT codeload.github.com:443",
         ]  # fmt: skip

@@ -366,7 +366,7 @@ def test_code_runs_only_where_its_owner_has_approved_it(
     assert worker.wait(timeout=150) == 0
     left = ana.run("leave")
     assert left.returncode == 0, left.stderr
-    assert "the coordinator does not know" in left.stderr
+    assert "the coordinator could not be told" in left.stderr
     assert not Home(ana.home).joined()
     assert {file.name for file in (Home(ana.home).path / "joined").rglob("*.*")} == {"node.key"}
 
@@ -376,7 +376,7 @@ def test_code_runs_only_where_its_owner_has_approved_it(
     [
         (("invite",), 5, "no coordinator runs on this machine"),
         (("down",), 5, "no coordinator runs on this machine"),
-        (("leave",), 5, "has joined no such crew"),
+        (("leave",), 5, "has not joined that crew"),
         (("kick", "nadie"), 5, "no node is named"),
         (("trust", "abc"), 2, "is not a hash"),
         (("join", "--invite-file", "nowhere.txt"), 2, "cannot read nowhere.txt"),

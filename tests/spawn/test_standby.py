@@ -75,11 +75,11 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     wait_for(reached(copy, at + 5), promoted)
     old = coordinator.run("up", str(run.path), "--listen", f"127.0.0.1:{port}")
     assert old.returncode == LinkError.exit_code, old.stderr
-    assert f"which goes on at 127.0.0.2:{port}" in old.stderr
+    assert f"coordinates it at 127.0.0.2:{port}" in old.stderr
     said = down(eva, promoted)
-    assert f"is known to have announced step {known}" in said
-    assert int(said.split("promoted   goes on from step ")[1].split(";")[0]) >= known
-    assert "nothing that is known of is lost" in said
+    assert f"the last step known from the old coordinator is {known}" in said
+    assert int(said.split("promoted   continues from step ")[1].split(";")[0]) >= known
+    assert "as far as is known, nothing is lost" in said
     assert [worker.wait(timeout=150) for worker in workers] == [0, 0]
     assert is_what_one_worker_gives(copy, begun_in=run)
     keys = [file for folder in (replica(eva) / "crew", Home(eva.home).crew) for file in folder.glob("*.key")]
@@ -110,11 +110,11 @@ def test_nobody_becomes_a_standby_without_being_named(
     assert "cuadrilla up --standby eva" in refused.stderr
     assert not [*eva.home.rglob("ca.*"), *eva.home.rglob("server.*")]
     nothing = eva.run("promote", "--force")
-    assert (nothing.returncode, "is no standby" in nothing.stderr) == (5, True), nothing.stderr
+    assert (nothing.returncode, "is not a standby" in nothing.stderr) == (5, True), nothing.stderr
     down(coordinator, crew)
 
 
 def test_promote_without_a_crew(machine: Callable[[str], Machine]) -> None:
     done = machine("lonely").run("promote")
-    assert (done.returncode, "this machine has joined no crew" in done.stderr) == (5, True), done.stderr
+    assert (done.returncode, "this machine has not joined a crew" in done.stderr) == (5, True), done.stderr
     assert "hint:" in done.stderr

@@ -106,7 +106,7 @@ def test_a_signal_to_the_parent_saves_and_stops_once(
     crew.send_signal(number)
     said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 130, said
-    assert "and saved; the same command goes on" in said
+    assert "and saved; the same command continues" in said
     assert json.loads(run.status.read_text())["state"] == "stopped"
     assert num_restarts(run) == 0
     assert len(psutil.wait_procs(everybody, timeout=30)[0]) == 3

@@ -184,7 +184,7 @@ def test_a_language_that_there_is_not(
 ) -> None:
     code, said = called(monkeypatch, capsys, *arguments)
     assert code == 2
-    assert "error: there is no language" in said
+    assert "error: unknown language" in said
     assert "hint: --lang en, or --lang es" in said
 
 

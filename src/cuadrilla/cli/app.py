@@ -144,7 +144,7 @@ def _without_language(words: Sequence[str]) -> list[str]:
             continue
         chosen = next(following, "") if word == "--lang" else word.removeprefix("--lang=")
         if chosen not in LANGUAGES:
-            raise ConfigError("there is no language {chosen!r}", chosen=chosen, hint="--lang en, or --lang es")
+            raise ConfigError("unknown language {chosen!r}", chosen=chosen, hint="--lang en, or --lang es")
         os.environ[VARIABLES[0]] = chosen
     return left
 

@@ -20,20 +20,22 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def group() -> None:
-    """Try out what training will need."""
+    """Test what training will need."""
 
 
 @app.command()
 def link(
-    address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Default: where the crew was last.")] = "",
+    address: Annotated[
+        str, typer.Argument(metavar="[ADDRESS:PORT]", help="Default: the last known address of the crew.")
+    ] = "",
     seconds: Annotated[
-        float, typer.Option(min=0.1, max=MAX_SECONDS, help="How long to measure the bandwidth each way.")
+        float, typer.Option(min=0.1, max=MAX_SECONDS, help="How many seconds to measure the bandwidth each way.")
     ] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
-    """Try the way from this machine to its crew's coordinator; name the first step that is broken, and its remedy.
+    """Test the connection from this machine to its crew's coordinator; name the first step that fails and its remedy.
 
-    For a machine that has joined. Exit code 5 when a step is broken.
+    For a machine that has joined. Exit code 5 if a step fails.
     """
     options.json = options.json or as_json
     crew = joined_crew(address)
@@ -80,7 +82,7 @@ def joined_crew(address: str) -> Joined:
     crew = home.find_crew(address)
     if crew is None:
         raise LinkError(
-            "this machine has joined no crew at {address}" if address else "this machine has joined no crew",
+            "this machine has not joined a crew at {address}" if address else "this machine has not joined a crew",
             address=address,
             hint="join one first: `cuadrilla invite` on the coordinator's machine, then here: cuadrilla join",
         )

@@ -17,12 +17,12 @@ SIZES = ("layers", "heads", "width", "context")
 app = typer.Typer(no_args_is_help=True)
 
 RunFile = Annotated[Path, typer.Argument(help="A run file, or the folder that holds run.toml.")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file's value.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; overrides the run file.")]
 
 
 @app.callback()
 def group() -> None:
-    """See what a run file really says."""
+    """See the settings that a run file results in."""
 
 
 @app.command()

@@ -44,15 +44,15 @@ RAY_NODE_HELP = (
     " Everybody in this Ray cluster can run programs as you on this machine."
 )
 RAY_HELP = (
-    "If the coordinator offers Ray, use it."
-    " Everybody in this Ray cluster can run programs as you on this machine. Without either: asked."
+    "If the coordinator offers Ray, use it. Everybody in this Ray cluster can run programs as you on this "
+    "machine. With neither option, you are asked."
 )
 DeviceList = Annotated[
     str,
     typer.Option(
         metavar="auto|DEVICE,…",
-        help="What this machine works with, a process for each: cuda:0,cuda:1,cpu"
-        " (default: each accelerator, and the processor where it adds to them).",
+        help="Devices to work with, one process for each: cuda:0,cuda:1,cpu (default: each accelerator, and "
+        "the processor where it helps).",
     ),
 ]
 Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
@@ -67,13 +67,15 @@ def up(
     ] = "",
     address: Annotated[
         str,
-        typer.Option(metavar="HOST[:PORT]", help="What other machines dial, if it leads here from somewhere else."),
+        typer.Option(
+            metavar="HOST[:PORT]", help="The address that other machines dial, if it is not the one to listen on."
+        ),
     ] = "",
     uses: Uses = 1,
     devices: DeviceList = "",
     standby: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A node that may copy this crew's keys and run: `cuadrilla standby` there."),
+        typer.Option(metavar="NAME", help="A node that may copy this crew's keys and run, with `cuadrilla standby`."),
     ] = None,
     ray_node: Annotated[
         list[str] | None,
@@ -82,7 +84,9 @@ def up(
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Although a standby goes on with the crew.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Coordinate even if a standby has taken over the crew.")
+    ] = False,
 ) -> None:
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
     listens = listening_address(listen)
@@ -107,7 +111,7 @@ def up(
     def moved(address: str) -> None:
         say("network    this machine has another address: the crew is at {address} now", address=address)
         if dialled:
-            say("network    others dial {dialled}: see that it still leads here", dialled=dialled)
+            say("network    others dial {dialled}: check that it still leads here", dialled=dialled)
             return
         write_json(home.open_file, {**home.open_crew(), "address": address})
         say("crew       {address}; on the machines that are in the crew: cuadrilla join {address}", address=address)
@@ -155,10 +159,10 @@ def refuse_if_promoted(home: Home) -> None:
 
     if address := taken_over(home):
         raise LinkError(
-            "this crew was promoted to its standby, which goes on at {address}",
+            "a standby has taken over this crew and coordinates it at {address}",
             address=address,
-            hint="work for it: an invite from there, then `cuadrilla join --new` here; or, to go on here all the same,"
-            " stop it there and add --force",
+            hint="work for it: get an invite there, then `cuadrilla join --new` here; or, to continue here "
+            "anyway, stop it there and add --force",
         )
 
 
@@ -169,7 +173,7 @@ def check_transports(engine: CrewEngine, *, listen: str, ray_nodes: frozenset[st
 
     if not engine.uses_link:
         raise ConfigError(
-            'machines join over the crew link: engine.kind = "ray" has none', hint='use engine.kind = "auto"'
+            'machines join over the crew link, which engine.kind = "ray" does not open', hint='use engine.kind = "auto"'
         )
     if not ray_nodes:
         return
@@ -181,9 +185,9 @@ def check_transports(engine: CrewEngine, *, listen: str, ray_nodes: frozenset[st
         )
     if engine.ray_address:
         raise ConfigError(
-            "--ray-node: the cluster at {address} is not this run's, and its token not ours to give",
+            "--ray-node: this run did not start the cluster at {address}, so it cannot give away its token",
             address=engine.ray_address,
-            hint="its owner lets machines in, by `ray start --address` on them",
+            hint="only its owner can add machines, with `ray start --address` on them",
         )
     if reason := why_not():
         raise EnvironmentProblem("{reason}", reason=reason, hint="without --ray-node all machines use the crew link")
@@ -237,13 +241,13 @@ def _show_invite(home: Home, *, uses: int) -> None:
 
 
 def join(
-    address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Default: the invite's.")] = "",
+    address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Default: the address in the invite.")] = "",
     name: Annotated[
         str, typer.Option(help="This machine's name in the crew (default: its host name, numbered if it is taken).")
     ] = "",
     invite_file: Annotated[Path | None, typer.Option(help="Read the invite from a file.")] = None,
     new: Annotated[
-        bool, typer.Option("--new", help="Ask for an invite although this machine has joined before.")
+        bool, typer.Option("--new", help="Ask for an invite even if this machine has joined before.")
     ] = False,
     ray: Annotated[
         bool | None,
@@ -252,7 +256,7 @@ def join(
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with (0: all cores).")] = 0,
     devices: DeviceList = "",
     data: Annotated[
-        Path | None, typer.Option(help="The run's prepared data, if it lies on this machine: nothing is fetched.")
+        Path | None, typer.Option(help="The run's prepared data, if this machine has it; nothing is fetched then.")
     ] = None,
 ) -> None:
     """Work for a crew's coordinator, before or during a run. Asks for the invite the first time."""
@@ -283,7 +287,7 @@ def work_with(
     threads: Annotated[int, typer.Option()] = 0,
     data: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
-    """Work with one of this machine's devices for a crew that it has joined; ends with who started this process."""
+    """Work with one of this machine's devices for a crew that it has joined; ends with the process that started it."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; `join` decides
         signal.signal(number, signal.SIG_IGN)
     end_with(sys.stdin.fileno())  # a pipe that nobody writes to
@@ -296,7 +300,7 @@ def work_with(
     home = Home.of_user()
     crew = next((crew for crew in home.joined() if crew.folder.name == joined), None)  # its address may have changed
     if crew is None:
-        raise LinkError("this machine has joined no such crew", hint="see what is in CUADRILLA_HOME/joined")
+        raise LinkError("this machine has not joined that crew", hint="see what is in CUADRILLA_HOME/joined")
     set_up_logging(None, worker=f"{crew.name}/{name}", verbose=options.debug)
     known = _Known(home, crew)
     ways = _ways(known, consent=Consent(False), devices=Devices(device), data=data, quiet=True)
@@ -342,7 +346,9 @@ def _say_nothing(_text: str) -> None:
 def _ask_for_ray() -> bool:
     """Whether this machine is to be a node of the coordinator's Ray cluster, in words that say what that means."""
     say("Ray        the coordinator offers its Ray cluster. {ray}", ray=RAY)
-    say("           The crew link, without Ray, is safe beside strangers: nobody runs anything here but the training.")
+    say(
+        "           The crew link, without Ray, is safe among strangers: nobody can run anything here but the training."
+    )
     return ask(Message("join the Ray cluster?"))
 
 
@@ -375,7 +381,7 @@ def read_invite(file: Path | None) -> str:
 
 
 def nodes() -> None:
-    """The machines of this machine's crew."""
+    """List the machines of this machine's crew."""
     from cuadrilla.link.nodes import AllowList
 
     home = Home.of_user()
@@ -421,7 +427,7 @@ def whole_hash(text: str, *, home: Home) -> str:
     found = [sha256 for sha256 in fetched_code(home) if sha256.startswith(text)]
     if not found:
         raise ConfigError(
-            "no code that was fetched has a hash with {text}", text=text, hint="type all 64 characters of it"
+            "no fetched code has a hash that begins with {text}", text=text, hint="type all 64 characters of it"
         )
     if len(found) > 1:
         hashes = ", ".join(found)
@@ -436,10 +442,10 @@ def whole_hash(text: str, *, home: Home) -> str:
 
 
 def leave(address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]")] = "") -> None:
-    """Leave a crew that this machine has joined: its name there is free again, what is kept of it here is deleted."""
+    """Leave a crew that this machine has joined: its name there becomes free, what is kept of it here is deleted."""
     crew = Home.of_user().find_crew(address)
     if crew is None or (address and crew.address != address and not crew.folder.exists()):
-        raise LinkError("this machine has joined no such crew", hint="see what is in CUADRILLA_HOME/joined")
+        raise LinkError("this machine has not joined that crew", hint="see what is in CUADRILLA_HOME/joined")
     problem, keeps_key = _tell_leaving(crew)
     with storage_errors(crew.folder):
         for file in crew.folder.iterdir():
@@ -449,7 +455,7 @@ def leave(address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]")] = ""
             crew.folder.rmdir()
     say("left the crew at {address}", address=crew.address)
     if problem:
-        say("the coordinator does not know: {problem}", problem=problem)
+        say("the coordinator could not be told: {problem}", problem=problem)
         say("there, `cuadrilla kick {name}` takes this machine off the list", name=crew.name)
     if keeps_key:
         say("this machine keeps its key, to come back under that name with a new invite")
@@ -486,7 +492,9 @@ def down() -> None:
         os.kill(int(crew["pid"]), signal.SIGTERM)
     except ProcessLookupError:
         home.open_file.unlink(missing_ok=True)
-        raise LinkError("the coordinator is gone already", run=crew["run"], hint="go on: cuadrilla up {run}") from None
+        raise LinkError(
+            "the coordinator is gone already", run=crew["run"], hint="continue: cuadrilla up {run}"
+        ) from None
     say("the coordinator of {run} saves and stops", run=crew["run"])
 
 

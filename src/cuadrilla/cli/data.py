@@ -41,23 +41,25 @@ app.command("get")(get_command)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
 FilterOption = Annotated[
-    str, typer.Option("--filter", help="Which documents to drop: books (the least), web (FineWeb-2's rules), none.")
+    str, typer.Option("--filter", help="Which documents to drop: books (the fewest), web (FineWeb-2's rules), none.")
 ]
 ValByOption = Annotated[
     str, typer.Option("--val-by", help="Hold out whole texts (source) or parts (document); auto: whole if 20 or more.")
 ]
 ValOption = Annotated[
-    list[str] | None, typer.Option("--val", help="A file or folder to hold out, instead of a part chosen by chance.")
+    list[str] | None, typer.Option("--val", help="A file or folder to hold out, instead of a random part.")
 ]
 NearOption = Annotated[
     float,
-    typer.Option("--near-duplicates", help="Drop documents this similar to earlier ones, or in them; 0 keeps them."),
+    typer.Option(
+        "--near-duplicates", help="Drop documents this similar to earlier ones, or contained in them; 0 keeps them."
+    ),
 ]
 AddOption = Annotated[
-    bool, typer.Option("--add", help="Old and new text into a folder made of the old, with the same tokenizer.")
+    bool, typer.Option("--add", help="Add text to this folder and keep its tokenizer: give the old and the new text.")
 ]
 KeepOption = Annotated[
-    bool, typer.Option("--keep-work", help="Keep the clean text on disk, so that --add works on the new only.")
+    bool, typer.Option("--keep-work", help="Keep the cleaned text on disk, so that --add only processes new text.")
 ]
 ProcessesOption = Annotated[
     int | None, typer.Option("--processes", help="Processes that share the work (one for each core).")
@@ -65,16 +67,19 @@ ProcessesOption = Annotated[
 EncoderOption = Annotated[str, typer.Option("--encoder", help="auto, gigatoken, tokenizers; ids are the same.")]
 HeldOutOption = Annotated[
     list[str] | None,
-    typer.Option("--held-out", help="A file that must be new to the model: how much of it is in the training text."),
+    typer.Option(
+        "--held-out", help="A file that must be new to the model; shows how much of it is in the training text."
+    ),
 ]
 CompareOption = Annotated[
-    list[Path] | None, typer.Option("--compare-tokenizer", help="Another tokenizer.json, such as GPT-2's.")
+    list[Path] | None,
+    typer.Option("--compare-tokenizer", help="Another tokenizer.json to compare with, such as GPT-2's."),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Look at all files, say what they are and what is wrong, and end.")
+    bool, typer.Option("--dry-run", help="Check all files, say what they are and what is wrong, then stop.")
 ]
 RepairOption = Annotated[
-    bool, typer.Option("--repair", help="Put right text that was encoded twice, or is in two encodings.")
+    bool, typer.Option("--repair", help="Repair text that was encoded twice, or is in two encodings.")
 ]
 DroppedOption = Annotated[bool, typer.Option("--show-dropped", help="Show examples of what was dropped, and why.")]
 
@@ -87,7 +92,7 @@ def prepare_command(
         int | None, typer.Option("--vocab", help="Tokens of the vocabulary to train (8192 if not given).")
     ] = None,
     val_fraction: Annotated[
-        float, typer.Option("--val-fraction", help="Part of the text to hold out.")
+        float, typer.Option("--val-fraction", help="Fraction of the text to hold out.")
     ] = DEFAULT_VAL_FRACTION,
     val_by: ValByOption = AUTO,
     val: ValOption = None,
@@ -95,13 +100,13 @@ def prepare_command(
         Path | None, typer.Option("--tokenizer", help="Use this tokenizer.json instead of training one.")
     ] = None,
     min_characters: Annotated[
-        int, typer.Option("--min-characters", help="Drop documents that are shorter.")
+        int, typer.Option("--min-characters", help="Drop documents shorter than this.")
     ] = DEFAULT_MIN_CHARACTERS,
     field: Annotated[
-        str, typer.Option("--field", help="The field of .jsonl and column of .parquet that holds the text.")
+        str, typer.Option("--field", help="The .jsonl field or .parquet column that holds the text.")
     ] = DEFAULT_FIELD,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out and count records without a usable text and broken files.")
+        bool, typer.Option("--skip-bad", help="Skip and count broken files and records without usable text.")
     ] = False,
     repair: RepairOption = False,
     filter_rules: FilterOption = DEFAULT_FILTER,
@@ -145,7 +150,7 @@ def prepare_command(
         with shown_progress() as progress:
             prepared = prepare(sources, out=out, options=wanted, progress=progress)
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on from here (what is finished is in {folder})", folder=out / WORK)
+        say("interrupted; the same command continues from here (finished work is in {folder})", folder=out / WORK)
         raise
     _report(prepared, out=out, show_dropped=show_dropped, extra=_measures(out, prepared.manifest, held_out, compare))
 
@@ -191,7 +196,7 @@ def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[st
     vocab = manifest.options.get("vocab", manifest.vocab_size)
     if manifest.vocab_size != vocab:
         say(
-            "the text has merges for a vocabulary of {size:,} only, {vocab:,} were asked for",
+            "this text yields a vocabulary of only {size:,}; you asked for {vocab:,}",
             size=manifest.vocab_size,
             vocab=vocab,
         )
@@ -238,7 +243,7 @@ def _emit_found(found: Found) -> None:
 def _say_damaged(damaged: Mapping[str, str], *, repaired: bool) -> None:
     if damaged:
         files = _some([Message("{name} ({why})", name=name, why=why) for name, why in sorted(damaged.items())])
-        say("repaired: {files}" if repaired else "damaged, which --repair puts right: {files}", files=files)
+        say("repaired: {files}" if repaired else "damaged, can be fixed with --repair: {files}", files=files)
 
 
 def _say_skipped(skipped: Sequence[str], broken: Mapping[str, str]) -> None:
@@ -291,7 +296,7 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], extra: Mapping[s
         encodings = Counter(source.encoding for source in manifest.sources)
         kinds = [Message("{count:,} in {encoding}", count=n, encoding=name) for name, n in sorted(encodings.items())]
         emit(
-            "... and {more:,} more (--json shows all); of all, {kinds}",
+            "... and {more:,} more (--json shows all); in total: {kinds}",
             more=len(by_source) - MAX_ROWS,
             kinds=_joined(kinds, ", "),
         )

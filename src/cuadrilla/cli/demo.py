@@ -100,8 +100,8 @@ class Accident:
         lost = len(set(range(1, max(versions) + 1)) - set(versions))
         left = any(row["event"] == "left" and row["worker"] == VICTIM for row in read_jsonl(run.events))
         return Message(
-            "                {victim} was killed at step {step}, was missed and its units went to the others;"
-            " {lost} of {number} steps lost"
+            "                {victim} was killed at step {step}; the others took over its units; {lost} of "
+            "{number} steps lost"
             if left
             else "                {victim} was killed at step {step}; {lost} of {number} steps lost",
             victim=VICTIM,
@@ -149,13 +149,13 @@ def sequences_per_second() -> float:
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where to put data and run.")] = Path("demo"),
+    folder: Annotated[Path, typer.Option(help="Where to put the data and the run.")] = Path("demo"),
     steps: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="How long to train (default: as this machine can in a few minutes). After a few steps it has learnt"
-            " nothing, and all is shown.",
+            help="How many steps to train (default: as many as fit in a few minutes here). With only a few "
+            "steps the model learns nothing, but every part is shown.",
         ),
     ] = None,
     stories: Annotated[
@@ -188,7 +188,7 @@ def demo(
         )
     tokens = {name: split.num_tokens for name, split in prepared.manifest.splits.items()}
     say("                {train:,} tokens to train on, {val:,} held out", train=tokens["train"], val=tokens["val"])
-    say("\n2/4 train       on three unequal practice workers; Ctrl-C saves and stops; the same command goes on")
+    say("\n2/4 train       on three unequal practice workers; Ctrl-C saves and stops; the same command continues")
     accident = Accident(at=size.steps // 2)
     from cuadrilla.engines.crew import Opening
 

@@ -17,7 +17,7 @@ def devices(
     ] = 20.0,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON, with sizes in bytes.")] = False,
 ) -> None:
-    """Show the devices of this machine; a sick one with its reason and the remedy."""
+    """Show the devices of this machine; a broken one with the reason and the remedy."""
     found = probe_devices(timeout_seconds=timeout)
     if json or options.json:
         emit_json([asdict(device) for device in found])

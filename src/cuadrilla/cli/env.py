@@ -36,7 +36,9 @@ def freeze() -> None:
 @app.command()
 def diff(
     run: Annotated[Path, typer.Argument(help="A run folder, or an env.json.")],
-    other: Annotated[Path | None, typer.Argument(help="Another one; without it, this installation.")] = None,
+    other: Annotated[
+        Path | None, typer.Argument(help="Another one to compare with (default: this installation).")
+    ] = None,
 ) -> None:
     """What differs between the environment of a run and this one (or another run's). Exit 3 if anything does."""
     rows = compare_environments(_read(run), _read(other) if other else read_environment())

@@ -55,18 +55,18 @@ def evaluate(
         typer.Argument(metavar="RUN...", help="Trained runs, or folders in Hugging Face's layout; several compare."),
     ],
     sequences: Annotated[int, typer.Option(min=0, help="Held-out sequences to use (0: all).")] = 0,
-    stories: Annotated[int, typer.Option(min=0, help="Built-in stories: let it tell this many, and check them.")] = 0,
-    pairs: Annotated[int, typer.Option(min=0, help="Built-in stories: minimal pairs to choose in.")] = 0,
+    stories: Annotated[int, typer.Option(min=0, help="Built-in stories: generate this many and check them.")] = 0,
+    pairs: Annotated[int, typer.Option(min=0, help="Built-in stories: how many minimal pairs to test.")] = 0,
     text: Annotated[list[Path] | None, typer.Option(help="Bits per byte of this text; may be repeated.")] = None,
     pairs_file: Annotated[
         list[Path] | None,
         typer.Option(help="Minimal pairs in .tsv, .csv or .jsonl with columns good and bad; may be repeated."),
     ] = None,
     last_word: Annotated[
-        list[Path] | None, typer.Option(help="Passages, one in a line, whose last word is to be guessed.")
+        list[Path] | None, typer.Option(help="Passages, one per line; the model has to predict the last word.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=0, help="Write this many texts; measure repetition and variety.")] = 0,
-    sample_tokens: Annotated[int, typer.Option(min=1, help="Most tokens in each of them.")] = 200,
+    samples: Annotated[int, typer.Option(min=0, help="Generate this many texts; measure repetition and variety.")] = 0,
+    sample_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens in each sample.")] = 200,
     temperature: Annotated[float, typer.Option(min=0, help="For stories and samples.")] = 0.8,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
@@ -139,7 +139,7 @@ def _compare(paths: Sequence[Path], wanted: Measurement) -> None:
     if wanted.stories or wanted.sequences:
         name = "--stories" if wanted.stories else "--sequences"
         raise ConfigError(
-            "{name} is for one run on its own data",
+            "{name} works only with one run on its own data",
             name=name,
             path=paths[0],
             hint="leave it out, or evaluate {path} alone",
@@ -232,7 +232,7 @@ def _held_out_of(paths: Sequence[Path]) -> "tuple[str, Path, int, Tokenizer]":
             folder = run.path / read_run_config(run).data.folder
             if not (folder / MANIFEST).exists():
                 raise ConfigError(
-                    "{folder}, the data of {path}, is not there",
+                    "{folder}, the data of {path}, does not exist",
                     folder=folder,
                     path=path,
                     hint="measure on a text: --text FILE",

@@ -23,7 +23,7 @@ _LEFTOVER = re.compile(r"\..+\.\d+\.tmp")  # of an export that was killed
 
 @app.callback()
 def group() -> None:
-    """Write a run's language model in the forms that other programs open."""
+    """Write a run's language model in formats that other programs open."""
 
 
 @app.command("hf")
@@ -55,11 +55,11 @@ def export_hf(
 def export_gguf(
     run: Run,
     to: Annotated[Path, typer.Option("--to", help="The file to write; its name ends in .gguf.")],
-    f16: Annotated[bool, typer.Option("--f16", help="Matrices in half the bytes.")] = False,
+    f16: Annotated[bool, typer.Option("--f16", help="Store the matrices in half precision (half the bytes).")] = False,
     newest: Newest = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
-    """One file that llama.cpp opens, and what is built on it."""
+    """One file for llama.cpp and the programs built on it."""
     from cuadrilla.model.gguf import Description, write_gguf
     from cuadrilla.train.card import gather, licences
     from cuadrilla.train.trained import find_stored

@@ -27,14 +27,14 @@ def get_command(
         list[str] | None,
         typer.Argument(
             metavar="NAME|ADDRESS",
-            help="Names of the catalogue (--list), https:// addresses, s3:// and other stores, hf:OWNER/NAME/CONFIG.",
+            help="Names from the catalogue (--list), https:// addresses, s3:// and other stores, hf:OWNER/NAME/CONFIG.",
         ),
     ] = None,
     to: Annotated[Path, typer.Option("--to", help="The folder to put files in.")] = Path("corpus"),
     sha256: Annotated[str, typer.Option("--sha256", help="What the file's SHA-256 must be.")] = "",
     split: Annotated[str, typer.Option("--split", help="hf: which split (default: train).")] = "",
     revision: Annotated[str, typer.Option("--revision", help="hf: branch, tag or commit (default: main).")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Fetch more than 100 MB without being asked.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Fetch more than 100 MB without asking.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Show the catalogue.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
@@ -46,7 +46,7 @@ def get_command(
         _show_catalogue()
         return
     if not names:
-        raise ConfigError("say what to get", hint="`cuadrilla data get --list` shows the known corpora")
+        raise ConfigError("name what to fetch", hint="`cuadrilla data get --list` shows the known corpora")
     sha256 = sha256.strip().lower()
     if sha256 and (len(names) > 1 or len(sha256) != 64 or set(sha256) - set("0123456789abcdef")):
         raise ConfigError("--sha256 is 64 hexadecimal digits, for one file", hint="get the file's from its owner")
@@ -59,7 +59,7 @@ def get_command(
         done = [_fetch(each, to=to, agreed=agreed) for each, agreed in wanted]
     except KeyboardInterrupt:
         say(
-            "interrupted; what came is kept in {folder} where the server allows to go on; run the same command",
+            "interrupted; what has arrived is kept in {folder} if the server can resume; run the same command",
             folder=typed(to),
         )
         raise
@@ -99,9 +99,7 @@ def _fetch(wanted: "DownloadRequest", *, to: Path, agreed: bool) -> "Fetched":
 def _large(name: str, size: str) -> "TooLargeError":
     from cuadrilla.data.get.origin import TooLargeError
 
-    return TooLargeError(
-        "{name} is large: {size}", name=name, size=size, hint="add --yes to fetch it without being asked"
-    )
+    return TooLargeError("{name} is large: {size}", name=name, size=size, hint="add --yes to fetch it without asking")
 
 
 def _agree(problem: "TooLargeError") -> bool:
@@ -144,7 +142,7 @@ def _report(done: "Sequence[Fetched]") -> None:
     for each in done:
         if each.record.vouched_by == "first use" and not each.already:
             say(
-                "nobody vouched for {name}; {record} now holds its SHA-256 for the next time",
+                "no published SHA-256 for {name}; the one of this download is now in {record}, for the next time",
                 name=each.record.name,
                 record=each.folder / RECORD,
             )

@@ -21,18 +21,18 @@ MODEL_FOLDER = "model"
 
 def import_model(
     source: Annotated[
-        Path, typer.Argument(help="A folder in Hugging Face's layout, or a file of weights that lies in one.")
+        Path, typer.Argument(help="A folder in Hugging Face's layout, or a weights file in such a folder.")
     ],
     to: Annotated[Path, typer.Option("--to", help="The run folder to make.")],
     data: Annotated[
         str, typer.Option(help="The prepared data folder, as seen from here or the new folder.")
     ] = "../data",
     trust: Annotated[
-        bool, typer.Option("--trust", help="Read a pickle (.bin, .pt), in a process of its own without network.")
+        bool, typer.Option("--trust", help="Read a pickle (.bin, .pt), in a separate process without network.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
-    """Make a run that goes on from a model that others have trained: train, evaluate, generate and export it."""
+    """Make a run that continues from a model that others have trained: train, evaluate, generate and export it."""
     from cuadrilla.model.pretrained import read_pretrained, save_pretrained
 
     data = seen_from(to, data)

@@ -14,24 +14,28 @@ if TYPE_CHECKING:
     from cuadrilla.train.trained import LanguageModel
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder, or a folder in Hugging Face's layout.")]
-Newest = Annotated[bool, typer.Option("--newest", help="The last step, not the one of the lowest held-out loss.")]
+Newest = Annotated[bool, typer.Option("--newest", help="The last step, not the one with the lowest held-out loss.")]
 
 
 def generate(
     run: Run,
-    prompt: Annotated[str, typer.Argument(help="Text to continue; `-` reads it from stdin; empty starts anew.")] = "",
+    prompt: Annotated[
+        str, typer.Argument(help="Text to continue; `-` reads it from stdin; if empty, starts a new text.")
+    ] = "",
     num: Annotated[int, typer.Option("--num", "-n", min=1, max=10_000, help="How many texts.")] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="Most tokens in a text.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Choose among this many of the likeliest tokens (0: all).")] = 0,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Only the likeliest tokens of this mass.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens in a text.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the most likely token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Choose only among this many most likely tokens (0: all).")] = 0,
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Only the most likely tokens whose probabilities add up to this.")
+    ] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
     newest: Newest = False,
     json: Annotated[bool, typer.Option("--json", help="The texts as JSON.")] = False,
 ) -> None:
-    """Write text with a trained model, as it comes."""
+    """Generate text with a trained model."""
     from cuadrilla.model.generate import Sampling
     from cuadrilla.train.trained import open_model
 

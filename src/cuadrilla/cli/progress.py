@@ -21,7 +21,7 @@ ESTIMATE_SECONDS = 10.0
 SHORT_SECONDS = 60.0
 SAMPLE_CHARACTERS = 160
 STEP = Message("step")
-PART, PART_OF_FIRST = "{percent:.0f} % of it", "{percent:.0f} % of it  ETA {eta}"
+PART, PART_OF_FIRST = "{percent:.0f} % done", "{percent:.0f} % done  ETA {eta}"
 COUNTED = (Message("tokens"), Message("examples"))
 """What `TaskDefaults.counted` may be."""
 
@@ -93,7 +93,7 @@ class ProgressSink:
                 self._last_line = self._clock()
                 stderr.tell(
                     Message(
-                        "step {step}/{total}  {percent:.0f} % of it in {seconds:.0f} s  ETA {eta}",
+                        "step {step}/{total}  {percent:.0f} % done in {seconds:.0f} s  ETA {eta}",
                         step=step,
                         total=self._total,
                         percent=percent,

@@ -77,8 +77,8 @@ def report(strict: "Pair", free: "Pair | None", *, steps: int, speeds: list[floa
         error = GuardError(
             "the crew's bits are not those of one worker: {summary}",
             summary=strict.summary(),
-            hint="--set train.device=cpu tells whether the device is the cause; "
-            "report it with the output of `cuadrilla env freeze`",
+            hint="find out with --set train.device=cpu whether the device is the cause; report it with the "
+            "output of `cuadrilla env freeze`",
         )
     if options.json:
         result: dict[str, Any] = {"equal": strict.equal, "steps": steps, "speeds": speeds}

@@ -22,7 +22,9 @@ SURELY_GONE_SECONDS = 20.0
 
 FOLLOWING = Message("following the coordinator; stop `cuadrilla standby` there first")
 
-Address = Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Which crew, if this machine has joined more.")]
+Address = Annotated[
+    str, typer.Argument(metavar="[ADDRESS:PORT]", help="Which crew, if this machine has joined several.")
+]
 Listen = Annotated[
     str, typer.Option(metavar="ADDRESS[:PORT]", help="Where this machine would coordinate (default: its LAN address).")
 ]
@@ -34,7 +36,7 @@ def standby(
     name: Annotated[str, typer.Option(help="This machine's name in the crew (default: its host name).")] = "",
     invite_file: Annotated[Path | None, typer.Option(help="Read the invite from a file.")] = None,
 ) -> None:
-    """Keep a copy of a crew's run and keys, to go on if its coordinator's machine is gone for good.
+    """Keep a copy of a crew's run and keys, ready to take over if its coordinator's machine is gone for good.
 
     Asks for an invite if this machine has not joined the crew before.
     """
@@ -57,7 +59,9 @@ def standby(
 def promote(
     address: Address = "",
     listen: Listen = "",
-    force: Annotated[bool, typer.Option("--force", help="Although the old coordinator may be there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Promote even if the old coordinator may still be running.")
+    ] = False,
     wait: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="How long to ask the old coordinator: it may be restarting.")
     ] = SURELY_GONE_SECONDS,
@@ -66,14 +70,14 @@ def promote(
     home = Home.of_user()
     crew = home.find_crew(address)
     if crew is None:
-        raise LinkError("this machine has joined no crew", hint="a standby is made beforehand: cuadrilla standby")
+        raise LinkError("this machine has not joined a crew", hint="set up a standby beforehand: cuadrilla standby")
     from cuadrilla.engines.standby import Replica, check_gone
     from cuadrilla.engines.standby import promote as take_over
 
     replica = Replica.of(home, crew)
     if not replica.listen:
         raise LinkError(
-            "this machine is no standby of the crew at {address}", address=crew.address, hint="cuadrilla standby"
+            "this machine is not a standby of the crew at {address}", address=crew.address, hint="cuadrilla standby"
         )
     with FolderLock(replica.lock, purpose=FOLLOWING):
         if not force:
@@ -81,11 +85,11 @@ def promote(
         version = take_over(home, crew, replica)
     lost = max(0, replica.announced - version)
     say(
-        "promoted   goes on from step {step}; the old coordinator is known to have announced step {announced}",
+        "promoted   continues from step {step}; the last step known from the old coordinator is {announced}",
         step=version,
         announced=replica.announced,
     )
-    say("           {lost} steps are lost" if lost else "           nothing that is known of is lost", lost=lost)
+    say("           {lost} steps are lost" if lost else "           as far as is known, nothing is lost", lost=lost)
     where = str(listening_address(listen)) if listen else replica.listen
     command = ["up", str(replica.run.path), "--listen", where]
     say("now        cuadrilla {command}", command=shlex.join(command))

@@ -55,8 +55,8 @@ def train(
         str,
         typer.Option(
             metavar="SPEEDS[@LINK]",
-            help="Rehearse a crew: a worker process for each speed, on a link of this shape, as in "
-            '"1.0,0.5,0.25@100mbit+20ms".',
+            help="Rehearse a crew: a worker process for each speed, over a link with this bandwidth and delay, "
+            'as in "1.0,0.5,0.25@100mbit+20ms".',
         ),
     ] = "",
 ) -> None:
@@ -91,7 +91,8 @@ def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
         )
     if outcome.best is not None and outcome.best != outcome.version:
         say(
-            "best       step {step} has the lowest held-out loss: `eval` and its like take it, or --newest",
+            "best       step {step} has the lowest held-out loss: `eval`, `generate` and `export` use it; "
+            "--newest uses the last step",
             step=outcome.best,
         )
     if outcome.complete:
@@ -100,13 +101,13 @@ def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
             say("      cuadrilla generate {run}", run=typed(folder.path))
     elif outcome.interrupted:
         say(
-            "\n{reason} at step {step} and saved; the same command goes on from there",
+            "\n{reason} at step {step} and saved; the same command continues from there",
             reason=outcome.reason,
             step=outcome.version,
         )
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
     else:
-        say("\n{reason}: saved; the same command goes on from there", reason=outcome.reason)
+        say("\n{reason}: saved; the same command continues from there", reason=outcome.reason)
 
 
 def practice_sets(text: str, *, option: str = "--practice") -> list[str]:

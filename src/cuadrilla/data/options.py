@@ -37,7 +37,7 @@ class PrepareOptions:
     val: tuple[str, ...] = ()
     """Files and folders to hold out instead."""
     min_characters: int = DEFAULT_MIN_CHARACTERS
-    """Drop documents that are shorter."""
+    """Drop documents shorter than this."""
     reading: Reading = AS_USUAL
     """How records are read."""
     filter: str = DEFAULT_FILTER

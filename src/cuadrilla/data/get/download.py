@@ -190,7 +190,7 @@ def _check_limit(url: str, num_bytes: int, policy: DownloadPolicy) -> None:
             "{url} is large: {num_bytes:,} bytes or more",
             url=url,
             num_bytes=num_bytes,
-            hint="add --yes to fetch it without being asked",
+            hint="add --yes to fetch it without asking",
         )
 
 
