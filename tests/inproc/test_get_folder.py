@@ -37,7 +37,7 @@ def test_trust_on_first_use(server, pull):
     pull(url)  # the same bytes: fine
     path.unlink()
     server.on("/a.txt", whole(OTHER, etag='"two"'))
-    with pytest.raises(DataError, match="gives other bytes than on") as caught:
+    with pytest.raises(DataError, match="no longer gives the same bytes as on") as caught:
         pull(url)
     sha256 = hashlib.sha256(OTHER).hexdigest()
     assert f"--sha256 {sha256}" in caught.value.hint

@@ -158,7 +158,7 @@ def test_whole_texts_are_held_out_where_there_are_enough_and_named_ones_where_as
     fail(prepare(many, "--val-by", "libro", out=tmp_path / "other"), 2)
     short = tmp_path / "corto.txt"
     short.write_text("Hola.")
-    assert "nothing is left of what --val names" in fail(prepare(many, "--val", short, out=tmp_path / "other"), 4)
+    assert "no text is left of what --val names" in fail(prepare(many, "--val", short, out=tmp_path / "other"), 4)
     assert "no text is left to train on" in fail(prepare(many, "--val", many, out=tmp_path / "other"), 4)
 
 

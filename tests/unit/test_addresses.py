@@ -105,9 +105,9 @@ def test_addresses():
             check_address(bad)
     with pytest.raises(ConfigError, match="names no bucket"):
         resolve("s3://", options=CatalogueOptions())
-    with pytest.raises(ConfigError, match="no kind of address"):
+    with pytest.raises(ConfigError, match="not a known kind of address"):
         resolve("gopher://a/b", options=CatalogueOptions())
-    with pytest.raises(ConfigError, match="no kind of address"):
+    with pytest.raises(ConfigError, match="not a known kind of address"):
         resolve("memory://a/b::memory", options=CatalogueOptions())
 
 

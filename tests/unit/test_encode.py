@@ -54,8 +54,8 @@ def test_an_encoder_with_other_ids_is_not_used(tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "gigatoken", types.SimpleNamespace(Tokenizer=Disagreeing))
     name, note = choose_encoder(tokenizer, wanted="auto", sample=TEXTS)
     assert name == PLAIN
-    assert "gigatoken gives other ids" in note
-    with pytest.raises(ConfigError, match="other ids"):
+    assert "gigatoken gives different ids" in note
+    with pytest.raises(ConfigError, match="different ids"):
         choose_encoder(tokenizer, wanted=FAST, sample=TEXTS)
 
 

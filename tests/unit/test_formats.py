@@ -151,7 +151,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "reason", "said"),
     [
-        (b'{"id": 7, "body": "x"}', "records_without_field", "no field 'text' (there: 'id', 'body')"),
+        (b'{"id": 7, "body": "x"}', "records_without_field", "no field 'text' (it has: 'id', 'body')"),
         (b'{"text": 5}', "records_wrong_type", "not text but a number"),
         (b'{"text": null}', "records_wrong_type", "not text but null"),
         (b'{"text": ["a"]}', "records_wrong_type", "not text but a list"),
@@ -252,7 +252,7 @@ def test_each_cell_of_the_column_is_a_text(tmp_path, type, options):
 def test_another_column_and_what_is_no_column_of_text(tmp_path):
     path = table(tmp_path / "a.parquet", ["uno", "dos"], name="cuerpo")
     assert texts(path, field="cuerpo") == ["uno", "dos"]
-    with pytest.raises(DataError, match=r"no column 'text' \(there: 'id', 'cuerpo'\)") as caught:
+    with pytest.raises(DataError, match=r"no column 'text' \(it has: 'id', 'cuerpo'\)") as caught:
         find(path)
     assert "--field" in caught.value.hint
     with pytest.raises(DataError, match="'id' is not text but int64"):
@@ -268,7 +268,7 @@ def test_an_archive_of_archives_is_refused_with_the_remedy(tmp_path):
         inner.writestr("a.txt", "hola")
     with zipfile.ZipFile(tmp_path / "fuera.zip", "w") as outer:
         outer.write(tmp_path / "dentro.zip", "dentro.zip")
-    with pytest.raises(DataError, match="holds no text") as caught:
+    with pytest.raises(DataError, match="contains no text") as caught:
         find(tmp_path / "fuera.zip")
     assert caught.value.hint.startswith("unpack it")
 

@@ -97,7 +97,7 @@ def test_archives_in_a_folder_are_read_too(tmp_path):
 
 def test_an_archive_without_text_is_an_error(tmp_path):
     for kind in KINDS:
-        with pytest.raises(DataError, match="holds no text of a kind that is read"):
+        with pytest.raises(DataError, match="contains no text in an accepted format"):
             find(pack(tmp_path / f"a.{kind}", {"data.pkl": b"\x80\x04.", "model/weights.bin": b"x"}))
 
 
@@ -216,7 +216,7 @@ def test_what_follows_a_tar_or_is_missing_in_it_is_an_error(tmp_path):
     flipped[4608 + 3] ^= 1  # in the header of b.txt
     end = raw.rindex(b"x")
     for data, said in [
-        (raw + raw, "something follows its end"),
+        (raw + raw, "there is data after its end"),
         (raw[: end + 512], "it ends in the middle"),
         (raw[:1000], "it ends in the middle"),
         (bytes(flipped), "bad checksum"),

@@ -221,7 +221,7 @@ def test_two_encodings_that_are_none_together_are_refused_with_the_remedy(tmp_pa
     text = "".join(f"El niño comió {n} piñas.\n" for n in range(300))
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode() + text[:4000].encode("cp1252"))
-    with pytest.raises(DataError, match="cannot tell its encoding") as caught:
+    with pytest.raises(DataError, match="cannot detect its encoding") as caught:
         find(path)
     assert "--repair" in caught.value.hint
     assert "".join(read(find(path, repair=True).sources[0])) == text + text[:4000]

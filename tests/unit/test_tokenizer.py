@@ -118,7 +118,7 @@ def test_steps_that_do_nothing_are_no_reason_to_refuse_it(tmp_path, normalizers)
         ({"decoder": None}, "loses or changes text"),
         ({"normalizer": {"type": "Sequence", "normalizers": [several("q")] * 8}}, "loses or changes text"),
         ({"decoder": {"type": "Sequence", "decoders": [BYTES, several("q")]}}, "loses or changes text"),
-        ({"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}, "no token that ends a text"),
+        ({"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}, "no end-of-text token"),
         ({"model": {"type": "Nonsense"}}, "not a tokenizer.json"),
     ],
 )

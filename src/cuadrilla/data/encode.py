@@ -68,7 +68,7 @@ def choose_encoder(tokenizer: Tokenizer, *, wanted: str, sample: Sequence[str]) 
     try:
         found = make_encoder(tokenizer, FAST)(sample)
         if [list(ids) for ids in found] != expected:
-            raise ConfigError("{encoder} gives other ids on this text", encoder=FAST, hint="leave --encoder out")
+            raise ConfigError("{encoder} gives different ids on this text", encoder=FAST, hint="leave --encoder out")
     except ConfigError as error:
         if wanted == FAST:
             raise

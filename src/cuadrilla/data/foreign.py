@@ -33,7 +33,7 @@ def tried(source: Path, *, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
         "{source} cannot be used as a tokenizer: {reason}",
         source=source,
         reason=ended.reason,
-        hint="it needs more memory or time than any that is published: take the original, or train one",
+        hint="it needs more memory or time than any published tokenizer: use the original file, or train one",
     )
 
 

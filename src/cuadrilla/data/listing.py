@@ -138,7 +138,7 @@ def _check_suffix(path: Path) -> None:
             "{path}: {suffix} is not read as text" if suffix else "{path}: a file without suffix is not read as text",
             path=path,
             suffix=suffix,
-            hint="if it is plain text, rename it to .txt; what is read is {accepted}",
+            hint="if it is plain text, rename it to .txt; accepted: {accepted}",
             accepted=ACCEPTED,
         )
 

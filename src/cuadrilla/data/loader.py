@@ -66,5 +66,5 @@ def _stack(tensors: list[Tensor], *, name: str) -> Tensor:
             "examples of different shapes cannot be stacked: {name} has {shapes}",
             name=name,
             shapes=shapes[:3],
-            hint="pad them to one length in your dataset and leave the padding out of the count that loss() returns",
+            hint="pad them to the same length in your dataset, and do not count the padding in what loss() returns",
         ) from error

@@ -105,9 +105,7 @@ class PrepareOptions:
                 choices=", ".join(ENCODERS),
             )
         if self.add and (self.force or self.vocab is not None or self.tokenizer is not None):
-            raise ConfigError(
-                "--add excludes --force, --vocab and --tokenizer", hint="it keeps the tokenizer the folder has"
-            )
+            raise ConfigError("--add excludes --force, --vocab and --tokenizer", hint="it keeps the folder's tokenizer")
         check_processes(self.processes)
 
 

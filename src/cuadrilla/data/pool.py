@@ -119,7 +119,7 @@ class Pool:
             raise ResourceError(
                 "a process of the preparation ended with {code}; it may have run out of memory",
                 code=child.wait(),
-                hint="run the same command again, with fewer --processes; what is finished is kept",
+                hint="run the same command again, with fewer --processes; finished work is kept",
             )
         _raise(answer[0])
 

@@ -170,7 +170,7 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
         task.work, corpus=corpus, tokenizer=tokenizer, encoder=encoder, pool=task.pool, progress=task.progress
     )
     if not written.splits["val"].num_tokens:
-        raise DataError("nothing is left of what --val names", hint="it may be too short, or what --filter drops")
+        raise DataError("no text is left of what --val names", hint="it may be too short, or --filter may drop it")
     if not written.splits["train"].num_tokens:
         raise DataError("no text is left to train on: all of it is also held out", hint="add more text")
     counts = corpus.counts + written.counts + _overlap(task, written.splits, tokenizer)
@@ -194,7 +194,10 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
     names = [source.name for source in found.sources]
     repeats = (
         Message(
-            "{source} is {share:.0%} in {other}", source=names[each.source], share=each.share, other=names[each.other]
+            "{share:.0%} of {source} is also in {other}",
+            source=names[each.source],
+            share=each.share,
+            other=names[each.other],
         )
         for each in corpus.repeats()
     )
@@ -263,7 +266,7 @@ def _finished(out: Path, *, found: Found, wanted: dict[str, Option], add: bool) 
         )
     if gone := sorted(name for name, sha256 in set(has) - set(gets)):
         raise DataError(
-            "{out} was prepared from {name} too, which is not there or has changed",
+            "{out} was also prepared from {name}, which is missing or has changed",
             out=out,
             name=gone[0],
             hint="give the old text with the new, or replace the folder with --force",
@@ -286,7 +289,7 @@ def _check_space(out: Path, found: Found) -> None:
     free = shutil.disk_usage(out).free
     if free < needed:
         raise ResourceError(
-            "{out} has {free:,.0f} MiB free, the preparation needs about {needed:,.0f} MiB",
+            "{out} has {free:,.0f} MiB free; the preparation needs about {needed:,.0f} MiB",
             out=out,
             free=free / 2**20,
             needed=needed / 2**20,

@@ -134,7 +134,7 @@ def read_manifest(folder: Path) -> Manifest:
     schema = value.pop("schema", None) if isinstance(value, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
         raise DataError(
-            "{path} has schema {schema}, this program reads up to {newest}",
+            "{path} has schema {schema}; this version reads schemas up to {newest}",
             path=path,
             schema=schema,
             newest=SCHEMA,
@@ -184,7 +184,7 @@ def verify_shard(folder: Path, shard: Shard, *, dtype: str, hashes: bool) -> Non
         found = path.stat().st_size
         if found != expected:
             raise DataError(
-                "{path} has {found:,} bytes, the manifest says {expected:,}",
+                "{path} has {found:,} bytes, but the manifest says {expected:,}",
                 path=path,
                 found=found,
                 expected=expected,
@@ -216,7 +216,7 @@ def verify_folder(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
         ) from error
     if found != manifest.tokenizer_sha256:
         raise DataError(
-            "{path} has hash {found}, the manifest names {expected}",
+            "{path} has hash {found}, but the manifest names {expected}",
             path=path,
             found=found[:12],
             expected=manifest.tokenizer_sha256[:12],

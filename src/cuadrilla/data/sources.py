@@ -40,7 +40,7 @@ from cuadrilla.messages import Message
 MAX_STORIES = 10**8
 AS_USUAL = Reading()
 LOOKING = Message("looking at the files")
-LEAVE_OUT = "repair them or leave them out; --skip-bad passes over what is broken, counts and names it"
+LEAVE_OUT = "repair them or leave them out; --skip-bad skips what is broken, and counts and names it"
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total); units are the stage's own."""
@@ -258,7 +258,9 @@ def _exhaust(pieces: Iterable[bytes]) -> None:
 
 def _check_unchanged(path: Path, digest: Digest, sha256: str) -> None:
     if digest.hexdigest() != sha256:
-        raise DataError("{path} changed while it was read", path=path, hint="wait for its writer, then run again")
+        raise DataError(
+            "{path} changed while it was read", path=path, hint="wait until it is written completely, then run again"
+        )
 
 
 def _survey_path(listed: Listed, *, reading: Reading, listing: Listing) -> list[TextSource]:
@@ -280,15 +282,15 @@ def _sources_in(listed: Listed, *, reading: Reading, listing: Listing) -> list[T
     assert kind is not None, path
     if kind.archive:
         found: list[TextSource] = list(_survey_archive(path, kind, name=name, reading=reading, listing=listing))
-        why = "{path} holds no text of a kind that is read"
+        why = "{path} contains no text in an accepted format"
     else:
         file = _survey_file(path, kind, name=name, reading=reading, listing=listing)
         found = [file] if file else []
         why = "{path} is XML, but not TEI"
     if not found and is_given and not (listing.problems or listing.broken):
-        hint = "what is read is {accepted}"
+        hint = "accepted: {accepted}"
         if listing.counts["packed_in_archives"]:
-            hint = "unpack it: archives and packed files inside an archive are not read; what is read is {accepted}"
+            hint = "unpack it: archives and compressed files inside an archive are not read; accepted: {accepted}"
         raise DataError(why, path=path, hint=hint, accepted=ACCEPTED)
     if not found and not kind.archive:
         listing.skip(name, "files_xml_not_tei")

@@ -46,7 +46,7 @@ class Tokenizer:
         end = next((ids[token] for token in (END_OF_TEXT, *_OTHER_ENDS) if token in ids), None)
         if end is None:
             raise DataError(
-                "{name} has no token that ends a text",
+                "{name} has no end-of-text token",
                 name=name,
                 hint="add {end} to it, or train one with --vocab",
                 end=END_OF_TEXT,
@@ -107,7 +107,7 @@ class Tokenizer:
         found = hashlib.sha256(raw).hexdigest()
         if sha256 is not None and found != sha256:
             raise DataError(
-                "{path} has hash {found}, but the manifest names {expected}: the tokens were made by another",
+                "{path} has hash {found}, but the manifest names {expected}: another tokenizer made the tokens",
                 path=path,
                 found=found[:12],
                 expected=sha256[:12],
@@ -136,7 +136,7 @@ class Tokenizer:
             encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         except (TypeError, UnicodeEncodeError) as error:
             raise DataError(
-                "the text holds half a surrogate pair, which is not Unicode text", hint="save it again as UTF-8"
+                "the text contains half a surrogate pair, which is not valid Unicode", hint="save it again as UTF-8"
             ) from error
         return [encoding.ids for encoding in encodings]
 

@@ -88,7 +88,8 @@ class Finding:
         """What could be repaired, in words."""
         if self.num_twice and self.is_mixed:
             return Message(
-                "{num_twice:,} characters were encoded twice and it is in two encodings", num_twice=self.num_twice
+                "{num_twice:,} characters were encoded twice, and the file is in two encodings",
+                num_twice=self.num_twice,
             )
         if self.num_twice:
             return Message("{num_twice:,} characters were encoded twice", num_twice=self.num_twice)
@@ -220,7 +221,7 @@ def _narrow_encoding(where: str, *, sample: bytes, high: NDArray[np.int64], num_
 
     guess = from_bytes(sample).best()
     if guess is None:
-        raise BadFileError("{where}: cannot tell its encoding", where=where, hint=hint)
+        raise BadFileError("{where}: cannot detect its encoding", where=where, hint=hint)
     return str(guess.encoding)
 
 

@@ -76,7 +76,7 @@ def _text(line: bytes | None, field: str) -> str:
     if field not in record:
         names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or Message("none")
         raise BadRecord(
-            "records_without_field", Message("no field {field!r} (there: {names})", field=field, names=names)
+            "records_without_field", Message("no field {field!r} (it has: {names})", field=field, names=names)
         )
     text = record[field]
     if not isinstance(text, str):

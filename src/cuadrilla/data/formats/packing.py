@@ -78,7 +78,7 @@ def chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
             "cannot read {path}: {reason}",
             path=path,
             reason=error.strerror or error,
-            hint="check that the file exists and is yours to read",
+            hint="check that the file exists and that you may read it",
         ) from error
 
 

@@ -84,7 +84,7 @@ def _cells(path: Path, field: str) -> Iterator[bytes | None]:
                         path=path,
                         field=field,
                         most=most,
-                        hint="a single text of that size is rather a .txt file",
+                        hint="a single text of that size belongs in a .txt file",
                     )
                 case {"damage": reason}, _:
                     raise _damaged(path, reason)
@@ -105,7 +105,7 @@ def _damaged(path: Path, reason: str) -> DataError:
 def _check_column(path: Path, field: str, *, names: Sequence[str], nature: str, kind: str) -> None:
     if not nature:
         raise DataError(
-            "{path}: no column {field!r} (there: {names})",
+            "{path}: no column {field!r} (it has: {names})",
             path=path,
             field=field,
             names=", ".join(map(repr, names)),

@@ -54,7 +54,7 @@ class _Cursor:
         """To the end: a packed file has its checksum there, and another archive would be lost in silence."""
         for piece in itertools.chain((self._chunk[self._position :],), self._chunks):
             if piece.count(0) != len(piece):
-                raise damaged(self._where, Message("something follows its end"))
+                raise damaged(self._where, Message("there is data after its end"))
 
 
 def damaged(where: str, why: str) -> DataError:

@@ -143,7 +143,7 @@ class _Reader:
             where=self._where,
             line=self._parser.CurrentLineNumber,
             why=why,
-            hint="repair it or give its plain text as .txt; --skip-bad leaves such files out, counts and names them",
+            hint="repair it or give its plain text as .txt; --skip-bad leaves out, counts and names such files",
         )
 
     def _declaration(self, _version: str, encoding: str | None, _standalone: int) -> None:

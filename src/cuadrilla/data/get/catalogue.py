@@ -65,7 +65,7 @@ CATALOGUE = (
     ),
     CatalogueEntry(
         name="eltec-spa",
-        what=Message("some 100 novels of Spain, 1840 to 1920, TEI-XML (level 1)"),
+        what=Message("about 100 novels of Spain, 1840 to 1920, TEI-XML (level 1)"),
         address="https://github.com/COST-ELTeC/ELTeC-spa/archive/HEAD.zip",
         licence="texts public domain, markup CC BY 4.0",
         about_bytes=None,
@@ -83,11 +83,11 @@ CATALOGUE = (
     ),
     CatalogueEntry(
         name="wikipedia-es",
-        what=Message("Spanish Wikipedia of November 2023, some 1.9 M articles"),
+        what=Message("Spanish Wikipedia of November 2023, about 1.9 M articles"),
         address="hf:wikimedia/wikipedia/20231101.es",
         licence="CC BY-SA, GFDL",
         about_bytes=None,
-        size_note=Message("some GB, the hub tells exactly"),
+        size_note=Message("several GB; the hub knows the exact size"),
         split="train",
     ),
 )
@@ -155,7 +155,7 @@ def _from_mount(address: str) -> list[DownloadRequest]:
 def _with_hash(argument: str, found: Sequence[DownloadRequest], sha256: str) -> list[DownloadRequest]:
     if len(found) != 1:
         raise ConfigError(
-            "{name} is {files} files, --sha256 is for one", name=argument, files=len(found), hint="leave --sha256 out"
+            "{name} has {files} files; --sha256 is for one", name=argument, files=len(found), hint="leave --sha256 out"
         )
     return [replace(found[0], sha256=sha256, vouched_by="option")]
 
@@ -163,7 +163,7 @@ def _with_hash(argument: str, found: Sequence[DownloadRequest], sha256: str) -> 
 def _unknown(argument: str) -> ConfigError:
     if Path(argument).exists():
         return ConfigError(
-            "{name} is on this machine already", name=argument, hint="cuadrilla data prepare {name} --out data"
+            "{name} is already on this machine", name=argument, hint="cuadrilla data prepare {name} --out data"
         )
     close = difflib.get_close_matches(argument, [each.name for each in CATALOGUE], n=1)
     return ConfigError(

@@ -144,7 +144,7 @@ def _receive(wanted: DownloadRequest, part: Part, records: Records, *, policy: D
                     url=wanted.url,
                     problem=problem.message,
                     tries=tries,
-                    hint="what came is kept where the server allows to go on; run the same command later",
+                    hint="what has arrived is kept if the server can resume; run the same command later",
                 ) from problem
             wait = max(problem.wait_seconds, policy.first_wait_seconds * 2 ** (tries - 1) * random.uniform(0.5, 1.5))
             policy.report(Message("{problem}; trying again in {wait:.0f} s", problem=problem.message, wait=wait))
@@ -163,7 +163,7 @@ def _admit(wanted: DownloadRequest, stream: Stream, part: Part, *, policy: Downl
         return
     if wanted.num_bytes not in (None, total):
         raise DataError(
-            "{url} has {total:,} bytes, {expected:,} were expected",
+            "{url} has {total:,} bytes, not the expected {expected:,}",
             url=wanted.url,
             total=total,
             expected=wanted.num_bytes,
@@ -175,7 +175,7 @@ def _admit(wanted: DownloadRequest, stream: Stream, part: Part, *, policy: Downl
         free_bytes = shutil.disk_usage(folder).free
     if total - part.num_bytes > free_bytes:
         raise ResourceError(
-            "{url} needs {needed:,} more bytes, {folder} has {free:,} left",
+            "{url} needs {needed:,} more bytes; {folder} has {free:,} left",
             url=wanted.url,
             needed=total - part.num_bytes,
             folder=folder,
@@ -249,11 +249,11 @@ def _check_whole(wanted: DownloadRequest, part: Part, before: DownloadRecord | N
             name=name,
             found=part.sha256,
             expected=wanted.sha256,
-            hint="what came is thrown away; try again, and if it stays so, the file is not the one that was meant",
+            hint="the download was discarded; try again, and if the same happens, this is not the file you want",
         )
     if not wanted.sha256 and before is not None and part.sha256 != before.sha256:
         raise DataError(
-            "{url} gives other bytes than on {date}: SHA-256 {found}, not {expected}",
+            "{url} no longer gives the same bytes as on {date}: SHA-256 {found}, not {expected}",
             url=wanted.url,
             date=before.date,
             found=part.sha256,

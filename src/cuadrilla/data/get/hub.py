@@ -63,9 +63,9 @@ def list_parquet(dataset: HubDataset, *, licence: str = "", endpoint: str | None
     api = huggingface_hub.HfApi(endpoint=endpoint)
     if not _may_carry(api.endpoint, token):
         raise ConfigError(
-            "{endpoint} would get the hub's token unencrypted",
+            "{endpoint} would receive the hub's token unencrypted",
             endpoint=api.endpoint,
-            hint="let HF_ENDPOINT be https://",
+            hint="set HF_ENDPOINT to an https:// address",
         )
     with _translated(f"{PREFIX}{dataset.repo}"):
         info = api.dataset_info(dataset.repo, revision=dataset.revision)

@@ -66,7 +66,7 @@ def list_mount(address: str) -> list[tuple[str, int, Mount]]:
         )
     if scheme not in SCHEMES or re.search(":{2}", address):
         raise ConfigError(
-            "{address!r} is no kind of address that is known",
+            "{address!r} is not a known kind of address",
             address=address,
             hint="known: {schemes}",
             schemes=", ".join(SCHEMES),

@@ -114,7 +114,7 @@ def _read(path: Path) -> list[DownloadRecord]:
     try:
         content = json.loads(read_regular(path))
         if content["schema"] != SCHEMA:
-            raise DataError("{path} is of another version of cuadrilla", path=path, hint=hint)
+            raise DataError("{path} was written by another version of cuadrilla", path=path, hint=hint)
         found = [DownloadRecord(**row) for row in content["files"]]
         texts = [text for each in found for text in (each.url, each.name, each.licence, each.sha256, *each.unpacked)]
         texts += [sha256 for each in found for sha256 in each.unpacked.values()]
@@ -136,6 +136,6 @@ def hash_file(path: Path) -> str:
                 digest.update(chunk)
     except OSError as error:
         raise DataError(
-            "cannot read {path}: {reason}", path=path, reason=error.strerror, hint="check that it is yours to read"
+            "cannot read {path}: {reason}", path=path, reason=error.strerror, hint="check that you may read it"
         ) from error
     return digest.hexdigest()

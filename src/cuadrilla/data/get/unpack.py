@@ -25,7 +25,7 @@ def unpack(archive: Path, folder: Path, *, inside: str) -> list[str]:
     `inside` is a folder of the archive, below the one that the archives of repositories begin with. Raises DataError,
     ResourceError.
     """
-    hint = "what came is not the archive that was expected; try again"
+    hint = "the download is not the expected archive; try again"
     with storage_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()

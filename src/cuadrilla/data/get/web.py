@@ -71,7 +71,7 @@ class Web:
             "{url}: more than {most} redirects",
             url=self._url,
             most=MAX_REDIRECTS,
-            hint="open the address in a browser, it may have moved",
+            hint="open the address in a browser; it may have moved",
         )
 
     def _stream(self, response: http.client.HTTPResponse, *, offset: int, validator: str) -> Stream:
@@ -142,14 +142,14 @@ def _unreachable(url: str, reason: object) -> LinkError:
             "{host} cannot prove who it is: {reason}",
             host=host,
             reason=reason.verify_message,
-            hint="check this machine's clock; behind a proxy of your company, let SSL_CERT_FILE name its certificate",
+            hint="check this machine's clock; behind a company proxy, set SSL_CERT_FILE to its certificate",
         )
     if isinstance(reason, ssl.SSLError):
         return LinkError(
             "{host}: {reason}",
             host=host,
             reason=reason,
-            hint="the address may be meant as http://, or a proxy interferes",
+            hint="perhaps the address begins with http://, or a proxy interferes",
         )
     if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
         return LinkError(
@@ -168,7 +168,7 @@ def _reason(error: object) -> str:
 
 def _redirected(url: str, location: str) -> str:
     if not location:
-        raise LinkError("{url} redirects to nowhere", url=url, hint="open the address in a browser, it may have moved")
+        raise LinkError("{url} redirects to nowhere", url=url, hint="open the address in a browser; it may have moved")
     hint = "give the address it leads to, if you trust that"
     target = urljoin(url, location)
     if urlsplit(target).scheme not in WEB_SCHEMES:
@@ -182,7 +182,7 @@ def _redirected(url: str, location: str) -> str:
         # Servers sign addresses for a minute (a store behind the hub does): such a query is used and not recorded.
         bare = check_address(parts._replace(query="").geturl())
     except ConfigError as error:
-        raise LinkError("{url} redirects to what is not an address", url=url, hint=hint) from error
+        raise LinkError("{url} redirects to something that is not an address", url=url, hint=hint) from error
     query = re.sub(r"[^\x21-\x7e]", "", parts.query)
     return f"{bare}?{query}" if query else bare
 
@@ -201,7 +201,7 @@ def _refusal(url: str, response: http.client.HTTPResponse) -> LinkError:
                 "{url}: {status}",
                 url=url,
                 status=status,
-                hint="the server asks to come back in {wait:,.0f} s",
+                hint="the server asks us to try again in {wait:,.0f} s",
                 wait=wait,
             )
         return PassingError("{host} answers {status}", host=_place(url)[1], status=status, wait_seconds=wait)
@@ -210,7 +210,7 @@ def _refusal(url: str, response: http.client.HTTPResponse) -> LinkError:
             "{url}: {status}",
             url=url,
             status=status,
-            hint="it needs an account or a licence to be accepted; for the hub: `hf auth login`",
+            hint="it needs an account, or its licence must be accepted; for the hub: `hf auth login`",
         )
     if response.status in (404, 410):
         return LinkError(
@@ -219,7 +219,7 @@ def _refusal(url: str, response: http.client.HTTPResponse) -> LinkError:
             status=status,
             hint="check the address; `cuadrilla data get --list` shows known corpora",
         )
-    return LinkError("{url}: {status}", url=url, status=status, hint="open the address in a browser, it may have moved")
+    return LinkError("{url}: {status}", url=url, status=status, hint="open the address in a browser; it may have moved")
 
 
 def _retry_after(headers: Headers) -> float:
@@ -306,4 +306,4 @@ def _guarded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     except (OSError, http.client.HTTPException) as error:
         raise PassingError("the connection broke: {reason}", reason=_reason(error)) from error
     except zlib.error as error:
-        raise PassingError("what came cannot be unpacked: {error}", error=error) from error
+        raise PassingError("the download cannot be unpacked: {error}", error=error) from error
