@@ -137,7 +137,7 @@ def test_the_owner_is_asked_once_and_the_coordinator_gives_the_token_only_after_
 
     consent = Consent(None, ask=ask)
     for _ in range(2):
-        with pytest.raises(LinkError, match="no Ray head answers" if answer else "wants no Ray"):
+        with pytest.raises(LinkError, match="no Ray head answers" if answer else "does not want Ray"):
             find_head(crew.ana, coordinator=crew.address, consent=consent)
     assert len(questions) == 1
     assert server.kicked([]) == given
@@ -149,7 +149,7 @@ def test_without_a_terminal_or_with_no_ray_nothing_is_given(
     crew: Crew, server: RayHeadServer, given: bool | None
 ) -> None:
     server.offer(offer_of_this_program())
-    with pytest.raises(LinkError, match="has not said --ray" if given is None else "wants no Ray"):
+    with pytest.raises(LinkError, match="has not said --ray" if given is None else "does not want Ray"):
         find_head(crew.ana, coordinator=crew.address, consent=Consent(given))
     assert server.kicked([]) == []
 

@@ -161,7 +161,7 @@ def test_guesses_close_every_invite(crew: Crew, caplog: pytest.LogCaptureFixture
         with pytest.raises(Refused, match="closed after wrong tries"):
             connection.enroll(secret=secret, request=request)
     connection.close()
-    assert set(reasons) == {"the coordinator refused: the secret is not one of this crew"}
+    assert set(reasons) == {"the coordinator refused: the secret is not from this crew"}
     assert any("all invites are closed" in record.message for record in caplog.records)
     assert list(crew.nodes.nodes()) == ["ana"]
     assert crew.works()

@@ -101,7 +101,7 @@ def test_a_tokenizer_that_takes_all_memory(here: Path) -> None:
     value["added_tokens"].append({"id": len(value["model"]["vocab"]), "content": "q", **flags})
     path.write_text(json.dumps(value))
     done = cuadrilla("import", here / "hf", "--to", here / "new")
-    refuses(done, code=4, naming="cannot be used as a tokenizer: its reader was ended by signal")
+    refuses(done, code=4, naming="ended the process that read it")
 
 
 def test_a_model_card_that_is_none_is_not_read(here: Path, put: Place) -> None:

@@ -54,7 +54,7 @@ def test_a_torch_that_fails_before_it_says_anything(code, expected):
 
 def test_a_program_that_does_not_exist():
     (cpu,) = probe_devices(torch_argv=["/nonexistent/python"], nvml_argv=program(GOOD_NVML))
-    assert cpu.error == "PyTorch could not be asked: No such file or directory"
+    assert cpu.error == "PyTorch could not be queried: No such file or directory"
 
 
 @pytest.mark.parametrize("code", ["import os; os.abort()", "import time; time.sleep(600)"])

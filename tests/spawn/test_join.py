@@ -81,7 +81,7 @@ def test_each_device_of_a_machine_is_a_worker(machine: Callable[[str], Machine],
     said = joined.communicate(timeout=150)[1]
     assert joined.returncode == 0, said
     assert "a worker for each of cpu, cpu.2" in said
-    assert re.search(r"cpu.2 died: signal 9 .*\n.*cpu.2 is started again", said)
+    assert re.search(r"cpu.2 died: signal 9 .*\n.*cpu.2 is being restarted", said)
     assert re.search(r"^cpu  step \d+  share \d+ %", said, re.MULTILINE)
     assert said.count("done       the run was stopped by `cuadrilla down`") == 1
     assert is_what_one_worker_gives(run)
@@ -124,7 +124,7 @@ def test_a_machine_with_the_data_fetches_nothing_and_one_with_other_data_is_refu
     crew = up(coordinator, run, port)
     refused = ana.run("join", "--name", "ana", "--data", str(other), says=invite(coordinator))
     assert refused.returncode == 5, refused.stderr
-    assert f"{shard} is not the one that the run uses" in refused.stderr
+    assert f"{shard} is not the data that the run uses" in refused.stderr
     worker = ana.start("join", "--data", str(copy))
     wait_for(reached(run, 5), crew)
     down(coordinator, crew)
@@ -299,7 +299,7 @@ def test_invites_that_do_not_work(machine: Callable[[str], Machine], run: RunDir
         (text[:-20], "is cut off"),
         (text[:60] + ("x" if text[60] != "x" else "y") + text[61:], "is mistyped"),
         (wrong_key, "is not the coordinator that made this invite"),
-        *[(wrong_secret, "the secret is not one of this crew")] * 5,
+        *[(wrong_secret, "the secret is not from this crew")] * 5,
         (text, "the invite was closed after wrong tries"),
     ):
         done = ana.run("join", "--name", "ana", says=says)
@@ -340,7 +340,7 @@ def test_cloned_machines_get_in_and_who_has_left_comes_back(
     assert f"a new machine calls itself {name}, as another does: here it is {name}-2" in seen
     assert f"{name} has left the crew" in seen
     said = [worker.communicate(timeout=150)[1] for worker in workers]
-    assert f"as {name}-2: another machine there calls itself {name}, too" in said[1]
+    assert f"as {name}-2: another machine there is already called {name}" in said[1]
 
 
 def test_code_runs_only_where_its_owner_has_approved_it(

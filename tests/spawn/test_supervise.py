@@ -78,7 +78,7 @@ def test_killed_while_training_and_while_coming_back(crew: "subprocess.Popen[str
     assert (num_joined(run), max(versions(run))) == (before, announced)
     wait_for(reached(run, announced + 5), crew)
     said = stop(crew)
-    assert said.count("the coordinator was killed (SIGKILL); it is started again") == 2
+    assert said.count("the coordinator was killed (SIGKILL); it restarts") == 2
     assert int(said.split("resumed    at step ")[-1].split()[0]) >= announced
     assert is_what_one_worker_gives(run, *STRICT)
 
@@ -90,7 +90,7 @@ def test_dying_again_and_again_ends_with_an_error(run: RunDir) -> None:
     said = process.communicate(timeout=150)[1]
     assert process.returncode == 3, said
     assert num_restarts(run) == 2
-    assert "the coordinator died 3 times without a step between (the last time by SIGSEGV)" in said
+    assert "the coordinator died 3 times without a step in between (the last time by SIGSEGV)" in said
     assert "hint:" in said
     assert "Traceback" not in said
 

@@ -38,7 +38,7 @@ def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir, nu
     process.send_signal(number)
     _, said = process.communicate(timeout=150)
     assert process.returncode == 130
-    assert "the same command goes on" in said
+    assert "the same command continues" in said
     assert "Traceback" not in said
     found = load_newest(run.checkpoints)
     assert found is not None

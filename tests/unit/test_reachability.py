@@ -29,7 +29,7 @@ def place(root: Path, files: dict[str, str], *, address: str, system: str = "Lin
 
 def test_wsl2_in_its_default_mode(tmp_path: Path) -> None:
     found = place(tmp_path, {"proc/sys/kernel/osrelease": WSL_KERNEL}, address="172.30.98.229", mode="nat")
-    assert found == Reachability("wsl-nat", "in WSL2 behind the address of Windows (nat, says wslinfo)")
+    assert found == Reachability("wsl-nat", "in WSL2 behind the address of Windows (nat, according to wslinfo)")
     said = "\n".join(advice(found, listens="172.30.98.229:47470", dialled="", others=["192.168.1.20", "ana"]))
     assert "on a machine with an address of its own (192.168.1.20, ana)" in said
     assert (

@@ -117,7 +117,7 @@ def _link(here: Path, target: Path, file: OfferedFile) -> None:
     if not here.is_file():
         problem = "{path} does not exist"
     elif here.stat().st_size != file.num_bytes or _sha256(here) != file.sha256:
-        problem = "{path} is not the one that the run uses"
+        problem = "{path} is not the data that the run uses"
     else:
         with storage_errors(target):
             target.unlink(missing_ok=True)

@@ -21,7 +21,8 @@ FINISH_SECONDS, END_SECONDS = 10.0, 5.0
 """A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
 
 KILLED_FOR_MEMORY = (
-    "{reason}, and the kernel has killed for want of memory: a smaller model, smaller units, or more memory for it"
+    "{reason}, and the kernel has killed processes for lack of memory: "
+    "use a smaller model, smaller units or more memory"
 )
 
 
@@ -85,7 +86,7 @@ class Children:
                 error = CuadrillaError(words["error"], hint=words.get("hint", ""))
                 error.exit_code = int(words["exit_code"])
                 return error
-        return EnvironmentProblem("all worker processes were killed", hint="run the same command again: it goes on")
+        return EnvironmentProblem("all worker processes were killed", hint="run the same command again: it continues")
 
     def end(self, *, finish_seconds: float = FINISH_SECONDS) -> None:
         """Let them finish; whoever does not is killed."""

@@ -44,7 +44,7 @@ def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[s
     home.remember(crew)
     told = "joined     the crew at {address} as {name}"
     if crew.name != wanted:
-        told = "joined     the crew at {address} as {name}: another machine there calls itself {wanted}, too"
+        told = "joined     the crew at {address} as {name}: another machine there is already called {wanted}"
     report(Message(told, address=crew.address, name=crew.name, wanted=wanted))
     return crew
 
@@ -59,7 +59,7 @@ def _when_free(enroll: Callable[[], Enrolled], *, report: Callable[[str], None])
             if time.monotonic() > deadline:
                 raise
             if not told:
-                report(Message("waiting    for others who join from here, too"))
+                report(Message("waiting    for other machines that are joining from the same address"))
             told = True
             time.sleep(random.uniform(0.5, 1.5))  # seconds
 

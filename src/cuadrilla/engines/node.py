@@ -91,7 +91,7 @@ def _work_apart(uses: Mapping[str, Use], ways: Ways, *, data: Path | None) -> st
             for name, code in children.look().items():
                 deaths[name] += code < 0
                 if code < 0 and deaths[name] <= MAX_RESTARTS:
-                    log.warning("%s is started again", name)
+                    log.warning("%s is being restarted", name)
                     _start(uses[name], children, ways, data=data)
                 elif code == 0:
                     done = children.last_words[name].strip()

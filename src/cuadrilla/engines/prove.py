@@ -99,7 +99,7 @@ def prove(config: Config, folder: Path, *, steps: int, begin: Begin) -> tuple[Pa
         raise ConfigError(
             "sync.kind = {kind!r} does not promise that a crew gives what one worker gives",
             kind=config.sync.kind,
-            hint='the proof is one of sync.kind = "exact"',
+            hint='only sync.kind = "exact" can be proved',
         )
     if len(config.engine.workers) < 2:
         raise ConfigError("a crew of one proves nothing", hint='name two workers or more: --crew "1.0,0.5"')
@@ -142,7 +142,7 @@ def compare(one: Trained, crew: Trained, *, strict: bool) -> Pair:
 
 
 def _differing(one: Mapping[str, Tensor], crew: Mapping[str, Tensor]) -> list[Message]:
-    words = [Message("{name} is in one of the two only", name=name) for name in sorted(one.keys() ^ crew.keys())]
+    words = [Message("{name} is in only one of the two", name=name) for name in sorted(one.keys() ^ crew.keys())]
     far: list[tuple[float, str]] = []
     for name in one.keys() & crew.keys():
         if tensors_sha256({"": one[name]}) != tensors_sha256({"": crew[name]}):

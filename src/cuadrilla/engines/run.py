@@ -150,13 +150,13 @@ def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]
     notes: list[tuple[str, str]] = []
     optim = config.optim
     if sync.staleness + 1 < len(config.engine.workers):
-        told = "{staleness} lets {number} workers work at a time"
+        told = "with {staleness}, only {number} workers can work at a time"
         notes.append(("sync.staleness", Message(told, staleness=sync.staleness, number=sync.staleness + 1)))
     delayed = isinstance(optim, NesterovSection) and (optim.delay > 1 or optim.momentum == 0)
     if not delayed:
         text = Message(
-            "{kind} keeps momentum, and momentum of stale gradients slows asynchronous training\n"
-            '           (arXiv 2401.09135); "nesterov" with optim.delay > 1 was made for it',
+            "{kind} keeps momentum, and momentum of stale gradients slows asynchronous training\n           "
+            '(arXiv 2401.09135); "nesterov" with optim.delay > 1 is made for this',
             kind=optim.kind,
         )
         notes.append(("optim.kind", text))

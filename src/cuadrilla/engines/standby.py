@@ -131,7 +131,7 @@ class Follower:
             write_atomic(self.replica.keys / name, raw, private=True)
         server = open_coordinator(self.replica.keys, now=datetime.now(UTC)).identity.certificate
         if home.joined_folder(key_hash(server)) != crew.folder:
-            raise LinkError("the keys are another crew's", hint="join it with an invite, then: cuadrilla standby")
+            raise LinkError("the keys belong to another crew", hint="join it with an invite, then: cuadrilla standby")
         config, folder = fetch(self._connection, self._connection.describe(), home=home, report=self._report)
         for part in (self.replica.run.path, self.replica.run.checkpoints, self.replica.run.journal):
             make_private(part)
@@ -147,7 +147,7 @@ class Follower:
             hint = Message("name it where the coordinator runs: cuadrilla up --standby {name} RUN", name=crew.name)
             raise Refused(error.message, hint=hint) from None
         if set(files) != set(COORDINATOR_FILES):
-            raise LinkError("the coordinator's keys are not whole", hint="install the same version on both machines")
+            raise LinkError("the coordinator's keys are incomplete", hint="install the same version on both machines")
         return files
 
     def copy(self) -> None:
@@ -225,7 +225,7 @@ class Follower:
         for segment in self.replica.run.journal.glob("v*.log"):
             if int(segment.stem[1:]) < oldest:
                 segment.unlink()
-        here = "the checkpoint of step {step} is here, and the journal behind it as it grows"
+        here = "the checkpoint of step {step} is copied; its journal is copied as it grows"
         self._report(Message(here, step=version))
 
 
@@ -251,7 +251,7 @@ def _check_free(home: Home, crew: Joined) -> None:
 
 def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
     """Raises LinkError when the coordinator answers within so many seconds: its parent may be starting it again."""
-    asking = "asking    {address} for {seconds:.0f} s whether it is there"
+    asking = "asking    {address} for {seconds:.0f} s whether it is still running"
     report(Message(asking, address=crew.address, seconds=seconds))
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -266,9 +266,9 @@ def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
         finally:
             connection.close()
         raise LinkError(
-            "the coordinator at {address} answers: two that go on would train two models",
+            "the coordinator at {address} answers: if both continued, they would train two models",
             address=crew.address,
-            hint="stop it there (cuadrilla down), or promote all the same with --force",
+            hint="stop it there (cuadrilla down), or promote anyway with --force",
         )
 
 
@@ -310,7 +310,7 @@ def newest_version(run: RunDir) -> int:
         raise CheckpointError(
             "no checkpoint was copied to {path} yet",
             path=run.path,
-            hint="nothing can be promoted: find the old machine's disk",
+            hint="there is nothing to continue from: recover the old machine's disk",
         )
     while has_segment(run.journal, version):
         last = max((record.version for record, _ in read_segment(run.journal, version)), default=version)

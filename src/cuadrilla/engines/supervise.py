@@ -64,13 +64,13 @@ def supervise(
                 fruitless = 0 if progress != before else fruitless + 1
                 if fruitless == MAX_FRUITLESS:
                     raise EnvironmentProblem(
-                        "the coordinator died {times} times without a step between (the last time by {signal})",
+                        "the coordinator died {times} times without a step in between (the last time by {signal})",
                         times=fruitless,
                         signal=killed_by,
-                        hint="SIGKILL: is there enough memory? Else see {logs}; the same command goes on",
+                        hint="SIGKILL: is there enough memory? If so, see {logs}; the same command continues",
                         logs=run.logs,
                     )
-                restarted = "the coordinator was killed ({signal}); it is started again and resumes"
+                restarted = "the coordinator was killed ({signal}); it restarts and resumes"
                 report(Message(restarted, signal=killed_by))
                 try:
                     append_event(run.events, RESTARTED, reason=killed_by)

@@ -161,7 +161,7 @@ class Transports:
         try:
             self.open_ray(cluster.wait())
         except CuadrillaError as error:
-            log.warning("Ray is not used any more: %s", error.message)
+            log.warning("Ray is no longer used: %s", error.message)
             self.heads.offer(None)
             self._use = replace(self._use, cluster=None)
 

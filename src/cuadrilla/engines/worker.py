@@ -100,8 +100,8 @@ def run_worker(options: WorkerOptions) -> str:
             if not asked and time.monotonic() - reached > ASK_SECONDS:
                 asked = True
                 log.warning(
-                    "the coordinator may have another address now, its screen says so: end this here (Ctrl-C) and type"
-                    " `cuadrilla join THAT_ADDRESS`"
+                    "the coordinator may have another address now; its screen shows it: stop this here "
+                    "(Ctrl-C) and type `cuadrilla join THAT_ADDRESS`"
                 )
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

@@ -215,7 +215,7 @@ def _phantoms(known: Sequence[Device], torch: ProbeAnswer, nvml: ProbeAnswer, fa
         )
     elif facts.system == "Darwin" and version and "mps" not in kinds and (facts.rosetta or facts.machine == "arm64"):
         error = Message(
-            "this Python is an Intel one, translated by Rosetta" if facts.rosetta else "PyTorch cannot use the GPU"
+            "this Python is an Intel build, translated by Rosetta" if facts.rosetta else "PyTorch cannot use the GPU"
         )
         hint = Message("install an arm64 Python" if facts.rosetta else "PyTorch's MPS needs macOS 14 or newer")
         name = facts.cpu.name or "Apple GPU"

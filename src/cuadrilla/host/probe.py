@@ -133,7 +133,7 @@ def _finish(
 
 
 def _unasked(error: OSError) -> ProbeAnswer:
-    return ProbeAnswer(fault=Message("could not be asked: {reason}", reason=error.strerror or error))
+    return ProbeAnswer(fault=Message("could not be queried: {reason}", reason=error.strerror or error))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

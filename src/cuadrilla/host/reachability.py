@@ -68,11 +68,11 @@ def read_reachability(
         return Reachability("plain")  # WSL1 has the network of Windows
     mode, source = _wsl_mode(address, root=root, mode=wslinfo() if mode is None else mode)
     if mode == "mirrored":
-        noticed = Message("in WSL2 with the network of Windows (mirrored, says {source})", source=source)
+        noticed = Message("in WSL2 with the network of Windows (mirrored, according to {source})", source=source)
         return Reachability("wsl-mirrored", noticed)
     if mode == "bridged":
         return Reachability("plain")
-    noticed = Message("in WSL2 behind the address of Windows ({mode}, says {source})", mode=mode, source=source)
+    noticed = Message("in WSL2 behind the address of Windows ({mode}, according to {source})", mode=mode, source=source)
     return Reachability("wsl-nat", noticed)
 
 
@@ -141,7 +141,7 @@ def advice(found: Reachability, *, listens: str, dialled: str, others: Sequence[
     if found.kind == "wsl-mirrored":
         return [
             Message(
-                "this machine is {noticed}; once, in a PowerShell as administrator, let others in:",
+                "this machine is {noticed}; once, in PowerShell as administrator, let others in:",
                 noticed=found.noticed,
             ),
             f"  New-NetFirewallHyperVRule -Name cuadrilla -DisplayName cuadrilla -Direction Inbound "
@@ -149,7 +149,7 @@ def advice(found: Reachability, *, listens: str, dialled: str, others: Sequence[
         ]
     lines: list[str] = [
         Message(
-            "this machine is {noticed}: only its host reaches {address}; what brings others here:"
+            "this machine is {noticed}: only its host reaches {address}; to let others reach it:"
             if dialled
             else "this machine is {noticed}: only its host reaches {address}",
             noticed=found.noticed,
@@ -184,10 +184,10 @@ def _elsewhere(others: Sequence[str]) -> list[Message]:
 def _through_windows(inner: str, port: str, *, outer: str, outer_port: str) -> list[str]:
     """The commands for Windows; `inner` changes whenever WSL starts."""
     begin = Message(
-        "  in a PowerShell as administrator, again whenever WSL has started anew (its address changes);"
-        " {address} is what `ipconfig` shows for the network card:"
+        "  in PowerShell as administrator, and again after every restart of WSL (its address changes); "
+        "{address} is what `ipconfig` shows for the network card:"
         if outer == WINDOWS
-        else "  in a PowerShell as administrator, again whenever WSL has started anew (its address changes):",
+        else "  in PowerShell as administrator, and again after every restart of WSL (its address changes):",
         address=outer,
     )
     return [

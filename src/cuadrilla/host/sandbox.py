@@ -62,7 +62,7 @@ class Ended:
         if self.code is None:
             return Message("it took too long")
         if self.code < 0:
-            return Message("its reader was ended by signal {signal}", signal=-self.code)
+            return Message("signal {signal} ended the process that read it", signal=-self.code)
         lines = [line.strip() for line in self.complaint.splitlines() if line.strip()]
         return lines[-1][:MAX_REASON] if lines else Message("exit code {code}", code=self.code)
 

@@ -75,7 +75,7 @@ def canonical_host(host: str) -> str:
     if isinstance(address, ipaddress.IPv6Address):
         if address.scope_id is not None:
             raise LinkError(
-                "{host!r} holds the name of a network card, which other machines do not share",
+                "{host!r} contains the name of a network card, which differs on other machines",
                 host=host,
                 hint="give an IPv4 address, or an IPv6 address that does not begin with fe80",
             )

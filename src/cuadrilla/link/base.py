@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, "Tensor"]
 TensorRef = object  # an address of a Version's tensors, meaningful to both ends of one link
 KICKED = Message("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)")
-NOT_LISTED = Message("this node is not in the crew (any more): `cuadrilla kick` removes one")
+NOT_LISTED = Message("this node is not in the crew, or no longer: `cuadrilla kick` removes a node")
 COME_AGAIN = "ask there for a new invite, then: cuadrilla join --new"
 
 

@@ -97,7 +97,7 @@ def _route(target: Target) -> tuple[str, str]:
             probe.connect(place)
         except OSError as error:
             raise LinkError(
-                "this machine has no way to {place}: {reason}",
+                "this machine has no route to {place}: {reason}",
                 place=place[0],
                 reason=error.strerror or error,
                 hint="connect it to the coordinator's network (cable, Wi-Fi, VPN), then try again",
@@ -137,24 +137,25 @@ def _tls(target: Target, ca: str) -> tuple[str, str]:
         reason = error.reason or HUNG_UP
         raise LinkError(NO_TLS, address=target.address, reason=reason, hint=other) from None
     except OSError as error:
-        hung_up = "what answers at {address} hung up ({reason})"
+        hung_up = "what answers at {address} closed the connection ({reason})"
         reason = error.strerror or str(error)
         raise LinkError(hung_up, address=target.address, reason=reason, hint=other) from None
     if protocol != "h2":
         another = "what answers at {address} speaks TLS, but not the crew link"
         raise LinkError(another, address=target.address, hint=other)
-    return Message("{version}, the key is of this crew", version=version), ""
+    return Message("{version}, the key belongs to this crew", version=version), ""
 
 
 def _untrusted(target: Target, error: ssl.SSLCertVerificationError) -> LinkError:
     if error.verify_code == NOT_YET_VALID:
         return LinkError(
-            "this machine's clock is before the day the crew was made", hint="set this machine's clock, then try again"
+            "this machine's clock is earlier than the day the crew was created",
+            hint="set this machine's clock, then try again",
         )
     return LinkError(
         "what answers at {address} is not the coordinator of the crew that this machine has joined",
         address=target.address,
-        hint="check the address; if the crew was made anew there, get an invite and: cuadrilla join --new",
+        hint="check the address; if the crew was recreated there, get an invite, then: cuadrilla join --new",
     )
 
 
@@ -177,8 +178,8 @@ def _addresses(target: Target) -> list[tuple[socket.AddressFamily, tuple[str, in
 def _connected(target: Target) -> Iterator[socket.socket]:
     """A TCP connection. Raises LinkError if there is none; what happens on it is the caller's."""
     firewall = Message(
-        "it may have another address by now, its screen says so: cuadrilla check link THAT_ADDRESS. If not, allow TCP"
-        " port {port} in the firewall of the coordinator's machine",
+        "it may have another address by now; its screen shows it: cuadrilla check link THAT_ADDRESS. If not, "
+        "allow TCP port {port} in the firewall of the coordinator's machine",
         port=target.address.port,
     )
     try:
@@ -190,8 +191,8 @@ def _connected(target: Target) -> Iterator[socket.socket]:
         raise LinkError(
             "nothing listens at {address}",
             address=target.address,
-            hint="start the coordinator there (cuadrilla up RUN); it may have another address by now, its screen says"
-            " so: cuadrilla check link THAT_ADDRESS. If not, compare the port that it prints",
+            hint="start the coordinator there (cuadrilla up RUN); it may have another address by now; its "
+            "screen shows it: cuadrilla check link THAT_ADDRESS. If not, compare the port that it prints",
         ) from None
     except OSError as error:
         hint = _apart() if error.errno in UNREACHABLE else firewall
@@ -206,6 +207,6 @@ def _apart() -> Message:
     if sys.platform == "darwin":  # macOS 15 and later ask for each program
         return Message("System Settings, Privacy & Security, Local Network: allow this terminal; then try again")
     return Message(
-        "it may have another address by now, its screen says so: cuadrilla check link THAT_ADDRESS. If not, check that"
-        " both machines are on one network and that the Wi-Fi does not keep them apart"
+        "it may have another address by now; its screen shows it: cuadrilla check link THAT_ADDRESS. If not, "
+        "check that both machines are on the same network and that the Wi-Fi does not isolate them"
     )

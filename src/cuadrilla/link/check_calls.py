@@ -59,9 +59,9 @@ def _credentials(connection: Connection) -> tuple[str, str]:
         )
         raise LinkError(error.message, hint=hint) from None
     count, megabytes = len(description.files), sum(file.num_bytes for file in description.files) / 1e6
-    told = "let in; the run needs {count} files ({megabytes:.1f} MB)"
+    told = "admitted; the run needs {count} files ({megabytes:.1f} MB)"
     if count == 1:
-        told = "let in; the run needs {count} file ({megabytes:.1f} MB)"
+        told = "admitted; the run needs {count} file ({megabytes:.1f} MB)"
     return Message(told, count=count, megabytes=megabytes), ""
 
 
@@ -79,7 +79,7 @@ def _clock(connection: Connection) -> tuple[str, str]:
     if far or abs(ahead) > took:
         template = "the coordinator's is {duration} ahead" if ahead > 0 else "the coordinator's is {duration} behind"
         there = Message(template, duration=_duration(abs(ahead)))
-    hint = Message("training does not mind; set the clocks so that logs of the two machines can be compared")
+    hint = Message("training is not affected; set the clocks so that you can compare the logs of the two machines")
     return Message("{clock}; round trip {duration}", clock=there, duration=_duration(took)), hint if far else ""
 
 

@@ -178,7 +178,7 @@ class Connection:
         request = next(wire.chunks("mine", layout.pack(tensors), layout=layout))
         assembly.add(self._unary("Average", request, pb.Chunk))
         if not assembly.complete:
-            raise LinkError("the coordinator's tensors are not whole", hint="try again")
+            raise LinkError("the coordinator's tensors are incomplete", hint="try again")
         return layout.unpack(assembly.buffer)
 
     def crew_keys(self) -> dict[str, bytes]:

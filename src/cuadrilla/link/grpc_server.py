@@ -364,7 +364,7 @@ class CrewServer:
                     session.progress = message
                     self._tell_progress(session)
                 elif not self._is_due(session, message):
-                    raise LinkError("it says much more than its work needs", hint="install the same version there")
+                    raise LinkError("it sends far more than its work needs", hint="install the same version there")
                 else:
                     if not session.joined:
                         log.info("%s joined", session.worker, extra=TALK)

@@ -77,7 +77,8 @@ class Invite:
                 "{address} is not the coordinator that made this invite (its key is another one); "
                 "nothing secret was sent",
                 address=self.address,
-                hint="check that the invite is of this crew; if it is, somebody on this network stands in between",
+                hint="check that the invite is from this crew; if it is, somebody on this network intercepts "
+                "the connection",
             )
 
     def __str__(self) -> str:
@@ -177,7 +178,8 @@ def _is_cut(body: str) -> bool:
 
 def _mistyped() -> LinkError:
     return LinkError(
-        "the invite is mistyped: its checksum does not fit", hint="copy and paste it again, or compare it by character"
+        "the invite is mistyped: its checksum does not match",
+        hint="copy and paste it again, or compare it character by character",
     )
 
 
@@ -188,7 +190,7 @@ class Redemption(Enum):
     EXPIRED = Message("the invite has expired")
     USED_UP = Message("the invite has been used")
     CLOSED = Message("the invite was closed after wrong tries")
-    WRONG = Message("the secret is not one of this crew")
+    WRONG = Message("the secret is not from this crew")
 
 
 @dataclass

@@ -15,7 +15,7 @@ _DEVICE = re.compile(r"(cpu|mps|cuda|xpu)(:[0-9]{1,2})?(\.[2-9])?")
 def worker_name(node: str, device: str) -> str:
     """What the worker is called that a node has for this device; "" for a node that has only one. Raises LinkError."""
     if device and not _DEVICE.fullmatch(device):
-        raise LinkError("{device!r} is no device of a node", device=device[:80], hint="such as cuda:0, or cpu")
+        raise LinkError("{device!r} is not a device", device=device[:80], hint="such as cuda:0, or cpu")
     return f"{node}/{device}" if device else node
 
 

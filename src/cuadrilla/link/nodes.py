@@ -64,7 +64,7 @@ class AllowList:
         """
         check_node_name(name)
         if is_enrol(certificate):  # anybody can sign with that key: a node that had it could be anybody
-            raise LinkError("the published enrol key cannot be a node's", hint="let the node make a key of its own")
+            raise LinkError("a node cannot use the published enrol key", hint="let the node make its own key")
         new = key_hash(certificate)
         with self._changing() as nodes:
             own = next((own for own, known in nodes.items() if known == new), "")

@@ -35,7 +35,11 @@ def parse_shape(text: str, *, speed: float) -> Shape:
         return Shape(speed=speed)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit(?:\+(\d+(?:\.\d+)?)ms)?", text)
     if match is None or float(match[1]) == 0:
-        raise ConfigError("{text!r} is not the shape of a link", text=text, hint="write it as 100mbit or 100mbit+20ms")
+        raise ConfigError(
+            "{text!r} is not the bandwidth of a link, with or without a delay",
+            text=text,
+            hint="write it as 100mbit or 100mbit+20ms",
+        )
     bits = float(match[1]) * PREFIXES[match[2]]
     return Shape(speed=speed, bits_per_second=bits, delay_seconds=float(match[3] or 0) / 1000)
 

@@ -52,7 +52,7 @@ MAX_FILE_BYTES = 1 << 20
 COORDINATOR_FILES = ("ca.key", "ca.pem", "server.key", "server.pem")
 UPDATE = "install the same version of cuadrilla on both machines, then try again"
 NO_TLS = "what answers at {address} does not speak TLS 1.3 ({reason})"
-HUNG_UP = Message("it hung up")
+HUNG_UP = Message("it closed the connection")
 ANSWER = Message("the other side's answer")
 NOT_SIGNED = "{certificate} was not signed by {authority}"
 
@@ -142,7 +142,7 @@ def save_node(folder: Path, *, certificate: bytes, ca: bytes, server: bytes) -> 
     own, authority, pinned = (_parse_certificate(pem) for pem in (certificate, ca, server))
     ours = _spki_hash(own.public_key()) == _spki_hash(key.public_key())
     if not ours or not _issued_by(own, authority) or not _issued_by(pinned, authority):
-        mixed = "the coordinator's answer cannot be used: its certificates are not of one crew"
+        mixed = "the coordinator's answer cannot be used: its certificates are not from the same crew"
         foreign = "the coordinator's answer cannot be used: its certificate is for another machine's key"
         raise LinkError(mixed if ours else foreign, hint="join again with a new invite")
     write_atomic(folder / "crew.pem", _pem(authority))
@@ -192,10 +192,10 @@ def pinned_certificate(invite: Invite, *, timeout_seconds: float = 5.0) -> bytes
     begins, now = certificate.not_valid_before_utc, datetime.now(UTC)
     if begins > now:  # TLS would refuse it later, and not say why
         raise LinkError(
-            "this machine's clock ({now} UTC) is before the crew was made ({begins})",
+            "this machine's clock ({now} UTC) is earlier than the creation of the crew ({begins})",
             now=f"{now:%Y-%m-%d %H:%M}",
             begins=f"{begins:%Y-%m-%d %H:%M}",
-            hint="set the clocks of this machine and of the coordinator; two days of difference do no harm",
+            hint="set the clocks of this machine and of the coordinator; a difference of two days does no harm",
         )
     return _pem(certificate)
 

@@ -258,7 +258,7 @@ class Assembly:
             raise _unexpected(Message("a chunk without data"))
         data: bytes = chunk.data  # once: each access is a copy
         if zlib.crc32(data) != chunk.crc:
-            raise _unexpected(Message("its checksum does not fit"))
+            raise _unexpected(Message("its checksum does not match"))
         end = self.received + len(data)
         if end > self.num_bytes:
             raise _unexpected(Message("more data than announced"))
@@ -305,7 +305,7 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
             hello = received.hello
             spoken = Message("it speaks protocol {found}, this machine {ours}", found=hello.protocol, ours=PROTOCOL)
             _require(hello.protocol == PROTOCOL, spoken)
-            _require(1 / MAX_SPEED < hello.speed_hint < MAX_SPEED, Message("its speed is not one that a machine has"))
+            _require(1 / MAX_SPEED < hello.speed_hint < MAX_SPEED, Message("its speed is one that no machine has"))
             facts = islice(hello.environment.items(), MAX_FACTS)
             known = {one_line(key, most=MAX_TEXT): one_line(value, most=MAX_TEXT) for key, value in facts}
             return Hello(speed_hint=hello.speed_hint, environment=known)

@@ -220,7 +220,7 @@ def _stay(node: RayNode, ways: Ways) -> str:
         pass
     finally:
         connection.close()
-    return Message("the coordinator is silent: looking for it")
+    return Message("the coordinator does not answer: looking for it")
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
@@ -248,7 +248,9 @@ def _head_for(config: Config, connection: Connection, ways: Ways) -> Head | None
     except LinkError as error:
         log.info("through the crew link: %s", error.message, extra=TALK)
         return None
-    log.info("through Ray: both owners want it, equal versions, and both machines reach each other", extra=TALK)
+    log.info(
+        "through Ray: both owners want it, the versions are the same, and the two machines reach each other", extra=TALK
+    )
     return head
 
 
@@ -257,7 +259,7 @@ def find_head(connection: Connection, *, coordinator: str, consent: Consent) -> 
     if reason := why_not():
         raise LinkError(reason)
     if consent.given is False:
-        raise LinkError("this machine's owner wants no Ray on it")
+        raise LinkError("the owner of this machine does not want Ray on it")
     place = Address.parse(coordinator)
     with socket.create_connection((place.host, place.port)) as way:
         mine: str = way.getsockname()[0]
@@ -266,7 +268,7 @@ def find_head(connection: Connection, *, coordinator: str, consent: Consent) -> 
         time.sleep(PAUSE_SECONDS)
     if answer.ask and consent.can_be_asked():  # a person thinks for longer than a port should be open
         if not consent.ask():
-            raise LinkError("this machine's owner wants no Ray on it")
+            raise LinkError("the owner of this machine does not want Ray on it")
         answer = _ask(connection, mine, consent)
     if answer.refusal:
         raise LinkError("{reason}", reason=answer.refusal)

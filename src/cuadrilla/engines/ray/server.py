@@ -162,7 +162,7 @@ class RayServer:
     def failure(self) -> CuadrillaError:
         """Why there is no worker left."""
         return self._last_error or EnvironmentProblem(
-            "all worker processes were killed", hint="run the same command again: it goes on"
+            "all worker processes were killed", hint="run the same command again: it continues"
         )
 
     def disband(self, reason: str) -> None:
