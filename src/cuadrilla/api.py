@@ -82,7 +82,7 @@ def open_run(folder: AnyPath) -> "Run":
     run = Run(folder)
     if not RunDir(run.path).run_file.is_file():
         hint = "make one: cuadrilla.new_run(folder, ...)"
-        raise ConfigError("{path} is no run: it has no run.toml", path=run.path, hint=hint)
+        raise ConfigError("{path} is not a run: it has no run.toml", path=run.path, hint=hint)
     return run
 
 

@@ -168,7 +168,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         if isinstance(error, (FileExistsError, NotADirectoryError, IsADirectoryError, FileNotFoundError)):
             hint = "a file is where a folder should be, or a folder is in the way or missing: choose another name"
         elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
-            hint = "it cannot be written by you: choose another folder, or give yourself permission"
+            hint = "you may not write there: choose another folder, or change its permissions"
         reason = error.strerror or error
         raise ResourceError("cannot write {path}: {reason}", path=path, reason=reason, hint=hint) from error
 

@@ -217,7 +217,7 @@ def test_out_of_memory_halves_the_pass_and_keeps_the_global_batch(execute: Execu
 
 
 def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(execute: Execute, tmp_path: Path) -> None:
-    with pytest.raises(CuadrillaError, match="a unit, which strict mode") as caught:
+    with pytest.raises(CuadrillaError, match="a unit does not fit in one pass, and strict mode") as caught:
         execute(tmp_path, LittleMemory(), STRICT)
     assert caught.value.exit_code == 8
 

@@ -125,7 +125,7 @@ def test_sizes_that_are_not_the_models_are_refused(published: Path, tmp_path: Pa
     run = RunDir(tmp_path / "run")
     import_model(published, to=run.path)
     prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
-    with pytest.raises(CheckpointError, match="is of another model"):
+    with pytest.raises(CheckpointError, match="belongs to another model"):
         train(run, "train.steps=1", "model.layers=2")
     with pytest.raises(DataError, match="tokens, the model 260"):
         train(run, "train.steps=1", "model.vocab=260")

@@ -210,7 +210,7 @@ def test_a_machine_that_cannot_compute_a_lease_blames_nobody() -> None:
         ({"tokens": 3}, "3 tokens instead of 2"),
         ({"loss_sum": 2.0}, "a loss of 2 instead of 1"),
         ({"tensors": {"w": torch.tensor([4.0, 4.0])}}, "a gradient of norm"),
-        ({"tensors": {"w": torch.tensor([1.0, -1.0])}}, "another direction"),
+        ({"tensors": {"w": torch.tensor([1.0, -1.0])}}, "in another direction"),
     ],
 )
 def test_differences(changes: dict[str, Any], found: str) -> None:

@@ -79,7 +79,7 @@ def test_a_best_step_that_is_damaged_is_not_used(copy: RunDir, caplog: pytest.Lo
     best = find_stored(copy).step.version
     (copy.checkpoints / f"v{best:08d}" / "model.safetensors").write_bytes(b"")
     assert find_stored(copy).step.version == STEPS
-    assert "the newest is taken instead of the best one" in caplog.text
+    assert "the newest is used instead of the best one" in caplog.text
 
 
 @pytest.mark.parametrize("best", [None, 7, [1.0], [1.0, "../x"], [1.0, -1]])

@@ -85,7 +85,7 @@ def test_who_cannot_teach_is_refused(data: Path, teacher: RunDir, tmp_path: Path
     other = tmp_path / "other"
     prepare(["cuentos:60"], out=other, options=PrepareOptions(vocab=290))
     run = language_run(tmp_path / "run", other, steps=4)
-    with pytest.raises(DataError, match="has another tokenizer than"):
+    with pytest.raises(DataError, match="the tokenizer of the teacher"):
         train(run, TEACHER)
     with pytest.raises(ConfigError, match=r"nobody does not exist"):
         train(run, 'train.teacher="../nobody"')

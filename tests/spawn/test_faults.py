@@ -287,7 +287,7 @@ def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path, undisturbed:
     killed, left = sorted(events(run, "died"), key=lambda row: "signal 9" not in row["reason"])
     assert "signal 9" in killed["reason"]
     assert "the kernel has killed processes for lack of memory" in killed["reason"]
-    assert "out of memory with a unit" in left["reason"]
+    assert "out of memory: a unit does not fit" in left["reason"]
     assert "(exit code 8)" in left["reason"]
     assert killed["worker"] != left["worker"]
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))

@@ -260,7 +260,7 @@ def test_a_second_coordinator_of_the_same_crew_is_refused(
             ('__version__ = "', '__version__ = "9.'),
             f"cuadrilla {__version__}, this machine 9.{__version__}",
         ),
-        ("model/gpt2.py", ("tanh", "none"), "another program than the coordinator's: model code ("),
+        ("model/gpt2.py", ("tanh", "none"), "its program differs from the coordinator's: model code ("),
     ],
 )
 def test_another_program_is_refused(

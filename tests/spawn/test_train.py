@@ -127,7 +127,7 @@ def test_changed_values_between_stop_and_resume(run: RunDir) -> None:
     other = train(run)
     assert other.returncode == 6
     assert "from an earlier start: optim.lr=0.1 " in other.stderr
-    assert "is of another model: 2.bias float32 (64,) instead of float32 (96,)" in other.stderr
+    assert "belongs to another model: 2.bias float32 (64,) instead of float32 (96,)" in other.stderr
 
 
 def test_damaged_checkpoints_fall_back_and_the_journal_still_loses_nothing(run: RunDir) -> None:

@@ -137,7 +137,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"pre_tokenizer": BYTES}, "does not split as GPT-2"),
+        ({"pre_tokenizer": BYTES}, "does not split text as GPT-2 does"),
         (
             {
                 "pre_tokenizer": {
@@ -145,7 +145,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
                     "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES],
                 }
             },
-            "does not split as GPT-2",
+            "does not split text as GPT-2 does",
         ),
         ({"model": {"ignore_merges": True}}, "ignores merges"),
     ],

@@ -45,7 +45,7 @@ def test_what_could_not_be_measured_is_not_said_to_add_nothing() -> None:
     full = Device(kind="cuda", index=0, name="full", gflops=0.0)
     choice = chosen("auto", full, CPU)
     assert labels(choice) == ["cuda:0"]
-    assert "it could not be measured what it adds" in choice.notes[0]
+    assert "what it would add could not be measured" in choice.notes[0]
 
 
 def test_the_only_device_needs_no_name_and_has_all_cores() -> None:

@@ -86,7 +86,7 @@ def test_one_part_alone_is_no_model(folder: Path) -> None:
 
 def test_a_whole_file_comes_first(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(b"broken")
-    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
         load_hf(folder)
 
 
@@ -105,7 +105,7 @@ def test_missing_parts_are_named(folder: Path) -> None:
 def test_a_part_is_a_file_of_the_folder(folder: Path, name: object) -> None:
     safetensors.torch.save_file(safetensors.torch.load_file(folder / FIRST), folder.parent / "outside.safetensors")
     write_index(folder, places(folder) | {HEAD: name})  # type: ignore[dict-item]
-    with pytest.raises(CheckpointError, match="which is no file of its folder"):
+    with pytest.raises(CheckpointError, match="which is not a file in its folder"):
         load_hf(folder)
 
 
@@ -124,7 +124,7 @@ def test_a_huge_index_or_header_is_not_parsed(folder: Path) -> None:
         load_hf(folder)
     (folder / INDEX).write_text(content)
     (folder / FIRST).write_bytes((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}")
-    with pytest.raises(CheckpointError, match=rf"{FIRST} is not a whole safetensors file \(its header would have"):
+    with pytest.raises(CheckpointError, match=rf"{FIRST} is not a complete safetensors file \(its header would have"):
         load_hf(folder)
 
 

@@ -146,8 +146,8 @@ def _check_splitting(values: Mapping[str, Any]) -> None:
     wrong = {
         Message("is not a BPE"): model.get("type", "BPE") != "BPE",
         Message("normalises text"): values.get("normalizer") is not None,
-        Message("does not split as GPT-2"): pre.get("type") != "ByteLevel" or not pre.get("use_regex", True),
-        Message("puts a blank before a text"): bool(pre.get("add_prefix_space")),
+        Message("does not split text as GPT-2 does"): pre.get("type") != "ByteLevel" or not pre.get("use_regex", True),
+        Message("puts a space before a text"): bool(pre.get("add_prefix_space")),
         Message("marks parts of words"): any(
             model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")
         ),
@@ -238,7 +238,7 @@ def _array(tensor: Tensor, *, name: str, shape: tuple[int, ...], dtype: np.dtype
     limit = float(np.finfo(dtype).max)
     if not bool((tensor.abs() <= limit).all()):  # nan compares as false
         raise CheckpointError(
-            "{name} holds numbers that {dtype} cannot hold",
+            "{name} contains numbers that {dtype} cannot represent",
             name=name,
             dtype=dtype,
             hint="export without --f16, or use an earlier checkpoint",

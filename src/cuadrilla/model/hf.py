@@ -167,7 +167,7 @@ def _check_kind(values: Mapping[str, Any], *, name: str) -> None:
             "{name} describes a GPT-2 that does not write text: architectures = {architectures}",
             name=name,
             architectures=repr(architectures),
-            hint="take the model that it was made from, a {wanted}",
+            hint="use the model that it was made from, a {wanted}",
             wanted=_ARCHITECTURES[0],
         )
     epsilon = values.get("layer_norm_epsilon", LAYER_NORM_EPSILON)
@@ -272,7 +272,7 @@ def _check(state: Mapping[str, Tensor], *, expected: Mapping[str, Tensor], name:
     broken = [key for key, value in state.items() if not torch.isfinite(value).all()]
     if broken:
         raise CheckpointError(
-            "{name} holds nan or infinity in {tensors}",
+            "{name} contains nan or infinity in {tensors}",
             name=name,
             tensors=some(broken),
             hint="use an earlier checkpoint",

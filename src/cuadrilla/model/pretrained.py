@@ -85,7 +85,7 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
         raise CheckpointError(
             "{path} is a pickle, and opening a pickle can run any code of whoever made it",
             path=weights,
-            hint="take safetensors where there are; if you trust its maker: cuadrilla import {source} --to RUN --trust",
+            hint="use safetensors if it has any; if you trust its author: cuadrilla import {source} --to RUN --trust",
             source=typed(source),
         )
     else:

@@ -49,7 +49,7 @@ def read_pickled(source: Path, target: Path, *, timeout_seconds: float = TIMEOUT
             "{path} cannot be read: {reason}",
             path=source,
             reason=_reason(ended),
-            hint="only tensors and plain values are read; ask its maker for safetensors",
+            hint="only tensors and plain values are read; ask its author for safetensors",
         )
     return ended.said.strip()
 

@@ -52,7 +52,7 @@ def require_weights(*files: Path) -> None:
             folder=files[0].parent,
             weights=num_bytes / 2**30,
             memory=memory_bytes / 2**30,
-            hint="all of it is read into memory: take a machine with more of it, or a smaller model",
+            hint="it is read into memory as a whole: use a machine with more memory, or a smaller model",
         )
 
 
@@ -72,9 +72,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         found = _read_file(path.with_name(name))
         if odd := sorted(found.keys() ^ expected):
             raise CheckpointError(
-                "{path} lacks {tensor}, {index} says otherwise"
+                "{path} lacks {tensor}, but {index} says otherwise"
                 if odd[0] in expected
-                else "{path} has {tensor}, {index} says otherwise",
+                else "{path} has {tensor}, but {index} says otherwise",
                 path=path.with_name(name),
                 tensor=odd[0],
                 index=path.name,
@@ -103,7 +103,7 @@ def _read_index(path: Path) -> dict[str, set[str]]:
     for tensor, name in found.items():
         if not isinstance(name, str) or not _PART.fullmatch(name):
             raise CheckpointError(
-                "{path} names a part {part}, which is no file of its folder",
+                "{path} names a part {part}, which is not a file in its folder",
                 path=path,
                 part=f"{name!r:.100}",
                 hint=_AGAIN,
@@ -117,7 +117,7 @@ def _read_index(path: Path) -> dict[str, set[str]]:
             names=", ".join(missing[:4]) + (" ..." if len(missing) > 4 else ""),
             missing=len(missing),
             parts=len(parts),
-            hint="fetch what is missing from where the model came from",
+            hint="fetch the missing files from where the model came from",
         )
     return parts
 
@@ -140,7 +140,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             start = file.read(2)
         pickled = start == b"PK" or (start[:1] == b"\x80" and start[1:] in (b"\2", b"\3", b"\4", b"\5"))
         raise CheckpointError(
-            "{path} is a pickle ({reason})" if pickled else "{path} is not a whole safetensors file ({reason})",
+            "{path} is a pickle ({reason})" if pickled else "{path} is not a complete safetensors file ({reason})",
             path=path,
             reason=error.args[0],
             hint=PICKLE_HINT if pickled else _AGAIN,

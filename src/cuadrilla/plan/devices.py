@@ -54,9 +54,9 @@ def choose_devices(
     if twice := next((label for label in labels if label != "cpu" and labels.count(label) > 1), ""):
         raise DeviceError("{device} is named twice", device=twice, hint="an accelerator has one worker")
     if len(chosen) > MAX_DEVICES:
-        raise DeviceError("{number} devices are too many", number=len(chosen), hint="8 at most")
+        raise DeviceError("{number} devices are too many", number=len(chosen), hint="at most 8")
     if strict and len({device.kind for device in chosen}) > 1:
-        raise DeviceError("strict training wants devices of one kind", hint="or sync.strict = false")
+        raise DeviceError("strict training needs devices of one kind", hint="or sync.strict = false")
     return DeviceChoice(uses=uses_of(labels, cores=cores, visible=visible), notes=notes)
 
 
@@ -98,12 +98,12 @@ def _every_well_one(found: Sequence[Device], *, strict: bool) -> tuple[list[Devi
         return [device for device in well if device.kind == well[0].kind], tuple(notes)
     names = ",".join(device.label for device in well)
     if cpu.error or not cpu.gflops or not all(device.gflops for device in well):
-        unknown = "without the processor: it could not be measured what it adds; --devices {names},cpu takes it"
+        unknown = "without the processor: what it would add could not be measured; --devices {names},cpu uses it"
         return well, (*notes, Message(unknown, names=names))
     adds = cpu.gflops / sum(device.gflops or 0.0 for device in well)
     if adds >= ADDS:
         return [*well, cpu], tuple(notes)
-    told = "without the processor: it would add {percent:.1f} % (measured); --devices {names},cpu takes it"
+    told = "without the processor: it would add {percent:.1f} % (measured); --devices {names},cpu uses it"
     return well, (*notes, Message(told, percent=100 * adds, names=names))
 
 

@@ -134,13 +134,13 @@ class Membership:
                 strikes=record.strikes,
             )
         if different := _differing(self.rules.fingerprint, environment):
-            told = "another program than the coordinator's: {different}; all need the same version"
+            told = "its program differs from the coordinator's: {different}; all machines need the same version"
             return Message(told, different=_listed(different))
         if self.rules.same_environment:
             if self.environment is None:
                 self.environment = dict(environment)
             if different := _differing(self.environment, environment, also_new=True):
-                told = "strict mode needs equal machines; different here: {different}"
+                told = "strict mode needs identical machines; here these differ: {different}"
                 return Message(told, different=_listed(different[:3]))
         return ""
 

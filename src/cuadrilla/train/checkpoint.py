@@ -122,7 +122,7 @@ def find_best(folder: Path, *, newest: bool = False) -> CheckpointChoice | None:
             verify_checkpoint(best)
             return CheckpointChoice(path=best, newest=version_of(found))
         except CheckpointError as error:
-            log.warning("%s; the newest is taken instead of the best one", error.message)
+            log.warning("%s; the newest is used instead of the best one", error.message)
     return CheckpointChoice(path=found, newest=version_of(found))
 
 
@@ -271,7 +271,7 @@ def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *,
     ]
     if differing:
         raise CheckpointError(
-            "{path} is of another model: {differences}",
+            "{path} belongs to another model: {differences}",
             path=path,
             differences=some(differing),
             hint="use the run file it was made with",

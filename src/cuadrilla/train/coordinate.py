@@ -38,9 +38,9 @@ WAIT_SECONDS = 0.2
 MAX_LOSS = 1e15
 """Per token: squares of it are added."""
 MEMORISES = (
-    "held-out loss was lowest at step %d (%.4g, now %.4g) while training loss falls: the data is learnt by heart."
-    " That step is kept; `eval`, `generate` and `export` take it. More data, fewer epochs, or a teacher (train.teacher)"
-    " help"
+    "held-out loss was lowest at step %d (%.4g, now %.4g) while training loss keeps falling: the model learns "
+    "the data by heart. That step is kept; `eval`, `generate` and `export` use it. More data, fewer epochs or "
+    "a teacher (train.teacher) would help"
 )
 
 

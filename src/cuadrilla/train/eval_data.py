@@ -88,7 +88,7 @@ def read_pairs(path: Path) -> list[TextPair]:
             )
         pairs.append(TextPair(good=good, bad=bad))
     if not pairs:
-        raise DataError("{path} holds no pairs", path=path, hint="one pair in a line, under a header")
+        raise DataError("{path} holds no pairs", path=path, hint="one pair per line, under a header")
     return pairs
 
 
@@ -106,11 +106,11 @@ def read_passages(path: Path) -> list[Passage]:
                 "{path}, line {line}: no passage of two words or more",
                 path=path,
                 line=line,
-                hint='one passage in a line, or {"text": "..."} in each line of a .jsonl',
+                hint='one passage per line, or {"text": "..."} on each line of a .jsonl',
             )
         passages.append(passage)
     if not passages:
-        raise DataError("{path} holds no passages", path=path, hint="one passage in a line")
+        raise DataError("{path} holds no passages", path=path, hint="one passage per line")
     return passages
 
 
@@ -166,10 +166,10 @@ def _json_object(text: str, *, place: str) -> Mapping[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            "{place} is not JSON: {reason}", place=place, reason=error, hint="one JSON object in each line"
+            "{place} is not JSON: {reason}", place=place, reason=error, hint="one JSON object per line"
         ) from error
     if not isinstance(value, dict):
-        raise DataError("{place} is not a JSON object", place=place, hint="one JSON object in each line")
+        raise DataError("{place} is not a JSON object", place=place, hint="one JSON object per line")
     return value
 
 

@@ -194,7 +194,7 @@ def smaller_micro_step(count: int, *, fixed: bool, error: Exception) -> int:
     """Half of a pass that did not fit. Raises ResourceError where a pass cannot shrink."""
     if fixed or count == 1:
         raise ResourceError(
-            "out of memory with a unit, which strict mode and BatchNorm need whole, in a pass"
+            "out of memory: a unit does not fit in one pass, and strict mode and BatchNorm need it whole"
             if fixed
             else "out of memory with a single sequence in a pass",
             hint="a smaller model, a shorter context or smaller units",

@@ -97,7 +97,7 @@ def difference(said: Contribution, computed: Contribution) -> str:
     cosine = product / (theirs * ours)
     if cosine >= MIN_COSINE:
         return ""
-    return Message("a gradient of another direction (cosine {cosine:.2f})", cosine=cosine)
+    return Message("a gradient in another direction (cosine {cosine:.2f})", cosine=cosine)
 
 
 def _products(theirs: Tensors, ours: Tensors) -> tuple[float, float, float]:

@@ -108,7 +108,7 @@ def is_crowd(action: events.Merge) -> bool:
 def _is_found(difference: str, *, worker: str) -> bool:
     """Whether the referee has found something; says so."""
     if difference:
-        log.warning("%s answers what this machine does not find: %s", worker, difference)
+        log.warning("this machine does not get the result that %s sent: %s", worker, difference)
     return bool(difference)
 
 

@@ -46,7 +46,7 @@ def keep_teachers(config: Config, run: RunDir, *, task: Task) -> None:
 def _check(found: LanguageModel, task: LanguageTask, *, path: Path) -> None:
     if found.tokenizer.sha256() != task.manifest.tokenizer_sha256:
         raise DataError(
-            "the teacher {path} has another tokenizer than {data}",
+            "the tokenizer of the teacher {path} is not that of {data}",
             path=path,
             data=task.folder,
             hint="prepare the text with the teacher's: cuadrilla data prepare --tokenizer {tokenizer}",
@@ -63,5 +63,5 @@ def _check(found: LanguageModel, task: LanguageTask, *, path: Path) -> None:
             context=theirs.context,
             own_tokens=student.vocab_size,
             own_context=student.context,
-            hint="a teacher needs the same vocabulary, and no shorter a context",
+            hint="a teacher needs the same vocabulary and a context at least as long",
         )

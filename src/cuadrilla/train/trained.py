@@ -123,7 +123,7 @@ class Stored:
                 "{path}: {reason}",
                 path=self.file,
                 reason=error,
-                hint="it may have been removed by a running training",
+                hint="a running training may have removed it",
             ) from error
         if not self.imported:
             return tensor.float()
