@@ -66,7 +66,7 @@ class DataSection(Section):
 
 class ModelSection(Section):
     preset: Literal["micro", "mini", "small", "medium", "large", "xl"] = "micro"
-    """Sizes to start from; the four below override it one by one."""
+    """Sizes to start from; each of the four keys below overrides one of them."""
     layers: Annotated[int, Field(ge=0, le=1000)] = 0
     heads: Annotated[int, Field(ge=0, le=1000)] = 0
     width: Annotated[int, Field(ge=0, le=100_000)] = 0
@@ -75,20 +75,20 @@ class ModelSection(Section):
     vocab: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Rows of the embedding (0: as many as the tokenizer has tokens); imported models may have more."""
     init: str = ""
-    """A folder in Hugging Face's layout, relative to the run file, whose weights a new run begins with; empty draws
-    them from the seed. `cuadrilla import` writes one."""
+    """A folder in Hugging Face's layout, relative to the run file, whose weights a new run begins with (empty: random
+    weights from the seed). `cuadrilla import` writes one."""
     inner: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """The MLP's inner width (0: four times the model's); this and the five below are for imported models."""
+    """The MLP's inner width (0: four times the model's); this key and the five below are for imported models."""
     exact_gelu: bool = False
-    """GELU by the error function and not by tanh."""
+    """Compute GELU with the error function instead of tanh."""
     epsilon: Annotated[float, Field(gt=0, le=0.1)] = 1e-5
     """Added to the variance in layer norms."""
     scale_attention: bool = True
-    """Divide attention's scores by the square root of a head's width."""
+    """Divide attention scores by the square root of a head's width."""
     scale_by_layer: bool = False
-    """Divide them by the number of the layer, from 1, as well."""
+    """Also divide attention scores by the number of the layer, counted from 1."""
     tied: bool = True
-    """The head is the embedding."""
+    """The output head uses the weights of the embedding."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about 30 % more time."""
@@ -142,21 +142,21 @@ class TrainSection(Section):
     """Sequences in a unit, the atom of work handed to a worker. Must divide `batch_sequences` (0: 8, or an eighth of a
     batch that was chosen)."""
     pass_sequences: CountOrZero = 0
-    """Most sequences in one forward and backward pass (0: about 2,048 tokens on a CPU, elsewhere as many as memory
-    allows). Strict mode and BatchNorm take a unit."""
+    """Maximum number of sequences in one forward and backward pass (0: about 2,048 tokens on a CPU, elsewhere as many
+    as memory allows). In strict mode and with BatchNorm, a pass is always a unit."""
     device: Annotated[str, Field(pattern=rf"^(auto|{DEVICE})$")] = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps, xpu."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of the passes; weights and optimizer stay in fp32. auto explains its choice."""
+    """Number format of the passes; weights and optimizer stay in fp32. auto explains its choice."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for each worker (0: all cores divided among the workers of this machine)."""
     compile: bool = False
     """Use torch.compile: slower start, faster steps on CUDA."""
     teacher: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=16)] = []
-    """Runs, or folders in Hugging Face's layout, of the same tokenizer, relative to the run file: a part of the loss is
-    how far the model is from their mean probabilities. The run keeps a copy."""
+    """Runs, or folders in Hugging Face's layout, with the same tokenizer, relative to the run file. A part of the loss
+    is the distance of the model from their mean probabilities. The run keeps a copy."""
     teacher_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """That part."""
+    """The part of the loss that comes from the teachers."""
     clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Largest global gradient norm; larger ones are scaled down (0: never)."""
 
@@ -187,10 +187,10 @@ class MuonSection(Section):
     """Muon's learning rate (update of unit spectral norm, scaled by sqrt(max(1, rows/columns)))."""
     momentum: Fraction = 0.95
     weight_decay: Annotated[float, Field(ge=0, le=10)] | None = None
-    """Times the learning rate. Not set: 0; for a language model that reads its text twice or more 0.1, from six times
-    on 0.3."""
+    """Is multiplied by the learning rate. Default: 0; for a language model that reads its text at least twice 0.1, at
+    least six times 0.3."""
     adamw_lr: Rate = 0.003
-    """AdamW's learning rate for everything that is not a matrix of a block."""
+    """AdamW's learning rate for everything except the matrices of the blocks."""
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
 
@@ -247,16 +247,16 @@ class ExactSync(Section):
     kind: Literal["exact"] = "exact"
     """Synchronous and exact: any number of workers gives the result of one."""
     strict: bool = False
-    """The same bits for any number of workers, any split, any fault: slower, and alike machines only."""
+    """The same bits for any number of workers, any split, any fault; slower, and only on identical machines."""
 
 
 class ServerSync(Section):
     kind: Literal["server"]
-    """Asynchronous parameter server: every contribution is a step of its own, on arrival. For teaching, fine-tuning
-    and very unequal workers; several workers give another result each time."""
+    """Asynchronous parameter server: every contribution becomes a step of its own when it arrives. For teaching,
+    fine-tuning and very unequal workers; with several workers the result differs each time."""
     staleness: Annotated[int, Field(ge=0, le=1000)] = 4
-    """Most steps that others may make while a worker computes one; the fast wait for the slow rather than exceed it.
-    k equal workers never wait from 2 (k - 1) on; 0 is one worker at a time."""
+    """How many steps others may make at most while a worker computes one; beyond that, fast workers wait for slow ones.
+    With 2 (k - 1) or more, k equal workers never wait; with 0, one worker works at a time."""
 
     @property
     def strict(self) -> bool:
@@ -277,20 +277,20 @@ class CrewEngine(Section):
     crew: they dial in over the crew link; ray: they are Ray's actors; auto: Ray for each machine that it reaches, the
     crew link for the others."""
     ray_address: str = ""
-    """HOST:PORT of a running Ray cluster whose nodes are to work, as `ray start` printed it; empty starts one here."""
+    """HOST:PORT of a running Ray cluster to use, as `ray start` printed it (empty: start one here)."""
     listen: str = "127.0.0.1:0"
-    """Address and port of the coordinator; port 0 takes a free one. Other machines need an address of the LAN."""
+    """Address and port of the coordinator; port 0 takes a free one. Other machines need an address on the LAN."""
     workers: Annotated[list[Speed], Field(max_length=64)] = [1.0]
-    """A worker process to start on this machine for each relative speed; [] coordinates only."""
+    """Relative speeds: for each, a worker process is started on this machine; [] only coordinates."""
     devices: Annotated[str, AfterValidator(_known_devices)] = "auto"
-    """What this machine works with when it coordinates a crew, a process for each: such as "cuda:0,cuda:1,cpu".
-    auto: train.device, or each accelerator, and the processor where it adds to them."""
+    """Devices of this machine when it coordinates a crew, one process for each: such as "cuda:0,cuda:1,cpu".
+    auto: train.device, or each accelerator, and the processor where it helps."""
     link: Annotated[str, Field(pattern=LINK_SHAPE)] = ""
-    """Practice: slow down the link of these processes, such as "100mbit+20ms"; empty leaves it as it is."""
+    """Practice: slow down the link of these processes, such as "100mbit+20ms" (empty: do not)."""
     lost_after_seconds: Annotated[float, Field(ge=1, le=3600)] = 5.0
-    """A worker that is not heard for so long is missed, and its units go to the others. It may come back."""
+    """A worker that is silent for this long counts as lost, and its units go to the others. It may come back."""
     hung_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 10.0
-    """One that is heard and makes no progress for so long, or for three times what its work should take, likewise."""
+    """The same for one that answers but makes no progress for the longer of this and three times the expected time."""
 
     @property
     def uses_ray(self) -> bool:
@@ -305,12 +305,12 @@ class CheckpointSection(Section):
     every_seconds: Annotated[float, Field(ge=0, le=10**7)] = 60.0
     """Save at the first commit after this many seconds (0: only at the end)."""
     every_steps: CountOrZero = 0
-    """Save at every step whose number is a multiple of this, as well (0: do not)."""
+    """Also save at every step whose number is a multiple of this (0: do not)."""
     keep: Annotated[int, Field(ge=2, le=10_000)] = 2
-    """Newest checkpoints to keep, besides the best."""
+    """How many of the newest checkpoints to keep, besides the best."""
     journal: Literal["auto", "on", "off"] = "auto"
     """Write every merged update to a redo log, so that a killed coordinator loses no step.
-    auto: when there is more than one worker."""
+    auto: if there is more than one worker."""
 
 
 class EvaluateSection(Section):
