@@ -15,6 +15,7 @@ from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.config import Config, CrewEngine, ModelSection
 from cuadrilla.engines.run import Audience, train_run
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
+from cuadrilla.host.torchrun import find_place
 from cuadrilla.messages import Message
 from cuadrilla.newrun import SIZES, make_run, run_file_text, seen_from
 from cuadrilla.rundir import RunDir, typed
@@ -64,10 +65,14 @@ def train(
     more = practice_sets(practice) if practice else []
     resolved = read_run_file(run, sets=[*(sets or []), *more], processes=bool(practice))
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
-    say_kept(resolved)
+    place = find_place()
+    if place is None or place.leads:
+        say_kept(resolved)
     if isinstance(resolved.config.engine, CrewEngine):
         under_a_parent(folder)
-    report_outcome(train_and_show(resolved, folder, allow_changes=allow_changes, stop_at=stop_at), folder)
+    outcome = train_and_show(resolved, folder, allow_changes=allow_changes, stop_at=stop_at)
+    if place is None or place.leads:
+        report_outcome(outcome, folder)
 
 
 def say_kept(resolved: Resolved) -> None:

@@ -32,14 +32,14 @@ class UnitLoader:
         self._device = device
 
     def indices(self, units: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Sequence numbers of the stacked units, shape (len(units) * unit_sequences,)."""
+        """Sequence numbers of the stacked units, shape (len(units) * unit_sequences,); of no unit: none."""
         per_unit = [
             sequence_indices(
                 self._seed, start=unit * self._unit_sequences, count=self._unit_sequences, length=len(self._dataset)
             )
             for unit in units
         ]
-        return np.concatenate(per_unit)
+        return np.concatenate([np.empty(0, dtype=np.int64), *per_unit])
 
     def batch(self, indices: npt.NDArray[np.int64]) -> dict[str, Tensor]:
         """The sequences with these numbers, stacked and on the device."""

@@ -33,15 +33,21 @@ WrapLink = Callable[[str, Link], Link]
 
 
 def run_local(
-    context: RunContext, *, wrap_link: WrapLink | None = None, tell: Callable[[str], None] = lambda _: None
+    context: RunContext,
+    *,
+    wrap_link: WrapLink | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    cores: int = 0,
 ) -> Outcome:
     """Train to the end, or to the stop that was asked for. Raises whatever made the run fail.
 
-    `wrap_link(worker, link)` puts another link around a worker's own: faults in tests, shaping in practice. `tell`
-    hears what was chosen for this machine.
+    `wrap_link(worker, link)` puts another link around a worker's own: faults in tests, shaping in practice, an island.
+    `tell` hears what was chosen for this machine. `cores` 0: all that this process may use.
     """
     speeds = context.config.engine.workers
-    threads = context.config.train.threads or (1 if context.config.sync.strict else max(1, num_cores() // len(speeds)))
+    threads = context.config.train.threads or (
+        1 if context.config.sync.strict else max(1, (cores or num_cores()) // len(speeds))
+    )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     keep_freed_memory()

@@ -17,6 +17,7 @@ from cuadrilla.config import (
     ServerSync,
 )
 from cuadrilla.host.environment import read_environment
+from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
@@ -25,6 +26,7 @@ from cuadrilla.runfile import Resolved, dump
 
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Opening
+    from cuadrilla.engines.island import Island
     from cuadrilla.train.coordinate import Outcome
     from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
@@ -58,12 +60,18 @@ def train_run(
 ) -> "Outcome":
     """Train to the end, to step `stop_at`, or until it is asked to stop; a run that was begun goes on.
 
-    `opening`: of a crew that is not practice. Raises CuadrillaError, or what a user's task raised.
+    `opening`: of a crew that is not practice. Under torchrun all ranks call this and train it together; `folder` is
+    rank 0's alone to write. Raises CuadrillaError, or what a user's task raised.
     """
     audience = audience or Audience()
     home, engine = opening.home if opening else None, resolved.config.engine
     nodes = opening.ray_nodes if opening else frozenset[str]()
     with ExitStack() as stack:
+        island = stack.enter_context(_island(resolved.config, find_place()))
+        if island is not None and not island.place.leads:
+            from cuadrilla.engines.island import follow
+
+            return follow(resolved.config, folder.path, island, stopping=audience.stopping)
         stack.enter_context(FolderLock(folder.lock, purpose=Message("training")))
         stack.enter_context(_logging_to(folder.logs, verbose=audience.verbose))
         cluster = None
@@ -81,6 +89,9 @@ def train_run(
             config, decisions = decide(resolved.config, folder)
             task = make_task(config, folder.path)
             keep_teachers(config, folder, task=task)
+            if island is not None:
+                island.form(device=config.train.device)
+                island.tell_settled(config)
             sinks.append(JsonlSink(folder.metrics))
             context = assemble(config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at)
             write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
@@ -92,6 +103,10 @@ def train_run(
                 audience.tell(Message("note       {key}: {note}", key=decided.key, note=note))
             with audience.stopping(context.coordination.request_stop):
                 match engine:
+                    case LocalEngine() if island is not None:
+                        from cuadrilla.engines.island import lead
+
+                        return lead(context, island, config=config, tell=audience.tell)
                     case LocalEngine():
                         return run_local(context, tell=audience.tell)
                     case CrewEngine():
@@ -101,6 +116,19 @@ def train_run(
         finally:
             for sink in sinks:
                 sink.close()
+
+
+@contextmanager
+def _island(config: Config, place: Place | None) -> "Iterator[Island | None]":
+    """All ranks, where torchrun has started several."""
+    if place is None:
+        yield None
+        return
+    from cuadrilla.engines.island import joined, require_one_worker
+
+    require_one_worker(config, place)
+    with joined(place) as island:
+        yield island
 
 
 @contextmanager

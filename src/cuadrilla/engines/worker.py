@@ -11,26 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from cuadrilla.config import Config
-from cuadrilla.engines.local import num_cores
+from cuadrilla.engines.equipment import equip
 from cuadrilla.errors import LinkError
-from cuadrilla.home import Home
-from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.base import COME_AGAIN, KICKED, Link, Refused, Stop
 from cuadrilla.link.offer import RunConnection, RunDescription
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.link.watched import WatchedLink
-from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
-from cuadrilla.sync.choose import make_strategy
-from cuadrilla.sync.statistics import refuse_private_buffers
-from cuadrilla.train.kernels import choose_kernels
-from cuadrilla.train.loop import WorkerSettings, train
-from cuadrilla.train.precision import choose_device, choose_precision
-from cuadrilla.train.setup import compile_blocks, make_model, make_recipe, make_task, measure_length
 
 GIVE_UP_SECONDS = 600.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
@@ -124,55 +113,26 @@ class _Worker:
     """What a worker process loads once and keeps over sessions."""
 
     def __init__(self, connection: RunConnection, options: WorkerOptions) -> None:
-        description = connection.describe()
-        config, folder = options.prepare(connection, description)
-        alone = options.threads or num_cores()
-        threads = config.train.threads or (
-            1 if config.sync.strict else alone
-        )  # as `run_local`: strict bits depend on it
-        torch.set_num_threads(threads)
-        keep_freed_memory()
-        self._config = config
+        config, folder = options.prepare(connection, connection.describe())
+        self._equipment = equip(config, folder, device=options.device, cores=options.threads, speed=options.shape.speed)
         self._shape = options.shape
         self._report = options.report
-        self._task = make_task(config, folder)
-        device = choose_device(options.device or config.train.device)
-        self._model = make_model(self._task, seed=config.run.seed).to(device)
-        refuse_private_buffers(self._model)
-        if config.train.compile:
-            compile_blocks(self._model)
-        precision = choose_precision(config.train.precision, device=device)
-        choice = choose_kernels(
-            self._model, device=device, dtype=precision.dtype, strict=config.sync.strict, home=Home.of_user().path
-        )
-        log.info("kernels: %s", choice)
-        self._settings = WorkerSettings(
-            run=config.run,
-            train=config.train,
-            device=device,
-            precision=precision,
-            speed_hint=options.shape.speed,
-        )
-        self._strategy = make_strategy(config.sync)
-        length = measure_length(config.train, self._task)
-        self._recipe = make_recipe(config, task=self._task, length=length, precision=precision)
         self.heard_at = 0.0
         self.standbys: tuple[str, ...] = ()
 
     def train(self, connection: RunConnection) -> Stop:
         """One session, from Hello to Stop. Raises LinkError when it breaks."""
-        session = connection.session(parameters=Layout.of(self._strategy.version_like(self._model)))
+        session = connection.session(parameters=self._equipment.parameters)
         link: Link = session
         if self._shape != NO_SHAPE:
             link = ShapedLink(session, shape=self._shape)
         if self._report is not None:
-            section = self._config.train
+            section = self._equipment.config.train
             units = section.batch_sequences // section.unit_sequences
-            counted = self._task.defaults.counted
+            counted = self._equipment.task.defaults.counted
             link = WatchedLink(link, report=self._report, units_per_round=units, counted=counted)
-        sync = self._strategy.worker(self._model, self._recipe)
         try:
-            return train(link, task=self._task, model=self._model, sync=sync, worker=self._settings)
+            return self._equipment.work(link)
         except LinkError:
             stop = session.farewell()
             if stop is None:

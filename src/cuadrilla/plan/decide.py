@@ -5,6 +5,7 @@ What a run began with it keeps. Pure but for the manifest of the data and the ru
 """
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ LEAST_TOKENS = 3_000_000
 SHORT_CONTEXT, SHORT_TOKENS = 128, 3_000_000
 """Of a run of up to so many tokens."""
 USUAL_BATCH, USUAL_UNIT = 32, 8
+SIZES = ("model.context", "train.batch_sequences", "train.unit_sequences")
+DECAY = "optim.weight_decay"
 UNITS = 8
 """In a step of a size that the rule chose, so that a crew that takes the run over can share it."""
 
@@ -42,7 +45,7 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
     Raises ConfigError.
     """
     if has_begun(run) and run.config.exists():
-        return _as_begun(config, read_run_config(run)), []
+        return filled(config, settled(read_run_config(run))), []
     text = _text_tokens(config, run)
     tokens = config.train.tokens or round(config.train.epochs * text)
     decisions: list[Decision] = []
@@ -58,6 +61,21 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
         config = _with(config, decision.key, decision.value)
         decisions += [decision] if decision.value else []
     return config, decisions
+
+
+def settled(config: Config) -> dict[str, float]:
+    """What a run has for all that a run file may leave open."""
+    decay = config.optim.weight_decay if isinstance(config.optim, MuonSection) else None
+    return {**{key: _value(config, key) for key in SIZES}, DECAY: decay or 0.0}
+
+
+def filled(config: Config, values: Mapping[str, float]) -> Config:
+    """With these values, as `settled` gives them, where the settings leave something open."""
+    for key in SIZES:
+        config = _with(config, key, _value(config, key) or int(values[key]))
+    if isinstance(config.optim, MuonSection) and config.optim.weight_decay is None:
+        config = _with(config, DECAY, float(values[DECAY]))
+    return config
 
 
 def weight_decay(epochs: float) -> float:
@@ -97,7 +115,7 @@ def _batch(config: Config, tokens: int) -> Decision | None:
 def _decay(config: Config, epochs: float) -> Decision:
     value = 0.0 if config.model.init else weight_decay(epochs)  # going on from other weights was not measured
     reason = Message("read {epochs:.1f} times", epochs=epochs)
-    return Decision(key="optim.weight_decay", value=value, reason=reason)
+    return Decision(key=DECAY, value=value, reason=reason)
 
 
 def _without_gaps(config: Config, *, ruled: bool) -> Config:
@@ -106,15 +124,6 @@ def _without_gaps(config: Config, *, ruled: bool) -> Config:
     batch = batch or max(USUAL_BATCH // (unit or 1), 1) * (unit or 1)
     unit = unit or (max(batch // UNITS, 1) if ruled else math.gcd(batch, USUAL_UNIT))
     return _with(_with(config, "train.batch_sequences", batch), "train.unit_sequences", unit)
-
-
-def _as_begun(config: Config, before: Config) -> Config:
-    for key in ("model.context", "train.batch_sequences", "train.unit_sequences"):
-        config = _with(config, key, _value(config, key) or _value(before, key))
-    if isinstance(config.optim, MuonSection) and config.optim.weight_decay is None:
-        decay = before.optim.weight_decay if isinstance(before.optim, MuonSection) else None
-        config = _with(config, "optim.weight_decay", decay or 0.0)
-    return config
 
 
 def _value(config: Config, key: str) -> float:

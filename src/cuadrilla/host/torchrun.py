@@ -1,0 +1,56 @@
+"""Which rank of which group this process is, where torchrun started it, or somebody who set the same variables."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cuadrilla.errors import ConfigError
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LARGEST = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One of `num_ranks` processes. `attempt`: how often torchrun has started all of them again."""
+
+    rank: int
+    num_ranks: int
+    local_rank: int = 0
+    attempt: int = 0
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+
+def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """None for a process that is alone. Raises ConfigError for variables that cannot be."""
+    if any(not environ.get(name) for name in NEEDED):
+        return None
+    place = Place(
+        rank=_number(environ, "RANK"),
+        num_ranks=_number(environ, "WORLD_SIZE"),
+        local_rank=_number(environ, "LOCAL_RANK"),
+        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT"),
+    )
+    if place.rank >= place.num_ranks:
+        raise ConfigError(
+            "RANK={rank} with WORLD_SIZE={ranks}: ranks begin at 0",
+            rank=place.rank,
+            ranks=place.num_ranks,
+            hint="start it with torchrun, which sets both",
+        )
+    return place if place.num_ranks > 1 else None
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name) or "0"
+    if not text.isascii() or not text.isdecimal() or int(text) > LARGEST:
+        raise ConfigError(
+            "{name}={text!r} is not a number such as torchrun sets",
+            name=name,
+            text=text,
+            hint="start it with torchrun, or unset it",
+        )
+    return int(text)

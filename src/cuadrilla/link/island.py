@@ -1,0 +1,223 @@
+"""The link of an island: several equal devices, a process for each, that act as one worker.
+
+Every rank of the process group runs the same loop over its own `IslandLink`. Rank 0 has the worker's real link behind
+it, and nobody else has one:
+
+    Version   rank 0 hands it on, and the parameters by broadcast                      `next_event`, `download`
+    Lease     rank 0 hands it on whole; each rank computes its own units               `next_event`, `part_of`
+    answer    sums of gradients, tokens and losses are added up at rank 0, which       `call`
+              sends one Contribution for the whole lease
+    Stop      rank 0 hands it on, and all ranks leave
+
+Invariants: gradients are those of summed losses, so that unequal parts weigh by their tokens. An answer that is not
+valid at one rank is not valid. Every lease ends at every rank with exactly one addition, whether the rank has an answer
+or has left off, so ranks never wait in different collectives; nobody computes between the collectives of one addition.
+That nobody wants a lease any more is decided by rank 0 alone, which leaves word in the group's store: the others look
+there, and where they have not looked in time their answer is dropped in the addition.
+
+What travels besides tensors is encoded as on the wire (`wire.py`), never pickled.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]  # exported without saying so
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link.base import Contribution, Lease, Link, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.wire import Layout, from_coordinator, to_worker
+
+LOOK_SECONDS = 0.2
+"""Between two looks at the store: each is a message to another process."""
+
+
+class IslandBroken(LinkError):
+    """Another rank is gone, or has failed: this one cannot go on without it."""
+
+
+class IslandLink:
+    """A rank's end. Used by one thread, but for `ask_to_stop`."""
+
+    def __init__(
+        self,
+        *,
+        inner: Link | None,
+        parameters: Layout,
+        place: torch.device,
+        store: Store,
+        asked_to_stop: Callable[[], None] = lambda: None,
+        why_broken: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`inner`: at rank 0. `parameters`: of a version. `place`: where tensors must be for the group to move them.
+
+        `asked_to_stop` is called at rank 0 when some rank was asked. `why_broken`: what a rank that failed has said.
+        """
+        self._inner = inner
+        self._parameters = parameters
+        self._place = place
+        self._store = store
+        self._asked_to_stop = asked_to_stop
+        self._why_broken = why_broken
+        self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
+        self._lease: Lease | None = None
+        self._unwanted = False
+        self._looked_at = 0.0
+        self._asked = False
+
+    def call(self, message: ToCoordinator) -> None:
+        if isinstance(message, Contribution):
+            whole = self._add_up(message)
+            if whole is None:
+                return
+            message = whole
+        if self._inner is not None:
+            self._inner.call(message)
+
+    def next_event(self) -> ToWorker:
+        if self._lease is not None:  # it was left off
+            self._add_up(None)
+        event = self.hand_on(self._inner.next_event() if self._inner is not None else None)
+        if not isinstance(event, Lease):
+            return event
+        self._lease, self._unwanted, self._looked_at = event, False, time.monotonic()
+        return replace(event, units=part_of(event.units, rank=self._rank, num_ranks=self._num_ranks))
+
+    def hand_on(self, event: ToWorker | None) -> ToWorker:
+        """What rank 0 was told, which alone gives an event, to all ranks."""
+        packed = bytearray() if event is None else bytearray(to_worker(event).SerializeToString())
+        length = torch.tensor([len(packed)])
+        with self._together():
+            dist.broadcast(length, src=0)
+            text = (
+                torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(int(length), dtype=torch.uint8)
+            )
+            dist.broadcast(text, src=0)
+        return event if event is not None else from_coordinator(pb.ToWorker.FromString(text.numpy().tobytes()))
+
+    def interrupted(self) -> bool:
+        """At other ranks than 0 a moment later."""
+        if self._unwanted or self._lease is None:
+            return self._unwanted
+        name = f"unwanted/{self._lease.lease_id}"
+        if self._inner is not None:
+            self._unwanted = self._inner.interrupted()
+            if self._unwanted:
+                with self._together():
+                    self._store.set(name, "yes")
+        elif time.monotonic() - self._looked_at > LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            with self._together():
+                self._unwanted = self._store.check([name])
+        return self._unwanted
+
+    def download(self, ref: TensorRef) -> Tensors:
+        """The same tensors at every rank."""
+        tensors = self._inner.download(ref) if self._inner is not None else None
+        if tensors is None:
+            flat = empty(self._parameters, self._place)
+        else:
+            flat = flattened(tensors, self._parameters, self._place)
+        with self._together():
+            for values in flat:
+                dist.broadcast(values, src=0)
+        return tensors if tensors is not None else parts(flat, self._parameters)
+
+    def ask_to_stop(self) -> None:
+        """Rank 0 hears of it when the lease at hand is done. Safe in a signal handler."""
+        self._asked = True
+
+    def close(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+
+    def _add_up(self, answer: Contribution | None) -> Contribution | None:
+        """The answer of all ranks, whole at rank 0 only; None unless all of them have one."""
+        assert self._lease is not None, "an answer to no lease"
+        lease, self._lease = self._lease, None
+        valid = answer is not None and answer.valid
+        tokens, loss = (answer.tokens, answer.loss_sum) if answer is not None and valid else (0, 0.0)
+        counts = torch.tensor([answer is None, not valid, self._asked, tokens, loss], dtype=torch.float64)
+        with self._together():
+            dist.all_reduce(counts)
+        num_without, num_invalid, num_asked, tokens, loss_sum = counts.tolist()
+        if num_asked:
+            self._asked_to_stop()
+        if answer is None or num_without:
+            return None
+        tensors = answer.tensors if num_invalid else self._sums(answer.tensors)
+        return replace(
+            answer,
+            lease_id=lease.lease_id,
+            tokens=int(tokens),
+            loss_sum=loss_sum,
+            tensors=tensors,
+            valid=not num_invalid,
+        )
+
+    def _sums(self, tensors: Tensors) -> Tensors:
+        """At rank 0; tensors of their own, as a contribution must stay as it is until the next version."""
+        layout = Layout.of(tensors)
+        flat = flattened(tensors, layout, self._place)
+        with self._together():
+            for values in flat:
+                dist.reduce(values, dst=0)
+        return parts(flat, layout)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Around what all ranks must do. Raises IslandBroken; torch has no better class for a peer that is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = self._why_broken() or str(error).splitlines()[0]
+            raise IslandBroken(
+                "the island broke: {reason}",
+                reason=reason,
+                hint="the same command goes on from the newest checkpoint; torchrun --max-restarts does it by itself",
+            ) from error
+
+
+def part_of(units: Sequence[int], *, rank: int, num_ranks: int) -> tuple[int, ...]:
+    """A rank's units of a lease: as many as any other has, or one more; none where there are fewer than ranks.
+
+    The last ranks have more: rank 0 makes the updates, too.
+    """
+    return tuple(units[len(units) * rank // num_ranks : len(units) * (rank + 1) // num_ranks])
+
+
+def flattened(tensors: Tensors, layout: Layout, place: torch.device) -> list[Tensor]:
+    """All values in the order of the layout, one tensor for each dtype: a copy."""
+    return [
+        torch.cat([tensors[name].detach().to(place).reshape(-1) for name, *_ in entries])
+        for _, entries in groupby(layout.entries, key=_dtype)
+    ]
+
+
+def empty(layout: Layout, place: torch.device) -> list[Tensor]:
+    """Room for what `flattened` gives."""
+    return [
+        torch.empty(sum(torch.Size(shape).numel() for *_, shape in entries), dtype=dtype, device=place)
+        for dtype, entries in groupby(layout.entries, key=_dtype)
+    ]
+
+
+def parts(flat: Sequence[Tensor], layout: Layout) -> Mapping[str, Tensor]:
+    """Views, by name."""
+    found: dict[str, Tensor] = {}
+    for values, (_, group) in zip(flat, groupby(layout.entries, key=_dtype), strict=True):
+        entries = list(group)
+        sizes = [torch.Size(shape).numel() for *_, shape in entries]
+        for (name, _, shape), part in zip(entries, torch.split(values, sizes), strict=True):
+            found[name] = part.view(shape)
+    return found
+
+
+def _dtype(entry: tuple[str, torch.dtype, tuple[int, ...]]) -> torch.dtype:
+    return entry[1]

@@ -1,0 +1,179 @@
+"""An island over Gloo on this machine: ranks with unequal parts train what one process trains, whoever dies."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cuadrilla.rundir import RunDir, last_rows
+from tests.commands import ENDLESS, reached, wait_for
+from tests.inside import cuadrilla
+from tests.ranks import start_rank, torchrun
+from tests.runs import final, final_sha256, relative_difference
+
+TASK = """
+import os, signal, torch
+from tests.tasks import RaggedRegression
+
+class Ragged(RaggedRegression):
+    def loss(self, model, batch):
+        if self.num_losses == 4 and torch.is_grad_enabled() and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            if os.path.exists(os.path.join(os.path.dirname(__file__), "dies-" + os.environ["RANK"])):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+
+def task(): return Ragged()
+"""
+RUN = """
+schema = 1
+[task]
+kind = "file"
+path = "task.py:task"
+[train]
+steps = 8
+batch_sequences = 35
+unit_sequences = 5
+precision = "fp32"
+threads = 1
+device = "cpu"
+[optim]
+kind = "adamw"
+[checkpoint]
+every_seconds = 0
+every_steps = 2
+"""
+TRAIN = ("-m", "cuadrilla", "train")
+
+
+def make_run(folder: Path) -> RunDir:
+    folder.mkdir()
+    (folder / "task.py").write_text(TASK)
+    (folder / "run.toml").write_text(RUN)
+    return RunDir(folder)
+
+
+def counted(run: RunDir) -> list[tuple[int, int, float]]:
+    """Each step with the tokens up to it, and its loss."""
+    return [(row["version"], row["tokens"], row["loss"]) for row in last_rows(run.metrics)]
+
+
+def train(run: RunDir, num_ranks: int, *arguments: str, restarts: int = 0) -> str:
+    """What was said on stderr."""
+    done = torchrun(num_ranks, *TRAIN, str(run.path), *arguments, restarts=restarts)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Trained by one process."""
+    run = make_run(tmp_path_factory.mktemp("island") / "alone")
+    assert cuadrilla("train", run.path).returncode == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Trained by two ranks, of 3 and 4 units."""
+    run = make_run(tmp_path_factory.mktemp("island") / "pair")
+    assert "island     2 ranks on one machine, gloo (not every rank has a CUDA device)" in train(run, 2)
+    return run
+
+
+def test_two_ranks_with_unequal_parts_give_what_one_process_gives(alone: RunDir, pair: RunDir) -> None:
+    assert relative_difference(final(pair.path), final(alone.path)) < 1e-6
+    assert counted(pair)[0] == counted(alone)[0]  # a sum of multiples of 2^-24: no other bit
+    assert [row[:2] for row in counted(pair)] == [row[:2] for row in counted(alone)]
+
+
+def test_three_ranks_of_which_one_has_nothing_to_do(alone: RunDir, tmp_path: Path) -> None:
+    """Two units in a step, and a process that goes on alone where they stopped."""
+    sets = ("--set", "train.batch_sequences=10")
+    run, single = make_run(tmp_path / "three"), make_run(tmp_path / "single")
+    assert cuadrilla("train", single.path, *sets).returncode == 0
+    train(run, 3, "--stop-at", "5", *sets)
+    assert cuadrilla("train", run.path).returncode == 0
+    assert relative_difference(final(run.path), final(single.path)) < 1e-6
+    assert [row[:2] for row in counted(run)] == [row[:2] for row in counted(single)]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_started_again_and_every_unit_counts_once(victim: int, pair: RunDir, tmp_path: Path) -> None:
+    """In its fifth step: the checkpoint of the fourth is there."""
+    run = make_run(tmp_path / "run")
+    (run.path / f"dies-{victim}").touch()
+    said = train(run, 2, restarts=1)
+    assert "resumed    at step 4" in said
+    assert counted(run) == counted(pair)
+    assert final_sha256(run.path) == final_sha256(pair.path)
+
+
+def test_whoever_is_told_to_stop_all_stop_and_go_on(port: int, pair: RunDir, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    longer = ("--set", f"train.steps={ENDLESS}", "--set", "schedule.warmup=0.0", "--set", "schedule.cooldown=0.0")
+    ranks = [start_rank(rank, 2, port, *TRAIN, str(run.path), *longer) for rank in range(2)]
+    try:
+        wait_for(reached(run, 3), ranks[0])
+        ranks[1].terminate()
+        said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [130, 0], said
+    assert "another rank was asked to stop" in said[0]
+    assert "Traceback" not in "".join(said)
+    versions = [row["version"] for row in last_rows(run.metrics)]
+    assert f"v{versions[-1]:08d}" in os.listdir(run.checkpoints)
+
+
+def refusals(port: int, folders: list[Path], *more: str) -> list[str]:
+    """What ranks say that cannot train together; `more` is typed at the last one only."""
+    last = len(folders) - 1
+    ranks = [
+        start_rank(rank, len(folders), port, *TRAIN, str(folder), *(more if rank == last else ()))
+        for rank, folder in enumerate(folders)
+    ]
+    try:
+        said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(rank.returncode > 1 for rank in ranks), said
+    assert "Traceback" not in "".join(said)
+    return said
+
+
+def test_other_settings_are_refused_by_all_ranks_with_both(port: int, tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name).path for name in ("first", "second")]
+    said = refusals(port, folders, "--set", "train.steps=9")
+    assert all("rank 1 has other settings than rank 0: " in text for text in said)
+    assert list(tmp_path.glob("second/*.json*")) == []  # a run directory is rank 0's to write
+
+
+def test_a_rank_that_cannot_take_part_is_named_by_the_others(port: int, tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name).path for name in ("first", "second")]
+    (folders[1] / "task.py").unlink()
+    said = refusals(port, folders)
+    assert "rank 1 cannot take part" in said[0]
+    assert "task.py" in said[0]
+    assert "task.py" in said[1]
+
+
+def test_a_lease_that_nobody_wants_is_dropped_and_one_bad_rank_spoils_its_lease(tmp_path: Path, port: int) -> None:
+    """The script of `tests/ranks.py`: what rank 0's coordinator hears is what a worker alone would have said."""
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    subprocess.run([sys.executable, "-m", "tests.ranks", str(one)], cwd=Path(__file__).parents[2], check=True)
+    ranks = [start_rank(rank, 2, port, "-m", "tests.ranks", str(two)) for rank in range(2)]
+    said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    expected, found = json.loads(one.read_text()), json.loads(two.read_text())
+    assert [(row["lease"], row["valid"]) for row in expected] == [(2, True), (3, True), (4, False)]
+    for theirs, ours in zip(expected, found, strict=True):
+        assert (theirs["lease"], theirs["valid"]) == (ours["lease"], ours["valid"])
+        if theirs["valid"]:
+            assert (theirs["tokens"], theirs["loss"]) == (ours["tokens"], ours["loss"])
+            np.testing.assert_allclose(ours["gradients"], theirs["gradients"], rtol=1e-5, atol=1e-7)

@@ -1,0 +1,106 @@
+"""What ranks decide from what all of them say: pure functions of the island."""
+
+import pytest
+import torch
+
+from cuadrilla.engines.island import (
+    choose_backend,
+    require_alike,
+    require_one_system,
+    require_one_worker,
+    settings_hash,
+)
+from cuadrilla.errors import ConfigError, EnvironmentProblem
+from cuadrilla.host.torchrun import Place, find_place
+from cuadrilla.link.island import empty, flattened, part_of, parts
+from cuadrilla.link.wire import Layout
+from cuadrilla.runfile import resolve
+from tests.runs import RUN_FILE
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+PLACE = Place(rank=0, num_ranks=2)
+
+
+def test_a_place_needs_all_that_torchrun_sets():
+    found = find_place({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert found == Place(rank=1, num_ranks=3, local_rank=1, attempt=2)
+    assert not found.leads
+    assert find_place({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}) is None
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        assert find_place({key: value for key, value in TORCHRUN.items() if key != name}) is None
+
+
+@pytest.mark.parametrize("wrong", [{"RANK": "3"}, {"RANK": "-1"}, {"WORLD_SIZE": "two"}, {"LOCAL_RANK": "1e3"}])
+def test_a_place_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong.values()))):
+        find_place({**TORCHRUN, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("num_units", "num_ranks", "sizes"), [(7, 3, [2, 2, 3]), (8, 2, [4, 4]), (2, 3, [0, 1, 1]), (1, 4, [0, 0, 0, 1])]
+)
+def test_units_are_dealt_as_evenly_as_they_can_be(num_units, num_ranks, sizes):
+    units = tuple(range(100, 100 + num_units))
+    dealt = [part_of(units, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
+    assert [len(part) for part in dealt] == sizes
+    assert sum(dealt, ()) == units
+
+
+def test_tensors_of_several_dtypes_come_back_as_they_were():
+    cpu = torch.device("cpu")
+    tensors = {"a": torch.randn(3, 4), "b": torch.tensor(7), "c": torch.randn(2).double(), "d": torch.empty(0, 5)}
+    layout = Layout.of(tensors)
+    flat = flattened(tensors, layout, cpu)
+    assert [(room.shape, room.dtype) for room in empty(layout, cpu)] == [(part.shape, part.dtype) for part in flat]
+    found = parts(flat, layout)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    flat[0].zero_()
+    assert bool(tensors["b"] == 7)  # a copy
+
+
+@pytest.mark.parametrize(
+    ("cards", "asked", "name"),
+    [
+        (["a", "b"], "auto", "nccl"),
+        (["a", "b"], "gloo", "gloo"),
+        (["a", "a"], "auto", "gloo"),
+        (["a", ""], "auto", "gloo"),
+        (["", ""], "auto", "gloo"),
+    ],
+)
+def test_nccl_needs_a_card_for_each_rank(cards, asked, name):
+    assert choose_backend(cards, asked=asked).name == name
+
+
+def test_nccl_is_refused_with_the_reason():
+    with pytest.raises(EnvironmentProblem, match="ranks 0, 2 share a card"):
+        choose_backend(["a", "b", "a"], asked="nccl")
+
+
+def test_operating_systems_are_not_mixed():
+    require_one_system(["Linux", "Linux"])
+    with pytest.raises(EnvironmentProblem, match="Darwin, Linux") as caught:
+        require_one_system(["Linux", "Darwin"])
+    assert "cuadrilla join" in caught.value.hint
+
+
+def test_a_difference_is_told_with_both_values():
+    require_alike([{"data": "1"}, {"data": "1"}])
+    with pytest.raises(ConfigError, match="rank 2 has other data than rank 0: 9 and 1"):
+        require_alike([{"data": "1"}, {"data": "1"}, {"data": "9"}])
+
+
+def test_settings_are_alike_wherever_their_files_lie():
+    def hashed(*sets):
+        return settings_hash(resolve(RUN_FILE, sets=sets).config)
+
+    assert hashed("train.threads=3", 'task.path="elsewhere/task.py:task"', "checkpoint.keep=9") == hashed()
+    assert hashed("train.steps=9") != hashed()
+
+
+@pytest.mark.parametrize("engine", ["engine.workers=[1.0, 0.5]", 'engine.kind="crew"', "engine.workers=[0.5]"])
+def test_an_island_is_one_worker(engine):
+    require_one_worker(resolve(RUN_FILE).config, PLACE)
+    with pytest.raises(ConfigError, match="torchrun has started 2 ranks"):
+        require_one_worker(resolve(RUN_FILE, sets=[engine]).config, PLACE)
