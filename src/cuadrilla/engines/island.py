@@ -162,16 +162,12 @@ class Island:
         return ""
 
     def tell_settled(self, config: Config) -> None:
-        """What rank 0 has where the run file leaves something open: it alone knows how the run began."""
+        """What rank 0 has where the run file leaves something open: it alone knows how the run began. Before `form`."""
         self._store.set(SETTLED, json.dumps(settled(config)))
 
     def hear_settled(self, config: Config) -> Config:
-        """Any other rank's settings with that. Raises IslandBroken."""
-        try:
-            return filled(config, json.loads(self._store.get(SETTLED)))
-        except RuntimeError as error:
-            problem = "rank 0 did not say what it trains: {reason}"
-            raise IslandBroken(problem, reason=first_line(error), hint="see what that machine says") from error
+        """Any other rank's settings with that, once the group is formed."""
+        return filled(config, json.loads(self._store.get(SETTLED)))
 
     def link(
         self, parameters: Layout, *, inner: Link | None = None, asked_to_stop: Callable[[], None] = lambda: None

@@ -90,8 +90,8 @@ def train_run(
             task = make_task(config, folder.path)
             keep_teachers(config, folder, task=task)
             if island is not None:
-                island.form(device=config.train.device)
                 island.tell_settled(config)
+                island.form(device=config.train.device)
             sinks.append(JsonlSink(folder.metrics))
             context = assemble(config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at)
             write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
