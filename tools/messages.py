@@ -4,9 +4,10 @@
                                         or two for one template
     python tools/messages.py --missing  the templates that lack a translation, by package, as the JSON to fill in
 
-Read from the syntax tree of `src/`: the arguments of errors, of `Message`, of `say` and `emit`, of warnings and talk in
-the log, the help of commands and options. A template that is a name is looked up among the constants of its module and
-of the one it is imported from. What is neither (another error's message) is taken to be a message already.
+Read from the syntax tree of `src/` and `recipes/`: the arguments of errors, of `Message`, of `say` and `emit`, of
+warnings and talk in the log, the help of commands and options. A template that is a name is looked up among the
+constants of its module and of the one it is imported from. What is neither (another error's message) is taken to be a
+message already.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "cuadrilla"
+RECIPES = "recipes"
 CATALOGUE = ROOT / "spanish"
 BASE = "CuadrillaError"
 TALK = {"say", "say_at_once", "emit", "Message"}
@@ -52,11 +54,11 @@ class Module:
 
 
 def read_modules() -> dict[str, Module]:
-    modules = {}
-    for path in sorted(ROOT.rglob("*.py")):
+    modules, recipes = {}, ROOT.parents[1] / RECIPES
+    for path in sorted([*ROOT.rglob("*.py"), *recipes.rglob("*.py")]):
         if path.name.endswith("_pb2.py"):
             continue
-        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        parts = path.relative_to(ROOT.parent if ROOT in path.parents else recipes.parent).with_suffix("").parts
         module = Module(".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text("utf-8")))
         for assigned in module.tree.body:
             if isinstance(assigned, ast.Assign) and isinstance(assigned.targets[0], ast.Name):
@@ -93,6 +95,8 @@ class Reader:
         self.module, self.modules, self.errors = module, modules, errors
         parts = module.name.split(".")
         self.package = parts[1] if len(parts) > 2 or (ROOT / parts[-1]).is_dir() else "root"
+        if parts[0] == RECIPES:
+            self.package = RECIPES
 
     def read(self) -> Iterator[Found]:
         for scope in ast.walk(self.module.tree):

@@ -69,6 +69,25 @@ def link(
         raise typer.Exit(error.exit_code)
 
 
+@app.command()
+def island(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS:PORT", help="Machine 0, as all of them call it.")],
+    machines: Annotated[int, typer.Option(min=2, max=10_000, help="How many there are.")],
+    number: Annotated[int, typer.Option(min=0, help="Of this one, from 0.")],
+    seconds: Annotated[float, typer.Option(min=1, max=86_400, help="How long to wait for the others.")] = 300.0,
+) -> None:
+    """Try whether machines reach each other in both directions, as torchrun needs; type it on all of them.
+
+    Prints the network card that leads to the others. Exit code 5 when a way is closed.
+    """
+    from cuadrilla.host.meeting import Meeting, meet
+
+    place = Address.parse(address)
+    meeting = Meeting(address=place.host, port=place.port, machines=machines, number=number, seconds=seconds)
+    say("machine {number} of {machines}: waiting for the others", number=number, machines=machines)
+    emit(meet(meeting))
+
+
 def joined_crew(address: str) -> Joined:
     """The crew to check. Raises LinkError when this machine has joined none, or several and no address is given."""
     home = Home.of_user()

@@ -1,0 +1,95 @@
+"""Train a GPT-2 in Spanish on ./Data into ./checkpoints, alone or as a rank of torchrun; what was begun goes on."""
+
+import argparse
+import importlib.util
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cuadrilla
+from cuadrilla.cli.output import report_error, say
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, DataError
+from cuadrilla.host.torchrun import find_place
+from cuadrilla.rundir import RunDir
+
+MANIFEST = "manifest.json"
+LINE_SECONDS = 2.0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=float, default=1.0, help="passes over the text (1)")
+    parser.add_argument("--batch-size", type=int, default=32, help="sequences in a step, of all ranks together (32)")
+    parser.add_argument("--seq-len", type=int, default=512, help="tokens in a sequence (512)")
+    parser.add_argument("--preset", default="mini", help="micro, mini, small (124M), medium, large, xl")
+    parser.add_argument("--data", type=Path, default=Path("Data"), help="written by `cuadrilla data prepare` (./Data)")
+    parser.add_argument("--out", type=Path, default=Path("checkpoints"), help="the run: checkpoints, metrics, tb (...)")
+    return parser.parse_args()
+
+
+def run_of(args: argparse.Namespace, settings: dict[str, Any], *, scratch: Path) -> cuadrilla.Run:
+    """The one that was begun, or a new one. Only rank 0 makes it in --out."""
+    if RunDir(args.out).run_file.is_file():
+        return cuadrilla.open_run(args.out)
+    place = find_place()
+    folder = args.out if place is None or place.leads else scratch / "run"
+    return cuadrilla.new_run(folder, {"data": {"folder": str(args.data)}, **settings})
+
+
+def each_step(folder: Path) -> Callable[[cuadrilla.api.Row], None]:
+    """Shows a line now and then, and writes TensorBoard's files where it is installed."""
+    from cuadrilla.train.sinks import TensorBoardSink
+
+    board = TensorBoardSink(RunDir(folder).tensorboard) if importlib.util.find_spec("tensorboard") else None
+    told = 0.0
+
+    def on_step(row: cuadrilla.api.Row) -> None:
+        nonlocal told
+        if board is not None:
+            board.log(row["version"], {key: value for key, value in row.items() if value is not None})
+        if "val_loss" in row or time.monotonic() - told > LINE_SECONDS:
+            told = time.monotonic()
+            say(
+                "step {step}  loss {loss:.3f}  {rate:,.0f} tokens/s",
+                step=row["version"],
+                loss=row["loss"],
+                rate=row["tokens_per_second"],
+            )
+
+    return on_step
+
+
+def main() -> None:
+    args = arguments()
+    if not (args.data / MANIFEST).is_file():
+        raise DataError(
+            "{data} holds no prepared text",
+            data=args.data,
+            hint="cuadrilla data get quijote --to textos, then: cuadrilla data prepare textos --out {data}",
+        )
+    settings = {
+        "model": {"preset": args.preset, "context": args.seq_len},
+        "train": {"epochs": args.epochs, "batch_sequences": args.batch_size, "unit_sequences": 1},
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        run = run_of(args, settings, scratch=Path(scratch))
+        signal.signal(signal.SIGTERM, lambda *_: run.stop())  # how a container is told to end
+        place = find_place()
+        on_step = each_step(run.path) if place is None or place.leads else None
+        outcome = run.train(settings, on_step=on_step, tell=say, allow_changes=True)
+    if on_step is not None:
+        say("{reason} at step {step}: {folder}", reason=outcome.reason, step=outcome.version, folder=run.path)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except cuadrilla.CuadrillaError as error:
+        report_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED_EXIT_CODE)

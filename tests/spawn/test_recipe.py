@@ -1,0 +1,116 @@
+"""The recipe of a GPT-2 in Spanish: its commands as the guide has them, without the containers around them."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.rundir import RunDir, last_rows
+from tests.commands import wait_for
+from tests.ranks import start_rank
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "gpt2_spanish"
+SMALL = ("--preset", "micro", "--epochs", "0.02", "--batch-size", "6", "--seq-len", "32")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, stories: Path) -> Path:
+    """What a container has at /workspace: the recipe, and prepared text in ./Data."""
+    for path in RECIPE.iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path)
+    shutil.copytree(stories, tmp_path / "Data")
+    return tmp_path
+
+
+def with_python(**more: object) -> dict[str, str]:
+    """As in a container: `python` is the one that has cuadrilla."""
+    folder = os.path.dirname(sys.executable)
+    own = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "LC_ALL": "C.UTF-8", "LANGUAGE": "en"}
+    return {**os.environ, **own, **{name: str(value) for name, value in more.items()}}
+
+
+def typed(workspace: Path, line: str, *arguments: str, **environ: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*line.split(), *arguments],
+        cwd=workspace, env=with_python(**environ), text=True, capture_output=True, timeout=150,
+    )  # fmt: skip
+
+
+def test_a_run_that_one_process_has_trained_goes_on_with_two_ranks(workspace: Path, port: int) -> None:
+    alone = typed(workspace, "python train_gpt2_spanish.py", *SMALL)
+    assert alone.returncode == 0, alone.stderr
+    assert "the run is complete at step" in alone.stderr
+    run = RunDir(workspace / "checkpoints")
+    steps = len(last_rows(run.metrics))
+    longer = typed(workspace, "./ddp_launch.sh", *SMALL, "--epochs", "0.03", MASTER_PORT=port, GPUS_PER_NODE=2)
+    assert longer.returncode == 0, longer.stderr
+    assert f"resumed    at step {steps}" in longer.stderr
+    assert "2 ranks on one machine, gloo" in longer.stderr
+    versions = [row["version"] for row in last_rows(run.metrics)]
+    assert versions == list(range(1, versions[-1] + 1))
+    assert versions[-1] > steps
+    assert list(run.tensorboard.iterdir()) != []
+
+
+def test_without_text_it_says_which_commands_fill_the_folder(workspace: Path) -> None:
+    shutil.rmtree(workspace / "Data")
+    (workspace / "Data").mkdir()
+    said = typed(workspace, "python train_gpt2_spanish.py --epochs 1 --batch-size 2 --seq-len 128", LANGUAGE="es")
+    assert said.returncode == 4
+    assert "Data no tiene texto preparado" in said.stderr
+    assert "cuadrilla data get quijote --to textos" in said.stderr
+    assert "cuadrilla data prepare textos --out Data" in said.stderr
+    assert not (workspace / "checkpoints").exists()
+
+
+def test_a_container_that_is_told_to_end_has_saved(workspace: Path) -> None:
+    command = [sys.executable, "train_gpt2_spanish.py", *SMALL, "--epochs", "100"]
+    process = subprocess.Popen(command, cwd=workspace, env=with_python(), text=True, stderr=subprocess.PIPE)
+    run = RunDir(workspace / "checkpoints")
+    try:
+        wait_for(lambda: run.metrics.exists() and len(last_rows(run.metrics)) > 1, process)
+        process.terminate()
+        said = process.communicate(timeout=100)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "Traceback" not in said
+    assert f"v{last_rows(run.metrics)[-1]['version']:08d}" in os.listdir(run.checkpoints)
+
+
+def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:
+    script = str(RECIPE / "test_ddp.py")
+    ranks = [start_rank(rank, 3, port, script, "--backend", "auto") for rank in range(3)]
+    said = [rank.communicate(timeout=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], said
+    for number, (out, _) in enumerate(said):
+        assert f"rank {number} of 3: backend gloo (not every rank has a CUDA device)" in out
+        assert f"rank {number}: all_reduce gives 6, right is 6" in out
+    alone = typed(RECIPE, "python test_ddp.py --backend auto")
+    assert alone.returncode == 2
+    assert "WORLD_SIZE=2" in alone.stderr
+
+
+def test_the_monitor_writes_lines_until_ctrl_c(tmp_path: Path) -> None:
+    with open(tmp_path / "lines", "w+") as lines:
+        command = [sys.executable, str(RECIPE / "monitor.py"), "--interval", "5"]
+        process = subprocess.Popen(command, stdout=lines, stderr=subprocess.PIPE, env=with_python(), text=True)
+        wait_for(lambda: (tmp_path / "lines").stat().st_size > 0, process)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=4)[1]  # less than its interval
+        line = (tmp_path / "lines").read_text()
+    assert process.returncode == 0
+    assert said == ""
+    assert "CPU " in line
+    assert "GiB" in line
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_the_shell_script_is_clean() -> None:
+    done = subprocess.run(["shellcheck", RECIPE / "ddp_launch.sh"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
