@@ -17,6 +17,8 @@ if [ "$machines" -gt 1 ]; then
   card=$(python -m cuadrilla check island "$address:$port" --machines "$machines" --number "$number")
   export GLOO_SOCKET_IFNAME="$card" NCCL_SOCKET_IFNAME="=$card"
   echo "torchrun: $machines machines, this is number $number, over $card" >&2
+elif [ "$(uname)" = Linux ]; then
+  export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo # one machine: nobody else has to reach its ranks
 fi
 exec python -m torch.distributed.run \
   --nnodes "$machines" --node-rank "$number" --nproc-per-node "${GPUS_PER_NODE:-1}" \

@@ -6,17 +6,19 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import cuadrilla
+from cuadrilla.api import Row
 from cuadrilla.cli.output import report_error, say
+from cuadrilla.data.shards import MANIFEST
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, DataError
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.rundir import RunDir
 
-MANIFEST = "manifest.json"
 LINE_SECONDS = 2.0
 
 
@@ -27,31 +29,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seq-len", type=int, default=512, help="tokens in a sequence (512)")
     parser.add_argument("--preset", default="mini", help="micro, mini, small (124M), medium, large, xl")
     parser.add_argument("--data", type=Path, default=Path("Data"), help="written by `cuadrilla data prepare` (./Data)")
-    parser.add_argument("--out", type=Path, default=Path("checkpoints"), help="the run: checkpoints, metrics, tb (...)")
+    parser.add_argument("--out", type=Path, default=Path("checkpoints"), help="the run folder (./checkpoints)")
     return parser.parse_args()
 
 
-def run_of(args: argparse.Namespace, settings: dict[str, Any], *, scratch: Path) -> cuadrilla.Run:
-    """The one that was begun, or a new one. Only rank 0 makes it in --out."""
+def run_of(args: argparse.Namespace, settings: dict[str, Any], *, folder: Path) -> cuadrilla.Run:
+    """The one that was begun in --out, or a new one in `folder`: --out is rank 0's to write."""
     if RunDir(args.out).run_file.is_file():
         return cuadrilla.open_run(args.out)
-    place = find_place()
-    folder = args.out if place is None or place.leads else scratch / "run"
     return cuadrilla.new_run(folder, {"data": {"folder": str(args.data)}, **settings})
 
 
-def each_step(folder: Path) -> Callable[[cuadrilla.api.Row], None]:
+@contextmanager
+def each_step(folder: Path) -> Iterator[Callable[[Row], None]]:
     """Shows a line now and then, and writes TensorBoard's files where it is installed."""
     from cuadrilla.train.sinks import TensorBoardSink
 
     board = TensorBoardSink(RunDir(folder).tensorboard) if importlib.util.find_spec("tensorboard") else None
     told = 0.0
 
-    def on_step(row: cuadrilla.api.Row) -> None:
+    def on_step(row: Row) -> None:
         nonlocal told
         if board is not None:
-            board.log(row["version"], {key: value for key, value in row.items() if value is not None})
-        if "val_loss" in row or time.monotonic() - told > LINE_SECONDS:
+            board.log(row["version"], row)
+        if row["loss"] is not None and ("val_loss" in row or time.monotonic() - told > LINE_SECONDS):
             told = time.monotonic()
             say(
                 "step {step}  loss {loss:.3f}  {rate:,.0f} tokens/s",
@@ -60,7 +61,11 @@ def each_step(folder: Path) -> Callable[[cuadrilla.api.Row], None]:
                 rate=row["tokens_per_second"],
             )
 
-    return on_step
+    try:
+        yield on_step
+    finally:
+        if board is not None:
+            board.close()
 
 
 def main() -> None:
@@ -75,13 +80,14 @@ def main() -> None:
         "model": {"preset": args.preset, "context": args.seq_len},
         "train": {"epochs": args.epochs, "batch_sequences": args.batch_size, "unit_sequences": 1},
     }
+    place = find_place()
+    leads = place is None or place.leads
     with tempfile.TemporaryDirectory() as scratch:
-        run = run_of(args, settings, scratch=Path(scratch))
+        run = run_of(args, settings, folder=args.out if leads else Path(scratch) / "run")
         signal.signal(signal.SIGTERM, lambda *_: run.stop())  # how a container is told to end
-        place = find_place()
-        on_step = each_step(run.path) if place is None or place.leads else None
-        outcome = run.train(settings, on_step=on_step, tell=say, allow_changes=True)
-    if on_step is not None:
+        with each_step(run.path) if leads else nullcontext() as on_step:
+            outcome = run.train(settings, on_step=on_step, tell=say, allow_changes=True)
+    if leads:
         say("{reason} at step {step}: {folder}", reason=outcome.reason, step=outcome.version, folder=run.path)
 
 

@@ -21,10 +21,18 @@ from tests.tasks import RaggedRegression
 
 class Ragged(RaggedRegression):
     def loss(self, model, batch):
-        if self.num_losses == 4 and torch.is_grad_enabled() and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-            if os.path.exists(os.path.join(os.path.dirname(__file__), "dies-" + os.environ["RANK"])):
-                os.kill(os.getpid(), signal.SIGKILL)
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        if self.num_losses == 4 and torch.is_grad_enabled() and first:
+            match planned():
+                case "dies": os.kill(os.getpid(), signal.SIGKILL)
+                case "fails": raise ValueError("on purpose")
+                case "lacks memory" if len(batch["x"]) > 5: raise MemoryError
         return super().loss(model, batch)
+
+def planned():
+    # What is to happen at this rank, by the file of its name.
+    path = os.path.join(os.path.dirname(__file__), "rank-" + os.environ.get("RANK", ""))
+    return open(path).read() if os.path.exists(path) else ""
 
 def task(): return Ragged()
 """
@@ -105,11 +113,43 @@ def test_three_ranks_of_which_one_has_nothing_to_do(alone: RunDir, tmp_path: Pat
 def test_a_killed_rank_is_started_again_and_every_unit_counts_once(victim: int, pair: RunDir, tmp_path: Path) -> None:
     """In its fifth step: the checkpoint of the fourth is there."""
     run = make_run(tmp_path / "run")
-    (run.path / f"dies-{victim}").touch()
+    (run.path / f"rank-{victim}").write_text("dies")
     said = train(run, 2, restarts=1)
     assert "resumed    at step 4" in said
     assert counted(run) == counted(pair)
     assert final_sha256(run.path) == final_sha256(pair.path)
+
+
+@pytest.mark.thorough
+def test_a_rank_that_fails_is_named_by_the_others(port: int, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run.path / "rank-1").write_text("fails")
+    ranks = [start_rank(rank, 2, port, *TRAIN, str(run.path)) for rank in range(2)]
+    try:
+        said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[0].returncode == 5, said
+    assert "the island broke: rank 1: ValueError: on purpose" in said[0]
+    assert "on purpose" in said[1]
+
+
+@pytest.mark.thorough
+def test_a_rank_without_enough_memory_takes_smaller_passes(pair: RunDir, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run.path / "rank-1").write_text("lacks memory")
+    train(run, 2)
+    assert relative_difference(final(run.path), final(pair.path)) < 1e-6
+    assert [row[:2] for row in counted(run)] == [row[:2] for row in counted(pair)]
+
+
+@pytest.mark.thorough
+def test_strict_ranks_have_the_bits_of_one_process(tmp_path: Path) -> None:
+    pair, single = make_run(tmp_path / "pair"), make_run(tmp_path / "single")
+    assert cuadrilla("train", single.path, "--set", "sync.strict=true").returncode == 0
+    train(pair, 2, "--set", "sync.strict=true")
+    assert final_sha256(pair.path) == final_sha256(single.path)
 
 
 def test_whoever_is_told_to_stop_all_stop_and_go_on(port: int, pair: RunDir, tmp_path: Path) -> None:

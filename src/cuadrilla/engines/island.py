@@ -31,7 +31,7 @@ from cuadrilla.host.facts import read_text
 from cuadrilla.host.torchrun import Place
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.base import Hello, Link, Stop
-from cuadrilla.link.island import IslandBroken, IslandLink
+from cuadrilla.link.island import IslandBroken, IslandLink, first_line
 from cuadrilla.link.wire import Layout, Uploads, from_worker, to_coordinator
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import filled, settled
@@ -122,7 +122,7 @@ class Island:
         except RuntimeError as error:
             raise IslandBroken(
                 "the other ranks did not all come: {reason}",
-                reason=str(error).splitlines()[0],
+                reason=first_line(error),
                 hint="start torchrun on every machine, with the same address, port and number of machines",
             ) from error
         for rank, theirs in enumerate(found):
@@ -200,7 +200,7 @@ def joined(place: Place) -> Iterator[Island]:
         raise LinkError(
             "rank {rank} does not reach MASTER_ADDR:MASTER_PORT: {reason}",
             rank=place.rank,
-            reason=str(error).splitlines()[0],
+            reason=first_line(error),
             hint="start rank 0 first, and let its port through that machine's firewall",
         ) from error
     store.set_timeout(patience)

@@ -176,12 +176,17 @@ class IslandLink:
         try:
             yield
         except RuntimeError as error:
-            reason = self._why_broken() or str(error).splitlines()[0]
+            reason = self._why_broken() or first_line(error)
             raise IslandBroken(
                 "the island broke: {reason}",
                 reason=reason,
                 hint="the same command goes on from the newest checkpoint; torchrun --max-restarts does it by itself",
             ) from error
+
+
+def first_line(error: Exception) -> str:
+    """torch adds where in its own code it was."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def part_of(units: Sequence[int], *, rank: int, num_ranks: int) -> tuple[int, ...]:
