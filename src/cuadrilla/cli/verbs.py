@@ -31,6 +31,7 @@ VERBS = {
     "down": Verb("crew", "down", CREW, "Stop the coordinator that runs on this machine."),
     "standby": Verb("standby", "standby", CREW, "Keep a copy of a crew's run and keys, ready to take over."),
     "promote": Verb("standby", "promote", CREW, "Coordinate the crew from this standby."),
+    "compose": Verb("compose", "compose", CREW, "Write the crew as containers: a compose file, by role."),
     "work": Verb("crew", "work", "", "What `train` starts for each practice worker."),
     "work-with": Verb("crew", "work_with", "", "What `join` starts for each device of several."),
     "data": Verb("data", "app", DATA, "Fetch text and prepare it for training."),
