@@ -6,7 +6,7 @@ groups by marker of xdist 3.8 do nothing with pytest 9.2, which keeps the ids of
 
 from xdist.scheduler import LoadScopeScheduling
 
-RAY, RIG = "ray", "rig"
+RAY, RIG, DOCKER = "ray", "rig", "docker"
 
 
 class Groups(LoadScopeScheduling):
@@ -17,13 +17,15 @@ class Groups(LoadScopeScheduling):
 
 
 def group_of(nodeid: str) -> str:
-    """Ray's tests and the networks': one at a time, since each keeps both cores of a small machine busy. A file whose
-    tests are short. Everything else by itself."""
-    if uses_ray(nodeid):
-        return RAY
+    """Ray's tests, the networks' and the containers': one of each at a time, since they keep both cores of a small
+    machine busy, and an image is built once. A file whose tests are short. Everything else by itself."""
     file = nodeid.partition("::")[0]
     folder = file.split("/")[1]
-    if folder == "rig":
+    if folder == DOCKER:
+        return DOCKER
+    if uses_ray(nodeid):
+        return RAY
+    if folder == RIG:
         return RIG
     return file if folder in ("unit", "inproc", "browser") else nodeid
 

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BUDGETS_CPU_SECONDS: dict[str, float] = {"unit": 160, "inproc": 400, "spawn": 2200, "rig": 320, "browser": 20}
-"""Of a folder's tests, in both tiers together; about one and a half times what they took when this was written."""
+BUDGETS_CPU_SECONDS: dict[str, float] = {
+    "unit": 160, "inproc": 400, "spawn": 2200, "rig": 320, "docker": 60, "browser": 20,
+}  # fmt: skip
+"""Of a folder's tests, in both tiers together; about one and a half times what they took when this was written. What
+containers cost is not in it: the engine starts them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def compose(
     """Write a compose file with a profile for each role, and the .env of this machine; says what to type next."""
     machine = Machine(
         roles=roles or ["trainer"],
-        source=_checkout(source).as_posix(),
+        source=_seen_from(to.resolve(), _checkout(source)),
         address=_address(lan),
         uid=os.getuid() if hasattr(os, "getuid") else NOBODY_KNOWN,
         gid=os.getgid() if hasattr(os, "getgid") else NOBODY_KNOWN,
@@ -103,6 +103,14 @@ def _checkout(given: Path | None) -> Path:
             hint="clone it, and name it: --source FOLDER",
         )
     return folder
+
+
+def _seen_from(folder: Path, checkout: Path) -> str:
+    """With slashes; relative where it can be, so that it holds on both sides of a container's wall."""
+    try:
+        return Path(os.path.relpath(checkout, folder)).as_posix()
+    except ValueError:  # another drive of Windows
+        return checkout.as_posix()
 
 
 def _address(given: str) -> str:

@@ -29,7 +29,7 @@ NOT_IN_QUOTES = ("'", "\\", "\n", "\r")
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """What a .env says. `source`: the checkout that images are built from. `address`: this machine's on its network.
-    `run`: the run folder, beside the files.
+    `run`: the run folder. Both folders as seen from the files.
     """
 
     roles: Sequence[str]
