@@ -48,10 +48,10 @@ def base_image() -> str:
     """Raises Missing."""
     if shutil.which("docker") is None:
         raise Missing("needs the command docker")
-    found = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
-    if found.returncode or "Server Version" not in found.stdout:
-        said = (found.stderr + found.stdout).strip().splitlines()
-        raise Missing(f"needs a Docker engine: {said[-1] if said else 'no answer'}")
+    engine = ["docker", "version", "--format", "{{.Server.Version}}"]
+    found = subprocess.run(engine, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise Missing(f"needs a Docker engine: {found.stderr.strip()}")
     if given := os.environ.get(BASE_VARIABLE):
         return given
     if not has_image(LOCAL_BASE):

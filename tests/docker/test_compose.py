@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,12 @@ def owned_by_somebody(project: Project) -> int:
     return SOMEBODY
 
 
+def free_ports(number: int) -> list[str]:
+    with ExitStack() as stack:
+        open_ones = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [str(each.getsockname()[1]) for each in open_ones]
+
+
 def exit_code(container: str) -> int:
     return int(docker("inspect", "--format", "{{.State.ExitCode}}", container))
 
@@ -63,6 +71,7 @@ def test_a_crew_that_loses_a_container_ends_with_the_bits_of_one_machine(project
     project.compose("--profile", "trainer", "stop")
     assert [exit_code(container) for container in project.containers("trainer")] == [130]
     steps = last_rows(alone.metrics)[-1]["version"]
+    assert (alone.checkpoints / f"v{steps:08d}").is_dir()
 
     roles = ("--profile", "coordinator", "--profile", "worker")
     project.compose(*roles, "up", "--detach", "--scale", "worker=3")
@@ -87,13 +96,19 @@ def test_a_crew_that_loses_a_container_ends_with_the_bits_of_one_machine(project
 
 
 def test_ray_dask_and_tensorboard(project: Project) -> None:
+    """On ports of the loopback that are free: others may use the usual ones."""
     profiles = ("--profile", "ray", "--profile", "dask", "--profile", "tensorboard")
-    project.compose(*profiles, "up", "--detach")
-    pages = {"ray-head": 8265, "scheduler": 8787, "tensorboard": 6006}
-    for service, port in pages.items():
+    pages = {
+        "ray-head": ("RAY_PORT", 8265),
+        "scheduler": ("DASK_PORT", 8787),
+        "tensorboard": ("TENSORBOARD_PORT", 6006),
+    }
+    free = dict(zip(pages, free_ports(len(pages)), strict=True))
+    project.compose(*profiles, "up", "--detach", **{pages[name][0]: free[name] for name in pages})
+    for service, (_, port) in pages.items():
         (container,) = project.containers(service)
         ports = json.loads(docker("inspect", "--format", "{{json .HostConfig.PortBindings}}", container))
-        assert ports == {f"{port}/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}]}
+        assert ports == {f"{port}/tcp": [{"HostIp": "127.0.0.1", "HostPort": free[service]}]}
     assert project.compose("run", "--rm", "trainer", "python", "-c", THROUGH_DASK).split()[-1] == "42"
     (head,) = project.containers("ray-head")
     wait_for(lambda: docker("inspect", "--format", "{{.State.Health.Status}}", head) == "healthy")

@@ -61,7 +61,8 @@ def test_ray_on_a_network_of_containers(containers: Containers) -> None:
     """Without `--block` the command returns, and the container ends with it."""
     returns = containers.start("other-head", "ray", "start", "--head", "--port=6379")
     head = containers.start("ray-head", "ray", "start", "--head", "--port=6379", "--block")
-    containers.start("ray-worker", "sh", "-c", "until ray start --address=ray-head:6379 --block; do sleep 1; done")
+    waits = "until (: < /dev/tcp/ray-head/6379) 2> /dev/null; do sleep 0.2; done"
+    containers.start("ray-worker", "bash", "-c", f"{waits}; exec ray start --address=ray-head:6379 --block")
     assert docker("exec", head, "timeout", "150", "python", "-c", BOTH_NODES).splitlines()[-1] == "both"
     assert docker("wait", returns) == "0"
     assert "Ray runtime started" in docker("logs", returns)

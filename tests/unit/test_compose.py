@@ -55,8 +55,12 @@ def test_a_role_has_no_rights_but_its_users(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_one_port_is_open_on_the_network_and_pages_on_the_loopback(name: str) -> None:
-    pages = {"tensorboard": "6006", "ray-head": "8265", "scheduler": "8787"}
-    expected = [f"127.0.0.1:{pages[name]}:{pages[name]}"] if name in pages else []
+    pages = {
+        "tensorboard": "127.0.0.1:${TENSORBOARD_PORT:-6006}:6006",
+        "ray-head": "127.0.0.1:${RAY_PORT:-8265}:8265",
+        "scheduler": "127.0.0.1:${DASK_PORT:-8787}:8787",
+    }
+    expected = [pages[name]] if name in pages else []
     if name == "coordinator":
         expected = ["${LAN_ADDRESS:-127.0.0.1}:47470:47470"]
     assert SERVICES[name].get("ports", []) == expected
@@ -106,7 +110,8 @@ def test_the_variables_of_a_machine() -> None:
         "CUADRILLA_SOURCE": "'/home/ana/con espacio #1'",
     }
     used = set(re.findall(r"\$\{(\w+)", FILES[COMPOSE] + FILES[GPU]))
-    assert used - set(lines(FILES[ENV])) == {"CUADRILLA_IMAGE", "BASE_IMAGE", "TORCH_BUILD"}  # have a default
+    have_a_default = {"CUADRILLA_IMAGE", "BASE_IMAGE", "TORCH_BUILD", "TENSORBOARD_PORT", "RAY_PORT", "DASK_PORT"}
+    assert used - set(lines(FILES[ENV])) == have_a_default
 
 
 @pytest.mark.parametrize(
@@ -132,6 +137,8 @@ def test_files_are_written_once(tmp_path: Path) -> None:
     assert all(role in done.stdout for role in ROLES)
     assert "next: docker compose build" in done.stderr
     assert lines((tmp_path / "casa" / ENV).read_text())["COMPOSE_FILE"] == "compose.yaml:compose.gpu.yaml"
+    source = lines((tmp_path / "casa" / ENV).read_text())["CUADRILLA_SOURCE"].strip("'")
+    assert ((tmp_path / "casa" / source).resolve(), Path(source).is_absolute()) == (ROOT, False)
     (tmp_path / "casa" / COMPOSE).unlink()
     (tmp_path / "casa" / ENV).write_text("mine")
     refused = cuadrilla("compose", "--to", "casa", cwd=tmp_path)

@@ -61,6 +61,7 @@ def test_a_file_that_holds_something_else_is_named(tmp_path: Path) -> None:
         ("tests/spawn/test_faults.py::test_x[crew-5]", "tests/spawn/test_faults.py::test_x[crew-5]"),
         ("tests/spawn/test_crew.py::test_an_array", "tests/spawn/test_crew.py::test_an_array"),
         ("tests/rig/test_lan.py::test_x", "rig"),
+        ("tests/docker/test_compose.py::test_ray", "docker"),
     ],
 )
 def test_what_follows_one_another_in_one_process(test: str, group: str) -> None:

@@ -55,7 +55,7 @@ def compose(
         emit(files[COMPOSE], end="")
     else:
         _write(to, files, force=force)
-        _explain(machine)
+        _explain(machine, was_found=not lan)
 
 
 def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
@@ -69,12 +69,13 @@ def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
         write_atomic(folder / name, text)
 
 
-def _explain(machine: Machine) -> None:
+def _explain(machine: Machine, *, was_found: bool) -> None:
+    """`was_found`: nobody has named its address."""
     emit_table(
         [{"role": role, "here": "yes" if role in machine.roles else "", "does": does} for role, does in ROLES.items()]
     )
     found = read_reachability(machine.address, system=platform.system())
-    if found.hidden:
+    if was_found and found.hidden:
         say(
             "\nnetwork    this machine is {noticed}: in {file}, LAN_ADDRESS is to be the address of its host",
             noticed=found.noticed,
