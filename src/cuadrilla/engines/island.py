@@ -34,8 +34,8 @@ from cuadrilla.link.base import Hello, Link, Stop
 from cuadrilla.link.island import IslandBroken, IslandLink, first_line
 from cuadrilla.link.wire import Layout, Uploads, from_worker, to_coordinator
 from cuadrilla.messages import Message
-from cuadrilla.plan.decide import filled, settled
 from cuadrilla.model.task import Task
+from cuadrilla.plan.decide import filled, settled
 from cuadrilla.runfile import dump, leaves
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
