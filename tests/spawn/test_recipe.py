@@ -99,7 +99,10 @@ def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:
 def test_the_monitor_writes_lines_until_ctrl_c(tmp_path: Path) -> None:
     with open(tmp_path / "lines", "w+") as lines:
         command = [sys.executable, str(RECIPE / "monitor.py"), "--interval", "5"]
-        process = subprocess.Popen(command, stdout=lines, stderr=subprocess.PIPE, env=with_python(), text=True)
+        process = subprocess.Popen(
+            command, stdout=lines, stderr=subprocess.PIPE, env=with_python(), text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
+        )  # fmt: skip
         wait_for(lambda: (tmp_path / "lines").stat().st_size > 0, process)
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=4)[1]  # less than its interval
