@@ -146,7 +146,7 @@ def work(
     weights: Mapping[str, Tensor],
     precision: Precision,
 ) -> Contribution:
-    sync, section = worker_half(model), TrainSection(unit_sequences=UNIT)
+    sync, section = worker_half(model), TrainSection(batch_sequences=32, unit_sequences=UNIT)
     return answer(
         lease(*units), task=task, model=model, sync=sync, weights=weights, section=section, precision=precision
     )
