@@ -143,7 +143,7 @@ def test_adding_files_is_preparing_all_with_the_old_tokenizer(library, tmp_path)
     assert prepare([str(text)], out=out, options=PrepareOptions(add=True)).already
 
     (text / "libro5.txt").unlink()
-    with pytest.raises(DataError, match=r"libro5\.txt too"):
+    with pytest.raises(DataError, match=r"libro5\.txt, which is missing"):
         prepare([str(text)], out=out, options=PrepareOptions(add=True))
     assert contents(out) == contents(tmp_path / "fresh")
 
