@@ -154,7 +154,7 @@ class Crew:
             model=self.models[worker],
             sync=self.syncs[worker],
             weights=self.params,
-            section=TrainSection(unit_sequences=UNIT, pass_sequences=self.micro_steps[worker]),
+            section=TrainSection(batch_sequences=32, unit_sequences=UNIT, pass_sequences=self.micro_steps[worker]),
         )
         self.send(events.Said(worker=worker, message=said))
 
