@@ -74,7 +74,7 @@ class Text:
         text = "".join(piece for pieces in plain_text(path).texts() for piece in pieces)
         end = characters or len(text) - HELD_OUT_CHARACTERS - BETWEEN
         held_out = text[end + BETWEEN : end + BETWEEN + HELD_OUT_CHARACTERS]
-        self.work, self.threads = work / f"{characters}-{vocabulary}", threads
+        self.work, self.threads = work / f"{path.stem}-{characters}-{vocabulary}", threads
         self.data = self.work / "data"
         if not (self.data / MANIFEST).exists():
             self.work.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,14 @@ address=${MASTER_ADDR:-127.0.0.1}
 port=${MASTER_PORT:-12355}
 machines=${NNODES:-1}
 number=${NODE_RANK:-0}
+for value in "$port" "$machines" "$number" "${GPUS_PER_NODE:-1}"; do
+  case $value in
+  '' | *[!0-9]*)
+    echo "error: MASTER_PORT, NNODES, NODE_RANK and GPUS_PER_NODE are numbers, and one of them is '$value'" >&2
+    exit 2
+    ;;
+  esac
+done
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 if [ "$machines" -gt 1 ]; then

@@ -139,8 +139,8 @@ class TrainSection(Section):
     """The global batch: sequences (examples) in one optimizer step, over all workers together (0: for text as many as
     serve a run of this length, which is said; otherwise 32)."""
     unit_sequences: CountOrZero = 0
-    """Sequences in a unit, the atom of work handed to a worker. Must divide `batch_sequences` (0: 8, or an eighth of a
-    batch that was chosen)."""
+    """Sequences in a unit, the atom of work handed to a worker. Must divide `batch_sequences` (0: for text at most
+    an eighth of it, otherwise 8)."""
     pass_sequences: CountOrZero = 0
     """Maximum number of sequences in one forward and backward pass (0: about 2,048 tokens on a CPU, elsewhere as many
     as memory allows). In strict mode and with BatchNorm, a pass is always a unit."""

@@ -117,6 +117,9 @@ def test_batch_and_context_follow_the_length_of_the_run_which_keeps_them(folder:
     [
         ("said", {"model.context": 32, "train.batch_sequences": 4, "train.unit_sequences": 2}, (32, 4, 2)),
         ("batch", {"train.batch_sequences": 12}, (128, 12, 1)),
+        ("odd batch", {"train.batch_sequences": 50}, (128, 50, 5)),
+        ("odd context", {"model.context": 100, "engine": {"kind": "crew", "workers": [1.0]}}, (100, 163, 1)),
+        ("other weights", {"model.init": "model"}, (0, 32, 8)),
         ("unit", {"train.unit_sequences": 3}, (128, 6, 3)),
         ("length in steps", {"train.tokens": 0, "train.steps": 2}, (0, 32, 8)),
         ("crew", {"engine": {"kind": "crew", "workers": [1.0]}}, (128, 128, 16)),

@@ -26,8 +26,8 @@ SHORT_CONTEXT, SHORT_TOKENS = 128, 3_000_000
 USUAL_BATCH, USUAL_UNIT = 32, 8
 SIZES = ("model.context", "train.batch_sequences", "train.unit_sequences")
 DECAY = "optim.weight_decay"
-UNITS = 8
-"""In a step of a size that the rule chose, so that a crew that takes the run over can share it."""
+UNITS, MOST_UNIT = 8, 64
+"""In a step, at least, so that a crew that takes the run over can share it; sequences in one, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,16 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
     text = _text_tokens(config, run)
     tokens = config.train.tokens or round(config.train.epochs * text)
     decisions: list[Decision] = []
-    if text and tokens:
+    ruled = bool(text and tokens) and not config.model.init  # going on from other weights was not measured
+    if ruled:
         for rule in (_context, _batch):
             if decision := rule(config, tokens):
                 config = _with(config, decision.key, decision.value)
                 decisions.append(decision)
-    config = _without_gaps(config, ruled=bool(text and tokens))
+    config = _without_gaps(config, ruled=ruled)
     if isinstance(config.optim, MuonSection) and config.optim.weight_decay is None:
         tokens = tokens or config.train.steps * config.train.batch_sequences * config.model.shape[3]
-        decision = _decay(config, tokens / text if text else 0.0)
+        decision = _decay(0.0 if config.model.init or not text else tokens / text)
         config = _with(config, decision.key, decision.value)
         decisions += [decision] if decision.value else []
     return config, decisions
@@ -90,6 +91,12 @@ def step_tokens(tokens: int, *, alone: bool) -> int:
     return min(LEAST_STEP_TOKENS << doublings, MOST_STEP_TOKENS)
 
 
+def shared_unit(batch: int) -> int:
+    """The largest part of a batch, in whole sequences, of which there are `UNITS` or more."""
+    most = min(max(batch // UNITS, 1), MOST_UNIT)
+    return next(size for size in range(most, 0, -1) if batch % size == 0)
+
+
 def _context(config: Config, tokens: int) -> Decision | None:
     """A shorter one than the preset's, in a short run."""
     if config.model.context or config.model.shape[3] <= SHORT_CONTEXT or tokens > SHORT_TOKENS:
@@ -112,17 +119,16 @@ def _batch(config: Config, tokens: int) -> Decision | None:
     return Decision(key="train.batch_sequences", value=sequences, reason=reason)
 
 
-def _decay(config: Config, epochs: float) -> Decision:
-    value = 0.0 if config.model.init else weight_decay(epochs)  # going on from other weights was not measured
+def _decay(epochs: float) -> Decision:
     reason = Message("read {epochs:.1f} times", epochs=epochs)
-    return Decision(key=DECAY, value=value, reason=reason)
+    return Decision(key=DECAY, value=weight_decay(epochs), reason=reason)
 
 
 def _without_gaps(config: Config, *, ruled: bool) -> Config:
     """Batch and unit of what no rule is for: other tasks, and runs whose length is said in steps."""
     batch, unit = config.train.batch_sequences, config.train.unit_sequences
     batch = batch or max(USUAL_BATCH // (unit or 1), 1) * (unit or 1)
-    unit = unit or (max(batch // UNITS, 1) if ruled else math.gcd(batch, USUAL_UNIT))
+    unit = unit or (shared_unit(batch) if ruled else math.gcd(batch, USUAL_UNIT))
     return _with(_with(config, "train.batch_sequences", batch), "train.unit_sequences", unit)
 
 

@@ -70,11 +70,6 @@ class RunContext:
     store: Store
     resumed_at: int
 
-    @property
-    def epochs(self) -> float:
-        """How often the whole training reads its data."""
-        return epochs_of(self.length, self.task)
-
 
 def make_task(config: Config, folder: Path) -> Task:
     """The task of a run file in `folder`. Raises TaskError, DataError, ConfigError."""
@@ -139,10 +134,6 @@ def measure_length(section: TrainSection, task: Task) -> Length:
         unit_tokens=section.unit_sequences * shape.length,
         max_unit_tokens=None if shape.max_length is None else section.unit_sequences * shape.max_length,
     )
-
-
-def epochs_of(length: Length, task: Task) -> float:
-    return length.total_tokens / (len(task.data("train")) * task.defaults.length)
 
 
 def _keep_tokenizer(task: language.LanguageTask, run: RunDir) -> None:
