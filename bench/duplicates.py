@@ -25,7 +25,7 @@ from bench.common import report
 from cuadrilla.data.corpus import Corpus, CorpusRules, clean_corpus
 from cuadrilla.data.duplicates import DEFAULT_SIMILARITY, SHINGLE_WORDS
 from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.pool import Pool
+from cuadrilla.data.pool import Processes
 from cuadrilla.data.prepare import no_progress
 from cuadrilla.data.sources import open_sources
 from cuadrilla.data.work import DROP
@@ -100,7 +100,7 @@ def corpus_of(sources: list[str], work: Path) -> tuple[Corpus, list[str]]:
         val_by=options.val_by,
     )
     found = open_sources(sources, exclude=work, progress=no_progress)
-    with Pool(1) as pool:
+    with Processes(1) as pool:
         corpus = clean_corpus(work, found=found, rules=rules, pool=pool, progress=no_progress)
     return corpus, [source.name for source in found.sources]
 

@@ -7,6 +7,7 @@ groups by marker of xdist 3.8 do nothing with pytest 9.2, which keeps the ids of
 from xdist.scheduler import LoadScopeScheduling
 
 RAY, RIG, DOCKER = "ray", "rig", "docker"
+SHARE_A_CLUSTER = ("tests/spawn/test_dask.py",)
 
 
 class Groups(LoadScopeScheduling):
@@ -18,7 +19,8 @@ class Groups(LoadScopeScheduling):
 
 def group_of(nodeid: str) -> str:
     """Ray's tests, the networks' and the containers': one of each at a time, since they keep both cores of a small
-    machine busy, and an image is built once. A file whose tests are short. Everything else by itself."""
+    machine busy, and an image is built once. A file whose tests are short, or share a cluster. Everything else by
+    itself."""
     file = nodeid.partition("::")[0]
     folder = file.split("/")[1]
     if folder == DOCKER:
@@ -27,7 +29,7 @@ def group_of(nodeid: str) -> str:
         return RAY
     if folder == RIG:
         return RIG
-    return file if folder in ("unit", "inproc", "browser") else nodeid
+    return file if folder in ("unit", "inproc", "browser") or file in SHARE_A_CLUSTER else nodeid
 
 
 def uses_ray(nodeid: str) -> bool:

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import math
 import signal
 import sys
 import tempfile
@@ -14,19 +15,30 @@ from typing import Any
 import cuadrilla
 from cuadrilla.api import Row
 from cuadrilla.cli.output import report_error, say
-from cuadrilla.data.shards import MANIFEST
+from cuadrilla.cli.progress import in_words
+from cuadrilla.data.shards import MANIFEST, read_manifest
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, DataError
 from cuadrilla.host.torchrun import find_place
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir
 
 LINE_SECONDS = 2.0
 
 
+def positive(text: str) -> int:
+    """Raises ValueError."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=float, default=1.0, help="passes over the text (1)")
-    parser.add_argument("--batch-size", type=int, default=32, help="sequences in a step, of all ranks together (32)")
-    parser.add_argument("--seq-len", type=int, default=512, help="tokens in a sequence (512)")
+    parser.add_argument(
+        "--batch-size", type=positive, default=32, help="sequences in a step, of all ranks together (32)"
+    )
+    parser.add_argument("--seq-len", type=positive, default=512, help="tokens in a sequence (512)")
     parser.add_argument("--preset", default="mini", help="micro, mini, small (124M), medium, large, xl")
     parser.add_argument("--data", type=Path, default=Path("Data"), help="written by `cuadrilla data prepare` (./Data)")
     parser.add_argument("--out", type=Path, default=Path("checkpoints"), help="the run folder (./checkpoints)")
@@ -40,25 +52,36 @@ def run_of(args: argparse.Namespace, settings: dict[str, Any], *, folder: Path) 
     return cuadrilla.new_run(folder, {"data": {"folder": str(args.data)}, **settings})
 
 
+def steps_of(args: argparse.Namespace) -> int:
+    tokens = read_manifest(args.data).splits["train"].num_tokens
+    return math.ceil(args.epochs * tokens / (args.batch_size * args.seq_len))
+
+
 @contextmanager
-def each_step(folder: Path) -> Iterator[Callable[[Row], None]]:
+def each_step(folder: Path, steps: int) -> Iterator[Callable[[Row], None]]:
     """Shows a line now and then, and writes TensorBoard's files where it is installed."""
     from cuadrilla.train.sinks import TensorBoardSink
 
     board = TensorBoardSink(RunDir(folder).tensorboard) if importlib.util.find_spec("tensorboard") else None
     told = 0.0
+    first: tuple[float, int] | None = None
 
     def on_step(row: Row) -> None:
-        nonlocal told
+        nonlocal told, first
         if board is not None:
             board.log(row["version"], row)
-        if row["loss"] is not None and ("val_loss" in row or time.monotonic() - told > LINE_SECONDS):
-            told = time.monotonic()
+        now, step = time.monotonic(), row["version"]
+        begun, before = first = first or (now, step)  # what comes before the first step says nothing of the others
+        if row["loss"] is not None and ("val_loss" in row or now - told > LINE_SECONDS):
+            told = now
+            rest = (now - begun) / max(step - before, 1) * max(steps - step, 0)
             say(
-                "step {step}  loss {loss:.3f}  {rate:,.0f} tokens/s",
-                step=row["version"],
+                "step {step} of {steps}  loss {loss:.3f}  {rate:,.0f} tokens/s  {left}",
+                step=step,
+                steps=max(steps, step),
                 loss=row["loss"],
                 rate=row["tokens_per_second"],
+                left=Message("about {time} left", time=in_words(rest)) if step > before else "",
             )
 
     try:
@@ -85,7 +108,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run = run_of(args, settings, folder=args.out if leads else Path(scratch) / "run")
         signal.signal(signal.SIGTERM, lambda *_: run.stop())  # how a container is told to end
-        with each_step(run.path) if leads else nullcontext() as on_step:
+        with each_step(run.path, steps_of(args)) if leads else nullcontext() as on_step:
             outcome = run.train(settings, on_step=on_step, tell=say, allow_changes=True)
     if leads:
         say("{reason} at step {step}: {folder}", reason=outcome.reason, step=outcome.version, folder=run.path)

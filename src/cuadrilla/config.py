@@ -91,7 +91,8 @@ class ModelSection(Section):
     """The output head uses the weights of the embedding."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about 30 % more time."""
+    """Recompute activations of the model's blocks in the backward pass: less memory, about 30 % more time, the same
+    result. Also for a model of your own: see docs/tasks.md."""
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
@@ -152,6 +153,9 @@ class TrainSection(Section):
     """CPU threads for each worker (0: all cores divided among the workers of this machine)."""
     compile: bool = False
     """Use torch.compile: slower start, faster steps on CUDA."""
+    shard: bool = False
+    """Under torchrun, divide weights, gradients and optimizer state among the ranks (FSDP2), for a model that does not
+    fit one device. A pass is always a unit. See docs/large-models.md."""
     teacher: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=16)] = []
     """Runs, or folders in Hugging Face's layout, with the same tokenizer, relative to the run file. A part of the loss
     is the distance of the model from their mean probabilities. The run keeps a copy."""
@@ -277,7 +281,10 @@ class CrewEngine(Section):
     crew: they dial in over the crew link; ray: they are Ray's actors; auto: Ray for each machine that it reaches, the
     crew link for the others."""
     ray_address: str = ""
-    """HOST:PORT of a running Ray cluster to use, as `ray start` printed it (empty: start one here)."""
+    """HOST:PORT of a running Ray cluster to use, as `ray start` printed it (empty: start one here).
+    auto: the cluster whose job this is, for `ray job submit`."""
+    ray_without_token: bool = False
+    """Use that cluster even if it asks nobody for a token. Everybody who reaches it can then run programs on it."""
     listen: str = "127.0.0.1:0"
     """Address and port of the coordinator; port 0 takes a free one. Other machines need an address on the LAN."""
     workers: Annotated[list[Speed], Field(max_length=64)] = [1.0]

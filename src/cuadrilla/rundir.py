@@ -69,6 +69,11 @@ class RunDir:
         return self.path / "status.json"
 
     @property
+    def ray(self) -> Path:
+        """What the run's Ray cluster has, while it runs."""
+        return self.path / "ray.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -1,7 +1,9 @@
 """Machines that try whether they reach each other, as threads of one process on the loopback."""
 
+import json
 import socket
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -19,14 +21,17 @@ def port() -> int:
         return number
 
 
+def at(port: int, *, number: int, machines: int, seconds: float = 20) -> Meeting:
+    return Meeting(address="127.0.0.1", port=port, machines=machines, number=number, seconds=seconds)
+
+
 def gather(port: int, numbers: Sequence[int], *, machines: int, seconds: float = 20) -> list[str]:
     """What each machine finds: its card, or the error's message."""
     found = [""] * len(numbers)
 
     def machine(index: int, number: int) -> None:
-        place = Meeting(address="127.0.0.1", port=port, machines=machines, number=number, seconds=seconds)
         try:
-            found[index] = meet(place)
+            found[index] = meet(at(port, number=number, machines=machines, seconds=seconds))
         except CuadrillaError as error:
             found[index] = f"{error.message} / {error.hint}"
 
@@ -51,6 +56,38 @@ def test_a_machine_that_does_not_come_is_named_to_all(port: int) -> None:
 def test_two_of_one_number_are_refused(port: int) -> None:
     found = gather(port, [0, 1, 1], machines=3, seconds=5)
     assert "two machines say that they are number 1" in found[0]
+
+
+def test_a_machine_that_comes_back_is_no_second_one(port: int) -> None:
+    """It was killed while number 0 waited for the others."""
+    found: list[str] = []
+    waiting = threading.Thread(target=lambda: found.extend(gather(port, [0], machines=3)))
+    waiting.start()
+    deadline = time.monotonic() + 10
+    with (
+        meeting._dialled("127.0.0.1", at(port, number=1, machines=3), deadline) as killed,
+        socket.create_server(("127.0.0.1", 0)) as own,
+    ):
+        said = {"number": 1, "address": "127.0.0.1", "port": own.getsockname()[1], "drawn": "x"}
+        killed.sendall(json.dumps(said).encode() + b"\n")
+        with own.accept()[0] as caller:
+            caller.sendall(b'{"drawn": "x"}\n')
+    assert gather(port, [1, 2], machines=3) == ["lo"] * 2
+    waiting.join()
+    assert found == ["lo"]
+
+
+def test_another_program_at_the_port_of_number_0_is_waited_out(port: int) -> None:
+    """As torch's store is, of a training that has just lost a machine."""
+    with socket.create_server(("127.0.0.1", port)) as store:
+        found: list[str] = []
+        early = threading.Thread(target=lambda: found.extend(gather(port, [1], machines=2)))
+        early.start()
+        for _ in range(2):
+            store.accept()[0].close()
+    assert gather(port, [0], machines=2) == ["lo"]
+    early.join()
+    assert found == ["lo"]
 
 
 def test_what_answers_elsewhere_is_not_taken_for_the_machine(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

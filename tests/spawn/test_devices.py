@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cuadrilla.host.devices import Device, probe_devices
+from cuadrilla.errors import DeviceError
+from cuadrilla.host.devices import Device, count_cards, probe_devices
 from cuadrilla.host.probe import ask, output_of
 from cuadrilla.host.usage import Sampler
 
@@ -129,3 +130,22 @@ def test_nothing_of_the_host_layer_loads_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=150, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "number"),
+    [(None, 3), ("", 0), ("-1", 0), ("1", 1), ("2,0", 2), ("0,7,1", 1), ("GPU-b", 1), ("MIG-a/1/0", 1)],
+)
+def test_programs_see_so_many_cards(monkeypatch, visible, number):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    rows = [{"stage": "card", "index": index, "uuid": f"GPU-{name}"} for index, name in enumerate("abc")]
+    said = "\n".join(json.dumps(row) for row in [*rows, {"stage": "end"}])
+    assert count_cards(argv=[sys.executable, "-c", f"print({said!r})"]) == number
+
+
+def test_a_driver_that_does_not_answer_is_no_machine_without_cards(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(DeviceError, match=r"did not answer within 0\.2 s"):
+        count_cards(argv=[sys.executable, "-c", "import time; time.sleep(60)"], timeout_seconds=0.2)

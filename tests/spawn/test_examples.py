@@ -5,9 +5,12 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import shutil
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +24,8 @@ from cuadrilla.errors import DataError
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.train.checkpoint import load_newest
 from tests.inside import cuadrilla
-from tests.runs import final_sha256
+from tests.ranks import TORCHRUN
+from tests.runs import final_sha256, relative_difference
 
 pytestmark = pytest.mark.thorough
 
@@ -186,6 +190,53 @@ def test_the_character_model_learns_ones_own_text(tmp_path):
     (folder / "texts" / "stories.txt").write_text("\n".join(cuentos.stories(100)), encoding="utf-8")
     last = trained(folder / "own_text.toml", "train.epochs=0.0", "train.steps=12")
     assert last["val_bits_per_character"] < 4.2  # 6.0 for all characters alike
+
+
+# -- processes by hand -----------------------------------------------------------------------------------------------
+
+
+def printed(folder, *command):
+    """What a script of the examples prints."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses(text):
+    return [float(line.rpartition(" ")[2]) for line in text.splitlines() if "held-out loss" in line]
+
+
+def test_spawned_processes_learn_and_have_the_same_weights(tmp_path):
+    folder = copy_examples(tmp_path / "spawn")
+    two, one = (printed(folder, "mp_spawn.py", "--nprocs", count, "--epochs", 2) for count in (2, 1))
+    hashes = [line.split()[-1] for line in two.splitlines() if line.startswith("process")]
+    assert len(hashes) == 2
+    assert len(set(hashes)) == 1
+    assert losses(two) == pytest.approx(losses(one), abs=2e-4)  # printed with four digits; sums in another order
+    assert losses(two)[-1] < 0.05  # 0.52 without learning, 0.068 for the best linear model
+
+
+def test_the_mlp_by_torchrun_is_that_of_one_process(tmp_path):
+    arguments = ("train", "mlp.toml", "--set", "engine.workers=[1.0]", "--set", "train.epochs=1.0")
+    one, two = (copy_examples(tmp_path / name) for name in ("one", "two"))
+    printed(one, "-m", "cuadrilla", *arguments)
+    printed(two, *TORCHRUN[1:], "--nproc-per-node", 2, "-m", "cuadrilla", *arguments)
+    alone, pair = (load_newest(RunDir(folder).checkpoints).model for folder in (one, two))
+    assert relative_difference(alone, pair) < 1e-5
+
+
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="Dask is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason=NEEDS_SKLEARN)
+def test_an_ensemble_on_a_cluster_of_this_machine(tmp_path):
+    folder = copy_examples(tmp_path / "ensemble")
+    lines = printed(folder, "ensemble_dask.py", "--models", 8).splitlines()
+    has_xgboost = importlib.util.find_spec("xgboost") is not None
+    assert any("xgboost is not installed" in line for line in lines) != has_xgboost
+    average, majority, mean = (float(re.search(r"accuracy (0\.\d+)", line)[1]) for line in lines[-3:])
+    assert average > 0.7  # 0.1 by chance
+    assert min(majority, mean) > average
 
 
 # -- downloaded ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 from cuadrilla.data import prepare as prepare_module
 from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.pool import Pool
+from cuadrilla.data.pool import Processes
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.shards import TOKENIZER, read_manifest, verify_folder
 from cuadrilla.data.work import CleanJob
@@ -240,7 +240,7 @@ def test_an_error_in_a_process_is_the_error_of_all(tmp_path):
         sizes=[4],
     )
     for processes in (1, 2):
-        with Pool(processes) as pool, pytest.raises(ResourceError, match="cannot write"):
+        with Processes(processes) as pool, pytest.raises(ResourceError, match="cannot write"):
             list(pool.run([(job, b"hola"), None]))
 
 

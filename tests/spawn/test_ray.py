@@ -1,5 +1,6 @@
 """The Ray transport with real processes: killed, frozen, interrupted; its token, its ports, and what stays behind."""
 
+import json
 import os
 import signal
 import socket
@@ -7,14 +8,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from cuadrilla.engines.bundle import bundle_hash
+from cuadrilla.home import Home
+from cuadrilla.link.offer import OfferedFile, RunDescription
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import (
+    COMMAND,
     events,
     goes_on,
     is_what_one_worker_gives,
@@ -144,7 +151,7 @@ def test_every_port_of_practice_is_on_the_loopback(crew: "subprocess.Popen[str]"
 class Head:
     """A Ray cluster of the user's own, on the loopback: `ray start --head`, with a token or without."""
 
-    def __init__(self, folder: Path, *, token: str) -> None:
+    def __init__(self, folder: Path, *, token: str, dashboard: int = 0) -> None:
         folder.mkdir()
         self.home = folder / "home"
         self.token = folder / "token"
@@ -155,7 +162,9 @@ class Head:
         arguments = {
             "--node-ip-address": "127.0.0.1", "--port": str(self.port), "--num-cpus": "2",
             "--temp-dir": self._scratch.name,
-            "--resources": '{"cuadrilla": 1}', "--include-dashboard": "false", "--object-store-memory": "100000000",
+            "--resources": '{"cuadrilla": 1}', "--object-store-memory": "100000000",
+            "--include-dashboard": "true" if dashboard else "false",
+            "--dashboard-host": "127.0.0.1", "--dashboard-port": str(dashboard or 8265),
         }  # fmt: skip
         options = [f"{name}={value}" for name, value in arguments.items()]
         self.process = subprocess.Popen(
@@ -174,8 +183,16 @@ class Head:
         return loopback | (mode if self.token.read_text() else {"RAY_AUTH_MODE": "disabled"})
 
     def listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        return answers(self.port)
+
+    def approve(self, run: RunDir) -> None:
+        """As its owner does who has read the run's code."""
+        code = run.path / "task.py"
+        file = OfferedFile(path=code.name, sha256=sha256(code.read_bytes()).digest(), num_bytes=code.stat().st_size)
+        Home(self.home).trust(bundle_hash(RunDescription(config="", files=(file,))))
+
+    def actors(self) -> list[psutil.Process]:
+        return actors(self.process)
 
     def stop(self) -> None:
         family = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
@@ -184,6 +201,11 @@ class Head:
         for process in psutil.wait_procs(family, timeout=150)[1]:
             process.kill()
         self._scratch.cleanup()
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def free_port() -> int:
@@ -200,9 +222,74 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     head.stop()
 
 
-def in_cluster(run: RunDir, head: Head, **environment: str) -> "subprocess.Popen[str]":
-    where = f'engine.ray_address="{head.address}"'
-    return start(run, *STRICT, *RAY, "--set", where, env=os.environ | head.environment() | environment)
+def in_cluster(run: RunDir, head: Head, *sets: str, address: str = "", **environment: str) -> "subprocess.Popen[str]":
+    where = f'engine.ray_address="{address or head.address}"'
+    return start(run, *STRICT, *RAY, "--set", where, *sets, env=os.environ | head.environment() | environment)
+
+
+def listed(*arguments: str, **environment: str) -> dict[str, Any]:
+    """What `cuadrilla --json nodes` says, in a process of its own: Ray reads its variables when it is imported."""
+    command = [*COMMAND, "--json", "nodes", *arguments]
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == found.get("exit_code", 0), done.stderr
+    assert "Traceback" not in done.stderr
+    return found
+
+
+def test_a_job_of_a_running_cluster_loses_an_actor_and_is_interrupted(head: Head, run: RunDir) -> None:
+    """The cluster is the one in RAY_ADDRESS, as in `ray job submit`."""
+    head.approve(run)
+    crew = in_cluster(run, head, address="auto", RAY_ADDRESS=head.address)
+    wait_for(reached(run, 5), crew)
+    [actor] = head.actors()
+    actor.kill()
+    wait_for(joined(run, 2), crew)
+    wait_for(goes_on(run), crew)
+    cluster = listed(str(run.path))
+    assert (cluster["address"], cluster["resources"]["CPU"]) == (head.address, 2)
+    assert [(node["node"], node["workers"]) for node in cluster["nodes"]] == [("ray-127-0-0-1", 1)]
+    crew.send_signal(signal.SIGINT)
+    said = crew.communicate(timeout=150)[1]
+    assert crew.returncode == 130, said
+    assert "saved" in said
+    assert is_what_one_worker_gives(run, *STRICT)
+    assert listed(str(run.path))["exit_code"] == 2  # it has ended
+
+
+def test_the_resources_of_a_running_cluster(head: Head) -> None:
+    found = listed("--ray-address", head.address, **head.environment())
+    assert found["resources"]["CPU"] == 2
+    assert [(node["address"], node["workers"]) for node in found["nodes"]] == [("127.0.0.1", 1)]
+    wrong = {"RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "f" * 64}
+    assert listed("--ray-address", head.address, **head.environment() | wrong)["exit_code"] == 5
+
+
+def test_a_job_submitted_to_a_cluster_trains(tmp_path: Path) -> None:
+    run, dashboard = make_run(tmp_path / "run", steps=20), free_port()
+    head = Head(tmp_path / "cluster", token="0123456789abcdef" * 4, dashboard=dashboard)
+    submit = [Path(sys.executable).with_name("ray"), "job", "submit", "--no-wait"]
+    where = ["--address", f"http://127.0.0.1:{dashboard}"]
+    command = [*COMMAND, "train", str(run.path), *STRICT, *RAY, "--set", 'engine.ray_address="auto"']
+
+    def submitted() -> bool:
+        """Ray takes no job for some seconds after its dashboard answers."""
+        done = subprocess.run(
+            [*submit, *where, "--", *command], env=os.environ | head.environment(), capture_output=True, check=False
+        )
+        return done.returncode == 0
+
+    try:
+        wait_for(lambda: answers(dashboard))
+        head.approve(run)
+        wait_for(submitted)
+        wait_for(lambda: run.status.exists() and json.loads(run.status.read_text())["state"] == "complete")
+    finally:
+        head.stop()
+    assert last_rows(run.metrics)[-1]["version"] == 20
+    assert is_what_one_worker_gives(run, *STRICT)
 
 
 def test_a_node_of_a_running_cluster_works_once_its_owner_has_approved_the_code(head: Head, run: RunDir) -> None:
@@ -249,10 +336,15 @@ def test_a_cluster_that_asks_for_no_token_is_refused(run: RunDir, tmp_path: Path
         mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
         crew = in_cluster(run, head, **mine)
         said = crew.communicate(timeout=150)[1]
+        assert crew.returncode == 3, said
+        assert "asks nobody for a token" in said
+        head.approve(run)
+        crew = in_cluster(run, head, "--set", "engine.ray_without_token=true", **mine)  # its owner wants it so
+        wait_for(reached(run, 3), crew)
+        stop(crew)
     finally:
         head.stop()
-    assert crew.returncode == 3, said
-    assert "asks nobody for a token" in said
+    assert is_what_one_worker_gives(run, *STRICT)
 
 
 def test_no_cluster_is_an_error(run: RunDir, tmp_path: Path) -> None:

@@ -117,3 +117,10 @@ def test_the_monitor_writes_lines_until_ctrl_c(tmp_path: Path) -> None:
 def test_the_shell_script_is_clean() -> None:
     done = subprocess.run(["shellcheck", RECIPE / "ddp_launch.sh"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_what_is_no_number_is_named() -> None:
+    environment = {**with_python(), "NNODES": "two"}
+    done = subprocess.run([RECIPE / "ddp_launch.sh"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "'two'" in done.stderr

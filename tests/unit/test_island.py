@@ -12,7 +12,8 @@ from cuadrilla.engines.island import (
 )
 from cuadrilla.errors import ConfigError, EnvironmentProblem
 from cuadrilla.host.torchrun import Place, find_place
-from cuadrilla.link.island import empty, flattened, part_of, parts
+from cuadrilla.link.base import Lease
+from cuadrilla.link.island import empty, flattened, padded, part_of, parts
 from cuadrilla.link.wire import Layout
 from cuadrilla.runfile import resolve
 from tests.runs import RUN_FILE
@@ -44,6 +45,20 @@ def test_units_are_dealt_as_evenly_as_they_can_be(num_units, num_ranks, sizes):
     dealt = [part_of(units, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
     assert [len(part) for part in dealt] == sizes
     assert sum(dealt, ()) == units
+
+
+@pytest.mark.parametrize(("num_units", "num_ranks"), [(7, 3), (8, 2), (2, 3), (1, 4)])
+def test_padded_parts_are_of_one_length_and_count_each_unit_once(num_units, num_ranks):
+    units, counted = tuple(range(100, 100 + num_units)), []
+    lengths = set()
+    for rank in range(num_ranks):
+        part = part_of(units, rank=rank, num_ranks=num_ranks)
+        lease = padded(Lease(lease_id=1, version=0, units=part, planned_tokens=9), of=units, num_ranks=num_ranks)
+        lengths.add(len(lease.units))
+        assert set(lease.units) <= set(units)
+        counted += lease.units[: len(lease.units) - lease.padding]
+    assert len(lengths) == 1
+    assert counted == list(units)
 
 
 def test_tensors_of_several_dtypes_come_back_as_they_were():

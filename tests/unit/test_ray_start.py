@@ -1,14 +1,18 @@
 """When Ray is started, and how, before anything of Ray is imported."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.engines.ray import cluster
+from cuadrilla.engines.ray.resources import machine_of
 from cuadrilla.engines.supervise import RESTARTED, was_restarted
-from cuadrilla.errors import EnvironmentProblem
-from cuadrilla.rundir import RunDir, append_event
+from cuadrilla.errors import EnvironmentProblem, LinkError
+from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
+from tests.inside import cuadrilla
 
 
 def test_a_coordinator_is_started_again_until_something_has_happened(tmp_path: Path) -> None:
@@ -47,3 +51,51 @@ def test_a_token_among_the_user_s_variables_is_not_the_one_of_a_cluster_of_ours(
     with cluster._variables(ours):
         assert cluster.read_token() == "a" * 64
     assert cluster.read_token() == "f" * 64
+
+
+@pytest.mark.parametrize(("address", "said"), [("auto", "not a Ray job"), ("ray://head:10001", "not an address")])
+def test_an_address_that_leads_to_no_head(monkeypatch: pytest.MonkeyPatch, address: str, said: str) -> None:
+    monkeypatch.setenv(cluster.TOKEN, "f" * 64)
+    monkeypatch.delenv(cluster.RAY_ADDRESS, raising=False)
+    with pytest.raises(LinkError, match=said), cluster.joined(address):
+        pass
+
+
+def test_a_machine_is_what_ray_says_of_it() -> None:
+    node = {"NodeManagerAddress": "10.0.0.7", "Resources": {"CPU": 8.0, "GPU": 2.0, "cuadrilla": 2.0}, "Labels": {}}
+    machine = machine_of(node)
+    assert (machine.node, machine.address, machine.workers) == ("ray-10-0-0-7", "10.0.0.7", 2)
+    assert machine_of({**node, "Resources": {}, "Labels": {cluster.NAME_LABEL: "ana"}}).node == "ana"
+
+
+def test_nodes_shows_the_cluster_of_a_run_that_trains(tmp_path: Path) -> None:
+    """What a coordinator that was killed has left is not shown, also while another one trains without Ray."""
+    run = RunDir(tmp_path)
+    machine = {"node": "ana", "address": "10.0.0.7", "workers": 2, "resources": {"CPU": 8.0, "memory": 2.0**33}}
+    found = {"address": "10.0.0.7:6379", "resources": {"CPU": 8.0}, "available": {"CPU": 6.0}, "nodes": [machine]}
+    write_json(run.ray, {"pid": os.getpid(), **found})
+    assert cuadrilla("nodes", str(tmp_path)).returncode == 2
+    with FolderLock(run.lock, purpose="test"):
+        assert json.loads(cuadrilla("--json", "nodes", str(tmp_path)).stdout) == found
+        shown = cuadrilla("nodes", str(tmp_path))
+        assert shown.stdout.split()[-6:] == ["10.0.0.7", "2", "8", "0", "8.0", "GiB"]
+        assert "free: 6 CPU" in shown.stderr
+        write_json(run.ray, {"pid": os.getpid() + 1, **found})
+        assert cuadrilla("nodes", str(tmp_path)).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code"),
+    [
+        (("run", "--ray-address", "127.0.0.1:6379"), 2),
+        (("--ray-without-token",), 2),
+        (("no/such/run",), 2),
+        (("--ray-address", "nowhere"), 5),
+        (("--ray-address", "[es]:6379"), 5),
+    ],
+)
+def test_nodes_refuses_what_names_no_cluster(arguments: tuple[str, ...], exit_code: int) -> None:
+    done = cuadrilla("nodes", *arguments)
+    assert done.returncode == exit_code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hint: " in done.stderr

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.config import RunFile, Sets
-from cuadrilla.cli.output import ask, emit, emit_json, emit_table, options, say
+from cuadrilla.cli.output import ask, emit, emit_json, options, say
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
 from cuadrilla.config import Config, CrewEngine
@@ -378,18 +378,6 @@ def read_invite(file: Path | None) -> str:
     if sys.stdin.isatty():
         return getpass(shown(Message("invite (not shown): "), language()), stream=sys.stderr)
     return sys.stdin.read()
-
-
-def nodes() -> None:
-    """List the machines of this machine's crew."""
-    from cuadrilla.link.nodes import AllowList
-
-    home = Home.of_user()
-    listed = AllowList(home.nodes).nodes()
-    if not listed and not options.json:
-        say("no machine has joined this machine's crew yet: cuadrilla up RUN")
-        return
-    emit_table([{"node": name, "key": key.hex()[:16]} for name, key in sorted(listed.items())])
 
 
 def kick(name: Annotated[str, typer.Argument(help="A name from `cuadrilla nodes`.")]) -> None:

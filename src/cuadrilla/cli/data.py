@@ -11,6 +11,16 @@ import typer
 
 from cuadrilla.cli.get import get_command
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.pools import (
+    LOCAL,
+    CaOption,
+    CertificateOption,
+    EngineOption,
+    InsecureOption,
+    KeyOption,
+    SchedulerOption,
+    chosen_pool,
+)
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.data import overlap
 from cuadrilla.data.corpus import AUTO
@@ -40,6 +50,14 @@ app = typer.Typer(no_args_is_help=True)
 app.command("get")(get_command)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
+VocabOption = Annotated[
+    int | None, typer.Option("--vocab", help="Tokens of the vocabulary to train (8192 if not given).")
+]
+ValFractionOption = Annotated[float, typer.Option("--val-fraction", help="Fraction of the text to hold out.")]
+TokenizerOption = Annotated[
+    Path | None, typer.Option("--tokenizer", help="Use this tokenizer.json instead of training one.")
+]
+MinCharactersOption = Annotated[int, typer.Option("--min-characters", help="Drop documents shorter than this.")]
 FilterOption = Annotated[
     str, typer.Option("--filter", help="Which documents to drop: books (the fewest), web (FineWeb-2's rules), none.")
 ]
@@ -88,20 +106,12 @@ DroppedOption = Annotated[bool, typer.Option("--show-dropped", help="Show exampl
 def prepare_command(
     sources: Annotated[list[str], typer.Argument(help=SOURCES_HELP)],
     out: Annotated[Path, typer.Option("--out", help="The data folder to write.")],
-    vocab: Annotated[
-        int | None, typer.Option("--vocab", help="Tokens of the vocabulary to train (8192 if not given).")
-    ] = None,
-    val_fraction: Annotated[
-        float, typer.Option("--val-fraction", help="Fraction of the text to hold out.")
-    ] = DEFAULT_VAL_FRACTION,
+    vocab: VocabOption = None,
+    val_fraction: ValFractionOption = DEFAULT_VAL_FRACTION,
     val_by: ValByOption = AUTO,
     val: ValOption = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="Use this tokenizer.json instead of training one.")
-    ] = None,
-    min_characters: Annotated[
-        int, typer.Option("--min-characters", help="Drop documents shorter than this.")
-    ] = DEFAULT_MIN_CHARACTERS,
+    tokenizer: TokenizerOption = None,
+    min_characters: MinCharactersOption = DEFAULT_MIN_CHARACTERS,
     field: Annotated[
         str, typer.Option("--field", help="The .jsonl field or .parquet column that holds the text.")
     ] = DEFAULT_FIELD,
@@ -116,6 +126,12 @@ def prepare_command(
     keep_work: KeepOption = False,
     processes: ProcessesOption = None,
     encoder: EncoderOption = "auto",
+    engine: EngineOption = LOCAL,
+    scheduler: SchedulerOption = None,
+    tls_ca_file: CaOption = None,
+    tls_cert: CertificateOption = None,
+    tls_key: KeyOption = None,
+    insecure_scheduler: InsecureOption = False,
     show_dropped: DroppedOption = False,
     held_out: HeldOutOption = None,
     compare: CompareOption = None,
@@ -140,6 +156,8 @@ def prepare_command(
         processes=processes,
         encoder=encoder,
     )
+    tls = (tls_ca_file, tls_cert, tls_key)
+    chosen = chosen_pool(engine, scheduler, tls, insecure=insecure_scheduler, options=wanted)
     if dry_run:
         with shown_progress() as progress:
             found = open_sources(sources, exclude=out, progress=progress, reading=wanted.reading, held_out=wanted.val)
@@ -147,8 +165,8 @@ def prepare_command(
         _say_damaged(found.damaged, repaired=repair)
         return
     try:
-        with shown_progress() as progress:
-            prepared = prepare(sources, out=out, options=wanted, progress=progress)
+        with shown_progress() as progress, chosen as pool:
+            prepared = prepare(sources, out=out, options=wanted, progress=progress, pool=pool)
     except KeyboardInterrupt:
         say("interrupted; the same command continues from here (finished work is in {folder})", folder=out / WORK)
         raise

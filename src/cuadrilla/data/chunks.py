@@ -7,7 +7,7 @@ one array reads only that. There is no fsync: after a power cut a digest says wh
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cuadrilla.errors import LinkError
 from cuadrilla.rundir import storage_errors
 
 DIGEST_BYTES = 16
@@ -68,11 +69,24 @@ def write_chunk(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDAr
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         digest.update(part)
+    _place(path, [digest.digest(), *parts])
+
+
+def place_chunk(path: Path, raw: bytes) -> None:
+    """Write what another machine has written. Raises LinkError if it was damaged on the way, ResourceError."""
+    if raw[:DIGEST_BYTES] != hashlib.blake2b(raw[DIGEST_BYTES:], digest_size=DIGEST_BYTES).digest():
+        raise LinkError(
+            "a piece of the preparation came damaged from another machine",
+            hint="run the same command again; if it happens again, test the memory and network of that machine",
+        )
+    _place(path, [raw])
+
+
+def _place(path: Path, parts: Sequence[bytes | memoryview]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
         try:
             with open(temporary, "wb") as file:
-                file.write(digest.digest())
                 for part in parts:
                     file.write(part)
             os.replace(temporary, path)

@@ -1,9 +1,9 @@
-"""The processes that share a preparation, and their end if anything goes wrong.
+"""Who does the jobs of a preparation: the processes of this machine, and their end if anything goes wrong.
 
-Each is `python -m cuadrilla.data.work`, fed through a pipe: nothing of the caller's program is imported again (so it
-works from a script, a notebook, on macOS and Windows), nothing is pickled, and a process whose owner was killed sees
-the end of its input and leaves. Results come in the order of the jobs, so the outcome does not depend on the number of
-processes.
+Others may be handed in (`Pool`), such as the workers of a Dask cluster. Each process here is `python -m
+cuadrilla.data.work`, fed through a pipe: nothing of the caller's program is imported again (so it works from a script,
+a notebook, on macOS and Windows), nothing is pickled, and a process whose owner was killed sees the end of its input
+and leaves. Results come in the order of the jobs, so the outcome does not depend on the number of processes.
 """
 
 import os
@@ -11,11 +11,11 @@ import queue
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from cuadrilla import errors
 from cuadrilla.data.frames import receive, send
@@ -42,7 +42,24 @@ def check_processes(count: int | None) -> int:
     return count or min(available_cores(), MAX_PROCESSES)
 
 
-class Pool:
+Jobs = Iterable[tuple[Job, bytes] | None]
+"""Each with its payload; None: done already."""
+
+
+class Pool(Protocol):
+    """Whoever does jobs."""
+
+    def run(self, jobs: Jobs) -> Iterator[None]:
+        """Yields once for each job, in order, when its file is there.
+
+        Raises what the job raised, ResourceError if a process was killed.
+        """
+
+    def warm(self, job: LoadJob) -> None:
+        """Have those who wait do `job` while the caller goes on, or nothing; if it fails, so will the job it is for."""
+
+
+class Processes:
     """Runs jobs on `processes` processes; on one, in this very process. A context manager; leaving it ends them."""
 
     def __init__(self, processes: int) -> None:
@@ -51,7 +68,7 @@ class Pool:
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._threads: ThreadPoolExecutor | None = None
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> "Processes":
         return self
 
     def __exit__(
@@ -69,41 +86,28 @@ class Pool:
                         pipe.close()
             child.wait()
 
-    def run(self, jobs: Iterable[tuple[Job, bytes] | None]) -> Iterator[None]:
-        """Yields once for each job, in order, when its file is there; a job that is None is done already.
-
-        Raises what the job raised, ResourceError if a process was killed.
-        """
+    def run(self, jobs: Jobs) -> Iterator[None]:
         if self._count == 1:
             for job in jobs:
                 if job:
                     run_job(*job)
                 yield
             return
-        waiting: deque[Future[None] | None] = deque()
-        for job in jobs:
-            waiting.append(self._submit(*job) if job else None)
-            if len(waiting) > AHEAD * self._count:
-                _finish(waiting.popleft())
-                yield
-        while waiting:
-            _finish(waiting.popleft())
-            yield
+        yield from in_order(jobs, submit=self._submit, ahead=lambda: AHEAD * self._count)
 
     def warm(self, job: LoadJob) -> None:
-        """Have each process that runs do `job` while the caller goes on; if it fails, so will the job it is for."""
         if self._threads:
             for _ in self._children:
                 self._threads.submit(self._run_one, job, b"")
 
-    def _submit(self, job: Job, payload: bytes) -> Future[None]:
+    def _submit(self, job: Job, payload: bytes) -> Callable[[], None]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="prepare")
         if len(self._children) < self._count:  # one more for each of the first jobs: small texts start few
             child = _start()
             self._children.append(child)
             self._idle.put(child)
-        return self._threads.submit(self._run_one, job, payload)
+        return self._threads.submit(self._run_one, job, payload).result
 
     def _run_one(self, job: Job, payload: bytes) -> None:
         child = self._idle.get()
@@ -121,20 +125,38 @@ class Pool:
                 code=child.wait(),
                 hint="run the same command again, with fewer --processes; finished work is kept",
             )
-        _raise(answer[0])
+        if "error" in answer[0]:
+            raise error_of(answer[0])
 
 
-def _finish(future: Future[None] | None) -> None:
-    if future:
-        future.result()
+def in_order(
+    jobs: Jobs, *, submit: Callable[[Job, bytes], Callable[[], None]], ahead: Callable[[], int]
+) -> Iterator[None]:
+    """Yields once for each job, in order. `submit` begins one and returns what waits for its end; `ahead` are begun
+    before the first of them is waited for."""
+    waiting: deque[Callable[[], None] | None] = deque()
+    for job in jobs:
+        waiting.append(submit(*job) if job else None)
+        while len(waiting) > ahead():
+            _finish(waiting.popleft())
+            yield
+    while waiting:
+        _finish(waiting.popleft())
+        yield
 
 
-def _raise(answer: dict[str, Any]) -> None:
-    if "error" not in answer:
-        return
+def _finish(wait: Callable[[], None] | None) -> None:
+    if wait:
+        wait()
+
+
+def error_of(answer: dict[str, Any]) -> CuadrillaError:
+    """What a job raised in another process."""
     kind = getattr(errors, answer["error"])
     assert issubclass(kind, CuadrillaError)
-    raise kind(answer["message"], hint=answer["hint"])
+    error = kind(answer["message"], hint=answer["hint"])
+    assert isinstance(error, CuadrillaError)
+    return error
 
 
 def _start() -> subprocess.Popen[bytes]:

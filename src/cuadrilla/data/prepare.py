@@ -22,7 +22,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from cuadrilla.data.chunks import key_of
 from cuadrilla.data.corpus import Corpus, CorpusRules, clean_corpus
 from cuadrilla.data.encode import FAST, choose_encoder
 from cuadrilla.data.options import DEFAULT_VOCAB, RECIPE, PrepareOptions, recorded
-from cuadrilla.data.pool import Pool, check_processes
+from cuadrilla.data.pool import Pool, Processes, check_processes
 from cuadrilla.data.shards import (
     MANIFEST,
     TOKENIZER,
@@ -103,8 +103,16 @@ def no_progress(stage: str, done: int, total: int) -> None:
     """A `Progress` that shows nothing."""
 
 
-def prepare(specs: Sequence[str], *, out: Path, options: PrepareOptions, progress: Progress = no_progress) -> Prepared:
-    """Prepare `specs` (files, folders, `cuentos:N`) into the data folder `out`.
+def prepare(
+    specs: Sequence[str],
+    *,
+    out: Path,
+    options: PrepareOptions,
+    progress: Progress = no_progress,
+    pool: Pool | None = None,
+) -> Prepared:
+    """Prepare `specs` (files, folders, `cuentos:N`) into the data folder `out`. `pool` does the work, else processes
+    of this machine.
 
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
@@ -128,8 +136,11 @@ def prepare(specs: Sequence[str], *, out: Path, options: PrepareOptions, progres
             _check_space(out, found)
             num_bytes = sum(source.num_bytes for source in found.sources)
             processes = 1 if num_bytes < SMALL_BYTES else check_processes(options.processes)
-            with _work_folder(out, keep=options.keep_work) as work, Pool(processes) as pool:
-                task = _Task(work=work, found=found, options=options, tokenizer=tokenizer, pool=pool, progress=progress)
+            who = nullcontext(pool) if pool else Processes(processes)
+            with _work_folder(out, keep=options.keep_work) as work, who as workers:
+                task = _Task(
+                    work=work, found=found, options=options, tokenizer=tokenizer, pool=workers, progress=progress
+                )
                 return _prepare_locked(task, out)
     finally:
         if is_new:

@@ -4,7 +4,8 @@ job, and leave their result in a file; loading an encoder ahead of its first job
     python -m cuadrilla.data.work
 
 is such a process: it reads jobs from its standard input and answers on its standard output (`pool.py` is the other
-end), and ends when its input does, so it never outlives who started it.
+end), and ends when its input does, so it never outlives who started it. A machine that has none of the job's files gets
+their bytes and answers with those of its result (`run_apart`).
 """
 
 import contextlib
@@ -12,9 +13,10 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,11 +28,13 @@ from cuadrilla.data.encode import Encoder, flat, make_encoder
 from cuadrilla.data.filters import FILTERS, reason_to_drop
 from cuadrilla.data.frames import receive, send
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.errors import CuadrillaError
+from cuadrilla.errors import CuadrillaError, ResourceError
 
 SAMPLES_PER_REASON = 3
 SAMPLE_CHARACTERS = 300
 DROP, TRAIN, VAL = 0, 1, 2
+OUT, FILES = "out", ("chunk", "tokenizer")
+"""Fields of jobs that name a file: the result, and what is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,11 +162,13 @@ _encoders: dict[tuple[str, str], tuple[Tokenizer, Encoder]] = {}
 def _encoder(job: EncodeJob | LoadJob) -> tuple[Tokenizer, Encoder]:
     """Made once for each process: loading a tokenizer takes longer than a chunk."""
     key = (job.tokenizer_sha256, job.encoder)
-    if key not in _encoders:
+    found = _encoders.get(key)  # once: another thread may empty it
+    if not found:
         tokenizer = Tokenizer.load(Path(job.tokenizer), sha256=job.tokenizer_sha256, known=True)
+        found = (tokenizer, make_encoder(tokenizer, job.encoder))
         _encoders.clear()
-        _encoders[key] = (tokenizer, make_encoder(tokenizer, job.encoder))
-    return _encoders[key]
+        _encoders[key] = found
+    return found
 
 
 def _encode(job: EncodeJob, payload: bytes) -> None:
@@ -197,17 +203,46 @@ def request(job: Job) -> dict[str, Any]:
     return {"kind": type(job).__name__, "job": asdict(job)}
 
 
+def files_of(job: Job) -> dict[str, Path]:
+    """What a job reads, by the name of its field."""
+    return {} if isinstance(job, CleanJob) else {name: Path(getattr(job, name)) for name in FILES if hasattr(job, name)}
+
+
+def run_apart(asked: dict[str, Any], payload: bytes, files: Mapping[str, bytes]) -> tuple[dict[str, Any], bytes]:
+    """Run a `request` where its files are not: given are their bytes. Returns the answer, and the result."""
+    try:
+        with TemporaryDirectory(prefix="cuadrilla-") as folder:
+            paths = {name: Path(folder) / name for name in (*files, OUT)}
+            for name, raw in files.items():
+                paths[name].write_bytes(raw)
+            run_job(_job_of({**asked, "job": {**asked["job"], **{name: str(paths[name]) for name in paths}}}), payload)
+            return {}, paths[OUT].read_bytes()
+    except CuadrillaError as error:
+        return _failed(error), b""
+    except OSError as error:
+        hint = "free some space in the folder for temporary files (TMPDIR)"
+        return _failed(ResourceError("cannot write: {reason}", reason=error, hint=hint)), b""
+
+
+def _job_of(asked: dict[str, Any]) -> Job:
+    kinds: dict[str, type[Job]] = {"CleanJob": CleanJob, "EncodeJob": EncodeJob, "LoadJob": LoadJob}
+    return kinds[asked["kind"]](**asked["job"])
+
+
+def _failed(error: CuadrillaError) -> dict[str, Any]:
+    return {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
 def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us decides when we end
-    kinds: dict[str, type[Job]] = {"CleanJob": CleanJob, "EncodeJob": EncodeJob, "LoadJob": LoadJob}
     with contextlib.suppress(BrokenPipeError):
         while message := receive(sys.stdin.buffer):
             header, payload = message
             try:
-                run_job(kinds[header["kind"]](**header["job"]), payload)
+                run_job(_job_of(header), payload)
                 answer: dict[str, Any] = {}
             except CuadrillaError as error:
-                answer = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+                answer = _failed(error)
             send(sys.stdout.buffer, answer)
     os._exit(0)  # every answer is sent, every file whole; the interpreter would take a third of a second to end
 

@@ -124,6 +124,11 @@ def _reason(said: str, returncode: int) -> Message:
     words = _parse(said)
     if words:
         return Message("{error} (exit code {code})", error=words["error"], code=returncode)
+    return ended_by(returncode)
+
+
+def ended_by(returncode: int) -> Message:
+    """As `subprocess` has it: a signal is negative."""
     if returncode < 0:
         return Message("signal {number} ({name})", number=-returncode, name=str(signal.strsignal(-returncode)))
     return Message("exit code {code}", code=returncode)

@@ -20,7 +20,7 @@ from cuadrilla.sync.strategy import Recipe, Strategy
 from cuadrilla.train.kernels import choose_kernels
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_device, choose_precision
-from cuadrilla.train.setup import compile_blocks, make_model, make_recipe, make_task, measure_length
+from cuadrilla.train.setup import compile_blocks, make_model_to_train, make_recipe, make_task, measure_length
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,9 @@ def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, spe
     keep_freed_memory()
     task = make_task(config, folder)
     place = choose_device(device or config.train.device)
-    model = make_model(task, seed=config.run.seed).to(place)
+    model = make_model_to_train(config, task)
+    if not config.train.shard:  # it would not fit
+        model.to(place)
     refuse_private_buffers(model)
     if config.train.compile:
         compile_blocks(model)

@@ -20,29 +20,31 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # exported without saying so
 
 from cuadrilla.config import Config, LocalEngine
-from cuadrilla.engines.equipment import equip
+from cuadrilla.engines.equipment import Equipment, equip
 from cuadrilla.engines.local import num_cores, run_local
 from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.host.facts import read_text
 from cuadrilla.host.torchrun import Place
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.base import Hello, Link, Stop
-from cuadrilla.link.island import IslandBroken, IslandLink, first_line
+from cuadrilla.link.island import IslandBroken, IslandLink, Obey, broken, first_line, order
 from cuadrilla.link.wire import Layout, Uploads, from_worker, to_coordinator
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
 from cuadrilla.plan.decide import filled, settled
 from cuadrilla.runfile import dump, leaves
 from cuadrilla.sync.statistics import refuse_private_buffers
-from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.coordinate import Outcome, model_tensors
+from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
-from cuadrilla.train.precision import choose_device
+from cuadrilla.train.precision import Precision, choose_device
 from cuadrilla.train.setup import FREE_ON_RESUME, RunContext
+from cuadrilla.train.sharded import EVALUATE, Sharded, require_shardable, shard
 from cuadrilla.train.sinks import finite
 
 START_MINUTES = 10
@@ -131,16 +133,42 @@ class Island:
                 raise IslandBroken(problem, rank=rank, reason=theirs["error"], hint="see what that machine says")
         return found
 
-    def compare(self, config: Config, task: Task, model: nn.Module) -> None:
-        """Raises ConfigError, at every rank, unless all train the same with the same program."""
+    def compare(self, config: Config, task: Task, model: nn.Module, *, precision: str = "") -> None:
+        """Raises ConfigError, at every rank, unless all train the same with the same program.
+
+        `precision`: of the passes, where all need the same.
+        """
         mine = {
             "settings": settings_hash(config),
             "data": hashlib.sha256(task.data_hash().encode()).hexdigest()[:SHOWN_DIGITS],
             "torch": torch.__version__,
+            "train.shard": str(config.train.shard),
+            "train.precision": precision,
             **code_fingerprint(task, model),
             **({**environment(self.device), "threads": str(config.train.threads)} if config.sync.strict else {}),
         }
         require_alike(self.agree(RUN, mine))
+
+    def divide(self, config: Config, task: Task, model: nn.Module, precision: Precision) -> Sharded:
+        """The model among all ranks. Raises ConfigError, TaskError."""
+        require_shardable(config, precision)
+        if self.device.type == "cuda" and self.backend.name != "nccl":
+            raise ConfigError(
+                "train.shard needs NCCL on CUDA devices: {reason}",
+                reason=self.backend.reason,
+                hint="one process for each card, or --set train.device=cpu",
+            )
+        self.compare(config, task, model, precision=str(precision.dtype))
+        leads = self.place.leads
+        return shard(
+            task,
+            model,
+            device=self.device,
+            ranks=self.place.num_ranks,
+            precision=precision,
+            tell=order if leads else lambda _order: None,
+            initial=_copied(model_tensors(model)) if leads and config.model.init else {},
+        )
 
     def failed(self, error: BaseException) -> None:
         """Leave word why this rank ends, for those who wait."""
@@ -170,7 +198,12 @@ class Island:
         return filled(config, json.loads(self._store.get(SETTLED)))
 
     def link(
-        self, parameters: Layout, *, inner: Link | None = None, asked_to_stop: Callable[[], None] = lambda: None
+        self,
+        parameters: Layout,
+        *,
+        inner: Link | None = None,
+        asked_to_stop: Callable[[], None] = lambda: None,
+        obey: Obey | None = None,
     ) -> IslandLink:
         """This rank's, once the group is formed."""
         return IslandLink(
@@ -180,6 +213,7 @@ class Island:
             store=self._store,
             asked_to_stop=asked_to_stop,
             why_broken=self.why_broken,
+            obey=obey,
         )
 
     def tell_outcome(self, outcome: Outcome) -> None:
@@ -209,6 +243,8 @@ def joined(place: Place) -> Iterator[Island]:
         yield island
         island.agree(END, {})  # the store goes with rank 0, or with its torchrun
     except BaseException as error:
+        if isinstance(error, RuntimeError) and of_the_group(error):
+            raise broken(island.why_broken() or first_line(error)) from error
         island.failed(error)
         raise
     finally:
@@ -222,7 +258,9 @@ def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[
     `config`: as all ranks have it; that of the context has what followed from the text.
     """
     assert not context.strategy.moves_weights, "its contributions are no sums"
-    island.compare(config, context.task, context.model)
+    sharded = config.train.shard
+    if not sharded:  # otherwise they have been, before the model was divided
+        island.compare(config, context.task, context.model)
     refuse_private_buffers(context.model)
     tell(Message("island     {island}", island=island))
     parameters = Layout.of(context.strategy.version_like(context.model))
@@ -232,7 +270,8 @@ def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[
         context.coordination.request_stop(Message("another rank was asked to stop"))
 
     def around(_worker: str, inner: Link) -> Link:
-        told.append(island.link(parameters, inner=inner, asked_to_stop=asked_to_stop))
+        obey = _unheard if sharded else None
+        told.append(island.link(parameters, inner=inner, asked_to_stop=asked_to_stop, obey=obey))
         return told[0]
 
     outcome = run_local(context, wrap_link=around, tell=tell, cores=island.cores)
@@ -247,11 +286,32 @@ def follow(config: Config, folder: Path, island: Island, *, stopping: Stopping) 
     island.form(device=config.train.device)
     config = island.hear_settled(config)
     equipment = equip(config, folder, device=str(island.device), cores=island.cores)
-    island.compare(config, equipment.task, equipment.model)
-    link = island.link(equipment.parameters)
+    if config.train.shard:
+        equipment, obey = divided(equipment, island)
+    else:
+        island.compare(config, equipment.task, equipment.model)
+        obey = None
+    link = island.link(equipment.parameters, obey=obey)
     with stopping(lambda _reason: link.ask_to_stop()):
         equipment.work(link)
     return island.hear_outcome()
+
+
+def divided(equipment: Equipment, island: Island) -> tuple[Equipment, Obey]:
+    """A rank's equipment with its shards, and how it does what rank 0 orders."""
+    config, model, settings = equipment.config, equipment.model, equipment.settings
+    settings.precision.apply(model)
+    found = island.divide(config, equipment.task, model, settings.precision)
+    merge = found.strategy.merge(model, equipment.recipe)
+
+    def obey(told: Mapping[str, object]) -> object:
+        if told != EVALUATE:
+            return merge.obey(told)
+        device, precision = settings.device, settings.precision
+        return evaluate(found.task, model, section=config.evaluate, device=device, precision=precision)
+
+    parameters = Layout.of(found.strategy.version_like(model))
+    return dataclasses.replace(equipment, task=found.task, strategy=found.strategy, parameters=parameters), obey
 
 
 def require_one_worker(config: Config, place: Place) -> None:
@@ -311,6 +371,19 @@ def settings_hash(config: Config) -> str:
     """Of what decides the result; where things lie, and what is kept, may differ between machines."""
     deciding = {key: value for key, value in leaves(dump(config)).items() if not key.startswith(FREE_ON_RESUME)}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:SHOWN_DIGITS]
+
+
+def of_the_group(error: RuntimeError) -> bool:
+    """Whether it is about another rank: torch has no class of its own for what Gloo says."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def _unheard(_order: Mapping[str, object]) -> None:
+    raise AssertionError("rank 0 gives the orders")
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _own_device(requested: str, place: Place) -> torch.device:

@@ -16,6 +16,7 @@ from cuadrilla.config import (
     NesterovSection,
     ServerSync,
 )
+from cuadrilla.errors import ConfigError
 from cuadrilla.host.environment import read_environment
 from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.log import set_up_logging, tear_down_logging
@@ -93,7 +94,15 @@ def train_run(
                 island.tell_settled(config)
                 island.form(device=config.train.device)
             sinks.append(JsonlSink(folder.metrics))
-            context = assemble(config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at)
+            context = assemble(
+                config,
+                folder,
+                task=task,
+                sinks=sinks,
+                divide=island.divide if island is not None and config.train.shard else None,
+                allow_changes=allow_changes,
+                stop_at=stop_at,
+            )
             write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
             write_json(folder.env, read_environment(), private=True)
             sinks.extend(audience.sinks(context))
@@ -122,6 +131,11 @@ def train_run(
 def _island(config: Config, place: Place | None) -> "Iterator[Island | None]":
     """All ranks, where torchrun has started several."""
     if place is None:
+        if config.train.shard:
+            raise ConfigError(
+                "train.shard divides a model among the ranks that torchrun starts, and this is one process",
+                hint="torchrun --nproc-per-node 2 -m cuadrilla train RUN, or add --set train.shard=false",
+            )
         yield None
         return
     from cuadrilla.engines.island import joined, require_one_worker

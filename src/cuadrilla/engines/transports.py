@@ -1,12 +1,13 @@
 """The ways into a crew that are open in one run: the crew link, Ray, or both. A worker uses one of them."""
 
 import logging
+import os
 import platform
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from cuadrilla.config import CrewEngine
 from cuadrilla.engines.bundle import offer
 from cuadrilla.engines.ray.cluster import Cluster, RunCluster, why_no_cluster
-from cuadrilla.errors import CuadrillaError, LinkError
+from cuadrilla.engines.ray.resources import Resources, read_resources
+from cuadrilla.errors import CuadrillaError, LinkError, ResourceError
 from cuadrilla.home import Home
 from cuadrilla.host.card import Whereabouts
 from cuadrilla.link.address import Address
@@ -30,7 +32,7 @@ from cuadrilla.link.tls import CoordinatorKeys, open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, write_json
 from cuadrilla.train.setup import RunContext
 from cuadrilla.train.thread import CoordinatorThread
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0
 FOLLOW_SECONDS = 2.0
+TELL_SECONDS = 5.0
 NO_LISTENER = -1
 
 log = logging.getLogger(__name__)
@@ -76,12 +79,15 @@ class RayUse:
 class Transports:
     """What is open, filled while it is opened. At least one is there, unless Ray is being started again."""
 
-    def __init__(self, *, use: RayUse, make_server: "Callable[[], RayServer]") -> None:
+    def __init__(self, *, use: RayUse, make_server: "Callable[[], RayServer]", run: RunDir) -> None:
         self.link: LinkTransport | None = None
         self.ray: RayTransport | None = None
         self.heads = RayHeadServer(names=use.nodes)
         self._use = use
         self._make_server = make_server
+        self._run = run
+        self._told: Resources | None = None
+        self._told_at = -TELL_SECONDS
         self._looked_at = 0.0
         self._followed_at = 0.0
 
@@ -123,8 +129,9 @@ class Transports:
                 self.link.server.adopt_invites(home.take_invites())
         if self.ray is not None and time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._looked_at = time.monotonic()
-            if not self.ray.cluster.practice:
-                cluster = self.ray.cluster
+            cluster = self.ray.cluster
+            self._tell_resources(cluster)
+            if not cluster.practice:
                 self.ray.server.place_on_new_nodes(own=cluster.node if cluster.ours else "")
                 self._renew_for_kicked(self.ray.server)
         elif self.ray is None and self._use.cluster is not None and self._use.cluster.is_there():
@@ -141,8 +148,20 @@ class Transports:
         self._use.opened(self.ray)
 
     def close_ray(self) -> None:
+        self._run.ray.unlink(missing_ok=True)
         if self.ray is not None:
             self.ray.server.close()
+
+    def _tell_resources(self, cluster: Cluster) -> None:
+        """For `cuadrilla nodes`, which cannot ask a cluster of ours: the token is not given to it."""
+        if time.monotonic() - self._told_at < TELL_SECONDS:
+            return
+        self._told_at = time.monotonic()
+        found = read_resources(cluster.address)
+        if found != self._told:
+            with suppress(ResourceError):  # a full disk is no reason to stop
+                write_json(self._run.ray, {"pid": os.getpid(), **asdict(found)}, private=True)
+        self._told = found
 
     def _renew_for_kicked(self, server: "RayServer") -> None:
         """Whoever was kicked and has the token could go on running programs in the cluster: it is replaced."""
@@ -196,7 +215,7 @@ def open_transports(
 
         return RayServer(receiver=runtime, offer=offered, **layouts)
 
-    transports = Transports(use=ray, make_server=ray_server)
+    transports = Transports(use=ray, make_server=ray_server, run=run)
     with ExitStack() as stack:
         context.coordination.open(transports.send)  # before anybody can come in
         stack.callback(transports.close_ray)

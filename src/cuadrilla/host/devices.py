@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cuadrilla.errors import DeviceError
 from cuadrilla.host.facts import Facts, read_facts
 from cuadrilla.host.probe import ProbeAnswer, Row, ask, child_argv
 from cuadrilla.messages import Message
@@ -68,6 +69,25 @@ def probe_devices(
         [torch_argv or child_argv("torch"), nvml_argv or child_argv("nvml")], timeout_seconds=timeout_seconds
     )
     return assemble(torch, nvml, visible=visible, facts=facts)
+
+
+def count_cards(*, timeout_seconds: float = 20.0, argv: Sequence[str] | None = None) -> int:
+    """NVIDIA cards that programs see here, whatever torch they have. Raises DeviceError if the driver does not say."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return 0
+    (nvml,) = ask([argv or child_argv("nvml")], timeout_seconds=timeout_seconds)
+    if fault := nvml.fault or nvml.first("problem").get("error"):
+        raise DeviceError(
+            "the NVIDIA driver's library {fault}",
+            fault=fault,
+            hint="`cuadrilla devices` says more; CUDA_VISIBLE_DEVICES=-1 in front of the command does without cards",
+        )
+    cards = nvml.all("card")
+    if visible is None or not cards:
+        return len(cards)
+    chosen = visible_cards(visible, [str(card.get("uuid")) for card in cards])
+    return 1 if chosen is None else len(chosen)  # CUDA gives a process one slice (MIG)
 
 
 def assemble(torch: ProbeAnswer, nvml: ProbeAnswer, *, visible: str | None, facts: Facts) -> list[Device]:

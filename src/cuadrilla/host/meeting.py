@@ -1,6 +1,6 @@
-"""Whether machines reach each other in both directions on a private network, as torchrun's ranks must: tried before.
+"""Whether machines reach each other in both directions on a private network, as ranks must: tried before they start.
 
-All machines run `meet` at once. Number 0 listens where torchrun will. Each of the others dials it, says at which
+All machines run `meet` at once. Number 0 listens where torch will. Each of the others dials it, says at which
 address and port it listens itself, and is dialled there: what answers must know the number that this machine has just
 drawn, so that no other machine with the same address is taken for it. Everybody hears how it went for all.
 
@@ -35,23 +35,27 @@ CREW = (
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """`number`: of this machine among `machines`, 0 at `address`. `seconds`: how long to wait for the others."""
+    """`number`: of this machine among `machines`, 0 at `address`. `seconds`: how long to wait for the others.
+
+    `agreed`: what all of them must say alike.
+    """
 
     address: str
     port: int
     machines: int
     number: int
     seconds: float
+    agreed: str = ""
 
 
 def meet(meeting: Meeting) -> str:
     """The network card of this machine that leads to the others.
 
-    Raises EnvironmentProblem where torchrun cannot work, LinkError if the machines do not reach each other.
+    Raises EnvironmentProblem where ranks cannot work, LinkError if the machines do not reach each other.
     """
     if platform.system() != "Linux":
         raise EnvironmentProblem(
-            "torchrun over several machines needs Linux on all of them, and this is {system}",
+            "ranks on several machines need Linux on all of them, and this is {system}",
             system=platform.system(),
             hint=CREW,
             address=meeting.address,
@@ -139,13 +143,18 @@ def _receive(host: str, meeting: Meeting) -> str:
 
 
 def _gather(listener: socket.socket, visitors: dict[int, socket.socket], meeting: Meeting, stack: ExitStack) -> str:
-    """Until all are there and were reached, or the first problem."""
+    """Until all are there and were reached, or the first problem. Who goes away before is waited for again."""
     deadline = time.monotonic() + meeting.seconds
     while missing := [number for number in range(1, meeting.machines) if number not in visitors]:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([listener], [], [], left)[0]:
+        left = max(deadline - time.monotonic(), 0)
+        ready = select.select([listener, *visitors.values()], [], [], left)[0]
+        if not ready:
             told = "machine {numbers} did not call within {seconds:.0f} s"
             return Message(told, numbers=", ".join(map(str, missing)), seconds=meeting.seconds)
+        for gone in [each for each, connection in visitors.items() if connection in ready]:
+            visitors.pop(gone).close()  # a visitor says one line only: it has ended
+        if listener not in ready:
+            continue
         connection = stack.enter_context(listener.accept()[0])
         said = _read(connection)
         number = said.get("number")
@@ -154,6 +163,8 @@ def _gather(listener: socket.socket, visitors: dict[int, socket.socket], meeting
         if number in visitors:
             return Message("two machines say that they are number {number}", number=number)
         visitors[number] = connection
+        if said.get("agreed", "") != meeting.agreed:
+            return Message("machine {number} was started with other machines, processes or ports", number=number)
         if problem := _problem_of(number, said):
             return problem
     return ""
@@ -188,19 +199,38 @@ def _problem_of(number: int, said: Mapping[str, Any]) -> str:
 def _visit(host: str, own: str, meeting: Meeting) -> str:
     """What is wrong, as number 0 has it."""
     deadline = time.monotonic() + meeting.seconds
+    with _listener(own, 0) as listener:
+        while True:
+            with _dialled(host, meeting, deadline) as connection:
+                heard = _heard(connection, listener, own, meeting, deadline)
+            if heard is not None:
+                return heard
+            time.sleep(AGAIN_SECONDS)  # it was another program, as torch's store of a training before, or it was killed
+
+
+def _heard(
+    connection: socket.socket, listener: socket.socket, own: str, meeting: Meeting, deadline: float
+) -> str | None:
+    """What is wrong, or that it is not known in time; None if who answers is not number 0 of a meeting."""
     drawn = secrets.token_hex(16)
-    with _listener(own, 0) as listener, _dialled(host, meeting, deadline) as connection:
-        said = {"number": meeting.number, "address": own, "port": listener.getsockname()[1], "drawn": drawn}
+    said = {
+        "number": meeting.number,
+        "agreed": meeting.agreed,
+        "address": own,
+        "port": listener.getsockname()[1],
+        "drawn": drawn,
+    }
+    with suppress(OSError):
         connection.sendall(json.dumps(said).encode() + b"\n")
-        deadline += 2 * DIAL_SECONDS  # what machine 0 finds at the very end is to be heard
-        while (left := deadline - time.monotonic()) > 0:
-            ready = select.select([listener, connection], [], [], left)[0]
-            if listener in ready:
-                with listener.accept()[0] as caller, suppress(OSError):
-                    caller.sendall(json.dumps({"drawn": drawn}).encode() + b"\n")
-            elif connection in ready:
-                heard = _read(connection).get("problem")
-                return heard if isinstance(heard, str) else Message("machine 0 has left")
+    deadline += 2 * DIAL_SECONDS  # what machine 0 finds at the very end is to be heard
+    while (left := deadline - time.monotonic()) > 0:
+        ready = select.select([listener, connection], [], [], left)[0]
+        if listener in ready:
+            with listener.accept()[0] as caller, suppress(OSError):
+                caller.sendall(json.dumps({"drawn": drawn}).encode() + b"\n")
+        elif connection in ready:
+            problem = _read(connection).get("problem")
+            return problem if isinstance(problem, str) else None
     return Message("machine 0 did not answer within {seconds:.0f} s", seconds=meeting.seconds)
 
 
@@ -242,7 +272,7 @@ def _unreachable(problem: str, own: str, meeting: Meeting) -> LinkError:
     placed = read_reachability(own, system=platform.system())
     details = [Message("this machine is {noticed}", noticed=placed.noticed)] if placed.noticed else []
     return LinkError(
-        "torchrun cannot work between these machines: {problem}",
+        "ranks on these machines cannot find each other: {problem}",
         problem=problem,
         details=details,
         hint=CREW,

@@ -79,12 +79,16 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Units to compute from `version`. Losses are divided by `planned_tokens`, so that sums stay small in fp16."""
+    """Units to compute from `version`. Losses are divided by `planned_tokens`, so that sums stay small in fp16.
+
+    The last `padding` units count nothing: a rank of an island computes them to stay in step with the others.
+    """
 
     lease_id: int
     version: int
     units: tuple[int, ...]
     planned_tokens: int
+    padding: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

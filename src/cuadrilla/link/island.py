@@ -15,14 +15,19 @@ or has left off, so ranks never wait in different collectives; nobody computes b
 That nobody wants a lease any more is decided by rank 0 alone, which leaves word in the group's store: the others look
 there, and where they have not looked in time their answer is dropped in the addition.
 
+In a sharded run (`sync/native.py`) nothing moves with versions and answers, all ranks make the same passes, and rank 0
+decides before each one whether to go on. Between events it tells the others what all do now.
+
 What travels besides tensors is encoded as on the wire (`wire.py`), never pickled.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,9 +36,13 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # exported wi
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
-from cuadrilla.link.base import Contribution, Lease, Link, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import Contribution, Lease, Link, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.wire import Layout, from_coordinator, to_worker
 
+EVENT, ORDER = 0, 1
+"""What rank 0 tells: an event for the loop, or its word on a lease; or something that all ranks are to do now."""
+WANTED, UNWANTED = b"+", b"-"
+Obey = Callable[[Mapping[str, Any]], object]
 LOOK_SECONDS = 0.2
 """Between two looks at the store: each is a message to another process."""
 
@@ -54,10 +63,12 @@ class IslandLink:
         store: Store,
         asked_to_stop: Callable[[], None] = lambda: None,
         why_broken: Callable[[], str] = lambda: "",
+        obey: Obey | None = None,
     ) -> None:
         """`inner`: at rank 0. `parameters`: of a version. `place`: where tensors must be for the group to move them.
 
         `asked_to_stop` is called at rank 0 when some rank was asked. `why_broken`: what a rank that failed has said.
+        `obey`: in a sharded run, does what rank 0 tells between events; all ranks make the same passes then.
         """
         self._inner = inner
         self._parameters = parameters
@@ -65,11 +76,13 @@ class IslandLink:
         self._store = store
         self._asked_to_stop = asked_to_stop
         self._why_broken = why_broken
+        self._obey = obey
         self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
         self._lease: Lease | None = None
         self._unwanted = False
         self._looked_at = 0.0
         self._asked = False
+        self._progress: Progress | None = None
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Contribution):
@@ -77,6 +90,9 @@ class IslandLink:
             if whole is None:
                 return
             message = whole
+        if self._obey is not None and isinstance(message, Progress):
+            self._progress = message  # told when the others listen
+            return
         if self._inner is not None:
             self._inner.call(message)
 
@@ -87,23 +103,35 @@ class IslandLink:
         if not isinstance(event, Lease):
             return event
         self._lease, self._unwanted, self._looked_at = event, False, time.monotonic()
-        return replace(event, units=part_of(event.units, rank=self._rank, num_ranks=self._num_ranks))
+        units = part_of(event.units, rank=self._rank, num_ranks=self._num_ranks)
+        if self._obey is None:
+            return replace(event, units=units)
+        return padded(replace(event, units=units), of=event.units, num_ranks=self._num_ranks)
 
     def hand_on(self, event: ToWorker | None) -> ToWorker:
-        """What rank 0 was told, which alone gives an event, to all ranks."""
-        packed = bytearray() if event is None else bytearray(to_worker(event).SerializeToString())
-        length = torch.tensor([len(packed)])
-        with self._together():
-            dist.broadcast(length, src=0)
-            text = (
-                torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(int(length), dtype=torch.uint8)
-            )
-            dist.broadcast(text, src=0)
-        return event if event is not None else from_coordinator(pb.ToWorker.FromString(text.numpy().tobytes()))
+        """What rank 0 was told, which alone gives an event, to all ranks; the others do first what it orders."""
+        if event is not None:
+            with self._together():
+                tell(EVENT, to_worker(event).SerializeToString())
+            return event
+        return from_coordinator(pb.ToWorker.FromString(self._hear()))
+
+    def _hear(self) -> bytes:
+        """What rank 0 tells, once its orders are done."""
+        while True:
+            with self._together():
+                kind, text = hear()
+            if kind != ORDER:
+                return text
+            assert self._obey is not None, "an order in a run that is not sharded"
+            self._obey(json.loads(text))
 
     def interrupted(self) -> bool:
         """At other ranks than 0 a moment later."""
         if self._unwanted or self._lease is None:
+            return self._unwanted
+        if self._obey is not None:
+            self._unwanted = self._agreed()
             return self._unwanted
         name = f"unwanted/{self._lease.lease_id}"
         if self._inner is not None:
@@ -136,6 +164,18 @@ class IslandLink:
     def close(self) -> None:
         if self._inner is not None:
             self._inner.close()
+
+    def _agreed(self) -> bool:
+        """Rank 0's word, between two passes. It may have the run saved and ended, which takes all ranks."""
+        if self._inner is None:
+            return self._hear() == UNWANTED
+        if self._progress is not None:
+            self._inner.call(self._progress)
+            self._progress = None
+        unwanted = self._inner.interrupted()
+        with self._together():
+            tell(EVENT, UNWANTED if unwanted else WANTED)
+        return unwanted
 
     def _add_up(self, answer: Contribution | None) -> Contribution | None:
         """The answer of all ranks, whole at rank 0 only; None unless all of them have one."""
@@ -176,12 +216,36 @@ class IslandLink:
         try:
             yield
         except RuntimeError as error:
-            reason = self._why_broken() or first_line(error)
-            raise IslandBroken(
-                "the island broke: {reason}",
-                reason=reason,
-                hint="the same command goes on from the newest checkpoint; torchrun --max-restarts does it by itself",
-            ) from error
+            raise broken(self._why_broken() or first_line(error)) from error
+
+
+def broken(reason: str) -> IslandBroken:
+    return IslandBroken(
+        "the island broke: {reason}",
+        reason=reason,
+        hint="the same command goes on from the newest checkpoint; torchrun --max-restarts does it by itself",
+    )
+
+
+def tell(kind: int, text: bytes) -> None:
+    """Rank 0 to all others."""
+    dist.broadcast(torch.tensor([kind, len(text)]), src=0)
+    dist.broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8), src=0)
+
+
+def hear() -> tuple[int, bytes]:
+    """What rank 0 tells: its kind and the text."""
+    head = torch.zeros(2, dtype=torch.int64)
+    dist.broadcast(head, src=0)
+    kind, length = head.tolist()
+    text = torch.empty(length, dtype=torch.uint8)
+    dist.broadcast(text, src=0)
+    return kind, text.numpy().tobytes()
+
+
+def order(numbers: Mapping[str, Any]) -> None:
+    """Rank 0 has all others do something, while they wait for an event."""
+    tell(ORDER, json.dumps(numbers).encode())
 
 
 def first_line(error: Exception) -> str:
@@ -195,6 +259,12 @@ def part_of(units: Sequence[int], *, rank: int, num_ranks: int) -> tuple[int, ..
     The last ranks have more: rank 0 makes the updates, too.
     """
     return tuple(units[len(units) * rank // num_ranks : len(units) * (rank + 1) // num_ranks])
+
+
+def padded(lease: Lease, *, of: Sequence[int], num_ranks: int) -> Lease:
+    """A rank's part of a lease `of` these units, as long as the longest: it repeats one that counts nothing."""
+    padding = -(-len(of) // num_ranks) - len(lease.units)
+    return replace(lease, units=lease.units + (lease.units or tuple(of))[:1] * padding, padding=padding)
 
 
 def flattened(tensors: Tensors, layout: Layout, place: torch.device) -> list[Tensor]:

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from cuadrilla.model.kernels import (
     AS_USUAL,
@@ -50,7 +49,6 @@ class GPT2Config:
     heads: int
     width: int
     dropout: float = 0.0
-    gradient_checkpointing: bool = False
     inner: int = 0
     """The MLP's inner width (0: four times the model's)."""
     exact_gelu: bool = False
@@ -283,10 +281,7 @@ class GPT2(nn.Module):
         dropout = self.config.dropout if self.training else 0.0
         x_BTC = dropped(x_BTC, p=dropout)
         for block in self.transformer.h:
-            if self.config.gradient_checkpointing and torch.is_grad_enabled():
-                x_BTC = checkpoint(block, x_BTC, use_reentrant=False, preserve_rng_state=dropout > 0)
-            else:
-                x_BTC = block(x_BTC, step)
+            x_BTC = block(x_BTC, step)
         return self.transformer.ln_f(x_BTC), head_VC
 
 

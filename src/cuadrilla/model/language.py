@@ -156,7 +156,6 @@ def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
         heads=heads,
         width=width,
         dropout=section.dropout,
-        gradient_checkpointing=section.gradient_checkpointing,
         inner=section.inner,
         exact_gelu=section.exact_gelu,
         epsilon=section.epsilon,

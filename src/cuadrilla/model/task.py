@@ -29,11 +29,15 @@ class TaskDefaults:
 
     `not_matrices`: names (or beginnings) of two-dimensional parameters that Muon should leave to AdamW: embeddings
     and the output layer.
+
+    `blocks`: names of modules that gradient checkpointing computes again as one; a ModuleList stands for its members.
+    Without any they are found (`blocks.py`).
     """
 
     length: int
     max_length: int | None = None
     not_matrices: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
 
     @property
     def counted(self) -> str:

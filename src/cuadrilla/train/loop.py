@@ -71,15 +71,17 @@ def train(
         indices = loader.indices(lease.units)
         step_sequences = sync.units_per_step * section.unit_sequences or len(indices)
         sync.begin(lease)
-        sums, first = Sums(), 0
+        sums, first, padding_from = Sums(), 0, len(indices) - lease.padding * section.unit_sequences
         while first < len(indices) and sums.valid and not link.interrupted():
             count = min(micro_step_limit, step_sequences - first % step_sequences, len(indices) - first)
             try:
                 batch = loader.batch(indices[first : first + count])
                 unit = lease.units[first // section.unit_sequences]
-                with sync.measuring():
-                    with worker.random_numbers(unit, first), precision.around(model, device):
+                with sync.measuring(), worker.random_numbers(unit, first):  # recomputed activations draw them again
+                    with precision.around(model, device):
                         loss, tokens = loss_of(task, model, batch)
+                    if first >= padding_from:
+                        loss, tokens = 0 * loss, 0
                     torch.autograd.backward([loss * (loss_scale / lease.planned_tokens)])
                 add_loss(sums, loss, tokens)
             except (RuntimeError, MemoryError) as error:
@@ -194,7 +196,7 @@ def smaller_micro_step(count: int, *, fixed: bool, error: Exception) -> int:
     """Half of a pass that did not fit. Raises ResourceError where a pass cannot shrink."""
     if fixed or count == 1:
         raise ResourceError(
-            "out of memory: a unit does not fit in one pass, and strict mode and BatchNorm need it whole"
+            "out of memory: a unit does not fit in one pass, and strict mode, BatchNorm and train.shard need it whole"
             if fixed
             else "out of memory with a single sequence in a pass",
             hint="a smaller model, a shorter context or smaller units",

@@ -20,6 +20,7 @@ from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceEr
 from cuadrilla.link.base import Tensors
 from cuadrilla.messages import Message
 from cuadrilla.model import language
+from cuadrilla.model.blocks import blocks_of, recompute
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.task import Task, load_task
@@ -30,6 +31,7 @@ from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.native import NativeMerge
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.strategy import MergeHalf, Recipe, Strategy, trainable
 from cuadrilla.train.checkpoint import check_shapes, list_checkpoints
@@ -42,16 +44,22 @@ from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.referee import Referee, computes
 from cuadrilla.train.schedule import make_schedule
+from cuadrilla.train.sharded import Sharded
 from cuadrilla.train.sinks import Sink
-from cuadrilla.train.store import Store
+from cuadrilla.train.store import InPlace, Store
 
 SPARE_DISK_BYTES = 2**30
 # A run may be resumed with other values of these; anything else changes what is being trained.
 FREE_ON_RESUME = ("checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device", "train.threads",
-                  "train.compile", "train.pass_sequences", "data.folder", "task.path")  # fmt: skip
+                  "train.compile", "train.pass_sequences", "train.shard", "data.folder", "task.path",
+                  "model.gradient_checkpointing")  # fmt: skip
 ALLOWED_ON_RESUME = ("optim.", "schedule.", "outer.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
                      "train.precision", "sync.staleness")  # fmt: skip
 NEVER_ON_RESUME = ("optim.kind", "optim.delay", "outer.every")  # they decide what the optimizer's state holds
+
+
+Divide = Callable[[Config, Task, nn.Module, Precision], Sharded]
+"""Among the ranks of an island; all of them do it together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +98,14 @@ def make_model(task: Task, *, seed: int) -> nn.Module:
     """The task's model with initial weights that depend on the seed only (made on the CPU in fp32)."""
     torch.manual_seed(seed)
     return task.model()
+
+
+def make_model_to_train(config: Config, task: Task) -> nn.Module:
+    """`make_model` as the run file wants it trained. Raises TaskError."""
+    model = make_model(task, seed=config.run.seed)
+    if config.model.gradient_checkpointing:
+        recompute(blocks_of(model, named=task.defaults.blocks))
+    return model
 
 
 def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
@@ -159,36 +175,42 @@ def assemble(
     task: Task,
     sinks: Sequence[Sink],
     strategy: Strategy | None = None,
+    divide: Divide | None = None,
     allow_changes: bool = False,
     stop_at: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> RunContext:
     """Build the coordinator's side of a run and bring it back from its checkpoints if it has any.
 
-    `strategy`: another one than `sync.kind` names. `stop_at`: checkpoint and stop at this step (0: at the end).
-    `clock`: seconds; who is missed when is decided by it.
+    `strategy`: another one than `sync.kind` names. `divide`: the model, among the ranks of an island. `stop_at`:
+    checkpoint and stop at this step (0: at the end). `clock`: seconds; who is missed when is decided by it.
     Raises CheckpointError, ConfigError, ResourceError.
     """
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device=device)
     config, _ = decide(config, run)
     length = measure_length(config.train, task)
-    model = make_model(task, seed=config.run.seed)
-    if config.model.init and not list_checkpoints(run.checkpoints):
-        load_initial(model, run.path / config.model.init, task=task)
-    model.to(device)
+    model = _initial_model(config, run, task=task)
     precision.apply(model)
-    strategy = strategy or make_strategy(config.sync)
+    computed: Task = task
+    if divide is not None:
+        together = divide(config, task, model, precision)
+        computed, strategy = together.task, together.strategy
+    else:
+        model.to(device)
+        strategy = strategy or make_strategy(config.sync)
     _check_supported(config, strategy, model, precision)
     recipe = make_recipe(config, task=task, length=length, precision=precision)
     merge = strategy.merge(model, recipe)
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
+    if divide is not None and together.initial:
+        store.weights.load(together.initial)
     state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
     if isinstance(task, language.LanguageTask):
         _keep_tokenizer(task, run)
     coordinator = make_coordinator(config, strategy, state, length=length, fingerprint=code_fingerprint(task, model))
-    observer = make_observer(config, run, task=task, model=model, device=device, precision=precision, length=length)
+    observer = make_observer(config, run, task=computed, model=model, device=device, precision=precision, length=length)
     coordination = CoordinatorRuntime(
         coordinator=coordinator,
         merge=merge,
@@ -215,7 +237,7 @@ def assemble(
     )
     return RunContext(
         config=config,
-        task=task,
+        task=computed,
         model=model,
         device=device,
         precision=precision,
@@ -226,6 +248,14 @@ def assemble(
         store=store,
         resumed_at=coordinator.version,
     )
+
+
+def _initial_model(config: Config, run: RunDir, *, task: Task) -> nn.Module:
+    """With the weights that a new run begins with."""
+    model = make_model_to_train(config, task)
+    if config.model.init and not list_checkpoints(run.checkpoints):
+        load_initial(model, run.path / config.model.init, task=task)
+    return model
 
 
 def make_observer(
@@ -357,11 +387,13 @@ def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Modul
     section = config.checkpoint
     with_journal = section.journal == "on" or (section.journal == "auto" and has_several_workers(config))
     identity = {"config": dump(config), "data": task.data_hash()}
+    tensors = model_tensors(model)
     return Store(
         run=run,
         section=section,
         merge=merge,
-        tensors=model_tensors(model),
+        tensors=tensors,
+        weights=merge if isinstance(merge, NativeMerge) else InPlace(tensors),
         with_journal=with_journal,
         identity=identity,
         beside=isinstance(config.engine, CrewEngine),

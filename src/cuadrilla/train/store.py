@@ -74,6 +74,30 @@ class Keeper(Protocol):
     def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None: ...
 
 
+class Weights(Protocol):
+    """The weights of record: tensors of this process, or divided among several."""
+
+    def full(self) -> Mapping[str, Tensor]:
+        """Whole tensors by name, for a checkpoint."""
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """Of this process."""
+
+    tensors: Mapping[str, Tensor]
+
+    def full(self) -> Mapping[str, Tensor]:
+        return self.tensors
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in self.tensors.items():
+            tensor.copy_(tensors[name])
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Saving:
     """A checkpoint that is being written beside the run, since `began`."""
@@ -85,12 +109,13 @@ class _Saving:
 
 @dataclass(kw_only=True)
 class Store:
-    """Owned by the coordinator's shell, and used by its thread. `tensors`: the weights of record, by name."""
+    """Owned by the coordinator's shell, and used by its thread. `tensors`: names and shapes of `weights`."""
 
     run: RunDir
     section: CheckpointSection
     merge: MergeHalf
     tensors: Mapping[str, Tensor]
+    weights: Weights
     with_journal: bool
     identity: Mapping[str, Any]
     beside: bool = False
@@ -192,9 +217,7 @@ class Store:
         return row
 
     def _load(self, found: files.Checkpoint) -> None:
-        with torch.no_grad():
-            for name, tensor in self.tensors.items():
-                tensor.copy_(found.model[name])
+        self.weights.load(found.model)
         self.merge.load_state_tensors(found.optimizer)
 
     # -- while it trains -----------------------------------------------------------------------------------------------
@@ -240,7 +263,7 @@ class Store:
         began = self.clock()
         files.save_checkpoint(
             self.run.checkpoints,
-            model=self.tensors,
+            model=self.weights.full(),
             optimizer=self.merge.state_tensors(),
             state=self._state(snapshot, version),
         )
@@ -272,7 +295,7 @@ class Store:
     def _begin_saving(self, snapshot: Snapshot, *, version: int) -> None:
         began = self.clock()
         copies = {
-            "model": _copied(self.tensors),
+            "model": _copied(self.weights.full()),
             "optimizer": _copied(self.merge.state_tensors()),
             "state": copy.deepcopy(self._state(snapshot, version)),
         }

@@ -21,6 +21,7 @@ dashboard/head.py, autoscaler/v2/monitor.py of Ray 2.60.
 import logging
 import os
 import secrets
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ import psutil
 from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.engines.supervise import was_restarted
 from cuadrilla.errors import EnvironmentProblem, LinkError
-from cuadrilla.link.address import Address
+from cuadrilla.link.address import Address, lan_address
 from cuadrilla.link.grpc_ray import admits
 from cuadrilla.link.names import MAX_DEVICES
 from cuadrilla.log import FILE_FORMAT, libraries_apart, to_files_only
@@ -50,6 +51,8 @@ INSTALL = 'pip install "cuadrilla[ray]"'
 LOOPBACK = "127.0.0.1"
 RESOURCE = "cuadrilla"
 """A node that is to work says so with this custom resource: one for each worker."""
+OFFER = f"--resources='{{\"{RESOURCE}\": 1}}'"
+"""As it is typed behind `ray start`."""
 NAME_LABEL = "cuadrilla-node"
 DEVICES_LABEL = "cuadrilla-devices"
 """Of a node that is to work with several: such as cuda-0_cuda-1_cpu."""
@@ -58,10 +61,15 @@ PROGRESS_FILE = "CUADRILLA_PROGRESS_FILE"
 LONGEST_FOLDER = 8
 """A socket's name may have 107 bytes on Linux; what we and Ray put behind the usual folder's name takes up to 99."""
 KILL_SECONDS = 10.0
+LOOK_SECONDS = 2.0
 NO_PORT = "-1"
 TOKEN, TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+AUTH_MODE = "RAY_AUTH_MODE"
+RAY_ADDRESS = "RAY_ADDRESS"
+"""Ray sets it for a job."""
+IN_A_JOB = "auto"
 VARIABLES: dict[str, str] = {
-    "RAY_AUTH_MODE": "token",
+    AUTH_MODE: "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     # These two metrics have no switch: they are served on all addresses, unless the port cannot be.
@@ -71,6 +79,8 @@ VARIABLES: dict[str, str] = {
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
 }
 """For every process of Ray that is started here."""
+ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray takes the machine's address instead of the loopback, except where clusters are switched off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +182,7 @@ def why_no_cluster(engine: LocalEngine | CrewEngine, *, practice: bool, nodes: f
 @contextmanager
 def _wanted(engine: CrewEngine, run: RunDir, *, practice: bool) -> Iterator[Cluster]:
     if engine.ray_address:
-        with joined(engine.ray_address) as cluster:
+        with joined(engine.ray_address, without_token=engine.ray_without_token) as cluster:
             yield cluster
         return
     host = LOOPBACK if practice else Address.parse(engine.listen).host
@@ -192,8 +202,7 @@ def started(*, host: str, num_workers: int, practice: bool, dashboard: bool = Tr
         write_token(token, secrets.token_hex(32))
         environment = {TOKEN_FILE: str(token)}
         if host == LOOPBACK:
-            # Ray takes the machine's address instead of the loopback, except where clusters are switched off.
-            environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+            environment |= ON_LOOPBACK
         settings = {
             "_node_ip_address": host,
             "_temp_dir": str(private / "ray"),
@@ -237,23 +246,70 @@ def kill(family: Sequence[psutil.Process]) -> None:
 
 
 @contextmanager
-def joined(address: str) -> Iterator[Cluster]:
-    """A running cluster, with the token of this user. Raises EnvironmentProblem, LinkError."""
+def joined(address: str, *, without_token: bool = False) -> Iterator[Cluster]:
+    """A running cluster, with the token of this user; `without_token`: also one that asks nobody for a token.
+
+    `address`: HOST:PORT, or "auto" in a Ray job. Raises EnvironmentProblem, LinkError.
+    """
     _require_ray()
+    address = _head_address(address)
     token = read_token()
-    if not token:
-        raise EnvironmentProblem(
-            "no token for the Ray cluster at {address}: {path} does not exist",
-            address=address,
-            path=token_file(),
-            hint="copy the head's token there, or name its file in RAY_AUTH_TOKEN_PATH; ray get-auth-token --generate",
-        )
-    if admits(address, token=""):
+    if not token and not without_token:
+        raise _no_token(address)
+    is_open = admits(address, token="")
+    if is_open and not without_token:
         raise EnvironmentProblem(
             "the Ray cluster at {address} asks nobody for a token: everybody who reaches it can run code on it",
             address=address,
-            hint="start it with RAY_AUTH_MODE=token; ray get-auth-token --generate makes one",
+            hint="start it with RAY_AUTH_MODE=token (ray get-auth-token --generate makes one); to use it as it is: "
+            "engine.ray_without_token = true",
         )
+    if not is_open:
+        _require_admitted(address, token=token)
+    environment = ({AUTH_MODE: "disabled"} if is_open else {}) | (ON_LOOPBACK if _is_on_loopback(address) else {})
+    with _variables(environment), _connected(address, settings={}) as context:
+        yield _describe(context, ours=False, practice=False)
+
+
+def _head_address(address: str) -> str:
+    """HOST:PORT of a head. Raises LinkError."""
+    if address == IN_A_JOB:
+        address = os.environ.get(RAY_ADDRESS, "")
+        if not address:
+            raise LinkError(
+                'engine.ray_address is "auto", but this is not a Ray job: RAY_ADDRESS is empty',
+                hint='name the head: engine.ray_address = "HOST:6379"',
+            )
+    head = Address.parse(address)
+    head.check_dialled()
+    return str(head)
+
+
+def _is_on_loopback(address: str) -> bool:
+    """Whether that head listens on the loopback alone."""
+    head = Address.parse(address)
+    if not head.is_loopback:
+        return False
+    try:
+        socket.create_connection((lan_address(), head.port), timeout=LOOK_SECONDS).close()
+    except (OSError, LinkError):
+        return True
+    return False
+
+
+def _no_token(address: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        "no token for the Ray cluster at {address}: {path} does not exist",
+        address=address,
+        path=token_file(),
+        hint="copy the head's token there, or name its file in RAY_AUTH_TOKEN_PATH; ray get-auth-token --generate",
+    )
+
+
+def _require_admitted(address: str, *, token: str) -> None:
+    """Raises EnvironmentProblem, LinkError."""
+    if not token:
+        raise _no_token(address)
     if not admits(address, token=token):
         raise LinkError(
             "the Ray cluster at {address} refuses this token",
@@ -261,8 +317,6 @@ def joined(address: str) -> Iterator[Cluster]:
             hint="copy the head's token to {path}",
             path=token_file(),
         )
-    with _variables({}), _connected(address, settings={}) as context:
-        yield _describe(context, ours=False, practice=False)
 
 
 def token_file() -> Path:

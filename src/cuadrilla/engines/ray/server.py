@@ -20,7 +20,8 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cuadrilla.engines.ray.cluster import DEVICES_LABEL, NAME_LABEL, RESOURCE
+from cuadrilla.engines.ray.cluster import DEVICES_LABEL, INSTALL, OFFER, RESOURCE
+from cuadrilla.engines.ray.resources import name_of
 from cuadrilla.engines.ray.worker import GROUPS, Arrays, Parcel, Place, RayWorker, arrays_of, tensors_of
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.link import crew_pb2 as pb
@@ -30,7 +31,9 @@ from cuadrilla.link.grpc_server import Receiver
 from cuadrilla.link.names import MAX_DEVICES, worker_name
 from cuadrilla.link.offer import Offer, OfferedFile, RunDescription
 from cuadrilla.log import TALK
+from cuadrilla.messages import Message
 from cuadrilla.plan.devices import uses_of
+from cuadrilla.version import __version__
 
 MAX_RESTARTS = 5
 RESTART_SECONDS = 0.2
@@ -39,6 +42,7 @@ AGAIN_SECONDS = 30.0
 FINISH_SECONDS = 10.0
 """A worker that has been told to stop finishes its pass first; then its process is ended."""
 BLOCK_BYTES = 16 * 2**20
+NO_MODULE = "ModuleNotFoundError"
 KEPT_UPLOADS = 4
 
 log = logging.getLogger(__name__)
@@ -72,6 +76,7 @@ class RayServer:
         self._workers: dict[str, _Attended] = {}
         self._version: tuple[str, Any] = ("", None)
         self._open_ended = False
+        self._told_to_offer = False
         self._closing = threading.Event()
         self._last_error: CuadrillaError | None = None
 
@@ -108,12 +113,15 @@ class RayServer:
                 for worker in self._workers.values()
                 if worker.ended_at + AGAIN_SECONDS > monotonic()
             }
-        for node in ray.nodes():
-            if node["Alive"] and node["NodeID"] != own:
-                for place in places_of(node):
-                    if (place.node, place.name) not in taken:
-                        log.info("%s can be reached by Ray", place.name, extra=TALK)
-                        self.place(place)
+        there = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
+        places = [place for node in there for place in places_of(node)]
+        for place in places:
+            if (place.node, place.name) not in taken:
+                log.info("%s can be reached by Ray", place.name, extra=TALK)
+                self.place(place)
+        if not own and not places and not self._told_to_offer:
+            self._told_to_offer = True
+            log.warning("no machine of the Ray cluster offers itself; on each that is to work: ray start … %s", OFFER)
 
     def send(self, worker: str, message: ToWorker) -> None:
         """Put a message on its way; a worker that has not joined gets nothing.
@@ -258,7 +266,9 @@ class RayServer:
         self._receiver.left(worker.place.name, reason)
 
     def _failed(self, worker: _Attended, error: RayError | OSError) -> None:
-        self._ended(worker, {"error": _first_line(error), "exit_code": EnvironmentProblem.exit_code})
+        reason = _first_line(error)
+        hint = Message("on that machine: {command}", command=INSTALL) if NO_MODULE in reason else ""
+        self._ended(worker, {"error": reason, "hint": hint, "exit_code": EnvironmentProblem.exit_code})
 
     def _ended(self, worker: _Attended, result: Mapping[str, str | int]) -> None:
         worker.ended_at = monotonic()
@@ -278,7 +288,7 @@ class RayServer:
             OfferedFile(path=path, sha256=sha256, num_bytes=here.stat().st_size)
             for path, (here, sha256) in self._offer.files.items()
         )
-        return RunDescription(config=self._offer.config, files=files)
+        return RunDescription(config=self._offer.config, files=files, cuadrilla=__version__)
 
     def _block(self, name: str, offset: int) -> bytes:
         path: Path | None = {sha256.hex(): here for here, sha256 in self._offer.files.values()}.get(name)
@@ -294,7 +304,7 @@ def places_of(node: Mapping[str, Any]) -> list[Place]:
     else as many as the node has of our resource, its cards first.
     """
     labels, resources = node.get("Labels", {}), node["Resources"]
-    name = labels.get(NAME_LABEL) or "ray-" + node["NodeManagerAddress"].replace(".", "-")
+    name = name_of(node)
     room, cards = min(MAX_DEVICES, int(resources.get(RESOURCE, 0))), int(resources.get("GPU", 0))
     if room <= 1:
         return [Place(name=name, num_gpus=min(1, cards), node=node["NodeID"])] * room
@@ -318,5 +328,6 @@ def places_of(node: Mapping[str, Any]) -> list[Place]:
 
 
 def _first_line(error: RayError | OSError) -> str:
-    """Ray's texts have many lines; the first says what."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Ray's texts have many lines; the first says what. What is not installed is said further below."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in lines if NO_MODULE in line), lines[0])

@@ -1,0 +1,135 @@
+"""`cuadrilla nodes`: the machines of this machine's crew, of a run that uses Ray, or of a Ray cluster."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cuadrilla.cli.output import emit_json, emit_table, options, say
+from cuadrilla.errors import ConfigError
+from cuadrilla.home import Home, read_object
+from cuadrilla.rundir import RunDir, is_abandoned, private_folder
+
+GIB = 2**30
+
+
+def nodes(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run that trains through Ray now: the machines of its cluster."),
+    ] = None,
+    ray_address: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="The machines of this Ray cluster, with the token of this user."),
+    ] = "",
+    ray_without_token: Annotated[
+        bool, typer.Option("--ray-without-token", help="Ask that cluster even if it asks nobody for a token.")
+    ] = False,
+) -> None:
+    """List the machines of this machine's crew, or of a Ray cluster with their resources."""
+    if run is not None and ray_address:
+        raise ConfigError("a run and --ray-address name two clusters", hint="give one of them")
+    if ray_without_token and not ray_address:
+        raise ConfigError("--ray-without-token needs --ray-address", hint="name the head: --ray-address HOST:6379")
+    if ray_address:
+        _show_cluster(_ask_cluster(ray_address, without_token=ray_without_token))
+    elif run is not None:
+        _show_cluster(_cluster_of(run))
+    else:
+        _show_crew(Home.of_user())
+
+
+def _show_crew(home: Home) -> None:
+    """Beside each machine, what Ray has there, if the crew's run uses Ray."""
+    from cuadrilla.link.nodes import AllowList
+
+    listed = AllowList(home.nodes).nodes()
+    if not listed and not options.json:
+        say("no machine has joined this machine's crew yet: cuadrilla up RUN")
+        return
+    rows: list[dict[str, Any]] = [{"node": name, "key": key.hex()[:16]} for name, key in sorted(listed.items())]
+    cluster = _read(RunDir(Path(str(home.open_crew()["run"])))) if home.open_file.exists() else None
+    if cluster is not None:
+        there = {machine["node"]: machine["resources"] for machine in cluster["nodes"]}
+        for row in rows:
+            found = there.get(row["node"])
+            row["ray"] = found if options.json or found is None else _in_words(found)
+    emit_table(rows)
+
+
+def _show_cluster(cluster: dict[str, Any]) -> None:
+    """`cluster`: a `Resources` as plain data."""
+    if options.json:
+        emit_json(cluster)
+        return
+    emit_table([_row(machine) for machine in cluster["nodes"]])
+    say(
+        "Ray        {address}: {resources}; free: {available}",
+        address=cluster["address"],
+        resources=_in_words(cluster["resources"]),
+        available=_in_words(cluster["available"]),
+    )
+    if not any(machine["workers"] for machine in cluster["nodes"]):
+        say("no machine offers itself for training; on each that should: {start}", start=_start())
+
+
+def _start() -> str:
+    from cuadrilla.engines.ray.cluster import OFFER
+
+    return f"ray start … {OFFER}"
+
+
+def _row(machine: dict[str, Any]) -> dict[str, Any]:
+    has = machine["resources"]
+    return {
+        "node": machine["node"],
+        "address": machine["address"],
+        "workers": machine["workers"],
+        "CPU": f"{has.get('CPU', 0):g}",
+        "GPU": f"{has.get('GPU', 0):g}",
+        "memory": f"{has.get('memory', 0) / GIB:.1f} GiB",
+    }
+
+
+def _in_words(resources: dict[str, float]) -> str:
+    memory = resources.get("memory", 0) / GIB
+    return f"{resources.get('CPU', 0):g} CPU, {resources.get('GPU', 0):g} GPU, {memory:.1f} GiB"
+
+
+def _ask_cluster(address: str, *, without_token: bool) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from cuadrilla.engines.ray.cluster import joined
+    from cuadrilla.engines.ray.resources import read_resources
+    from cuadrilla.log import libraries_apart
+
+    with (
+        private_folder() as private,
+        libraries_apart(private / "ray.txt"),
+        joined(address, without_token=without_token) as cluster,
+    ):
+        return asdict(read_resources(cluster.address))
+
+
+def _cluster_of(path: Path) -> dict[str, Any]:
+    """Of the run in a folder, or of its run file. Raises ConfigError."""
+    run = RunDir(path if path.is_dir() else path.parent)
+    cluster = _read(run)
+    if cluster is None:
+        raise ConfigError(
+            "{run} does not train through Ray now",
+            run=run.path,
+            hint="name a run that does, or a cluster: --ray-address HOST:PORT",
+        )
+    return cluster
+
+
+def _read(run: RunDir) -> dict[str, Any] | None:
+    """What the coordinator of a run has written about its cluster, if it is still there."""
+    cluster = read_object(run.ray)
+    try:
+        is_of_now = not is_abandoned(run.lock) and read_object(run.lock).get("pid") == cluster.pop("pid", None)
+    except OSError:
+        return None
+    cluster.pop("schema", None)
+    return cluster if is_of_now else None

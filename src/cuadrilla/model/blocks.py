@@ -1,0 +1,74 @@
+"""The blocks of any model, and gradient checkpointing over them.
+
+A block is what a task names (`TaskDefaults.blocks`), or else a member of a list of alike parts: an outermost ModuleList
+or Sequential whose members are all of one class and have parts of their own (the layers of a transformer, the stages
+of a ResNet).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from cuadrilla.errors import TaskError
+
+
+def blocks_of(
+    model: nn.Module, *, named: Sequence[str] = (), setting: str = "model.gradient_checkpointing"
+) -> list[nn.Module]:
+    """Each block once, for `setting`. `named`: modules of the model; a ModuleList among them stands for its members.
+
+    Raises TaskError for a name that the model does not have, and where there is no block.
+    """
+    modules = dict(model.named_modules())
+    if missing := [name for name in named if name not in modules]:
+        raise TaskError(
+            "the model has no module {name}, which TaskDefaults(blocks=...) names",
+            name=missing[0],
+            hint="its parts are called {names}",
+            names=", ".join(name for name, _ in model.named_children()) or "-",
+        )
+    found = [block for name in named for block in _members(modules[name])] if named else list(_alike(model))
+    if not found:
+        raise TaskError(
+            "the model has no list of alike blocks, which {setting} needs",
+            setting=setting,
+            hint='name them in the task: TaskDefaults(blocks=("encoder.layers",)); or leave that setting off',
+        )
+    return list(dict.fromkeys(found))
+
+
+def recompute(blocks: Sequence[nn.Module]) -> None:
+    """From now on the backward pass computes each block's activations again, from its input and with the same random
+    numbers; names of parameters stay, and so do all results."""
+    for block in blocks:
+        setattr(block, "forward", _Recomputed(block.forward))  # noqa: B010  a method, as far as mypy knows
+
+
+class _Recomputed:
+    """A block's `forward`. An object, since a copy of the model copies it, too, and then holds the copied block."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
+
+
+def _members(module: nn.Module) -> list[nn.Module]:
+    return list(module) if isinstance(module, nn.ModuleList) else [module]
+
+
+def _alike(module: nn.Module) -> Iterator[nn.Module]:
+    """Members of the outermost lists of alike parts."""
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        members = list(module)
+        if len({type(member) for member in members}) == 1 and all(any(member.children()) for member in members):
+            yield from members
+            return
+    for child in module.children():
+        yield from _alike(child)

@@ -1,0 +1,92 @@
+"""The examples of Ray Train as a user runs them: trained, continued, without a pickle."""
+
+import gzip
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors import safe_open
+
+from tests.spawn.test_examples import EXAMPLES, copy_examples, idx
+
+PYTHON = "CUADRILLA_TENSORFLOW_PYTHON"
+NEEDS = ("pandas", "pyarrow", "tensorboardX")
+missing = [name for name in ("ray", *NEEDS) if importlib.util.find_spec(name) is None]
+needs_train = pytest.mark.skipif(bool(missing), reason=f'not installed: {", ".join(missing)}: pip install "ray[train]"')
+needs_tensorflow = pytest.mark.skipif(
+    PYTHON not in os.environ,
+    reason=f'{PYTHON} does not name a Python with: pip install "ray[default,train]" tensorflow tf_keras safetensors',
+)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The examples, with 10,000 made-up images: a digit is the place of a grey square in noise."""
+    folder = copy_examples(tmp_path / "examples")
+    (folder / "mnist").mkdir()
+    random = np.random.default_rng(0)
+    digits = random.integers(0, 10, 10_000)
+    images = random.integers(0, 60, (10_000, 28, 28))
+    for image, digit in zip(images, digits, strict=True):
+        row, column = divmod(int(digit), 4)
+        image[4 + 8 * row : 8 + 8 * row, 3 + 6 * column : 7 + 6 * column] += 150
+    for name, array in (("images-idx3", images), ("labels-idx1", digits)):
+        (folder / "mnist" / f"t10k-{name}-ubyte.gz").write_bytes(gzip.compress(idx(array), compresslevel=1))
+    (folder / "token").write_text("0123456789abcdef" * 4)
+    return folder
+
+
+def run_example(python: str, folder: Path, name: str, *, epochs: int) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [python, name, "--epochs", str(epochs)]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=420, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def is_trained_and_continued(python: str, folder: Path, name: str) -> Path:
+    """The folder of the last checkpoint."""
+    first = run_example(python, folder, name, epochs=1)
+    assert first["accuracy"] > 0.9
+    second = run_example(python, folder, name, epochs=2)  # one epoch more
+    assert (first["epoch"], second["epoch"]) == (1, 2)
+    checkpoints = sorted(Path(second["checkpoint"]).parent.glob("checkpoint_*"))
+    assert [str(path) for path in checkpoints] == [first["checkpoint"], second["checkpoint"]]
+    for path in checkpoints:
+        assert {file.suffix for file in path.iterdir()} <= {".safetensors", ".json"}
+    with safe_open(checkpoints[-1] / "model.safetensors", framework="numpy") as model:
+        assert sum(np.prod(model.get_slice(key).get_shape()) for key in model.keys()) == 206_922  # noqa: SIM118
+    return checkpoints[-1]
+
+
+@needs_train
+def test_ray_train_trains_the_cnn_and_continues(folder: Path) -> None:
+    last = is_trained_and_continued(sys.executable, folder, "ray_train_torch.py")
+    with safe_open(last / "optimizer.safetensors", framework="numpy") as optimizer:
+        assert optimizer.get_tensor("0.step") == 2 * 63  # 4,000 images of each worker, in batches of 64, twice
+
+
+@needs_tensorflow
+def test_ray_train_trains_a_keras_model_and_continues(folder: Path) -> None:
+    is_trained_and_continued(os.environ[PYTHON], folder, "ray_train_tensorflow.py")
+
+
+@needs_train
+def test_the_cluster_s_file_has_the_form_that_ray_asks_for() -> None:
+    import ray
+
+    schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: it comes with ray")
+    jsonschema.validate(yaml.safe_load((EXAMPLES / "ray-cluster.yaml").read_text()), schema)

@@ -1,0 +1,67 @@
+"""What older guides ask for has an answer, and the tests that are named as proof are there."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.guide_lines import lines_of
+from tools.guide_page import PAGES, guides
+
+ROOT = Path(__file__).parents[2]
+GUIDES = "CUADRILLA_GUIDES"
+"""A folder with the guides, which are not part of this repository."""
+ROWS = [row for guide in guides() for row in guide["row"]]
+
+
+def answers(row_line: str, line: str) -> bool:
+    return line.startswith(row_line[:-1]) if row_line.endswith("…") else line == row_line
+
+
+def without_answer(text: str) -> list[str]:
+    answered = [line for row in ROWS for line in row["lines"]]
+    return [line for line in lines_of(text) if not any(answers(known, line) for known in answered)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["lines"][0][:40])
+def test_the_tests_of_a_row_exist(row: dict[str, object]) -> None:
+    """A row without one says why in words: not yet, not verified, nothing to run."""
+    for test in row.get("tests", []):  # type: ignore[attr-defined]
+        file, _, name = test.partition("::")
+        names = {
+            node.name for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef)
+        }
+        assert not name or name in names, test
+
+
+def test_the_pages_are_as_the_rows_say() -> None:
+    subprocess.run([sys.executable, "tools/guide_page.py", "--check"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("language", PAGES)
+def test_links_of_the_pages_lead_somewhere(language: str) -> None:
+    for row in ROWS:
+        for part in row[language].split("](")[1:]:
+            target = part.split(")")[0].partition("#")[0]
+            assert (ROOT / "docs" / target).is_file(), target
+
+
+def test_a_new_line_is_found() -> None:
+    text = (
+        "```bash\ndocker compose build\ndocker compose \\\n  explode\n```\n- Usar `telepatía`\nprosa con `un nombre`\n"
+    )
+    assert without_answer(text) == ["docker compose explode", "Usar telepatía", "un nombre"]
+
+
+def test_every_line_of_the_guides_has_an_answer() -> None:
+    if not (folder := os.environ.get(GUIDES)):
+        pytest.skip(f"needs the guides: {GUIDES}=FOLDER")
+    guides_there = [path.read_text(encoding="utf-8") for path in sorted(Path(folder).iterdir())]
+    assert guides_there
+    assert [line for text in guides_there for line in without_answer(text)] == []
+    asked = [line for text in guides_there for line in lines_of(text)]
+    answered = [known for row in ROWS for known in row["lines"]]
+    assert [known for known in answered if not any(answers(known, line) for line in asked)] == []
