@@ -180,8 +180,8 @@ def test_a_build_sees_neither_data_nor_keys() -> None:
     ]
     assert first == "*"
     assert {line for line in others if line.startswith("!")} == {
-        "!docker/install.sh", "!docker/healthy", "!docker/requirements-*.txt", "!tools/pick_torch.py",
-        "!constraints.txt", "!pyproject.toml", "!README.md", "!LICENSE", "!src",
+        "!docker/install.sh", "!docker/healthy", "!docker/nvidia-smi", "!docker/requirements-*.txt",
+        "!tools/pick_torch.py", "!constraints.txt", "!pyproject.toml", "!README.md", "!LICENSE", "!src",
     }  # fmt: skip
 
 
