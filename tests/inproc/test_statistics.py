@@ -128,7 +128,7 @@ class LittleMemory(Normalised):
 
 
 def test_a_unit_that_does_not_fit_is_not_divided(execute: Execute, tmp_path: Path) -> None:
-    with pytest.raises(CuadrillaError, match="BatchNorm and train.shard need it whole") as caught:
+    with pytest.raises(CuadrillaError, match=r"BatchNorm and train\.shard need it whole") as caught:
         execute(tmp_path, LittleMemory())
     assert caught.value.exit_code == 8
 
