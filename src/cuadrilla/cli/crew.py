@@ -10,7 +10,8 @@ import re
 import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from getpass import getpass
 from pathlib import Path
@@ -26,6 +27,7 @@ from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.home import Home, Joined
+from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.link.address import Address, dialled_address, lan_address, listening_address
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message, language, shown
@@ -35,6 +37,7 @@ from cuadrilla.runfile import read_run_config, read_run_file
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import OpenCrew
     from cuadrilla.engines.devices import Devices
+    from cuadrilla.engines.island import Island
     from cuadrilla.engines.ray.node import Consent, Ways
     from cuadrilla.link.offer import RunConnection, RunDescription
 
@@ -259,25 +262,71 @@ def join(
         Path | None, typer.Option(help="The run's prepared data, if this machine has it; nothing is fetched then.")
     ] = None,
 ) -> None:
-    """Work for a crew's coordinator, before or during a run. Asks for the invite the first time."""
+    """Work for a crew's coordinator, before or during a run. Asks for the invite the first time.
+
+    Started by torchrun on one machine, all its processes are one worker.
+    """
     from cuadrilla.engines.devices import Devices
     from cuadrilla.engines.enrol import enrol
 
     computes_with = Devices(devices, threads=threads)
     computes_with.require_named()
-    home = Home.of_user()
-    crew = None if new or invite_file else home.find_crew(address)
-    if crew is None:
-        crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
-    from cuadrilla.engines.node import work_here
+    with _island(find_place(), devices=devices, ray=ray) as island:
+        if island is not None and not island.place.leads:
+            from cuadrilla.engines.island_crew import follow_for_crew
+
+            set_up_logging(None, worker=f"rank-{island.place.rank}", verbose=options.debug)
+            follow_for_crew(island, threads=threads)
+            return
+        home = Home.of_user()
+        crew = None if new or invite_file else home.find_crew(address)
+        if crew is None:
+            crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
+        set_up_logging(None, worker=crew.name, verbose=options.debug)
+        known = _Known(home, crew)
+        reason = _work(known, computes_with, island=island, threads=threads, ray=ray, data=data)
+    say("done       {reason}", reason=reason)
+
+
+@contextmanager
+def _island(place: Place | None, *, devices: str, ray: bool | None) -> "Iterator[Island | None]":
+    """All ranks, where torchrun has started several."""
+    if place is None:
+        yield None
+        return
+    if devices or ray:
+        raise ConfigError(
+            "torchrun has started {ranks} processes, which are one worker over the crew link, each on its own device",
+            ranks=place.num_ranks,
+            hint="join without --devices and --ray, or without torchrun",
+        )
+    from cuadrilla.engines.island import joined
+
+    with joined(place) as island:
+        yield island
+
+
+def _work(
+    known: "_Known",
+    devices: "Devices",
+    *,
+    island: "Island | None",
+    threads: int,
+    ray: bool | None,
+    data: Path | None,
+) -> str:
+    """Until the run ends; why it ended."""
+    from cuadrilla.engines.node import work_here, worker_options
     from cuadrilla.engines.ray.node import Consent, work_through_ray
 
-    set_up_logging(None, worker=crew.name, verbose=options.debug)
-    known = _Known(home, crew)
     consent = Consent(ray, ask=_ask_for_ray if sys.stdin.isatty() else None)
-    ways = _ways(known, consent=consent, devices=computes_with, data=data)
-    reason = work_through_ray(ways) or work_here(ways, moved=known.move, data=data)
-    say("done       {reason}", reason=reason)
+    ways = _ways(known, consent=consent, devices=devices, data=data)
+    if island is None:
+        return work_through_ray(ways) or work_here(ways, moved=known.move, data=data)
+    from cuadrilla.engines.island_crew import lead_for_crew
+    from cuadrilla.plan.devices import Use
+
+    return lead_for_crew(island, worker_options(ways, Use(name="", device="", threads=threads), moved=known.move))
 
 
 def work_with(

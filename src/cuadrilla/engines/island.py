@@ -36,7 +36,7 @@ from cuadrilla.link.wire import Layout, Uploads, from_worker, to_coordinator
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
 from cuadrilla.plan.decide import filled, settled
-from cuadrilla.runfile import dump, leaves
+from cuadrilla.runfile import dump, leaves, load_dumped
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome, model_tensors
 from cuadrilla.train.evaluate import evaluate
@@ -52,7 +52,7 @@ START_MINUTES = 10
 PATIENCE_MINUTES = 30
 """Ranks wait for each other so long: while rank 0 evaluates, too. One whose process ends is missed at once."""
 SHOWN_DIGITS = 12
-PLACE, RUN, END, SETTLED = "place", "run", "end", "settled"
+CREW, PLACE, RUN, END, SETTLED = "crew", "place", "run", "end", "settled"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Facts = Mapping[str, str]
@@ -80,6 +80,7 @@ class Island:
         self.device = torch.device("cpu")
         self.cores = 1
         self.backend = Backend("", "")
+        self._num_links = 0
 
     def __str__(self) -> str:
         return Message(
@@ -97,7 +98,7 @@ class Island:
         Raises EnvironmentProblem for ranks that cannot be in one group, DeviceError, LinkError.
         """
         self.device = _own_device(device, self.place)
-        machine = f"{platform.node()} {read_text(BOOT_ID)}"
+        machine = own_machine()
         card = _card(self.device) if self.device.type == "cuda" and dist.is_nccl_available() else ""
         mine = {"system": platform.system(), "machine": machine, "card": card}
         ranks = self.agree(PLACE, mine, minutes=START_MINUTES)
@@ -176,7 +177,7 @@ class Island:
             return
         reason = error.message if isinstance(error, CuadrillaError) else f"{type(error).__name__}: {error}"
         with suppress(RuntimeError):  # the store went with the rank, or the torchrun, that kept it
-            for subject in (PLACE, RUN, END):
+            for subject in (CREW, PLACE, RUN, END):
                 self._store.set(_key(subject, self.place.rank), _packed({"error": reason}))
 
     def why_broken(self) -> str:
@@ -197,6 +198,27 @@ class Island:
         """Any other rank's settings with that, once the group is formed."""
         return filled(config, json.loads(self._store.get(SETTLED)))
 
+    def tell_work(self, config: Config, folder: Path) -> None:
+        """What rank 0 has got from a crew, for the others on its machine. Before `form`. Raises EnvironmentProblem."""
+        self._store.set(CREW, json.dumps({"config": dump(config), "folder": str(folder)}))
+        self._on_one_machine()
+
+    def hear_work(self) -> tuple[Config, Path]:
+        """At any other rank: the settings, and the folder that their paths are relative to."""
+        self._on_one_machine()
+        told = json.loads(self._store.get(CREW))
+        return load_dumped(json.dumps(told["config"])), Path(told["folder"])
+
+    def _on_one_machine(self) -> None:
+        """Rank 0 has the machine's key, and what it has fetched is there."""
+        found = {rank["machine"] for rank in self.agree(CREW, {"machine": own_machine()})}
+        if len(found) > 1:
+            raise EnvironmentProblem(
+                "the ranks that join a crew as one worker are on one machine, and these are on {number}",
+                number=len(found),
+                hint="start torchrun --standalone with `cuadrilla join` on each machine: each is a worker of its own",
+            )
+
     def link(
         self,
         parameters: Layout,
@@ -205,12 +227,13 @@ class Island:
         asked_to_stop: Callable[[], None] = lambda: None,
         obey: Obey | None = None,
     ) -> IslandLink:
-        """This rank's, once the group is formed."""
+        """This rank's, once the group is formed: for one session, in which numbers of leases are used once."""
+        self._num_links += 1
         return IslandLink(
             inner=inner,
             parameters=parameters,
             place=self.device if self.backend.name == "nccl" else torch.device("cpu"),
-            store=self._store,
+            store=PrefixStore(f"link/{self._num_links}", self._store),
             asked_to_stop=asked_to_stop,
             why_broken=self.why_broken,
             obey=obey,
@@ -384,6 +407,11 @@ def _unheard(_order: Mapping[str, object]) -> None:
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def own_machine() -> str:
+    """The same for all processes of this one only."""
+    return f"{platform.node()} {read_text(BOOT_ID)}"
 
 
 def _own_device(requested: str, place: Place) -> torch.device:

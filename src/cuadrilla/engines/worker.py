@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from cuadrilla.config import Config
-from cuadrilla.engines.equipment import equip
+from cuadrilla.engines.equipment import Equipment, equip
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import COME_AGAIN, KICKED, Link, Refused, Stop
 from cuadrilla.link.offer import RunConnection, RunDescription
@@ -41,7 +42,7 @@ class WorkerOptions:
     """How this process takes part. `threads` 0: as many as this process may use. `device` "": what the run says.
 
     `connect` dials an address; `moved` is called with the address of the coordinator when it was found elsewhere.
-    `report` hears now and then how the work goes.
+    `report` hears now and then how the work goes. `together`: where several processes are this worker.
     """
 
     address: str
@@ -53,6 +54,17 @@ class WorkerOptions:
     give_up_seconds: float = GIVE_UP_SECONDS
     moved: Callable[[str], None] | None = None
     report: Callable[[str], None] | None = None
+    together: "Together | None" = None
+
+
+class Together(Protocol):
+    """Several processes that act as one worker: this one has the connection."""
+
+    def equip(self, config: Config, folder: Path, *, speed: float) -> Equipment:
+        """What this process computes with, once all have theirs."""
+
+    def around(self, link: Link) -> Link:
+        """The link of a session: it hands on to the others what comes over `link`, and adds up their answers."""
 
 
 def run_worker(options: WorkerOptions) -> str:
@@ -114,7 +126,11 @@ class _Worker:
 
     def __init__(self, connection: RunConnection, options: WorkerOptions) -> None:
         config, folder = options.prepare(connection, connection.describe())
-        self._equipment = equip(config, folder, device=options.device, cores=options.threads, speed=options.shape.speed)
+        self._together, speed = options.together, options.shape.speed
+        if self._together is not None:
+            self._equipment = self._together.equip(config, folder, speed=speed)
+        else:
+            self._equipment = equip(config, folder, device=options.device, cores=options.threads, speed=speed)
         self._shape = options.shape
         self._report = options.report
         self.heard_at = 0.0
@@ -131,6 +147,8 @@ class _Worker:
             units = section.batch_sequences // section.unit_sequences
             counted = self._equipment.task.defaults.counted
             link = WatchedLink(link, report=self._report, units_per_round=units, counted=counted)
+        if self._together is not None:
+            link = self._together.around(link)
         try:
             return self._equipment.work(link)
         except LinkError:

@@ -14,6 +14,8 @@ valid at one rank is not valid. Every lease ends at every rank with exactly one 
 or has left off, so ranks never wait in different collectives; nobody computes between the collectives of one addition.
 That nobody wants a lease any more is decided by rank 0 alone, which leaves word in the group's store: the others look
 there, and where they have not looked in time their answer is dropped in the addition.
+When the link behind rank 0 breaks, nobody wants the lease at hand, and the next event is a Stop that has the others
+start anew, each with a new `IslandLink`; rank 0 raises what broke it.
 
 In a sharded run (`sync/native.py`) nothing moves with versions and answers, all ranks make the same passes, and rank 0
 decides before each one whether to go on. Between events it tells the others what all do now.
@@ -26,8 +28,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,13 +39,14 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # exported wi
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
-from cuadrilla.link.base import Contribution, Lease, Link, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import Contribution, Lease, Link, Progress, Stop, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.wire import Layout, from_coordinator, to_worker
 
 EVENT, ORDER = 0, 1
 """What rank 0 tells: an event for the loop, or its word on a lease; or something that all ranks are to do now."""
 WANTED, UNWANTED = b"+", b"-"
 Obey = Callable[[Mapping[str, Any]], object]
+T = TypeVar("T")
 LOOK_SECONDS = 0.2
 """Between two looks at the store: each is a message to another process."""
 
@@ -83,6 +87,7 @@ class IslandLink:
         self._looked_at = 0.0
         self._asked = False
         self._progress: Progress | None = None
+        self._behind: LinkError | None = None
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Contribution):
@@ -94,12 +99,18 @@ class IslandLink:
             self._progress = message  # told when the others listen
             return
         if self._inner is not None:
-            self._inner.call(message)
+            self._from_behind(partial(self._inner.call, message), None)
 
     def next_event(self) -> ToWorker:
         if self._lease is not None:  # it was left off
             self._add_up(None)
-        event = self.hand_on(self._inner.next_event() if self._inner is not None else None)
+        event = None
+        if self._inner is not None:
+            event = self._from_behind(self._inner.next_event, None)
+            if self._behind is not None:
+                self.hand_on(Stop(reason=self._behind.message, again=True))
+                raise self._behind
+        event = self.hand_on(event)
         if not isinstance(event, Lease):
             return event
         self._lease, self._unwanted, self._looked_at = event, False, time.monotonic()
@@ -135,7 +146,7 @@ class IslandLink:
             return self._unwanted
         name = f"unwanted/{self._lease.lease_id}"
         if self._inner is not None:
-            self._unwanted = self._inner.interrupted()
+            self._unwanted = self._from_behind(self._inner.interrupted, True)
             if self._unwanted:
                 with self._together():
                     self._store.set(name, "yes")
@@ -147,8 +158,8 @@ class IslandLink:
 
     def download(self, ref: TensorRef) -> Tensors:
         """The same tensors at every rank."""
-        tensors = self._inner.download(ref) if self._inner is not None else None
-        if tensors is None:
+        tensors = self._from_behind(partial(self._inner.download, ref), None) if self._inner is not None else None
+        if tensors is None:  # at another rank; or there are none, and nobody will want what is computed with them
             flat = empty(self._parameters, self._place)
         else:
             flat = flattened(tensors, self._parameters, self._place)
@@ -165,14 +176,25 @@ class IslandLink:
         if self._inner is not None:
             self._inner.close()
 
+    def _from_behind(self, ask: Callable[[], T], otherwise: T) -> T:
+        """At rank 0, what the link behind says; `otherwise` once that is broken, until the next event."""
+        if self._behind is None:
+            try:
+                return ask()
+            except IslandBroken:
+                raise
+            except LinkError as error:
+                self._behind = error
+        return otherwise
+
     def _agreed(self) -> bool:
         """Rank 0's word, between two passes. It may have the run saved and ended, which takes all ranks."""
         if self._inner is None:
             return self._hear() == UNWANTED
         if self._progress is not None:
-            self._inner.call(self._progress)
+            self._from_behind(partial(self._inner.call, self._progress), None)
             self._progress = None
-        unwanted = self._inner.interrupted()
+        unwanted = self._from_behind(self._inner.interrupted, True)
         with self._together():
             tell(EVENT, UNWANTED if unwanted else WANTED)
         return unwanted

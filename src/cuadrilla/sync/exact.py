@@ -134,12 +134,10 @@ class ExactWorker:
         if not self._strict:
             return
         for name, parameter in self._params.items():
-            if name not in self._fixed:
-                place = _place_of_double(parameter)
-                self._fixed[name] = torch.zeros(parameter.shape, dtype=torch.int64, device=place)
+            total = self._fixed_sum(name)
             if parameter.grad is None:
                 continue
-            total, scaled = self._fixed[name], _double(parameter.grad).mul_(FIXED_POINT_SCALE).round_()
+            scaled = _double(parameter.grad).mul_(FIXED_POINT_SCALE).round_()
             if not bool(scaled.abs().max() < FIXED_POINT_LIMIT):  # also False for NaN
                 sums.valid = False
             else:
@@ -151,8 +149,18 @@ class ExactWorker:
 
     def contribute(self) -> Tensors:
         """Those of the answer to the lease; they must stay untouched until the next `apply`."""
-        gradients = self._fixed if self._strict else {name: _gradient(p) for name, p in self._params.items()}
+        if self._strict:  # all of them also for a lease without units
+            gradients = {name: self._fixed_sum(name) for name in self._params}
+        else:
+            gradients = {name: _gradient(parameter) for name, parameter in self._params.items()}
         return {**gradients, **self._statistics.tensors}
+
+    def _fixed_sum(self, name: str) -> Tensor:
+        if name not in self._fixed:
+            parameter = self._params[name]
+            place = _place_of_double(parameter)
+            self._fixed[name] = torch.zeros(parameter.shape, dtype=torch.int64, device=place)
+        return self._fixed[name]
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
         """Take over a committed version."""

@@ -1,0 +1,99 @@
+"""Ranks of torchrun that join a crew as one worker: its weights are those of any other, also after a break."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cuadrilla.rundir import RunDir, last_rows
+from tests.commands import coordinator, goes_on, is_what_one_worker_gives, reached, wait_for
+from tests.machines import Machine, down, invite, language_run, present, up
+from tests.ranks import TORCHRUN
+
+RANKS = (*TORCHRUN, "--nproc-per-node", "2", "-m", "cuadrilla", "join")
+
+
+@pytest.fixture
+def run(tmp_path: Path, stories: Path) -> RunDir:
+    return language_run(tmp_path / "run", stories)
+
+
+def ranks_of(torchrun: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Rank 0 first."""
+    children = psutil.Process(torchrun.pid).children()
+    return sorted(children, key=lambda child: int(child.environ()["RANK"]))
+
+
+def test_two_ranks_and_a_machine_train_what_one_worker_trains(
+    machine: Callable[[str], Machine], run: RunDir, port: int
+) -> None:
+    """The coordinator is killed meanwhile: the same processes come back."""
+    here, island, other = machine("coordinator"), machine("island"), machine("other")
+    crew = up(here, run, port)
+    text = invite(here, "--uses", "2")
+    together = island.start_program(*RANKS, "--name", "island", says=text)
+    single = other.start("join", "--name", "other", says=text)
+    wait_for(lambda: present(run) == {"island", "other"}, crew)
+    wait_for(goes_on(run), together)
+    before = {rank.pid for rank in ranks_of(together)}
+    coordinator(crew).kill()
+    wait_for(goes_on(run, steps=20), together)
+    assert {rank.pid for rank in ranks_of(together)} == before
+    down(here, crew)
+    said = together.communicate(timeout=150)[1]
+    assert together.returncode == 0, said
+    assert single.wait(timeout=150) == 0
+    assert "one worker of 2 ranks on one machine, gloo (not every rank has a CUDA device)" in said
+    assert "back at work" in said
+    assert said.count("done       the run was stopped by `cuadrilla down`") == 1
+    assert any({"island", "other"} <= {*row.get("shares", ())} for row in last_rows(run.metrics))
+    assert is_what_one_worker_gives(run)
+
+
+@pytest.mark.thorough
+def test_a_killed_rank_costs_nothing_but_time(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
+    """torchrun starts all of them again; they have joined before."""
+    here, island = machine("coordinator"), machine("island")
+    crew = up(here, run, port, workers="[1.0]")
+    command = [*RANKS[:-3], "--max-restarts", "1", *RANKS[-3:]]
+    together = island.start_program(*command, "--name", "island", says=invite(here))
+    wait_for(lambda: present(run) == {"here-1", "island"}, together)
+    wait_for(goes_on(run), together)
+    ranks_of(together)[1].kill()
+    wait_for(lambda: present(run) == {"here-1"}, together)
+    wait_for(lambda: present(run) == {"here-1", "island"}, together)
+    wait_for(goes_on(run), together)
+    down(here, crew)
+    said = together.communicate(timeout=150)[1]
+    assert together.returncode == 0, said
+    assert is_what_one_worker_gives(run)
+
+
+@pytest.mark.thorough
+def test_what_ranks_cannot_be_is_said_by_all(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
+    here, island = machine("coordinator"), machine("island")
+    crew = up(here, run, port, workers="[1.0]")
+    wait_for(reached(run, 1), crew)
+    for arguments, text, reason in (
+        (("--devices", "cpu"), "", "are one worker over the crew link, each on its own device"),
+        ((), "no invite", "invite"),
+    ):
+        refused = island.start_program(*RANKS, *arguments, says=text)
+        said = refused.communicate(timeout=150)[1]
+        assert refused.returncode == 1, said
+        assert reason in said
+    down(here, crew)
+
+
+def test_a_rank_alone_does_not_wait_for_others_that_never_come(tmp_path: Path) -> None:
+    """As `join` alone does it: WORLD_SIZE of 1 is no island."""
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cuadrilla", "join"], env={**environ, "CUADRILLA_HOME": str(tmp_path)},
+        input="no invite", capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert "invite" in done.stderr
+    assert done.returncode == 5
