@@ -27,8 +27,11 @@ def test_a_place_needs_all_that_torchrun_sets():
     assert found == Place(rank=1, num_ranks=3, local_rank=1, attempt=2)
     assert not found.leads
     assert find_place({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}) is None
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "WORLD_SIZE"):
         assert find_place({key: value for key, value in TORCHRUN.items() if key != name}) is None
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        with pytest.raises(ConfigError, match=name):  # and not one training of each rank
+            find_place({key: value for key, value in TORCHRUN.items() if key != name})
 
 
 @pytest.mark.parametrize("wrong", [{"RANK": "3"}, {"RANK": "-1"}, {"WORLD_SIZE": "two"}, {"LOCAL_RANK": "1e3"}])

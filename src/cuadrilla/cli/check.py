@@ -26,7 +26,7 @@ def group() -> None:
 @app.command()
 def link(
     address: Annotated[
-        str, typer.Argument(metavar="[ADDRESS:PORT]", help="Default: the last known address of the crew.")
+        str, typer.Argument(metavar="ADDRESS:PORT", help="Default: the last known address of the crew.")
     ] = "",
     seconds: Annotated[
         float, typer.Option(min=0.1, max=MAX_SECONDS, help="How many seconds to measure the bandwidth each way.")

@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 def compose(
     roles: Annotated[
-        list[str] | None, typer.Argument(metavar="[ROLE]...", help="What this machine does (default: trainer).")
+        list[str] | None, typer.Argument(metavar="ROLE", help="What this machine does (default: trainer).")
     ] = None,
     to: Annotated[Path, typer.Option("--to", help="The folder for the files, which the containers see.")] = Path(),
     run: Annotated[str, typer.Option("--run", help="The run folder in it.")] = "run",

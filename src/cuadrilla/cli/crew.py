@@ -244,7 +244,7 @@ def _show_invite(home: Home, *, uses: int) -> None:
 
 
 def join(
-    address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]", help="Default: the address in the invite.")] = "",
+    address: Annotated[str, typer.Argument(metavar="ADDRESS:PORT", help="Default: the address in the invite.")] = "",
     name: Annotated[
         str, typer.Option(help="This machine's name in the crew (default: its host name, numbered if it is taken).")
     ] = "",
@@ -478,7 +478,7 @@ def whole_hash(text: str, *, home: Home) -> str:
     return found[0]
 
 
-def leave(address: Annotated[str, typer.Argument(metavar="[ADDRESS:PORT]")] = "") -> None:
+def leave(address: Annotated[str, typer.Argument(metavar="ADDRESS:PORT")] = "") -> None:
     """Leave a crew that this machine has joined: its name there becomes free, what is kept of it here is deleted."""
     crew = Home.of_user().find_crew(address)
     if crew is None or (address and crew.address != address and not crew.folder.exists()):

@@ -16,7 +16,7 @@ GIB = 2**30
 def nodes(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="A run that trains through Ray now: the machines of its cluster."),
+        typer.Argument(metavar="RUN", help="A run that trains through Ray now: the machines of its cluster."),
     ] = None,
     ray_address: Annotated[
         str,

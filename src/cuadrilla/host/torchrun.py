@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from cuadrilla.errors import ConfigError
 
-NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+GROUP = ("RANK", "WORLD_SIZE")
+MEETING = ("MASTER_ADDR", "MASTER_PORT")
 LARGEST = 2**20
 
 
@@ -26,7 +27,7 @@ class Place:
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     """None for a process that is alone. Raises ConfigError for variables that cannot be."""
-    if any(not environ.get(name) for name in NEEDED):
+    if any(not environ.get(name) for name in GROUP):
         return None
     place = Place(
         rank=_number(environ, "RANK"),
@@ -41,7 +42,16 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
             ranks=place.num_ranks,
             hint="start it with torchrun, which sets both",
         )
-    return place if place.num_ranks > 1 else None
+    if place.num_ranks == 1:
+        return None
+    if missing := [name for name in MEETING if not environ.get(name)]:
+        raise ConfigError(
+            "WORLD_SIZE={ranks}, and where the ranks meet is not said: {missing}",
+            ranks=place.num_ranks,
+            missing=", ".join(missing),
+            hint="start it with torchrun, which sets all of them; to train alone, unset WORLD_SIZE",
+        )
+    return place
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
