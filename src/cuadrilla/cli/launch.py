@@ -15,7 +15,7 @@ import typer
 from cuadrilla.cli.output import emit_json, error_data, options, report_error, say
 from cuadrilla.engines.children import KILLED_FOR_MEMORY, ended_by
 from cuadrilla.engines.ranks import Orders, Outcome, Show, run_ranks
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, EnvironmentProblem
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.host.card import addresses
 from cuadrilla.host.devices import count_cards
 from cuadrilla.host.facts import read_facts
@@ -30,7 +30,8 @@ from cuadrilla.host.group import (
     parse_processes,
     ports_from,
 )
-from cuadrilla.host.meeting import Meeting, card_of, meet, private_address
+from cuadrilla.host.lines import GONE, INTERRUPTED, Lines
+from cuadrilla.host.meeting import Meeting, card_of, meet_and_stay, private_address
 from cuadrilla.host.reachability import read_reachability
 from cuadrilla.messages import Message
 
@@ -82,19 +83,21 @@ def launch(
     options.json = options.json or as_json
     _need_posix()
     cards = count_cards()
-    group, network_card = _find_group(processes, hosts, master_port, seconds=seconds, cards=cards)
+    group, network_card, lines = _find_group(processes, hosts, master_port, seconds=seconds, cards=cards)
     machine = Machine(cores=read_facts().usable_cores or 1, has_gpu=cards > 0, network_card=network_card)
     environments = {
         group.first_rank + local: environment(group, local, machine, os.environ) for local in range(group.num_local)
     }
     _introduce(group, environments[group.first_rank])
     began = time.monotonic()
-    orders = Orders(command=command, environments=environments, grace_seconds=grace, logs=log)
+    orders = Orders(command=command, environments=environments, grace_seconds=grace, logs=log, lines=lines)
     try:
         outcome = run_ranks(orders, show=shown_lines(data_to_stderr=options.json), tell=say)
     except BrokenPipeError:
         _forget_output()
         raise typer.Exit(BROKEN_PIPE_EXIT_CODE) from None
+    finally:
+        lines.close()
     _conclude(outcome, group, seconds=time.monotonic() - began, log=log)
 
 
@@ -110,16 +113,19 @@ def _need_posix() -> None:
 # -- the group ---------------------------------------------------------------------------------------------------------
 
 
-def _find_group(processes: str, hosts: str, port: int | None, *, seconds: float, cards: int) -> tuple[Group, str]:
-    """And the network card that leads to the others, who have been met."""
+def _find_group(
+    processes: str, hosts: str, port: int | None, *, seconds: float, cards: int
+) -> tuple[Group, str, Lines]:
+    """And the network card that leads to the others, who have been met, and the lines to them."""
     if hosts:
         return _group_of_several(processes, hosts, TORCH_PORT if port is None else port, seconds=seconds)
     counts = parse_processes(processes or str(max(1, cards)), machines=1)
     ports = free_ports(counts[0] + 1) if port is None else ports_from(port, counts)
-    return Group(addresses=(LOOPBACK,), processes=counts, ports=ports), card_of(LOOPBACK, addresses())
+    group = Group(addresses=(LOOPBACK,), processes=counts, ports=ports)
+    return group, card_of(LOOPBACK, addresses()), Lines({}, number=0)
 
 
-def _group_of_several(processes: str, hosts: str, port: int, *, seconds: float) -> tuple[Group, str]:
+def _group_of_several(processes: str, hosts: str, port: int, *, seconds: float) -> tuple[Group, str, Lines]:
     listed = parse_hosts(hosts)
     for host in listed:
         private_address(host)
@@ -131,20 +137,22 @@ def _group_of_several(processes: str, hosts: str, port: int, *, seconds: float) 
     group = Group(addresses=listed, processes=counts, ports=ports_from(port, counts), number=number)
     say("machine {number} of {machines}: waiting for the others", number=number, machines=len(listed))
     agreed = hashlib.sha256(repr((group.addresses, group.processes, group.ports)).encode()).hexdigest()
-    card = meet(
+    met = meet_and_stay(
         Meeting(
             address=listed[0], port=port, machines=len(listed), number=number, seconds=seconds, agreed=agreed
         )
     )  # fmt: skip
-    if (own := card_of(listed[number], addresses())) != card:
+    lines = Lines(met.connections, number=number)
+    if (own := card_of(listed[number], addresses())) != met.card:
+        lines.close()
         raise ConfigError(
             "{address} belongs to the network card {own}, but {card} leads to machine 0",
             address=listed[number],
             own=own,
-            card=card,
+            card=met.card,
             hint="in --hosts, name each machine by its address on the network that they share",
         )
-    return group, card
+    return group, met.card, lines
 
 
 def _own_number(listed: Sequence[str]) -> int:
@@ -229,8 +237,9 @@ def _forget_output() -> None:
 
 def _conclude(outcome: Outcome, group: Group, *, seconds: float, log: Path | None) -> None:
     """Raises typer.Exit unless all is well."""
-    error = _failure(outcome, log)
-    code = INTERRUPTED_EXIT_CODE if outcome.interrupted else error.exit_code if error else 0
+    interrupted = outcome.interrupted or (outcome.elsewhere is not None and outcome.elsewhere.how == INTERRUPTED)
+    error = None if interrupted else _failure_elsewhere(outcome, group) or _failure(outcome, log)
+    code = INTERRUPTED_EXIT_CODE if interrupted else error.exit_code if error else 0
     if options.json:
         ranks = [
             {"rank": one.rank, "pid": one.pid, "exit_code": one.exit_code, "seconds": one.seconds}
@@ -241,19 +250,47 @@ def _conclude(outcome: Outcome, group: Group, *, seconds: float, log: Path | Non
             "world_size": group.num_ranks,
             "meets_at": group.meets_at,
             "exit_code": code,
-            "interrupted": outcome.interrupted,
+            "interrupted": interrupted,
+            "failed_machine": outcome.elsewhere.machine if outcome.elsewhere else group.number if error else None,
             "failed_rank": outcome.failed.rank if outcome.failed else None,
             "seconds": seconds,
             "ranks": ranks,
         }
         emit_json({**summary, **(error_data(error) if error else {})})
         options.json = False  # what follows has been said as data
-    if outcome.interrupted:
+    if interrupted and outcome.elsewhere is not None:
+        say("interrupted on machine {number}", number=outcome.elsewhere.machine)
+    elif interrupted:
         say("interrupted")
     elif error:
         report_error(error)
     if code:
         raise typer.Exit(code)
+
+
+def _failure_elsewhere(outcome: Outcome, group: Group) -> CuadrillaError | None:
+    """Which machine was the first to fail, with the exit code of its rank."""
+    word = outcome.elsewhere
+    if word is None:
+        return None
+    address = group.addresses[word.machine] if word.machine < len(group.addresses) else ""
+    if word.how == GONE:
+        return LinkError(
+            "machine {number} ({address}) is gone: `cuadrilla launch` was killed there, or the network broke",
+            number=word.machine,
+            address=address,
+            hint="type the command again on all machines",
+        )
+    error = CuadrillaError(
+        "rank {rank} on machine {number} ({address}) was the first to fail, with exit code {code}",
+        rank=word.rank,
+        number=word.machine,
+        address=address,
+        code=word.exit_code,
+        hint="that machine's screen says why",
+    )
+    error.exit_code = word.exit_code or 1
+    return error
 
 
 def _failure(outcome: Outcome, log: Path | None) -> CuadrillaError | None:

@@ -22,9 +22,7 @@ SURELY_GONE_SECONDS = 20.0
 
 FOLLOWING = Message("following the coordinator; stop `cuadrilla standby` there first")
 
-Address = Annotated[
-    str, typer.Argument(metavar="ADDRESS:PORT", help="Which crew, if this machine has joined several.")
-]
+Address = Annotated[str, typer.Argument(metavar="ADDRESS:PORT", help="Which crew, if this machine has joined several.")]
 Listen = Annotated[
     str, typer.Option(metavar="ADDRESS[:PORT]", help="Where this machine would coordinate (default: its LAN address).")
 ]

@@ -4,6 +4,7 @@ Invariants
 * The first one that fails ends the others: SIGTERM to the group, and SIGKILL when the grace is over.
 * A first SIGINT is handed on once, a second signal kills. The signals' handlers act themselves: who waits for a
   terminal that takes no more output is still heard.
+* What ends the ranks of one machine of several, but for their own end, ends those of the others (`host/lines.py`).
 * Nothing that the ranks have started stays, also if this process is killed (`keeper.py`), unless it has left the group.
 * What a rank writes is shown unchanged, in whole lines. A carriage return ends a line, too: bars of progress are made
   of them.
@@ -13,6 +14,7 @@ import errno
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,6 +30,7 @@ import psutil
 
 from cuadrilla.engines import keeper
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, EnvironmentProblem
+from cuadrilla.host.lines import DONE, FAILED, INTERRUPTED, Lines, Word
 from cuadrilla.host.memory import num_killed_for_memory
 from cuadrilla.messages import Message
 from cuadrilla.rundir import storage_errors
@@ -62,22 +65,28 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """`failed`: the rank that was the first to, unless somebody had asked for the end before."""
+    """`failed`: the rank that was the first to, unless somebody had asked for the end before. `elsewhere`: what had
+    happened before on another machine."""
 
     ranks: tuple[Ended, ...]
     failed: Ended | None
+    elsewhere: Word | None
     interrupted: bool
     memory_ran_out: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """`environments`: all variables of each rank. `logs`: a folder for a file of each, which is added to."""
+    """`environments`: all variables of each rank. `logs`: a folder for a file of each, which is added to.
+
+    `lines`: to the launchers of other machines.
+    """
 
     command: Sequence[str]
     environments: Mapping[int, Mapping[str, str]]
     grace_seconds: float
     logs: Path | None = None
+    lines: Lines = field(default_factory=lambda: Lines({}, number=0))
 
 
 def run_ranks(orders: Orders, *, show: Show, tell: Callable[[str], None]) -> Outcome:
@@ -141,6 +150,7 @@ class _Group:
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
         self._failed: Ended | None = None
+        self._elsewhere: Word | None = None
         self._signals: list[int] = []
         self._to_send: deque[signal.Signals] = deque()
         self._due = float("inf")
@@ -159,6 +169,8 @@ class _Group:
                     raise EnvironmentProblem("a helper process cannot be started", hint="is there enough memory?")
                 with closing(group._selector):
                     group._selector.register(leader.stdout, selectors.EVENT_READ)
+                    for connection in orders.lines.connections:
+                        group._selector.register(connection, selectors.EVENT_READ, connection)
                     yield group
             except BaseException:  # nobody reads their output any more, a log's disk is full, ...
                 group._end(signal.SIGTERM, seconds=orders.grace_seconds)
@@ -204,9 +216,12 @@ class _Group:
     # -- watch ---------------------------------------------------------------------------------------------------------
 
     def finish(self) -> Outcome:
-        told = False
+        told = said = False
         while True:
             self._read(LOOK_SECONDS)
+            if self._signals and not said:
+                said = True
+                self._orders.lines.announce(INTERRUPTED)
             self._notice_ends()
             if time.monotonic() >= self._due and not self._next_signal():
                 break
@@ -238,9 +253,12 @@ class _Group:
             if rank.ended is None:
                 self._tell(Message(stuck, rank=rank.number, pid=rank.process.pid))
                 rank.ended = Ended(rank=rank.number, pid=rank.process.pid, code=None, seconds=now - rank.began)
+        if not (self._failed or self._elsewhere or self._signals):
+            self._orders.lines.announce(DONE)
         return Outcome(
             ranks=tuple(rank.ended for rank in self._ranks if rank.ended),
             failed=self._failed,
+            elsewhere=self._elsewhere,
             interrupted=bool(self._signals),
             memory_ran_out=num_killed_for_memory() != self._killed_for_memory,
         )
@@ -249,6 +267,9 @@ class _Group:
         """Show what has come; whether anything has."""
         ready = self._selector.select(seconds)
         for key, _ in ready:
+            if isinstance(key.data, socket.socket):
+                self._listen(key.data)
+                continue
             data = os.read(key.fd, READ_BYTES)
             stream = key.data
             if isinstance(stream, _Stream):
@@ -262,6 +283,14 @@ class _Group:
             if not data:
                 self._selector.unregister(key.fileobj)
         return bool(ready)
+
+    def _listen(self, connection: socket.socket) -> None:
+        for word in self._orders.lines.hear(connection):
+            if word.how != DONE and not self._stopping:
+                self._elsewhere = word
+                self._begin(*((signal.SIGINT,) if word.how == INTERRUPTED else ()), signal.SIGTERM)
+        if connection not in self._orders.lines.connections:
+            self._selector.unregister(connection)
 
     def wake_on(self, descriptor: int) -> None:
         """A pipe that says that a signal has come: a child's end is noticed at once."""
@@ -278,6 +307,7 @@ class _Group:
                 rank.ended = Ended(rank=rank.number, pid=rank.process.pid, code=code, seconds=seconds)
                 if code and not self._stopping:
                     self._failed = rank.ended
+                    self._orders.lines.announce(FAILED, rank=rank.number, exit_code=rank.ended.exit_code)
                     self._begin(signal.SIGTERM)
 
     def _left_over(self) -> int:

@@ -48,8 +48,26 @@ class Meeting:
     agreed: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Met:
+    """`card`: the network card that leads to the others. `connections`: at number 0 one to each of them, by number; at
+    any other the one to number 0.
+    """
+
+    card: str
+    connections: Mapping[int, socket.socket]
+
+
 def meet(meeting: Meeting) -> str:
-    """The network card of this machine that leads to the others.
+    """The network card of this machine that leads to the others. Raises what `meet_and_stay` raises."""
+    met = meet_and_stay(meeting)
+    for connection in met.connections.values():
+        connection.close()
+    return met.card
+
+
+def meet_and_stay(meeting: Meeting) -> Met:
+    """Those who have met stay connected.
 
     Raises EnvironmentProblem where ranks cannot work, LinkError if the machines do not reach each other.
     """
@@ -62,10 +80,17 @@ def meet(meeting: Meeting) -> str:
         )
     host = private_address(meeting.address)
     own = host if meeting.number == 0 else _own_address(host, meeting.port)
-    problem = _receive(host, meeting) if meeting.number == 0 else _visit(host, own, meeting)
-    if problem:
-        raise _unreachable(problem, own, meeting)
-    return card_of(own, addresses())
+    with ExitStack() as stack:
+        connections: dict[int, socket.socket] = {}
+        if meeting.number == 0:
+            problem = _receive(host, meeting, connections, stack)
+        else:
+            problem, connections[0] = _visit(host, own, meeting, stack)
+        if problem:
+            raise _unreachable(problem, own, meeting)
+        met = Met(card=card_of(own, addresses()), connections=connections)
+        stack.pop_all()
+    return met
 
 
 def private_address(name: str) -> str:
@@ -120,25 +145,24 @@ def _listener(address: str, port: int) -> socket.socket:
 # -- number 0 ----------------------------------------------------------------------------------------------------------
 
 
-def _receive(host: str, meeting: Meeting) -> str:
+def _receive(host: str, meeting: Meeting, visitors: dict[int, socket.socket], stack: ExitStack) -> str:
     """What is wrong, "" if nothing is; those who have come are told the same."""
     card_of(host, addresses())
-    with ExitStack() as stack:
-        try:
-            listener = stack.enter_context(_listener(host, meeting.port))
-        except OSError as error:
-            raise LinkError(
-                "cannot listen at {address}:{port}: {reason}",
-                address=host,
-                port=meeting.port,
-                reason=error.strerror,
-                hint="end what listens there, or take another MASTER_PORT on all machines",
-            ) from None
-        visitors: dict[int, socket.socket] = {}
+    try:
+        listener = _listener(host, meeting.port)
+    except OSError as error:
+        raise LinkError(
+            "cannot listen at {address}:{port}: {reason}",
+            address=host,
+            port=meeting.port,
+            reason=error.strerror,
+            hint="end what listens there, or take another MASTER_PORT on all machines",
+        ) from None
+    with listener:
         problem = _gather(listener, visitors, meeting, stack)
-        for connection in visitors.values():
-            with suppress(OSError):
-                connection.sendall(json.dumps({"problem": problem}).encode() + b"\n")
+    for connection in visitors.values():
+        with suppress(OSError):
+            connection.sendall(json.dumps({"problem": problem}).encode() + b"\n")
     return problem
 
 
@@ -159,7 +183,8 @@ def _gather(listener: socket.socket, visitors: dict[int, socket.socket], meeting
         said = _read(connection)
         number = said.get("number")
         if type(number) is not int or not 0 < number < meeting.machines:
-            continue  # a stranger
+            connection.close()  # a stranger's
+            continue
         if number in visitors:
             return Message("two machines say that they are number {number}", number=number)
         visitors[number] = connection
@@ -196,15 +221,16 @@ def _problem_of(number: int, said: Mapping[str, Any]) -> str:
 # -- the others --------------------------------------------------------------------------------------------------------
 
 
-def _visit(host: str, own: str, meeting: Meeting) -> str:
-    """What is wrong, as number 0 has it."""
+def _visit(host: str, own: str, meeting: Meeting, stack: ExitStack) -> tuple[str, socket.socket]:
+    """What is wrong, as number 0 has it, and the connection to it."""
     deadline = time.monotonic() + meeting.seconds
     with _listener(own, 0) as listener:
         while True:
-            with _dialled(host, meeting, deadline) as connection:
-                heard = _heard(connection, listener, own, meeting, deadline)
+            connection = stack.enter_context(_dialled(host, meeting, deadline))
+            heard = _heard(connection, listener, own, meeting, deadline)
             if heard is not None:
-                return heard
+                return heard, connection
+            connection.close()
             time.sleep(AGAIN_SECONDS)  # it was another program, as torch's store of a training before, or it was killed
 
 
