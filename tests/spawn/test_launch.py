@@ -1,5 +1,6 @@
 """`cuadrilla launch`: any program as several processes, their output, their ends."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -279,6 +280,8 @@ def trained(launch: Launch, interpreter: str, script: str, environ: dict[str, st
 
 def other_python(variable: str, library: str) -> str:
     found = os.environ.get(variable)
+    if not found and importlib.util.find_spec(library.partition(" ")[0]) is not None:
+        return sys.executable
     if not found:
         pytest.skip(f"{variable} is not set: the Python of an environment with {library}")
     return found
