@@ -44,6 +44,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+class NewerFormat(CheckpointError):
+    """Only a newer cuadrilla can read it: an older checkpoint must not be taken in its place."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A verified checkpoint in memory; tensors on the CPU."""
@@ -158,9 +162,9 @@ def _newest(folder: Path, use: Callable[[Path], T]) -> T | None:
         for path in reversed(candidates):
             try:
                 return use(path)
+            except NewerFormat:
+                raise
             except CheckpointError as error:
-                if "newer cuadrilla" in error.message:
-                    raise
                 problems.append(error.message)
                 log.warning("%s; trying the one before", error.message)
         candidates, tried = list_checkpoints(folder), candidates
@@ -192,7 +196,7 @@ def verify_checkpoint(path: Path) -> None:
     """Check the manifest's sizes and hashes against the files. Raises CheckpointError naming the first difference."""
     manifest = _read_json(path / MANIFEST)
     if manifest.get("schema", 0) > SCHEMA:
-        raise CheckpointError(
+        raise NewerFormat(
             "{path} was written by a newer cuadrilla ({newer}; this is {version})",
             path=path,
             newer=str(manifest.get("cuadrilla")),
