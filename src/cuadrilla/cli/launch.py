@@ -276,7 +276,7 @@ def _failure_elsewhere(outcome: Outcome, group: Group) -> CuadrillaError | None:
     address = group.addresses[word.machine] if word.machine < len(group.addresses) else ""
     if word.how == GONE:
         return LinkError(
-            "machine {number} ({address}) is gone: `cuadrilla launch` was killed there, or the network broke",
+            "machine {number} ({address}) is gone: `cuadrilla launch` ended there without a word, or the network broke",
             number=word.machine,
             address=address,
             hint="type the command again on all machines",
