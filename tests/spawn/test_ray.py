@@ -165,6 +165,7 @@ class Head:
             "--resources": '{"cuadrilla": 1}', "--object-store-memory": "100000000",
             "--include-dashboard": "true" if dashboard else "false",
             "--dashboard-host": "127.0.0.1", "--dashboard-port": str(dashboard or 8265),
+            "--dashboard-agent-listen-port": str(free_port()),  # else two clusters of a machine want one
         }  # fmt: skip
         options = [f"{name}={value}" for name, value in arguments.items()]
         self.process = subprocess.Popen(
@@ -293,12 +294,14 @@ def test_a_job_submitted_to_a_cluster_trains(tmp_path: Path) -> None:
 
 
 def test_a_node_of_a_running_cluster_works_once_its_owner_has_approved_the_code(head: Head, run: RunDir) -> None:
-    """The node fetches what it needs through the object store: it has a home of its own, and nothing in it."""
+    """The node fetches what it needs through the object store: its home has none of this code."""
+    with (run.path / "task.py").open("a") as code_file:
+        code_file.write("\n# other code than that of the tests before\n")
     crew = in_cluster(run, head)
     log = run.logs / "log.coordinator.txt"
     wait_for(lambda: log.exists() and "has not been approved" in log.read_text(), crew)
-    [code] = head.home.glob("cache/*/task.py")
-    assert code.read_text() == (run.path / "task.py").read_text()
+    fetched = [code.read_text() for code in head.home.glob("cache/*/task.py")]
+    assert fetched.count((run.path / "task.py").read_text()) == 1
     assert not events(run, "joined")
     crew.send_signal(signal.SIGINT)
     said = crew.communicate(timeout=150)[1]
