@@ -416,6 +416,7 @@ def test_a_node_has_a_worker_for_each_of_its_devices(crew: Crew) -> None:
     assert answer.valid
     sessions[0].call(Goodbye(reason="done"))
     assert isinstance(crew.heard.next("mala/cuda:0"), Goodbye)
+    wait_for(lambda: "mala/cuda:0" not in crew.server.workers())
     crew.nodes.remove("mala")
     crew.server.end_kicked()
     gone = {crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] for _ in devices[1:]}
