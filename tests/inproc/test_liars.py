@@ -48,7 +48,7 @@ class Crew:
         self.layout = wire.Layout.of(contribution_like(self.context.model, strict=self.context.config.sync.strict))
 
     def says(self, worker: str, message: pb.ToCoordinator, tensors: Mapping[str, Tensor] | None = None) -> None:
-        uploads = wire.Uploads()
+        uploads = wire.Uploads(self.layout)
         packed = self.layout.pack(tensors) if tensors is not None else bytearray(self.layout.num_bytes)
         uploads.put("u", self.layout.unpack(packed))
         self.coordination.deliver(worker, wire.from_worker(message, uploads=uploads))

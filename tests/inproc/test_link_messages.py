@@ -64,7 +64,7 @@ def test_ten_thousand_frames_raise_nothing_but_our_errors() -> None:
 def check_read(kind: Any, message: Any) -> None:
     """What came through is what the rest of the program may rely on."""
     if kind is pb.ToCoordinator:
-        uploads = wire.Uploads()
+        uploads = wire.Uploads(wire.Layout.of(PARAMETERS))
         uploads.put("u", PARAMETERS)
         match wire.from_worker(message, uploads=uploads):
             case Hello(speed_hint=hint):

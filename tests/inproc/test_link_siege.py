@@ -241,7 +241,7 @@ class Members:
         self.layout = wire.Layout.of(contribution_like(self.context.model, strict=True))
 
     def says(self, worker: str, message: pb.ToCoordinator) -> None:
-        uploads = wire.Uploads()
+        uploads = wire.Uploads(self.layout)
         uploads.put("u", self.layout.unpack(bytearray(self.layout.num_bytes)))
         self.coordination.deliver(worker, wire.from_worker(message, uploads=uploads))
 

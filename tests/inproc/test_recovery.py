@@ -105,6 +105,25 @@ def test_a_journal_of_another_history_is_not_redone(tmp_path: Path) -> None:
     assert final_sha256(tmp_path) == final_sha256(tmp_path / "other")
 
 
+def test_a_segment_behind_a_lost_checkpoint_is_not_redone_when_the_run_gets_there(tmp_path: Path) -> None:
+    """The simulator found it: a full disk, a checkpoint behind the gap, and that one damaged."""
+
+    def crash_at(step: int, folder: Path, *sets: str) -> None:
+        scripts = (Script(worker=worker, at=step, phase="pass") for worker in ("worker-1", "worker-2"))
+        with pytest.raises(Exception, match="scripted"):
+            execute(folder, RaggedRegression(), *CREW, NO_BEST, *sets, wrap_link=play(*scripts)[0])
+
+    lost, run = tmp_path / "lost", tmp_path / "run"
+    crash_at(5, lost, "run.seed=1", "checkpoint.every_steps=3")
+    crash_at(0, run)
+    [segment] = [path for path in RunDir(lost).journal.iterdir() if path.name.startswith("v00000003")]
+    shutil.copy(segment, RunDir(run).journal / segment.name)
+    crash_at(3, run)
+    execute(run, RaggedRegression(), *CREW)
+    execute(tmp_path / "whole", RaggedRegression(), *CREW)
+    assert final_sha256(run) == final_sha256(tmp_path / "whole")
+
+
 def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path) -> None:
     sets = ("checkpoint.every_steps=1", "checkpoint.keep=2", NO_BEST)
     execute(tmp_path, RaggedRegression(), *sets, stop_at=4)

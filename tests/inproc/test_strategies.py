@@ -13,7 +13,18 @@ import pytest
 import torch
 from torch import nn
 
-from cuadrilla.link.base import Contribution, Lease, Link, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import (
+    Computed,
+    Contribution,
+    Lease,
+    Link,
+    Progress,
+    TensorRef,
+    Tensors,
+    ToCoordinator,
+    ToWorker,
+    Version,
+)
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sim.run import RULES, simulate
 from cuadrilla.sync.exact import Exact
@@ -23,6 +34,7 @@ from cuadrilla.train.checkpoint import tensors_sha256
 from tests.average import Average
 from tests.faults import PHASES, Phase, Script, play
 from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, relative_difference, workers
+from tests.streaming import StreamingAverage
 from tests.tasks import RaggedRegression
 
 GRADIENT_STEPS = ('optim.kind="nesterov"', "optim.momentum=0.0", "train.clip_norm=0.0")
@@ -102,6 +114,9 @@ class _Ear:
     def call(self, message: ToCoordinator) -> None:
         self._link.call(message)
 
+    def upload(self, piece: Tensors, *, lease_id: int) -> None:
+        self._link.upload(piece, lease_id=lease_id)
+
     def next_event(self) -> ToWorker:
         event = self._link.next_event()
         self._version = event.version if isinstance(event, Version) else self._version
@@ -138,6 +153,79 @@ def test_many_local_steps_learn_with_any_optimizer_and_number_type(
     execute(tmp_path / "many", RaggedRegression(), *sets, strategy=Average(units_per_step=4, wire=wire))
     one, many = (metrics(tmp_path / name)[-1]["loss"] for name in ("one step", "many"))
     assert many < one
+
+
+# -- a strategy that computes the next lease while its answer travels, in pieces --------------------------------------
+
+MANY_STEPS = (*GRADIENT_STEPS, "train.steps=20", "schedule.cooldown=0.0")
+STALENESS = 0.02
+"""Of weights whose steps came from ones that are a version old, to those without. One that is lost or counted twice:
+0.05 and more."""
+
+
+@pytest.mark.ray_smoke
+@pytest.mark.parametrize("crew", UNEQUAL)
+def test_streaming_answers_lose_nothing(execute: Execute, tmp_path: Path, crew: str) -> None:
+    """Every unit is counted once, and the model learns as it does where each answer is waited for."""
+    execute(tmp_path / "waits", RaggedRegression(), *MANY_STEPS, workers(UNEQUAL[crew]), strategy=Average())
+    execute(tmp_path / "streams", RaggedRegression(), *MANY_STEPS, workers(UNEQUAL[crew]), strategy=StreamingAverage())
+    waits, streams = metrics(tmp_path / "waits"), metrics(tmp_path / "streams")
+    assert [row["tokens"] for row in streams] == [row["tokens"] for row in waits]
+    assert relative_difference(final(tmp_path / "streams"), final(tmp_path / "waits")) <= STALENESS
+
+
+def test_one_streaming_worker_is_one_that_waits(execute: Execute, tmp_path: Path, alone: Path) -> None:
+    execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, strategy=StreamingAverage())
+    assert relative_difference(final(tmp_path), final(alone)) <= ROUNDING
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_streaming_worker_lost_at_any_phase_costs_no_unit(execute: Execute, tmp_path: Path, phase: Phase) -> None:
+    wrap, played = play(Script(worker="worker-2", at=None, phase=phase))
+    execute(tmp_path / "all", RaggedRegression(), *MANY_STEPS, strategy=Average())
+    crew = workers([1.0, 1.0, 1.0])
+    execute(tmp_path / "lost", RaggedRegression(), *MANY_STEPS, crew, strategy=StreamingAverage(), wrap_link=wrap)
+    assert played
+    rows, expected = metrics(tmp_path / "lost"), metrics(tmp_path / "all")
+    assert [row["tokens"] for row in rows] == [row["tokens"] for row in expected]
+    assert relative_difference(final(tmp_path / "lost"), final(tmp_path / "all")) <= STALENESS
+
+
+class Slow:
+    """A `wrap_link` whose first answer arrives only when its worker is at work on another lease."""
+
+    def __init__(self) -> None:
+        self.at_work, self.waited = threading.Event(), threading.Event()
+
+    def __call__(self, worker: str, link: Link) -> Link:
+        del worker
+        return _SlowLink(link, self)
+
+
+class _SlowLink(_Ear):
+    def __init__(self, link: Link, slow: Slow) -> None:
+        super().__init__(link, Listening())
+        self._slow, self._computed = slow, False
+
+    def call(self, message: ToCoordinator) -> None:
+        match message:
+            case Computed():
+                self._computed = True
+            case Progress() if self._computed:
+                self._slow.at_work.set()
+            case Contribution() if not self._slow.waited.is_set():
+                assert self._slow.at_work.wait(timeout=60)
+                self._slow.waited.set()
+        super().call(message)
+
+
+def test_the_next_lease_is_computed_while_an_answer_travels(execute_in_threads: Execute, tmp_path: Path) -> None:
+    slow = Slow()
+    execute_in_threads(
+        tmp_path, RaggedRegression(), *GRADIENT_STEPS, strategy=StreamingAverage(units_per_step=1), wrap_link=slow
+    )
+    assert slow.waited.is_set()
+    assert len(metrics(tmp_path)) == 8
 
 
 def test_a_history_computed_by_hand() -> None:
@@ -192,3 +280,10 @@ def quiet() -> Iterator[None]:
 def test_the_simulator_takes_any_strategy() -> None:
     for seed in range(20):
         assert simulate(seed, strategy=Average()).committed[-1] == RULES.num_versions
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_simulator_has_workers_that_go_on_while_an_answer_travels() -> None:
+    """Every unit is counted once, from weights that are one version old at most, whatever befalls them."""
+    for seed in range(60):
+        assert simulate(seed, strategy=StreamingAverage(), streams=True).committed[-1] == RULES.num_versions

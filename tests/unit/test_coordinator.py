@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuadrilla.link.base import Progress
+from cuadrilla.link.base import Computed, Progress
 from cuadrilla.sync import events, work
 from tests.driver import Crew, machine, rules
 
@@ -235,6 +235,23 @@ def test_who_takes_work_and_leaves_again_and_again_costs_little(stays: float) ->
     alone = versions_in(600, disturbed=False)
     versions_in(120, disturbed=True)  # what it may owe at first
     assert versions_in(600, disturbed=True) > 0.8 * alone
+
+
+def test_a_lease_said_to_be_computed_gives_no_other_and_counts_for_little() -> None:
+    """Whole rounds wait for answers; and who says so at once looks ten times as fast as it is, and not more."""
+    crew = Crew(machine(rules(units_per_round=100, num_versions=100, quorum=2)))
+    crew.join("honest")
+    crew.join("liar")
+    for _ in range(6):
+        lease = crew.of("liar")
+        crew.say("liar", Computed(lease_id=lease.lease_id))
+        crew.say("liar", Computed(lease_id=lease.lease_id))
+        crew.say("honest", Computed(lease_id=lease.lease_id))  # not its own
+        assert crew.of("liar") == lease
+        crew.round(honest=0.02, liar=0.02)
+    speeds = crew.machine.work.crew.speeds()
+    assert speeds["liar"] <= 10.1 * speeds["honest"]
+    assert not crew.machine.work.computed
 
 
 def test_silence_and_hanging() -> None:

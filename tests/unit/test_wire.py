@@ -162,3 +162,37 @@ def test_memory_keeps_no_more_than_it_should() -> None:
     gc.collect()
     assert len(memory._free) == 1
     assert len(memory.take(32)) == 32
+
+
+def test_an_answer_comes_in_pieces_and_is_taken_whole() -> None:
+    whole = {"a": torch.zeros(2), "b": torch.ones(3), "c": torch.ones(1)}
+    layout = wire.Layout.of(whole)
+    uploads = wire.Uploads(layout)
+    for piece in ({"a": whole["a"]}, {"b": whole["b"], "c": whole["c"]}):
+        uploads.put("lease-1", piece)
+    assert uploads.take("lease-1") == whole
+    assert uploads.take("lease-1") is None
+
+
+def test_a_part_of_an_answer_is_none() -> None:
+    """Of another lease; with a piece that comes again, which ends what was there: nobody can pile pieces up."""
+    whole = {"a": torch.zeros(2), "b": torch.ones(3)}
+    uploads = wire.Uploads(wire.Layout.of(whole))
+    uploads.put("lease-1", {"a": whole["a"]})
+    uploads.put("lease-2", {"b": whole["b"]})
+    assert uploads.take("lease-1") is None
+    assert uploads.take("lease-2") is None
+    uploads.put("lease-3", whole)
+    uploads.put("lease-3", {"a": whole["a"]})
+    assert uploads.take("lease-3") is None
+
+
+def test_a_piece_is_some_of_the_tensors_in_their_order() -> None:
+    layout = wire.Layout.of({"a": torch.zeros(2), "b": torch.ones(3), "c": torch.ones(1)})
+    described = layout.describe()
+    assert [name for name, *_ in layout.part(described[1:]).entries] == ["b", "c"]
+    assert layout.part(described) == layout
+    other = wire.Layout.of({"a": torch.zeros(3)}).describe()
+    for wrong in ([], described[::-1], [*described, *described], described[:1] * 3, other):
+        with pytest.raises(LinkError, match="tensors of another model"):
+            layout.part(wrong)

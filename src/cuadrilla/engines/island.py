@@ -436,6 +436,6 @@ def _packed(facts: Facts) -> str:
 
 
 def _unpacked(text: bytes) -> Facts:
-    said = from_worker(pb.ToCoordinator.FromString(bytes.fromhex(text.decode())), uploads=Uploads())
+    said = from_worker(pb.ToCoordinator.FromString(bytes.fromhex(text.decode())), uploads=Uploads(Layout(())))
     assert isinstance(said, Hello)
     return said.environment

@@ -61,8 +61,8 @@ def run_local(
     if choice.ratios:
         tell(Message("kernels    {choice}", choice=choice))
     alone, runtime = len(speeds) == 1, CoordinatorThread(context.coordination)
-    # Asynchronous workers read one version while the next one is made; alone, nobody does.
-    copies = context.strategy.max_staleness is not None and not alone
+    # Asynchronous workers read one version while the next one is made; alone, only one that goes on meanwhile.
+    copies = context.strategy.max_staleness is not None and (not alone or context.strategy.moves_weights)
     server = InProcServer(context.coordination.receive if alone else runtime.deliver, copies=copies)
     try:
         context.coordination.open(server.send)

@@ -63,6 +63,13 @@ class Contribution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Computed:
+    """A lease is computed, and its Contribution on the way: the worker can do something else meanwhile."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Goodbye:
     """The worker leaves in order: what it holds goes back."""
 
@@ -133,15 +140,21 @@ class Busy(LinkError):
     """The coordinator was reached, and takes no more calls from here just now."""
 
 
-ToCoordinator = Hello | Progress | Contribution | Goodbye
+ToCoordinator = Hello | Progress | Computed | Contribution | Goodbye
 ToWorker = Version | Lease | Stop
 
 
 class Link(Protocol):
-    """A worker's way to the coordinator. Raises LinkError when the coordinator cannot be reached any more."""
+    """A worker's way to the coordinator. Raises LinkError when the coordinator cannot be reached any more.
+
+    Used by one thread; Contributions and their pieces may come from another one, which is one itself.
+    """
 
     def call(self, message: ToCoordinator) -> None:
         """Send a message; returns when the coordinator has it, or will have it: tensors have travelled by then."""
+
+    def upload(self, piece: Tensors, *, lease_id: int) -> None:
+        """Send some tensors of the answer to a lease ahead: its Contribution holds the others."""
 
     def next_event(self) -> ToWorker:
         """Wait for the next message to this worker."""

@@ -93,6 +93,12 @@ class Contribute(_message.Message):
     transfer_seconds: float
     def __init__(self, lease_id: _Optional[int] = ..., tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., upload: _Optional[str] = ..., valid: _Optional[bool] = ..., transfer_seconds: _Optional[float] = ...) -> None: ...
 
+class Computed(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+
 class Goodbye(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -100,16 +106,18 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class ToCoordinator(_message.Message):
-    __slots__ = ("hello", "progress", "contribute", "goodbye")
+    __slots__ = ("hello", "progress", "contribute", "goodbye", "computed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     contribute: Contribute
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., contribute: _Optional[_Union[Contribute, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    computed: Computed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., contribute: _Optional[_Union[Contribute, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ...) -> None: ...
 
 class Version(_message.Message):
     __slots__ = ("version", "parameters", "standbys", "term")

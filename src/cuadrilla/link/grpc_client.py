@@ -258,7 +258,7 @@ class Connection:
 
 
 class GrpcLink:
-    """A session: a `Link`. Used by one thread; heartbeats go out by themselves."""
+    """A session: a `Link`. Heartbeats go out by themselves."""
 
     def __init__(self, connection: Connection, *, parameters: wire.Layout) -> None:
         self._connection = connection
@@ -266,8 +266,7 @@ class GrpcLink:
         self._outgoing: queue.SimpleQueue[pb.ToCoordinator | None] = queue.SimpleQueue()
         self._inbox = Inbox()
         self._progress = Progress(micro_steps=0)
-        self._num_uploads = 0
-        self._transfers = False
+        self._transfers: set[str] = set()
         self._broken: LinkError | None = None
         self.heard_at = 0.0
         """When the coordinator last said something, in monotonic seconds; 0 for never."""
@@ -279,7 +278,7 @@ class GrpcLink:
         self._liveness = Liveness(
             asks=connection.answers,
             asks_anew=connection.answers_anew,
-            busy=lambda: self._transfers,
+            busy=lambda: bool(self._transfers),
             dead=self._found_dead,
         )
 
@@ -292,8 +291,16 @@ class GrpcLink:
         if isinstance(message, Progress):
             self._progress = message  # goes with the next heartbeat
         else:
-            upload = self._upload(message.tensors) if isinstance(message, Contribution) else ""
+            upload = ""
+            if isinstance(message, Contribution):
+                upload = wire.upload_name(message.lease_id)
+                if message.tensors:
+                    self._upload(message.tensors, name=upload)
             self._outgoing.put(wire.to_coordinator(message, upload=upload))
+
+    def upload(self, piece: Tensors, *, lease_id: int) -> None:
+        self._check()
+        self._upload(piece, name=wire.upload_name(lease_id))
 
     def next_event(self) -> ToWorker:
         return self._inbox.next_event()
@@ -303,7 +310,7 @@ class GrpcLink:
 
     def download(self, ref: TensorRef) -> Tensors:
         self._check()
-        with self._transfer():
+        with self._transfer(str(ref)):
             return self._connection.download(str(ref), self._parameters)
 
     def farewell(self) -> Stop | None:
@@ -318,13 +325,9 @@ class GrpcLink:
         self._responses.cancel()
         self._reader.join()
 
-    def _upload(self, tensors: Tensors) -> str:
-        """Under which name they have been sent."""
-        self._num_uploads += 1
-        name = f"upload-{self._num_uploads}"
-        with self._transfer():
+    def _upload(self, tensors: Tensors, *, name: str) -> None:
+        with self._transfer(name):
             self._connection.upload(name, tensors)
-        return name
 
     def _messages(self) -> Iterator[pb.ToCoordinator]:
         """What goes out: messages as they come, and a heartbeat when there has been none for a second."""
@@ -361,12 +364,12 @@ class GrpcLink:
         self._inbox.put(problem)
 
     @contextmanager
-    def _transfer(self) -> Iterator[None]:
-        self._transfers = True
+    def _transfer(self, name: str) -> Iterator[None]:
+        self._transfers.add(name)
         try:
             yield
         finally:
-            self._transfers = False
+            self._transfers.discard(name)
 
     def _check(self) -> None:
         if self._broken is not None:

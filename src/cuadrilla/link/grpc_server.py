@@ -36,6 +36,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import (
     KICKED,
     NOT_LISTED,
+    Computed,
     Contribution,
     Goodbye,
     Lease,
@@ -105,12 +106,14 @@ class _Session:
     worker: str
     context: Any
     node: str
+    uploads: wire.Uploads
     outbox: "queue.SimpleQueue[pb.ToWorker | None]" = field(default_factory=queue.SimpleQueue)
-    uploads: wire.Uploads = field(default_factory=wire.Uploads)
     reason: str = Message("the connection ended")
     version: str = ""
     leases: set[int] = field(default_factory=set)
     """Those that it has not answered yet."""
+    computed: int = 0
+    """The newest one that it has said to have computed."""
     joined: bool = False
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
     uploading: bool = False
@@ -330,7 +333,7 @@ class CrewServer:
 
     def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
         worker = self._worker(context)
-        session = _Session(worker, context, node_of(worker))
+        session = _Session(worker, context, node_of(worker), uploads=wire.Uploads(self._contribution))
         with self._lock:
             if not self._pace.admits(session.node, self._clock()):
                 refuse(context, "this node begins too many sessions", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -387,6 +390,9 @@ class CrewServer:
             if isinstance(message, Contribution) and message.lease_id in session.leases:
                 session.leases.remove(message.lease_id)
                 return True
+            if isinstance(message, Computed) and message.lease_id in session.leases - {session.computed}:
+                session.computed = message.lease_id
+                return True
             return self._pace.admits(session.node, self._clock())
 
     def _tell_progress(self, session: _Session) -> None:
@@ -430,16 +436,17 @@ class CrewServer:
             session.uploading = False
 
     def _assemble(self, session: _Session, requests: Iterator[pb.Chunk]) -> pb.Uploaded:
-        assembly = wire.Assembly(self._contribution.num_bytes, layout=self._contribution, memory=self._upload_memory)
-        name = ""
+        assembly, name = None, ""
         for chunk in requests:
-            name = name or chunk.name
+            if assembly is None:
+                name, layout = chunk.name, self._contribution.part(chunk.tensors)
+                assembly = wire.Assembly(layout.num_bytes, layout=layout, memory=self._upload_memory)
             assembly.add(chunk)
             session.chunks += 1
             self._tell_progress(session)
-        if not assembly.complete:
+        if assembly is None or not assembly.complete:
             raise LinkError("the upload ends early", hint="the worker begins again")
-        session.uploads.put(name, self._contribution.unpack(assembly.buffer))
+        session.uploads.put(name, layout.unpack(assembly.buffer))
         return pb.Uploaded(num_bytes=assembly.received)
 
     def _download(self, requests: Iterator[pb.DownloadRequest], context: Any) -> Iterator[bytes]:

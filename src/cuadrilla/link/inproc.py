@@ -1,15 +1,16 @@
 """The in-process link: a queue per worker, tensors by reference, the coordinator in the caller's own thread.
 
-`InProcServer` is the coordinator's side. A worker's `call` runs the coordinator under its lock and returns when the
-resulting messages lie in the workers' queues, so one worker alone needs no second thread and no copy.
+`InProcServer` is the coordinator's side. A worker's `call` runs the coordinator, one call at a time, and returns when
+the resulting messages lie in the workers' queues, so one worker alone needs no second thread and no copy.
 """
 
 import queue
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 
 Receive = Callable[[str, ToCoordinator], None]
 
@@ -22,6 +23,7 @@ class InProcServer:
 
     def __init__(self, receive: Receive, *, copies: bool = False) -> None:
         self._receive = receive
+        self._lock = threading.RLock()
         self._copies = copies
         self._outboxes: dict[str, queue.SimpleQueue[ToWorker]] = {}
 
@@ -30,7 +32,7 @@ class InProcServer:
             problem = "a worker named {worker} is already connected"
             raise LinkError(problem, worker=worker, hint="give each worker its own name")
         self._outboxes[worker] = queue.SimpleQueue()
-        return InProcLink(worker, receive=self._receive, outbox=self._outboxes[worker], leave=self._disconnect)
+        return InProcLink(worker, receive=self._receive_one, outbox=self._outboxes[worker], leave=self._disconnect)
 
     def send(self, worker: str, message: ToWorker) -> None:
         """Put a message into a worker's queue; a worker that has gone gets nothing."""
@@ -39,6 +41,10 @@ class InProcServer:
             if self._copies and isinstance(message, Version):
                 message = replace(message, parameters=_copied(message.parameters))
             outbox.put(message)
+
+    def _receive_one(self, worker: str, message: ToCoordinator) -> None:
+        with self._lock:
+            self._receive(worker, message)
 
     def _disconnect(self, worker: str) -> None:
         self._outboxes.pop(worker, None)
@@ -50,7 +56,7 @@ def _copied(tensors: TensorRef) -> Tensors:
 
 
 class InProcLink:
-    """A worker's end. Used by one thread."""
+    """A worker's end."""
 
     def __init__(
         self,
@@ -65,9 +71,17 @@ class InProcLink:
         self._outbox = outbox
         self._leave = leave
         self._waiting: list[ToWorker] = []
+        self._pieces: tuple[int, Tensors] = (0, {})
 
     def call(self, message: ToCoordinator) -> None:
+        if isinstance(message, Contribution) and self._pieces[0] == message.lease_id:
+            message = replace(message, tensors={**self._pieces[1], **message.tensors})
+            self._pieces = (0, {})
         self._receive(self._worker, message)
+
+    def upload(self, piece: Tensors, *, lease_id: int) -> None:
+        sent = self._pieces[1] if self._pieces[0] == lease_id else {}
+        self._pieces = (lease_id, {**sent, **piece})
 
     def next_event(self) -> ToWorker:
         return self._waiting.pop(0) if self._waiting else self._outbox.get()

@@ -72,7 +72,12 @@ class ShapedLink:
             seconds = self._seconds(message.tensors) if isinstance(message, Contribution) else 0.0
             self._pause(seconds + self._shape.delay_seconds)
         self._link.call(message)
-        self._pass_began = self._clock()
+        if not isinstance(message, Contribution):  # which may travel while the next pass is computed
+            self._pass_began = self._clock()
+
+    def upload(self, piece: Tensors, *, lease_id: int) -> None:
+        self._pause(self._seconds(piece))
+        self._link.upload(piece, lease_id=lease_id)
 
     def next_event(self) -> ToWorker:
         began = self._clock()

@@ -31,19 +31,24 @@ class WatchedLink:
         self._counted = counted
         self._clock = clock
         self._told_at, self._told_step = -math.inf, -1
-        self._lease: Lease | None = None
-        self._began = self._seconds = 0.0
+        self._leases: dict[int, tuple[Lease, float]] = {}  # not answered yet, and since when
+        self._seconds = 0.0
         self._units = self._tokens = 0
 
     def call(self, message: ToCoordinator) -> None:
         self._link.call(message)
-        if isinstance(message, Contribution) and self._lease is not None:
-            self._count(self._lease, message)
+        if isinstance(message, Contribution) and message.lease_id in self._leases:
+            self._count(*self._leases[message.lease_id], message)
+            for older in [number for number in self._leases if number <= message.lease_id]:
+                del self._leases[older]
+
+    def upload(self, piece: Tensors, *, lease_id: int) -> None:
+        self._link.upload(piece, lease_id=lease_id)
 
     def next_event(self) -> ToWorker:
         event = self._link.next_event()
         if isinstance(event, Lease):
-            self._lease, self._began = event, self._clock()
+            self._leases[event.lease_id] = event, self._clock()
             if self._told_step < 0:
                 self._told_step = event.version
         return event
@@ -57,11 +62,11 @@ class WatchedLink:
     def close(self) -> None:
         self._link.close()
 
-    def _count(self, lease: Lease, answer: Contribution) -> None:
+    def _count(self, lease: Lease, began: float, answer: Contribution) -> None:
         now = self._clock()
         self._units += len(lease.units)
         self._tokens += answer.tokens
-        self._seconds += now - self._began
+        self._seconds += now - began
         if now - self._told_at < LINE_SECONDS:
             return
         step = lease.version + 1

@@ -22,6 +22,7 @@ from torch import Tensor
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.base import (
+    Computed,
     Contribution,
     Goodbye,
     Hello,
@@ -86,6 +87,14 @@ class Layout:
             return False
         theirs = tuple((item.name, DTYPES.get(item.dtype), tuple(item.shape)) for item in described)
         return theirs == self.entries
+
+    def part(self, described: Sequence[pb.Tensor]) -> "Layout":
+        """Of a peer's description, some of these tensors in this order. Raises LinkError if it is none."""
+        names = {item.name for item in described[: len(self.entries)]}
+        found = Layout(tuple(entry for entry in self.entries if entry[0] in names))
+        if not names or not found.fits(described):
+            raise _unexpected(Message("tensors of another model"))
+        return found
 
     def require_sizes(self, sizes: Sequence[int]) -> None:
         """Raises LinkError unless `sizes` are the bytes of these tensors, one by one."""
@@ -283,6 +292,8 @@ def to_coordinator(message: ToCoordinator, *, upload: str = "") -> pb.ToCoordina
             return pb.ToCoordinator(hello=hello)
         case Progress():
             return pb.ToCoordinator(progress=pb.Progress(micro_steps=message.micro_steps, part=message.part))
+        case Computed():
+            return pb.ToCoordinator(computed=pb.Computed(lease_id=message.lease_id))
         case Contribution():
             return pb.ToCoordinator(
                 contribute=pb.Contribute(
@@ -312,6 +323,8 @@ def from_worker(received: pb.ToCoordinator, *, uploads: "Uploads") -> ToCoordina
         case "progress":
             part = received.progress.part
             return Progress(micro_steps=received.progress.micro_steps, part=part if 0 <= part <= 1 else 0.0)
+        case "computed":
+            return Computed(lease_id=received.computed.lease_id)
         case "contribute":
             answer = received.contribute
             _require(0 <= answer.transfer_seconds < math.inf, Message("its time is negative"))
@@ -371,25 +384,37 @@ def from_coordinator(received: pb.ToWorker) -> ToWorker:
 
 
 class Uploads:
-    """The finished uploads of one worker, by name. The newest alone is kept; it is taken once."""
+    """The finished uploads of one worker. Those of one name are one set of tensors, and the newest set alone is kept.
 
-    def __init__(self) -> None:
+    A tensor that comes twice begins a set anew: never is more kept than one whole.
+    """
+
+    def __init__(self, whole: Layout) -> None:
+        """`whole`: what a set must hold."""
+        self._names = {name for name, *_ in whole.entries}
         self._name = ""
-        self._tensors: Mapping[str, Tensor] | None = None
+        self._tensors: dict[str, Tensor] | None = None
 
     def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        self._name, self._tensors = name, tensors
+        held = (self._tensors or {}) if name == self._name else {}
+        self._name, self._tensors = name, {**(held if held.keys().isdisjoint(tensors) else {}), **tensors}
 
     def take(self, name: str) -> Mapping[str, Tensor] | None:
+        """Once, and only a whole set."""
         if name != self._name:
             return None
         tensors, self._tensors = self._tensors, None
-        return tensors
+        return tensors if tensors is not None and tensors.keys() == self._names else None
 
 
 def version_name(version: int) -> str:
     """What the parameters of a version are called on the wire."""
     return f"version-{version}"
+
+
+def upload_name(lease_id: int) -> str:
+    """What the tensors of an answer are called on the wire, in one piece or in several."""
+    return f"lease-{lease_id}"
 
 
 def _require(condition: bool, problem: Message) -> None:

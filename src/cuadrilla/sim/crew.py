@@ -12,13 +12,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import (
+    Computed,
+    Contribution,
+    Goodbye,
+    Hello,
+    Lease,
+    Progress,
+    Stop,
+    ToCoordinator,
+    ToWorker,
+    Version,
+)
 from cuadrilla.sim.disk import MASK, UNIT_TOKENS, Audit, Part, gradient, number_of
 
 HEARTBEAT_SECONDS = 1.0
 QUARANTINE_SECONDS = 30.0
 """Until somebody starts a worker again that was sent away for its contributions."""
 SLOWNESS = 10.0
+LONGEST_TRAVEL_SECONDS = 3.0
 RETRY_SECONDS = 1.0
 
 
@@ -70,7 +82,8 @@ class Worker:
     """`rate`: units per second. `incarnation` tells the timers of a process that died from those of the one that lives.
 
     `heard_at`: when the coordinator last had a message of it; `worked_at`: when it last heard of some work, or sent it
-    some to which there was an answer before (it `owes` none).
+    some to which there was an answer before (it `owes` none). `sent_at`: when its last answer has travelled.
+    `bases`: the weights that it had when a lease came.
     """
 
     name: str
@@ -86,11 +99,13 @@ class Worker:
     theta: int = 0
     micro_steps: int = 0
     leases: list[Lease] = field(default_factory=list)
+    bases: dict[int, int] = field(default_factory=dict)
     answer: Contribution | None = None
     bad_rounds: set[int] = field(default_factory=set)
     worked_at: float = 0.0
     owes: bool = False
     heard_at: float = 0.0
+    sent_at: float = 0.0
 
 
 def draw_crew(rng: random.Random) -> dict[str, Worker]:
@@ -114,9 +129,15 @@ class Transport(Protocol):
 
 
 class Crew:
-    """All workers and their connections. `bad_unit`: nobody can compute it; `bad_rate`: of all other contributions."""
+    """All workers and their connections. `bad_unit`: nobody can compute it; `bad_rate`: of all other contributions.
 
-    def __init__(self, rng: random.Random, *, clock: Clock, audit: Audit, transport: Transport) -> None:
+    `streams`: they go on while an answer travels.
+    """
+
+    def __init__(
+        self, rng: random.Random, *, clock: Clock, audit: Audit, transport: Transport, streams: bool = False
+    ) -> None:
+        self.streams = streams
         self.random = rng
         self.clock = clock
         self.audit = audit
@@ -242,6 +263,7 @@ class Crew:
                 worker.theta = theta_of(message)
             case Lease():
                 worker.leases.append(message)
+                worker.bases[message.lease_id] = worker.theta
                 if len(worker.leases) == 1:
                     self.compute(worker, message)
             case Stop():
@@ -249,7 +271,7 @@ class Crew:
                 self.leave(worker, back_after=pause)
 
     def compute(self, worker: Worker, lease: Lease) -> None:
-        base = worker.theta
+        base = worker.bases.pop(lease.lease_id)
 
         def go_on(done: int) -> None:
             if not worker.leases or worker.leases[0] is not lease:
@@ -266,12 +288,20 @@ class Crew:
                 seconds = slowness * self.random.uniform(0.9, 1.1) / worker.rate
                 self.after(worker, seconds, partial(go_on, done + 1))
                 return
-            self.contribute(worker, lease, base=base)
+            self.answer(worker, lease, base=base)
             worker.leases.pop(0)
             if worker.leases:
                 self.compute(worker, worker.leases[0])
 
         go_on(0)
+
+    def answer(self, worker: Worker, lease: Lease, *, base: int) -> None:
+        if not self.streams:
+            self.contribute(worker, lease, base=base)
+            return
+        self.tell(worker, Computed(lease_id=lease.lease_id))
+        worker.sent_at = max(worker.sent_at, self.clock.now) + self.random.uniform(0.0, LONGEST_TRAVEL_SECONDS)
+        self.after(worker, worker.sent_at - self.clock.now, partial(self.contribute, worker, lease, base=base))
 
     def contribute(self, worker: Worker, lease: Lease, *, base: int) -> None:
         """A bad contribution says so itself, or holds a NaN that the merge finds; what it adds up to is wrong."""

@@ -285,6 +285,7 @@ class VirtualStore:
     def save(self, snapshot: Callable[[], dict[str, Any]], *, version: int) -> None:
         if version == self.saved:
             if self.segment is None:
+                self._forget(lambda segment: segment >= version)
                 self.disk.segments[version], self.segment = [], version
             return
         self.point()

@@ -12,7 +12,7 @@ from functools import partial
 
 from cuadrilla.config import GuardSection
 from cuadrilla.errors import ResourceError
-from cuadrilla.link.base import Contribution, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Computed, Contribution, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.plan.share import share_units
 from cuadrilla.sim.crew import Clock, Connection, Crew, Worker
 from cuadrilla.sim.disk import (
@@ -81,7 +81,9 @@ class World:
         reuse_lease_ids: bool = False,
         strategy: Strategy = EXACT,
         rules: Rules = RULES,
+        streams: bool = False,
     ) -> None:
+        self.streams = streams
         self.random = random.Random(seed)
         self.report = Report(seed=seed, faults=())
         self.clock = Clock()
@@ -92,7 +94,7 @@ class World:
         self.audit = Audit(
             report=self.report, disk=self.disk, clock=lambda: self.clock.now, rules=rules, staleness=self.staleness
         )
-        self.crew = Crew(self.random, clock=self.clock, audit=self.audit, transport=self)
+        self.crew = Crew(self.random, clock=self.clock, audit=self.audit, transport=self, streams=streams)
         drawn = draw_faults(self.random, list(self.crew.workers))
         self.report.faults = tuple(drawn if faults is None else faults)
         self.reuse_lease_ids = reuse_lease_ids
@@ -216,7 +218,7 @@ class World:
                 connection.micro_steps, worker.worked_at, worker.owes = message.micro_steps, self.clock.now, False
             self.coordination.heard(worker.name, message)
         else:
-            answers = isinstance(message, Contribution) and message.lease_id in self.coordination.leases
+            answers = isinstance(message, Computed | Contribution) and message.lease_id in self.coordination.leases
             worker.owes = worker.owes and not answers and not isinstance(message, Hello)
             self.coordination.deliver(worker.name, message)
 
@@ -314,10 +316,14 @@ def units_are_in_one_place(world: World) -> str:
 
 
 def rounds_are_opened_in_time(world: World) -> str:
-    """One at a time, or with a bound of staleness as they are leased; never more than the run has."""
+    """One at a time, one more where workers go on, or with a bound of staleness as they are leased; never more than
+    the run has.
+    """
     coordinator = world.coordinator
     size, version, opened = world.rules.units_per_round, coordinator.version, coordinator.work.ledger.opened
-    most = version + 1 if world.staleness is None else world.rules.num_versions
+    most = world.rules.num_versions
+    if world.staleness is None or world.streams:
+        most = min(most, version + 1 + (world.staleness or 0))
     if coordinator.finished or version * size < opened <= most * size:
         return ""
     return f"I6: at version {version} units up to {opened} are open"
@@ -326,7 +332,7 @@ def rounds_are_opened_in_time(world: World) -> str:
 def leases_stay_within_the_bound(world: World) -> str:
     """If all others answered first, the oldest would still be within it; and who may work does."""
     coordinator, leases = world.coordinator, world.coordinator.work.ledger.leases.values()
-    if world.staleness is None or coordinator.finished:
+    if world.staleness is None or world.streams or coordinator.finished:
         return ""
     oldest, batches = (
         max((coordinator.version - lease.version for lease in leases), default=0),
@@ -341,8 +347,8 @@ def leases_stay_within_the_bound(world: World) -> str:
 
 
 def leases_have_a_member_each(world: World) -> str:
-    members = world.coordinator.crew.members
-    holders = [grant.worker for grant in world.coordinator.work.ledger.leases.values()]
+    members, work = world.coordinator.crew.members, world.coordinator.work
+    holders = [grant.worker for grant in work.ledger.leases.values() if grant.lease_id not in work.computed]
     if len(set(holders)) < len(holders) or not members.keys() >= set(holders):
         return f"I1: leases are held by {holders}, members are {list(members)}"
     return ""
@@ -389,11 +395,13 @@ def simulate(
     *,
     reuse_lease_ids: bool = False,
     strategy: Strategy = EXACT,
+    streams: bool = False,
 ) -> Report:
     """Run one crew to the end of its run. Raises Violation.
 
     `faults` replaces those drawn from the seed; crew and network stay. `reuse_lease_ids`: number leases as the ledger
     does by itself, from its checkpoint on; an answer to a lease of an earlier incarnation may then fit another one.
-    `strategy`: whose rounds are simulated; its merge half is an integer's.
+    `strategy`: whose rounds are simulated; its merge half is an integer's. `streams`: and whose workers go on while an
+    answer travels.
     """
-    return World(seed, faults, reuse_lease_ids=reuse_lease_ids, strategy=strategy).run()
+    return World(seed, faults, reuse_lease_ids=reuse_lease_ids, strategy=strategy, streams=streams).run()

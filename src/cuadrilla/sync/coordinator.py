@@ -4,6 +4,7 @@ It is composed of who takes part (`membership.py`), what there is to do (`work.p
 which says what is leased to whom and when a version is due.
 
     Hello ─▶ member ─▶ Lease ─▶ Contribution ─▶ (a version is due) ─▶ Merge ─▶ Merged ─▶ Commit ─▶ next round
+    Computed: its Contribution is on the way; a strategy that streams may lease the worker something else meanwhile
     Goodbye, or silence noticed at a Tick: its units go back and are leased to the others
     a lease that is late while others are idle: its units are leased to them, too; the first answer counts
 
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from cuadrilla.link.base import Contribution, Goodbye, Hello, Progress, Stop, ToCoordinator
+from cuadrilla.link.base import Computed, Contribution, Goodbye, Hello, Progress, Stop, ToCoordinator
 from cuadrilla.messages import Message
 from cuadrilla.sync.events import (
     Action,
@@ -113,6 +114,8 @@ class Coordinator:
                 return self._join(worker, message)
             case Progress():
                 return self._note_progress(worker, message)
+            case Computed():
+                return self._note_computed(worker, message)
             case Contribution():
                 return self._take_answer(worker, message)
             case Goodbye():
@@ -153,6 +156,14 @@ class Coordinator:
 
     # -- what comes back -----------------------------------------------------------------------------------------------
 
+    def _note_computed(self, worker: str, said: Computed) -> list[Action]:
+        """The answer is on the way; the strategy's rounds may lease the worker something else meanwhile."""
+        heard = self._note_progress(worker, Progress(micro_steps=0))
+        if not self.work.has_computed(worker, said.lease_id):
+            return heard
+        self.crew.answered(worker)
+        return self.rounds.deal(self.work)
+
     def _take_answer(self, worker: str, said: Contribution) -> list[Action]:
         if said.lease_id in self.work.answers:  # the same answer twice
             return self._note_progress(worker, Progress(micro_steps=0))
@@ -165,7 +176,10 @@ class Coordinator:
         if not said.valid:
             self.rounds.fail(self.work, grant)
             return [Discard(lease_id=said.lease_id), *self._go_on()]
-        self.crew.measure(worker, len(grant.units), transfer=said.transfer_seconds)
+        travel = self.work.computed.pop(said.lease_id, None)
+        since = self.crew.members[worker].granted_at if travel is None else travel.granted_at
+        transfer = said.transfer_seconds if travel is None else self.crew.now - travel.began
+        self.crew.measure(worker, len(grant.units), since=since, transfer=transfer)
         self.work.answers[said.lease_id] = Answer(grant=grant, said=said)
         self.work.void(grant.units)
         return self._go_on()
@@ -193,7 +207,7 @@ class Coordinator:
         if self.work.version >= self.rules.num_versions:
             self.finished = True
             return [*actions, Finish(reason=COMPLETE, complete=True)]
-        return [*actions, *self.rounds.next(self.work, event), *self.rounds.deal(self.work)]
+        return [*actions, *self.rounds.next(self.work, event), *self._go_on()]
 
     def _recompute(self, bad_leases: tuple[int, ...]) -> list[Action]:
         actions: list[Action] = []

@@ -241,10 +241,10 @@ class Membership:
         member = self.members[worker]
         member.progress_at, member.moved = self.now, True
 
-    def measure(self, worker: str, num_units: int, *, transfer: float) -> None:
-        """Its lease is answered. `transfer`: how much of the time since its grant went to weights and gradients."""
+    def measure(self, worker: str, num_units: int, *, since: float, transfer: float) -> None:
+        """A lease of `since` is answered. `transfer`: how much of the time went to weights and gradients."""
         member = self.members[worker]
-        seconds = self.now - member.granted_at
+        seconds = self.now - since
         if seconds <= 0:
             return
         transfer = min(transfer, MAX_TRANSFER_SHARE * seconds)

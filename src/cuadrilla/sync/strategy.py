@@ -6,7 +6,9 @@
 
 The loop computes, a strategy never does; the link carries. A lease may hold many optimizer steps (`units_per_step`), a
 contribution may be anything with names, shapes and number types of its own (`contribution_like`): a sum of gradients, a
-difference of weights. `tests/average.py` is a whole strategy of one short file.
+difference of weights; it may come in pieces, and travel while the next lease is computed (`Streaming`), which the
+strategy's rounds decide on. `tests/average.py` is a whole strategy of one short file, `tests/streaming.py` one that does
+not wait.
 """
 
 import math
@@ -14,7 +16,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +108,17 @@ class WorkerHalf(Protocol):
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
         """Take over a committed version."""
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """What a worker half has besides, if it computes the next lease while its answer travels.
+
+    It is told of no version in the middle of a lease. What it hands out must stay untouched, although it goes on.
+    """
+
+    def piece(self, lease: Lease) -> Tensors:
+        """After `local_step`: tensors of the answer that can travel already; `contribute` gives the others."""
 
 
 class MergeHalf(Protocol):

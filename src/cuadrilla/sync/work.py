@@ -6,7 +6,7 @@ set of units, shared among its members so that all are done at the same time; `s
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -49,9 +49,19 @@ class Rounds(Protocol):
         """A version was committed, and the run goes on."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Travel:
+    """Of an answer that has begun to travel: when its lease was granted, and when its worker had computed it."""
+
+    granted_at: float
+    began: float
+
+
 @dataclass(kw_only=True)
 class Work:
-    """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute."""
+    """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute.
+    `computed`: leases whose answers are on their way.
+    """
 
     rules: Rules
     crew: Membership
@@ -61,6 +71,7 @@ class Work:
     answers: dict[int, Answer] = field(default_factory=dict)
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
+    computed: dict[int, Travel] = field(default_factory=dict)
     merging: Merge | None = None
 
     # -- leases --------------------------------------------------------------------------------------------------------
@@ -69,6 +80,21 @@ class Work:
         """Members that hold no lease, in the order in which they stand."""
         busy = {lease.worker for lease in self.ledger.leases.values()}
         return [worker for worker in self.crew.members if worker not in busy]
+
+    def ready(self) -> list[str]:
+        """Members that compute nothing: idle, or with nothing but answers on their way."""
+        leases = self.ledger.leases.values()
+        busy = {lease.worker for lease in leases if lease.lease_id not in self.computed}
+        return [worker for worker in self.crew.members if worker not in busy]
+
+    def has_computed(self, worker: str, lease_id: int) -> bool:
+        """Note that its answer is on the way; False where it was not to be computed."""
+        lease = self.ledger.leases.get(lease_id)
+        if lease is None or lease.worker != worker or lease_id in self.computed:
+            return False
+        self.computed = {number: travel for number, travel in self.computed.items() if number in self.ledger.leases}
+        self.computed[lease_id] = Travel(granted_at=self.crew.members[worker].granted_at, began=self.crew.now)
+        return True
 
     def failed_by(self, worker: str) -> set[int]:
         """Units that are to be computed by another node, if there is one; else by another device, if there is one."""
@@ -132,15 +158,17 @@ class Work:
         self.ledger.void(units)
         self.skipped.update(units)
 
-    def merge(self, *, staleness: int | None = None) -> Merge:
-        """Of all answers that are here, in the order of their units."""
+    def merge(self, *, of: Collection[int] | None = None, staleness: int | None = None) -> Merge:
+        """Of the answers that are here, in the order of their units: all, or those `of` these units."""
         ordered = sorted(self.answers.values(), key=lambda answer: answer.grant.units[0])
-        units = tuple(sorted({unit for answer in ordered for unit in answer.grant.units} | self.skipped))
+        ordered = [answer for answer in ordered if of is None or answer.grant.units[0] in of]
+        skipped = self.skipped if of is None else self.skipped.intersection(of)
+        units = tuple(sorted({unit for answer in ordered for unit in answer.grant.units} | skipped))
         return Merge(
             version=self.version + 1,
             answers=tuple(ordered),
             units=units,
-            skipped=tuple(sorted(self.skipped)),
+            skipped=tuple(sorted(skipped)),
             tokens_before=self.tokens,
             staleness=staleness,
         )
@@ -153,8 +181,9 @@ class Work:
     def committed(self, merge: Merge) -> None:
         self.version = merge.version
         self.tokens += sum(answer.said.tokens for answer in merge.answers)
-        self.answers.clear()
-        self.skipped.clear()
+        for answer in merge.answers:
+            del self.answers[answer.grant.lease_id]
+        self.skipped.difference_update(merge.skipped)
         for unit in merge.units:
             self.failures.pop(unit, None)
 

@@ -19,6 +19,7 @@ from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Link, Progr
 from cuadrilla.model.task import Task, loss_of
 from cuadrilla.sync.strategy import Sums, WorkerHalf
 from cuadrilla.train.fingerprint import code_fingerprint
+from cuadrilla.train.outgoing import Outgoing
 from cuadrilla.train.precision import Precision
 
 CPU_PASS_TOKENS = 2048
@@ -51,6 +52,7 @@ def train(
     loss_scale = precision.loss_scale
     micro_step_limit = section.unit_sequences if sync.one_unit_per_micro_step else most_sequences(section, task, device)
     micro_steps = 0
+    outgoing = Outgoing(link, sync)
     transfer_seconds = upload_seconds = 0.0
 
     # -- join ----------------------------------------------------------------------------------------------------------
@@ -101,6 +103,7 @@ def train(
                 continue
             if precision.loss_scale == 1 or unscale(sync, loss_scale):
                 sync.local_step(sums)
+                outgoing.stepped(lease)
             elif loss_scale > MIN_LOSS_SCALE:
                 loss_scale /= 2
                 log.info("fp16 overflow: loss scale is now %g", loss_scale)
@@ -112,7 +115,7 @@ def train(
             continue
 
         began = time.monotonic()
-        link.call(
+        outgoing.answer(
             Contribution(  # without a name: it would keep its tensors in memory during the next lease
                 lease_id=lease.lease_id,
                 tokens=sums.tokens,
@@ -124,6 +127,7 @@ def train(
         )
         upload_seconds = time.monotonic() - began
 
+    outgoing.close()
     link.call(Goodbye(reason=event.reason))
     return event
 

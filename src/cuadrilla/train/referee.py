@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -116,10 +116,15 @@ class OneLease:
     def __init__(self, weights: Tensors, lease: Lease) -> None:
         self._events: list[ToWorker] = [Version(version=lease.version, parameters=weights), lease, Stop(reason="")]
         self.answer: Contribution | None = None
+        self._pieces: Tensors = {}
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Contribution):
-            self.answer = message
+            self.answer = replace(message, tensors={**self._pieces, **message.tensors})
+
+    def upload(self, piece: Tensors, *, lease_id: int) -> None:
+        del lease_id  # there is one
+        self._pieces = {**self._pieces, **piece}
 
     def next_event(self) -> ToWorker:
         return self._events.pop(0)

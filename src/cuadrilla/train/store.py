@@ -349,10 +349,13 @@ class Store:
             self.alarm(error)
 
     def _go_on_behind(self, version: int) -> None:
-        """After a restart: nothing follows this checkpoint yet, and what will must not wait for the next one."""
-        if self.with_journal and not self._journal.is_open:
+        """After a restart: nothing follows this checkpoint yet, and what will must not wait for the next one.
+
+        Segments further on would be redone when the run gets there: they followed a checkpoint that was lost.
+        """
+        if not self._journal.is_open:
             try:
-                self._journal.begin_segment(version)
+                self._begin_segment(version)
             except ResourceError as error:
                 self.alarm(error)
 

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -55,7 +55,7 @@ class _Attended:
     place: Place
     actor: Any
     thread: threading.Thread | None = None
-    uploads: wire.Uploads = field(default_factory=wire.Uploads)
+    uploads: wire.Uploads
     joined: bool = False
     """It has said Hello, and was not lost since."""
     expected: bool = False
@@ -86,7 +86,7 @@ class RayServer:
 
     def attend(self, place: Place, actor: Any) -> None:
         """Listen to a worker that was started: an actor of `RayWorker`."""
-        worker = _Attended(place=place, actor=actor)
+        worker = _Attended(place=place, actor=actor, uploads=wire.Uploads(self._contribution))
         worker.thread = threading.Thread(target=self._attend, args=(worker,), name=f"attends-{place.name}", daemon=True)
         with self._lock:
             self._workers[place.name] = worker
@@ -249,8 +249,9 @@ class RayServer:
 
     def _take_upload(self, worker: _Attended, parcel: Parcel) -> None:
         try:
+            layout = self._contribution.part(pb.Chunk.FromString(parcel.message).tensors)
             arrays: Arrays = ray.get(parcel.refs[0])
-            worker.uploads.put(parcel.name, tensors_of(arrays, layout=self._contribution, memory=self._memory))
+            worker.uploads.put(parcel.name, tensors_of(arrays, layout=layout, memory=self._memory))
         except LinkError as error:
             log.warning("%s: %s", worker.place.name, error.message)
         except RayError as error:  # its process has died, and the tensors with it

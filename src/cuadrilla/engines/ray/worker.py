@@ -67,8 +67,8 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """What a worker sends: a message of the crew link, "upload", "fetch" with a file's hash and an offset, or "ended":
-    the last one of a run.
+    """What a worker sends: a message of the crew link, "upload" with what it holds, "fetch" with a file's hash and an
+    offset, or "ended": the last one of a run.
     """
 
     kind: str
@@ -200,7 +200,6 @@ class RayLink:
         self._mail = mail
         self._parameters = parameters
         self._memory = wire.Memory(keep=1)
-        self._num_uploads = 0
         mail.micro_steps = 0
 
     @property
@@ -215,9 +214,16 @@ class RayLink:
         if isinstance(message, Progress):
             self._mail.micro_steps = message.micro_steps  # goes with the next heartbeat
         else:
-            upload = self._upload(message.tensors) if isinstance(message, Contribution) else ""
+            upload = ""
+            if isinstance(message, Contribution):
+                upload = wire.upload_name(message.lease_id)
+                if message.tensors:
+                    self._upload(message.tensors, name=upload)
             encoded = wire.to_coordinator(message, upload=upload).SerializeToString()
             self._mail.outbox.put(Parcel(kind="message", message=encoded))
+
+    def upload(self, piece: Tensors, *, lease_id: int) -> None:
+        self._upload(piece, name=wire.upload_name(lease_id))
 
     def next_event(self) -> ToWorker:
         return self._mail.inbox.next_event()
@@ -228,16 +234,12 @@ class RayLink:
     def farewell(self) -> Stop | None:
         return self._mail.inbox.farewell()
 
-    def _upload(self, tensors: Tensors) -> str:
-        """Under which name they have been sent. Returns when the coordinator has them: only then is it known how long
-        they travel.
-        """
-        self._num_uploads += 1
-        name = f"upload-{self._num_uploads}"
+    def _upload(self, tensors: Tensors, *, name: str) -> None:
+        """Returns when the coordinator has them: only then is it known how long they travel."""
         ref = ray.put(arrays_of(tensors))
-        self._mail.outbox.put(Parcel(kind="upload", name=name, refs=(ref,)))
+        described = pb.Chunk(tensors=wire.Layout.of(tensors).describe()).SerializeToString()
+        self._mail.outbox.put(Parcel(kind="upload", name=name, message=described, refs=(ref,)))
         self._mail.received.get()
-        return name
 
     def download(self, ref: TensorRef) -> Tensors:
         versions = self._mail.versions
