@@ -6,9 +6,9 @@
 
 The loop computes, a strategy never does; the link carries. A lease may hold many optimizer steps (`units_per_step`), a
 contribution may be anything with names, shapes and number types of its own (`contribution_like`): a sum of gradients, a
-difference of weights; it may come in pieces, and travel while the next lease is computed (`Streaming`), which the
-strategy's rounds decide on. `tests/average.py` is a whole strategy of one short file, `tests/streaming.py` one that does
-not wait.
+difference of weights; it may come in pieces, and travel while the next lease is computed (`Streaming`), which
+the strategy's rounds decide on. `tests/average.py` is a whole strategy of one short file, `tests/streaming.py` one that
+does not wait.
 """
 
 import math
