@@ -123,8 +123,10 @@ def embed(weight_VC: Tensor, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # Measured on 2 cores with AVX512-BF16 (12 heads of 64): the fused CPU kernel needs 24, 44 ms for the forward and
-# backward pass of 4*256, 1*1024 positions, these blocks 10, 21 ms. In fp32 and on other devices it is the faster one.
-QUERY_BLOCK = 128
+# backward pass of 4*256, 1*1024 positions, these blocks 10, 21 ms. In fp32 it depends on the processor which is faster.
+# Smaller blocks compute less that is then masked, larger ones are faster products: 64 up to 512 positions, then 128.
+QUERY_BLOCK = 64
+LONG = 512
 KEEP_PROBABILITIES_UP_TO = 1024  # positions; beyond, they are computed again in the backward pass: O(T) memory
 
 
@@ -137,6 +139,11 @@ def attend_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, scale: f
     q_GTD, k_GTD, v_GTD = (x.flatten(0, 1) for x in (q_BHTD, k_BHTD, v_BHTD))
     y_GTD: Tensor = _BlockAttention.apply(q_GTD, k_GTD, v_GTD, scale)  # type: ignore[no-untyped-call]
     return y_GTD.view(q_BHTD.shape)
+
+
+def _query_blocks(length: int) -> list[tuple[int, int]]:
+    size = QUERY_BLOCK if length <= LONG else 2 * QUERY_BLOCK
+    return list(pairwise([*range(0, length, size), length]))
 
 
 def _probabilities(q_GQD: Tensor, k_GKD: Tensor, scale: float) -> Tensor:
@@ -152,8 +159,7 @@ class _BlockAttention(torch.autograd.Function):
     def forward(ctx: Any, q_GTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float) -> Tensor:
         length, kept = q_GTD.shape[1], []
         y_GTD = torch.empty_like(q_GTD)
-        for start in range(0, length, QUERY_BLOCK):
-            end = min(start + QUERY_BLOCK, length)
+        for start, end in _query_blocks(length):
             p_GQK = _probabilities(q_GTD[:, start:end], k_GTD[:, :end], scale)
             y_GTD[:, start:end] = torch.bmm(p_GQK, v_GTD[:, :end])
             if length <= KEEP_PROBABILITIES_UP_TO:
@@ -167,16 +173,20 @@ class _BlockAttention(torch.autograd.Function):
         (d_y_GTD,) = gradients
         q_GTD, k_GTD, v_GTD, *kept = ctx.saved_tensors
         length, scale = q_GTD.shape[1], ctx.scale
-        d_q_GTD, d_k_GTD, d_v_GTD = torch.empty_like(q_GTD), torch.zeros_like(k_GTD), torch.zeros_like(v_GTD)
-        for block, start in enumerate(range(0, length, QUERY_BLOCK)):
-            end = min(start + QUERY_BLOCK, length)
+        d_q_GTD, d_k_GTD, d_v_GTD = torch.empty_like(q_GTD), torch.empty(0), torch.empty(0)
+        for start, end in reversed(_query_blocks(length)):  # the last one sees all keys: no sum begins with zeros
             q_GQD, k_GKD, d_y_GQD = q_GTD[:, start:end], k_GTD[:, :end], d_y_GTD[:, start:end]
-            p_GQK = kept[block] if kept else _probabilities(q_GQD, k_GKD, scale)
+            p_GQK = kept.pop() if kept else _probabilities(q_GQD, k_GKD, scale)
             d_p_GQK = torch.bmm(d_y_GQD, v_GTD[:, :end].mT)
             d_scores_GQK = torch._softmax_backward_data(d_p_GQK, p_GQK, -1, p_GQK.dtype)
             d_q_GTD[:, start:end] = torch.bmm(d_scores_GQK, k_GKD).mul_(scale)
-            d_k_GTD[:, :end] += torch.bmm(d_scores_GQK.mT, q_GQD).mul_(scale)
-            d_v_GTD[:, :end] += torch.bmm(p_GQK.mT, d_y_GQD)
+            d_k_GKD = torch.bmm(d_scores_GQK.mT, q_GQD).mul_(scale)
+            d_v_GKD = torch.bmm(p_GQK.mT, d_y_GQD)
+            if end == length:
+                d_k_GTD, d_v_GTD = d_k_GKD, d_v_GKD
+            else:
+                d_k_GTD[:, :end] += d_k_GKD
+                d_v_GTD[:, :end] += d_v_GKD
         return d_q_GTD, d_k_GTD, d_v_GTD, None
 
 
@@ -251,7 +261,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         head_VC = weight_VC.to(x_NC.dtype)
         chunks = list(_chunks(x_NC, vocab_size))
         rows = chunks[0][1] if chunks else 0
-        logits_RV, p_RV = (x_NC.new_empty(rows, vocab_size, dtype=torch.float32) for _ in range(2))
         d_logits_MV = x_NC.new_empty(min(rows * CHUNKS_PER_WEIGHT_GRADIENT, num_rows), vocab_size)
         d_x_NC, d_weight_VC = torch.empty_like(x_NC), torch.zeros_like(weight_VC, dtype=torch.float32)
         ignored_N1 = (targets_N == IGNORED)[:, None]
@@ -260,11 +269,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         losses_N1 = x_NC.new_empty(num_rows, 1, dtype=torch.float32)
         group = 0
         for start, end in chunks:
-            n = end - start
-            logits_RV[:n] = _product(x_NC[start:end], head_VC.mT, kernels)
+            logits_RV = _product(x_NC[start:end], head_VC.mT, kernels).float()
             d_logits_RV = d_logits_MV[start - group : end - group]
             lesson = None if taught is None else (taught.share, taught.probabilities(start, end, kernels))
-            losses_N1[start:end] = _losses(logits_RV[:n], p_RV[:n], targets_N1[start:end], d_logits_RV, lesson)
+            losses_N1[start:end] = _losses(logits_RV, targets_N1[start:end], d_logits_RV, lesson)
             d_x_NC[start:end] = _product(d_logits_RV, head_VC, kernels)
             if end - group == len(d_logits_MV) or end == num_rows:
                 _add_product(d_weight_VC, d_logits_MV[: end - group].mT, counted_x_NC[group:end], kernels)
@@ -282,17 +290,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 def _losses(
     logits_RV: Tensor,
-    p_RV: Tensor,
     targets_R1: Tensor,
     d_logits_RV: Tensor,
     lesson: tuple[float, Tensor] | None,
 ) -> Tensor:
-    """The losses of one chunk `(R, 1)`; `p_RV` is scratch, `d_logits_RV` receives the gradient.
+    """The losses of one chunk `(R, 1)`; `d_logits_RV` receives the gradient.
 
     `lesson`: the teachers' share of the loss, and their probabilities.
     """
     share, wanted_RV = lesson or (0.0, None)
-    torch.softmax(logits_RV, -1, out=p_RV)
+    is_fp32 = d_logits_RV.dtype == torch.float32
+    p_RV = torch.softmax(logits_RV, -1, out=d_logits_RV) if is_fp32 else torch.softmax(logits_RV, -1)
     log_normalizer_R1 = logits_RV.amax(-1, keepdim=True) - p_RV.amax(-1, keepdim=True).log()
     p_RV.scatter_add_(1, targets_R1, p_RV.new_full(targets_R1.shape, share - 1.0))
     wanted_logits_R1 = logits_RV.gather(1, targets_R1)
@@ -300,7 +308,8 @@ def _losses(
         p_RV.sub_(wanted_RV, alpha=share)
         expected_R1 = wanted_RV.mul_(logits_RV).sum(-1, keepdim=True)
         wanted_logits_R1 = wanted_logits_R1.mul_(1 - share).add_(expected_R1, alpha=share)
-    d_logits_RV.copy_(p_RV)
+    if not is_fp32:
+        d_logits_RV.copy_(p_RV)
     return log_normalizer_R1 - wanted_logits_R1
 
 
