@@ -29,6 +29,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "link": "--parameters 50000 --rate 0 --rounds 1",
     "loop": "--size micro --steps 6 --threads 1",
     "memory": "--ways adamw --sizes 1x16 1x32 --vocabulary 300 --context 16",
+    "muon": "--preset micro --rounds 1 --threads 1",
     "novels": "TEXTS --size micro --tokens 2048 --every 3",
     "optimizers": "DATA --tokens 4096 --seeds 1",
     "plain": "TEXT --tokens 4096 --characters 20000 --vocabulary 300 --rates 0.001 --batches 4 --patience 1",
