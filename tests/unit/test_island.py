@@ -1,7 +1,10 @@
 """What ranks decide from what all of them say: pure functions of the island."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from cuadrilla.engines.island import (
     choose_backend,
@@ -10,11 +13,13 @@ from cuadrilla.engines.island import (
     require_one_worker,
     settings_hash,
 )
-from cuadrilla.errors import ConfigError, EnvironmentProblem
+from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place, find_place
-from cuadrilla.link.base import Lease
-from cuadrilla.link.island import empty, flattened, padded, part_of, parts
-from cuadrilla.link.wire import Layout
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link.base import Hello, Lease, Stop
+from cuadrilla.link.inproc import InProcServer
+from cuadrilla.link.island import IslandLink, empty, flattened, padded, part_of, parts
+from cuadrilla.link.wire import Layout, from_coordinator
 from cuadrilla.runfile import resolve
 from tests.runs import RUN_FILE
 
@@ -122,3 +127,35 @@ def test_an_island_is_one_worker(engine):
     require_one_worker(resolve(RUN_FILE).config, PLACE)
     with pytest.raises(ConfigError, match="torchrun has started 2 ranks"):
         require_one_worker(resolve(RUN_FILE, sets=[engine]).config, PLACE)
+
+
+@pytest.fixture
+def group() -> Iterator[dist.Store]:
+    """Of this process alone."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield store
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("farewell", [Stop(reason="done"), None])
+def test_a_break_is_the_farewell_that_came_before_it_or_is_raised(group, farewell, monkeypatch):
+    """The coordinator hangs up while an answer is on its way: all ranks leave with its Stop, none joins again."""
+    told = []
+    monkeypatch.setattr("cuadrilla.link.island.tell", lambda _kind, text: told.append(text))
+
+    def hung_up(_worker, _message):
+        raise LinkError("the session has ended")
+
+    inner, cpu = InProcServer(hung_up).connect("island"), torch.device("cpu")
+    link = IslandLink(inner=inner, farewell=lambda: farewell, parameters=Layout(()), place=cpu, store=group)
+    link.call(Hello(speed_hint=1.0))
+    if farewell is not None:
+        assert link.next_event() == farewell
+    else:
+        with pytest.raises(LinkError, match="ended"):
+            link.next_event()
+    stop = from_coordinator(pb.ToWorker.FromString(told.pop()))
+    assert isinstance(stop, Stop)
+    assert stop.again == (farewell is None)
+    assert not told

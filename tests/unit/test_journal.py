@@ -7,6 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cuadrilla.dtypes import DTYPES
+from cuadrilla.errors import TaskError
 from cuadrilla.train.journal import Journal, read_segment
 
 pytestmark = pytest.mark.unit
@@ -75,3 +77,26 @@ def test_pruning(tmp_path: Path) -> None:
         journal.begin_segment(9)
         journal.prune(oldest_checkpoint=9)
     assert [path.name for path in tmp_path.iterdir()] == ["v00000009.log"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+def test_every_type_of_numbers_that_travels_is_kept(tmp_path: Path, dtype: torch.dtype) -> None:
+    update = {
+        "a": torch.tensor([[1, 0, 2]]).to(dtype),
+        "b": torch.tensor(3).to(dtype),
+        "c": torch.empty(0, dtype=dtype),
+    }
+    with Journal(tmp_path) as journal:
+        journal.begin_segment(0)
+        journal.append({"version": 1}, update)
+    [(record, _)] = read_segment(tmp_path, 0)
+    assert all(torch.equal(record.update[name], update[name]) for name in update)
+    assert all(record.update[name].dtype == dtype for name in update)
+
+
+def test_a_type_of_numbers_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.begin_segment(0)
+        with pytest.raises(TaskError, match="complex64 can be neither sent nor kept"):
+            journal.append({"version": 1}, {"a": torch.zeros(2, dtype=torch.complex64)})
+    assert not [*read_segment(tmp_path, 0)]

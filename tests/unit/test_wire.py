@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cuadrilla.dtypes import DTYPES
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
@@ -17,9 +18,14 @@ from cuadrilla.link.wire import Assembly, Layout, Memory, chunk_messages, chunks
 pytestmark = pytest.mark.unit
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
-ENTRIES = st.lists(st.tuples(st.sampled_from(list(wire.DTYPES.values())), SHAPES), max_size=6)
+ENTRIES = st.lists(st.tuples(st.sampled_from(list(DTYPES.values())), SHAPES), max_size=6)
 CHUNK_SIZES = st.sampled_from([1, 3, 7, 64, 2**20])
-BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
 
 
 def tensors_of(entries: list[tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Tensor]:
@@ -180,11 +186,29 @@ def test_a_part_of_an_answer_is_none() -> None:
     uploads = wire.Uploads(wire.Layout.of(whole))
     uploads.put("lease-1", {"a": whole["a"]})
     uploads.put("lease-2", {"b": whole["b"]})
+    uploads.put("lease-1", {"b": whole["b"]})
     assert uploads.take("lease-1") is None
     assert uploads.take("lease-2") is None
     uploads.put("lease-3", whole)
     uploads.put("lease-3", {"a": whole["a"]})
     assert uploads.take("lease-3") is None
+    assert wire.Uploads(wire.Layout.of(whole)).take("") is None
+
+
+def test_a_whole_answer_waits_while_pieces_of_the_next_one_arrive() -> None:
+    """They come by other threads: the message that belongs to the first answer may be read later."""
+    whole = {"a": torch.zeros(2), "b": torch.ones(3)}
+    uploads = wire.Uploads(wire.Layout.of(whole))
+    uploads.put("lease-1", whole)
+    uploads.put("lease-2", {"a": whole["a"]})
+    assert uploads.take("lease-1") == whole
+    uploads.put("lease-2", {"b": whole["b"]})
+    uploads.put("lease-3", {"a": whole["a"]})
+    assert uploads.take("lease-2") == whole
+    uploads.put("lease-3", {"b": whole["b"]})
+    uploads.put("lease-4", whole)
+    assert uploads.take("lease-3") is None  # two sets at most
+    assert uploads.take("lease-4") == whole
 
 
 def test_a_piece_is_some_of_the_tensors_in_their_order() -> None:

@@ -224,6 +224,7 @@ class Island:
         parameters: Layout,
         *,
         inner: Link | None = None,
+        farewell: Callable[[], Stop | None] = lambda: None,
         asked_to_stop: Callable[[], None] = lambda: None,
         obey: Obey | None = None,
     ) -> IslandLink:
@@ -231,6 +232,7 @@ class Island:
         self._num_links += 1
         return IslandLink(
             inner=inner,
+            farewell=farewell,
             parameters=parameters,
             place=self.device if self.backend.name == "nccl" else torch.device("cpu"),
             store=PrefixStore(f"link/{self._num_links}", self._store),

@@ -5,6 +5,7 @@ fetched. A break of the connection ends a session at all ranks, and the next one
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from cuadrilla.engines.equipment import Equipment, equip
 from cuadrilla.engines.island import Island
 from cuadrilla.engines.worker import WorkerOptions, run_worker
 from cuadrilla.errors import ConfigError
-from cuadrilla.link.base import Link
+from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -35,9 +36,9 @@ class _Ranks:
         log.info("one worker of %s", self._island, extra=TALK)
         return made
 
-    def around(self, link: Link) -> Link:
+    def around(self, link: Link, *, farewell: Callable[[], Stop | None]) -> Link:
         assert self._parameters is not None, "there is a session before there is something to train"
-        return self._island.link(self._parameters, inner=link)
+        return self._island.link(self._parameters, inner=link, farewell=farewell)
 
 
 def lead_for_crew(island: Island, options: WorkerOptions) -> str:

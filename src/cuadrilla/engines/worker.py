@@ -63,8 +63,11 @@ class Together(Protocol):
     def equip(self, config: Config, folder: Path, *, speed: float) -> Equipment:
         """What this process computes with, once all have theirs."""
 
-    def around(self, link: Link) -> Link:
-        """The link of a session: it hands on to the others what comes over `link`, and adds up their answers."""
+    def around(self, link: Link, *, farewell: Callable[[], Stop | None]) -> Link:
+        """The link of a session: it hands on to the others what comes over `link`, and adds up their answers.
+
+        Where `link` has broken, all leave with the `farewell` that came before, or it raises.
+        """
 
 
 def run_worker(options: WorkerOptions) -> str:
@@ -148,11 +151,11 @@ class _Worker:
             counted = self._equipment.task.defaults.counted
             link = WatchedLink(link, report=self._report, units_per_round=units, counted=counted)
         if self._together is not None:
-            link = self._together.around(link)
+            link = self._together.around(link, farewell=session.farewell)
         try:
             return self._equipment.work(link)
         except LinkError:
-            stop = session.farewell()
+            stop = session.farewell() if self._together is None else None
             if stop is None:
                 raise
             return stop

@@ -154,7 +154,10 @@ class Link(Protocol):
         """Send a message; returns when the coordinator has it, or will have it: tensors have travelled by then."""
 
     def upload(self, piece: Tensors, *, lease_id: int) -> None:
-        """Send some tensors of the answer to a lease ahead: its Contribution holds the others."""
+        """Send some tensors of the answer to a lease ahead: its Contribution holds the others.
+
+        One that comes again begins the answer anew: what came before it does not count.
+        """
 
     def next_event(self) -> ToWorker:
         """Wait for the next message to this worker."""

@@ -12,7 +12,7 @@ Invariants
 * A worker has one session: a newer one of the same key ends the older one, whose late messages no longer count.
 * A node answers its leases as fast as it can, and sends heartbeats; anything else that it says, and each session that
   it begins, costs us an event or a step of the coordinator, and is paced. Too much of it ends the session.
-* Nothing is allocated for a peer beyond the tensors that this run expects of it, one set at a time.
+* Nothing is allocated for a peer beyond the tensors that this run expects of it, and two sets of them at most.
 * A connection that ends without goodbye is a worker that left; a silent one is found by the coordinator's clock.
 """
 

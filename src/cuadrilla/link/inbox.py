@@ -1,4 +1,4 @@
-"""What has come from the coordinator and was not read yet: of the crew link and of Ray's."""
+"""What has come from the coordinator and was not read yet: every link has one."""
 
 import queue
 
@@ -17,17 +17,25 @@ class Inbox:
         self._incoming.put(event)
 
     def next_event(self) -> ToWorker:
-        """The next message. Of several versions that wait only the newest is given."""
+        """The next message that still counts: of leases the newest, and of the versions before it the newest."""
         if not self._waiting:
             self._waiting.append(self._incoming.get())
         self._drain()
         event = self._waiting.pop(0)
-        while isinstance(event, Version) and any(isinstance(later, Version) for later in self._waiting):
+        while self._outdated(event):
             event = self._waiting.pop(0)
         if isinstance(event, LinkError):
             self._waiting.insert(0, event)
             raise event
         return event
+
+    def _outdated(self, event: ToWorker | LinkError) -> bool:
+        """A lease is computed with the version before it: one that comes after it makes neither of them outdated."""
+        leases = [index for index, later in enumerate(self._waiting) if isinstance(later, Lease)]
+        if isinstance(event, Version):
+            until = leases[-1] if leases else len(self._waiting)
+            return any(isinstance(later, Version) for later in self._waiting[:until])
+        return isinstance(event, Lease) and bool(leases)
 
     def interrupted(self) -> bool:
         self._drain()

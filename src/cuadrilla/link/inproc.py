@@ -4,13 +4,13 @@
 the resulting messages lie in the workers' queues, so one worker alone needs no second thread and no copy.
 """
 
-import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.inbox import Inbox
 
 Receive = Callable[[str, ToCoordinator], None]
 
@@ -25,29 +25,29 @@ class InProcServer:
         self._receive = receive
         self._lock = threading.RLock()
         self._copies = copies
-        self._outboxes: dict[str, queue.SimpleQueue[ToWorker]] = {}
+        self._inboxes: dict[str, Inbox] = {}
 
     def connect(self, worker: str) -> "InProcLink":
-        if worker in self._outboxes:
+        if worker in self._inboxes:
             problem = "a worker named {worker} is already connected"
             raise LinkError(problem, worker=worker, hint="give each worker its own name")
-        self._outboxes[worker] = queue.SimpleQueue()
-        return InProcLink(worker, receive=self._receive_one, outbox=self._outboxes[worker], leave=self._disconnect)
+        self._inboxes[worker] = Inbox()
+        return InProcLink(worker, receive=self._receive_one, inbox=self._inboxes[worker], leave=self._disconnect)
 
     def send(self, worker: str, message: ToWorker) -> None:
         """Put a message into a worker's queue; a worker that has gone gets nothing."""
-        outbox = self._outboxes.get(worker)
-        if outbox is not None:
+        inbox = self._inboxes.get(worker)
+        if inbox is not None:
             if self._copies and isinstance(message, Version):
                 message = replace(message, parameters=_copied(message.parameters))
-            outbox.put(message)
+            inbox.put(message)
 
     def _receive_one(self, worker: str, message: ToCoordinator) -> None:
         with self._lock:
             self._receive(worker, message)
 
     def _disconnect(self, worker: str) -> None:
-        self._outboxes.pop(worker, None)
+        self._inboxes.pop(worker, None)
 
 
 def _copied(tensors: TensorRef) -> Tensors:
@@ -63,33 +63,33 @@ class InProcLink:
         worker: str,
         *,
         receive: Receive,
-        outbox: "queue.SimpleQueue[ToWorker]",
+        inbox: Inbox,
         leave: Callable[[str], None],
     ) -> None:
         self._worker = worker
         self._receive = receive
-        self._outbox = outbox
+        self._inbox = inbox
         self._leave = leave
-        self._waiting: list[ToWorker] = []
         self._pieces: tuple[int, Tensors] = (0, {})
 
     def call(self, message: ToCoordinator) -> None:
-        if isinstance(message, Contribution) and self._pieces[0] == message.lease_id:
-            message = replace(message, tensors={**self._pieces[1], **message.tensors})
+        if isinstance(message, Contribution):
+            message = replace(message, tensors=self._joined(message.lease_id, message.tensors))
             self._pieces = (0, {})
         self._receive(self._worker, message)
 
     def upload(self, piece: Tensors, *, lease_id: int) -> None:
-        sent = self._pieces[1] if self._pieces[0] == lease_id else {}
-        self._pieces = (lease_id, {**sent, **piece})
+        self._pieces = (lease_id, self._joined(lease_id, piece))
+
+    def _joined(self, lease_id: int, tensors: Tensors) -> Tensors:
+        ahead = self._pieces[1] if self._pieces[0] == lease_id else {}
+        return {**ahead, **tensors} if ahead and ahead.keys().isdisjoint(tensors) else tensors
 
     def next_event(self) -> ToWorker:
-        return self._waiting.pop(0) if self._waiting else self._outbox.get()
+        return self._inbox.next_event()
 
     def interrupted(self) -> bool:
-        while not self._outbox.empty():
-            self._waiting.append(self._outbox.get())
-        return any(isinstance(message, Lease | Stop) for message in self._waiting)
+        return self._inbox.interrupted()
 
     def download(self, ref: TensorRef) -> Tensors:
         assert isinstance(ref, dict)

@@ -14,8 +14,8 @@ valid at one rank is not valid. Every lease ends at every rank with exactly one 
 or has left off, so ranks never wait in different collectives; nobody computes between the collectives of one addition.
 That nobody wants a lease any more is decided by rank 0 alone, which leaves word in the group's store: the others look
 there, and where they have not looked in time their answer is dropped in the addition.
-When the link behind rank 0 breaks, nobody wants the lease at hand, and the next event is a Stop that has the others
-start anew, each with a new `IslandLink`; rank 0 raises what broke it.
+When the link behind rank 0 breaks, nobody wants the lease at hand. The next event is the Stop that came before the
+break, or else one that has the others start anew, each with a new `IslandLink`; rank 0 raises what broke it.
 
 In a sharded run (`sync/native.py`) nothing moves with versions and answers, all ranks make the same passes, and rank 0
 decides before each one whether to go on. Between events it tells the others what all do now.
@@ -65,12 +65,14 @@ class IslandLink:
         parameters: Layout,
         place: torch.device,
         store: Store,
+        farewell: Callable[[], Stop | None] = lambda: None,
         asked_to_stop: Callable[[], None] = lambda: None,
         why_broken: Callable[[], str] = lambda: "",
         obey: Obey | None = None,
     ) -> None:
         """`inner`: at rank 0. `parameters`: of a version. `place`: where tensors must be for the group to move them.
 
+        `farewell`: the Stop with which `inner` ended, where that was broken before the Stop was read.
         `asked_to_stop` is called at rank 0 when some rank was asked. `why_broken`: what a rank that failed has said.
         `obey`: in a sharded run, does what rank 0 tells between events; all ranks make the same passes then.
         """
@@ -78,6 +80,7 @@ class IslandLink:
         self._parameters = parameters
         self._place = place
         self._store = store
+        self._farewell = farewell
         self._asked_to_stop = asked_to_stop
         self._why_broken = why_broken
         self._obey = obey
@@ -111,7 +114,7 @@ class IslandLink:
         event = None
         if self._inner is not None:
             event = self._from_behind(self._inner.next_event, None)
-            if self._behind is not None:
+            if self._behind is not None and (event := self._farewell()) is None:
                 self.hand_on(Stop(reason=self._behind.message, again=True))
                 raise self._behind
         event = self.hand_on(event)

@@ -9,6 +9,7 @@ What costs time here is memory that the kernel has to clear, not copying: large 
 
 import math
 import sys
+import threading
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cuadrilla.dtypes import DTYPES, dtype_name
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.base import (
@@ -41,9 +43,6 @@ PROTOCOL = 1
 """Version of the protocol. A worker that speaks another is refused, whatever its versions of cuadrilla and torch."""
 CHUNK_BYTES = 2**18
 """Two seconds of a line of 1 Mbit/s: what arrives is a sign of life, and 5 s without one is a loss."""
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.int64, torch.int32, torch.bfloat16)
-}
 MAX_UNITS = 2**20
 MAX_REASON = 1_000
 """Of why a coordinator sends a worker home, or does not answer: it is printed there, as a part of a line."""
@@ -76,10 +75,7 @@ class Layout:
         return sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in self.entries)
 
     def describe(self) -> list[pb.Tensor]:
-        return [
-            pb.Tensor(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape)
-            for name, dtype, shape in self.entries
-        ]
+        return [pb.Tensor(name=name, dtype=dtype_name(dtype), shape=shape) for name, dtype, shape in self.entries]
 
     def fits(self, described: Sequence[pb.Tensor]) -> bool:
         """Whether a peer's description is this layout."""
@@ -384,27 +380,38 @@ def from_coordinator(received: pb.ToWorker) -> ToWorker:
 
 
 class Uploads:
-    """The finished uploads of one worker. Those of one name are one set of tensors, and the newest set alone is kept.
+    """The finished uploads of one worker. Those of one name are one set of tensors, in which each comes once.
 
-    A tensor that comes twice begins a set anew: never is more kept than one whole.
+    At most two sets are kept: a whole one that was not taken yet, and a newer one of which pieces arrive, while the
+    answer that the whole one belongs to is still on its way. A tensor that comes twice begins its set anew.
+    Used by two threads: uploads arrive beside the messages.
     """
 
     def __init__(self, whole: Layout) -> None:
         """`whole`: what a set must hold."""
         self._names = {name for name, *_ in whole.entries}
-        self._name = ""
-        self._tensors: dict[str, Tensor] | None = None
+        self._lock = threading.Lock()
+        self._whole: tuple[str, Mapping[str, Tensor]] | None = None
+        self._arriving: tuple[str, Mapping[str, Tensor]] | None = None
 
     def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        held = (self._tensors or {}) if name == self._name else {}
-        self._name, self._tensors = name, {**(held if held.keys().isdisjoint(tensors) else {}), **tensors}
+        with self._lock:
+            if self._whole is not None and self._whole[0] == name:
+                self._whole = None
+            held = self._arriving[1] if self._arriving is not None and self._arriving[0] == name else {}
+            found = name, {**(held if held.keys().isdisjoint(tensors) else {}), **tensors}
+            if found[1].keys() == self._names:
+                self._whole, self._arriving = found, None
+            else:
+                self._arriving = found
 
     def take(self, name: str) -> Mapping[str, Tensor] | None:
         """Once, and only a whole set."""
-        if name != self._name:
-            return None
-        tensors, self._tensors = self._tensors, None
-        return tensors if tensors is not None and tensors.keys() == self._names else None
+        with self._lock:
+            if self._whole is None or self._whole[0] != name:
+                return None
+            tensors, self._whole = self._whole[1], None
+            return tensors
 
 
 def version_name(version: int) -> str:

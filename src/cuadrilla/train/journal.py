@@ -22,13 +22,13 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from cuadrilla.dtypes import DTYPES, dtype_name
 from cuadrilla.errors import CheckpointError, ResourceError
 from cuadrilla.rundir import fsync_folder, make_private, storage_errors
 
 _FRAME = struct.Struct("<QII")
 _LENGTHS = struct.Struct("<QI")
 MAX_HEADER_BYTES = 64 * 2**20
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,10 @@ class Journal:
             fsync_folder(self._folder)
 
     def append(self, header: Mapping[str, Any], update: Mapping[str, Tensor]) -> None:
-        """Durable when it returns. Raises ResourceError."""
+        """Durable when it returns. Raises ResourceError, and TaskError for numbers of a type that is not kept."""
         assert self._file is not None, "begin_segment first"
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in update.items()}
-        layout = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
+        layout = [[name, dtype_name(t.dtype), list(t.shape)] for name, t in tensors.items()]
         head = json.dumps({**header, "tensors": layout}).encode()
         payload = [t.flatten().view(torch.uint8).numpy().data for t in tensors.values() if t.numel()]
         total = len(head) + sum(part.nbytes for part in payload)
@@ -168,8 +168,8 @@ def _read_record(file: BinaryIO, *, size: int) -> JournalRecord | None:
 
 def _unpack(layout: list[Any], body: bytearray, *, offset: int) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    for name, dtype_name, shape in layout:
-        dtype = DTYPES[dtype_name]
+    for name, type_name, shape in layout:
+        dtype = DTYPES[type_name]
         count = 1
         for length in shape:
             count *= length

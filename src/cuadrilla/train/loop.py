@@ -52,82 +52,78 @@ def train(
     loss_scale = precision.loss_scale
     micro_step_limit = section.unit_sequences if sync.one_unit_per_micro_step else most_sequences(section, task, device)
     micro_steps = 0
-    outgoing = Outgoing(link, sync)
     transfer_seconds = upload_seconds = 0.0
 
     # -- join ----------------------------------------------------------------------------------------------------------
     link.call(Hello(speed_hint=worker.speed_hint, environment={**code_fingerprint(task, model), **environment(device)}))
 
     # -- the loop ------------------------------------------------------------------------------------------------------
-    while True:
-        event = link.next_event()
-        if isinstance(event, Stop):
-            break
-        if isinstance(event, Version):
+    with Outgoing(link, sync) as outgoing:
+        while not isinstance(event := link.next_event(), Stop):
+            if isinstance(event, Version):
+                began = time.monotonic()
+                sync.apply(link.download(event.parameters))
+                transfer_seconds = upload_seconds + time.monotonic() - began
+                continue
+
+            lease: Lease = event
+            indices = loader.indices(lease.units)
+            step_sequences = sync.units_per_step * section.unit_sequences or len(indices)
+            sync.begin(lease)
+            sums, first, padding_from = Sums(), 0, len(indices) - lease.padding * section.unit_sequences
+            while first < len(indices) and sums.valid and not link.interrupted():
+                count = min(micro_step_limit, step_sequences - first % step_sequences, len(indices) - first)
+                try:
+                    batch = loader.batch(indices[first : first + count])
+                    unit = lease.units[first // section.unit_sequences]
+                    with sync.measuring(), worker.random_numbers(unit, first):  # recomputed activations draw them again
+                        with precision.around(model, device):
+                            loss, tokens = loss_of(task, model, batch)
+                        if first >= padding_from:
+                            loss, tokens = 0 * loss, 0
+                        torch.autograd.backward([loss * (loss_scale / lease.planned_tokens)])
+                    add_loss(sums, loss, tokens)
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    micro_step_limit = smaller_micro_step(count, fixed=sync.one_unit_per_micro_step, error=error)
+                    log.warning("out of memory with %d sequences in a pass: from now on %d", count, micro_step_limit)
+                    sync.begin(lease)  # the failed backward pass may have added a part of its gradient
+                    sums, first = Sums(), 0
+                    continue
+                sync.after_micro_step(sums)
+                micro_steps += 1
+                first += count
+                link.call(Progress(micro_steps=micro_steps, part=first / len(indices)))
+
+                if first % step_sequences and first < len(indices):
+                    continue
+                if precision.loss_scale == 1 or unscale(sync, loss_scale):
+                    sync.local_step(sums)
+                    outgoing.stepped(lease)
+                elif loss_scale > MIN_LOSS_SCALE:
+                    loss_scale /= 2
+                    log.info("fp16 overflow: loss scale is now %g", loss_scale)
+                    sync.begin(lease)
+                    sums, first = Sums(), 0
+                else:
+                    sums.valid = False
+            if link.interrupted():
+                continue
+
             began = time.monotonic()
-            sync.apply(link.download(event.parameters))
-            transfer_seconds = upload_seconds + time.monotonic() - began
-            continue
-
-        lease: Lease = event
-        indices = loader.indices(lease.units)
-        step_sequences = sync.units_per_step * section.unit_sequences or len(indices)
-        sync.begin(lease)
-        sums, first, padding_from = Sums(), 0, len(indices) - lease.padding * section.unit_sequences
-        while first < len(indices) and sums.valid and not link.interrupted():
-            count = min(micro_step_limit, step_sequences - first % step_sequences, len(indices) - first)
-            try:
-                batch = loader.batch(indices[first : first + count])
-                unit = lease.units[first // section.unit_sequences]
-                with sync.measuring(), worker.random_numbers(unit, first):  # recomputed activations draw them again
-                    with precision.around(model, device):
-                        loss, tokens = loss_of(task, model, batch)
-                    if first >= padding_from:
-                        loss, tokens = 0 * loss, 0
-                    torch.autograd.backward([loss * (loss_scale / lease.planned_tokens)])
-                add_loss(sums, loss, tokens)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                micro_step_limit = smaller_micro_step(count, fixed=sync.one_unit_per_micro_step, error=error)
-                log.warning("out of memory with %d sequences in a pass: from now on %d", count, micro_step_limit)
-                sync.begin(lease)  # the failed backward pass may have added a part of its gradient
-                sums, first = Sums(), 0
-                continue
-            sync.after_micro_step(sums)
-            micro_steps += 1
-            first += count
-            link.call(Progress(micro_steps=micro_steps, part=first / len(indices)))
-
-            if first % step_sequences and first < len(indices):
-                continue
-            if precision.loss_scale == 1 or unscale(sync, loss_scale):
-                sync.local_step(sums)
-                outgoing.stepped(lease)
-            elif loss_scale > MIN_LOSS_SCALE:
-                loss_scale /= 2
-                log.info("fp16 overflow: loss scale is now %g", loss_scale)
-                sync.begin(lease)
-                sums, first = Sums(), 0
-            else:
-                sums.valid = False
-        if link.interrupted():
-            continue
-
-        began = time.monotonic()
-        outgoing.answer(
-            Contribution(  # without a name: it would keep its tensors in memory during the next lease
-                lease_id=lease.lease_id,
-                tokens=sums.tokens,
-                loss_sum=sums.loss,
-                tensors=sync.contribute(),
-                transfer_seconds=transfer_seconds,
-                valid=sums.valid and math.isfinite(sums.loss),
+            outgoing.answer(
+                Contribution(  # without a name: it would keep its tensors in memory during the next lease
+                    lease_id=lease.lease_id,
+                    tokens=sums.tokens,
+                    loss_sum=sums.loss,
+                    tensors=sync.contribute(),
+                    transfer_seconds=transfer_seconds,
+                    valid=sums.valid and math.isfinite(sums.loss),
+                )
             )
-        )
-        upload_seconds = time.monotonic() - began
+            upload_seconds = time.monotonic() - began
 
-    outgoing.close()
     link.call(Goodbye(reason=event.reason))
     return event
 

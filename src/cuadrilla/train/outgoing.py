@@ -8,15 +8,18 @@ breaks says so to the loop by itself.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from types import TracebackType
 
 from cuadrilla.link.base import Computed, Contribution, Lease, Link
 from cuadrilla.sync.strategy import Streaming, WorkerHalf
 
-CLOSE_SECONDS = 5.0
+LEAVE_SECONDS = 5.0
 """A run that has ended wants no answer any more; closing the link ends what still travels."""
 
 
 class Outgoing:
+    """The answers of one session. Used by the loop's thread; leaving it waits a moment for what still travels."""
+
     def __init__(self, link: Link, sync: WorkerHalf) -> None:
         self._link = link
         self._streaming = sync if isinstance(sync, Streaming) else None
@@ -35,14 +38,18 @@ class Outgoing:
             self._link.call(Computed(lease_id=contribution.lease_id))
             self._send(partial(self._link.call, contribution))
 
-    def close(self) -> None:
-        """Nothing more is sent."""
+    def __enter__(self) -> "Outgoing":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._sent is not None:
-            wait([self._sent], timeout=CLOSE_SECONDS)
+            wait([self._sent], timeout=LEAVE_SECONDS)
 
     def _send(self, send: Callable[[], None]) -> None:
         if self._sent is not None:
             self._sent.result()
         sender = ThreadPoolExecutor(1, thread_name_prefix="sends-answer")
         self._sent = sender.submit(send)
-        sender.shutdown(wait=False)  # its thread ends with this
+        sender.shutdown(wait=False)  # its thread ends when this is sent
