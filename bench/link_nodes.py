@@ -113,12 +113,12 @@ class RayCoordinator(Coordinator):
         """Wait for the machines of all workers, and for their actors."""
         from bench.link_ray import start_worker
         from cuadrilla.engines.ray.server import RayServer
-        from cuadrilla.engines.ray.worker import Place
+        from cuadrilla.engines.ray.worker import RayPlace
 
         self._server = RayServer(**self._server_arguments())
         for name, node in nodes_named(self._names).items():
             self._actors[name] = start_worker(name, node=node, num_parameters=self._num_parameters)
-            self._server.attend(Place(name=name, node=node), self._actors[name])
+            self._server.attend(RayPlace(name=name, node=node), self._actors[name])
         self._all("hello")
         for _ in self._names:
             self.hello()

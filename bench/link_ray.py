@@ -8,7 +8,7 @@ import ray
 
 from bench.link_tensors import Times, check, model
 from bench.ray_cluster import start_actor
-from cuadrilla.engines.ray.worker import Place, RayLink, RayWorker
+from cuadrilla.engines.ray.worker import RayLink, RayPlace, RayWorker
 from cuadrilla.link.base import Contribution, Hello, Version
 from cuadrilla.link.offer import RunDescription
 from cuadrilla.link.wire import Layout
@@ -18,7 +18,7 @@ class LinkWorker(RayWorker):
     """`ask` hands a command to the thread that works, as the product's messages do."""
 
     def __init__(self, name: str, num_parameters: int) -> None:
-        super().__init__(Place(name=name), RunDescription(config="", files=()))
+        super().__init__(RayPlace(name=name), RunDescription(config="", files=()))
         self._params = model(num_parameters)
         self._link = RayLink(self._mail, parameters=Layout.of(self._params))
         self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -11,7 +11,7 @@ from bench.common import configure
 from bench.pace import Answer, Pace, PacedLink, work
 from bench.ray_cluster import start_actor
 from cuadrilla.engines.ray.server import RayServer
-from cuadrilla.engines.ray.worker import Place, RayLink, RayWorker
+from cuadrilla.engines.ray.worker import RayLink, RayPlace, RayWorker
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.wire import Layout
@@ -24,7 +24,7 @@ TICK_SECONDS = 0.1
 
 class PacedWorker(RayWorker):
     def __init__(self, name: str, specification: Mapping[str, Any], unit_seconds: float) -> None:
-        super().__init__(Place(name=name), RunDescription(config="", files=()))
+        super().__init__(RayPlace(name=name), RunDescription(config="", files=()))
         torch.set_num_threads(1)
         keep_freed_memory()
         self._config = configure(specification["config"])
@@ -57,7 +57,7 @@ def coordinate(context: RunContext, placed: Mapping[str, str], *, specification:
     try:
         context.coordination.open(server.send)
         for name, actor in actors.items():
-            server.attend(Place(name=name, node=placed[name]), actor)
+            server.attend(RayPlace(name=name, node=placed[name]), actor)
         runtime.serve(lambda: None, every_seconds=TICK_SECONDS)
         return ray.get([actor.measured.remote() for actor in actors.values()])
     finally:

@@ -11,7 +11,7 @@ import torch
 from cuadrilla.config import Config
 from cuadrilla.engines.local import WrapLink
 from cuadrilla.engines.ray.server import RayServer
-from cuadrilla.engines.ray.worker import GROUPS, Mailbox, Place, RayLink, RayWorker
+from cuadrilla.engines.ray.worker import GROUPS, Mailbox, RayLink, RayPlace, RayWorker
 from cuadrilla.link.base import Link
 from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.shaped import Shape, ShapedLink
@@ -33,7 +33,7 @@ class BatteryWorker(RayWorker):
     """The product's actor, with a task of the tests and scripted faults."""
 
     def __init__(self) -> None:
-        super().__init__(Place(name=""), RunDescription(config="", files=()))
+        super().__init__(RayPlace(name=""), RunDescription(config="", files=()))
         self.wrap: WrapLink | None = None
 
     @ray.method(concurrency_group="in")
@@ -96,7 +96,7 @@ class RayTransport:
             for index, (actor, speed) in enumerate(zip(actors, speeds, strict=True), start=1):
                 name = f"worker-{index}"
                 ray.get(actor.prepare.remote(name, speed, context.task, context.config, context.strategy, wrap_link))
-                server.attend(Place(name=name), actor)
+                server.attend(RayPlace(name=name), actor)
             return _coordinate(context, runtime, server)
         finally:
             server.close()

@@ -80,7 +80,7 @@ class StreamingWorker(AverageWorker):
 class RoundsAhead(WholeRounds):
     def deal(self, work: Work) -> list[Action]:
         """To each member that computes nothing its share of the oldest round of which it has none yet."""
-        if not work.crew.has_gathered():
+        if not work.crew.note_quorum():
             return []
         actions: list[Action] = []
         for number in range(work.version, min(work.version + 2, work.rules.num_versions)):

@@ -258,6 +258,17 @@ def check_forbidden(sources: Sequence[Source]) -> list[Line]:
     ]
 
 
+def check_names(sources: Sequence[Source]) -> list[Line]:
+    """A public class has a name of its own: who searches for it finds one."""
+    places: dict[str, list[str]] = {}
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(source.path)
+    over = tuple(f"{name}: {', '.join(found)}" for name, found in places.items() if len(found) > 1)
+    return [Line("class names in two places", str(len(over)), "0", over)]
+
+
 def module_name(path: str) -> str:
     return path.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
@@ -350,6 +361,7 @@ def main(root: Path) -> int:
         *check_files([*measured, *read_sources(root, ["tests", "bench"])]),
         *check_annotations(measured),
         *check_excepts(package),
+        *check_names(package),
         *check_cycles(package),
         *check_forbidden(package),
         *check_version(

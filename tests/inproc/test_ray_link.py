@@ -17,9 +17,12 @@ def test_a_version_that_is_announced_before_the_one_before_is_fetched(transport:
     """A worker without a lease hears of versions faster than it reads them."""
     import ray
 
-    from cuadrilla.engines.ray.worker import Place, RayLink, RayWorker, arrays_of
+    from cuadrilla.engines.ray.worker import RayLink, RayPlace, RayWorker, arrays_of
 
-    actor, layout = RayWorker(Place(name="ana"), RunDescription(config="", files=())), Layout.of({"w": torch.zeros(2)})
+    actor, layout = (
+        RayWorker(RayPlace(name="ana"), RunDescription(config="", files=())),
+        Layout.of({"w": torch.zeros(2)}),
+    )
     for version in (1, 2, 3):
         message = wire.to_worker(Version(version=version, parameters=None), parameters=wire.version_name(version))
         refs = (ray.put(arrays_of({"w": torch.full((2,), float(version))})),)
@@ -33,12 +36,12 @@ def test_a_version_that_is_announced_before_the_one_before_is_fetched(transport:
 def test_a_worker_whose_node_has_gone_is_an_error_and_no_traceback(transport: Run) -> None:
     """Its machine was switched off between the offer and the start. A thread that raises fails a test."""
     from cuadrilla.engines.ray.server import RayServer
-    from cuadrilla.engines.ray.worker import Place
+    from cuadrilla.engines.ray.worker import RayPlace
 
     layout = Layout.of({"w": torch.zeros(2)})
     offer = Offer(config="", files={})
     server = RayServer(receiver=Heard(), offer=offer, parameters=layout, contribution=layout)
-    server.place(Place(name="ana", node="a" * 56))
+    server.place(RayPlace(name="ana", node="a" * 56))
     wait_for(lambda: not server.may_have_workers())
     assert "\n" not in server.failure().message
     assert "not schedulable" in server.failure().message

@@ -170,6 +170,12 @@ def test_cycles():
     assert set(budgets.find_cycle([a, b, c])) == {"cuadrilla.link.a", "cuadrilla.link.b"}
 
 
+def test_class_names():
+    a, b = source("class Part: ...\nclass _Own: ...", "a.py"), source("class Other: ...\nclass _Own: ...", "b.py")
+    assert violations(budgets.check_names([a, b])) == []
+    assert violations(budgets.check_names([a, b, source("class Part: ...", "c.py")])) == ["Part: a.py, c.py"]
+
+
 def test_version_and_changelog():
     changelog = "# Changelog\n## [Unreleased]\n## [0.2.0] - unreleased\n## [0.1.0] - 2026-01-01\n"
     assert violations(budgets.check_version('__version__ = "0.2.0"\n', changelog)) == []

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from cuadrilla.engines.compose import COMPOSE, ENV, GPU, ROLES, Machine, compose_files
+from cuadrilla.engines.compose import COMPOSE, ENV, GPU, ROLES, ContainerHost, compose_files
 from cuadrilla.errors import ConfigError
 from tests.inside import cuadrilla
 
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
-MACHINE = Machine(
+MACHINE = ContainerHost(
     roles=["coordinator", "worker"],
     source="/home/ana/con espacio #1",
     address="192.168.1.50",
@@ -200,4 +200,4 @@ def test_both_images_have_the_same_steps() -> None:
 
 def test_a_name_that_cannot_be_quoted_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
-        compose_files(Machine(**{**vars(MACHINE), "run": "a\nCOMPOSE_FILE=b"}))
+        compose_files(ContainerHost(**{**vars(MACHINE), "run": "a\nCOMPOSE_FILE=b"}))

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuadrilla.link.base import Computed, Progress
+from cuadrilla.link.base import Computed, Hello, Progress
 from cuadrilla.sync import events, work
+from cuadrilla.sync.ledger import Grant
+from cuadrilla.sync.membership import Membership
 from tests.driver import Crew, machine, rules
 
 pytestmark = pytest.mark.unit
@@ -272,6 +274,23 @@ def test_silence_and_hanging() -> None:
     assert "no progress" in crew.evicted[1].message.reason
 
 
+def test_of_two_leases_the_newest_is_computed_and_the_time_is_owed_once() -> None:
+    """As a strategy leases that does not wait for answers on their way."""
+    crew = Membership(rules=rules(hung_after_seconds=1e6))
+    crew.admit("a", Hello(speed_hint=1.0))
+    crew.members["a"].measurements, crew.members["a"].units_per_second = 2, 1.0
+    old = Grant(lease_id=1, worker="a", units=(0,), at=100.0)
+    new = Grant(lease_id=2, worker="a", units=(1, 2), at=600.0)
+    crew.now = 701.0  # what is computed is not overdue, but what was
+    assert "overdue: no answer for 601.0 s" in crew.silence("a", [old, new])
+    assert not crew.silence("a", [new])
+    crew.dismiss("a", [old, new])
+    record = crew.records["a"]
+    assert record.owed_seconds == 601.0
+    assert record.last is not None
+    assert record.last.units_per_second == 1 / 601
+
+
 def test_who_was_idle_is_not_hung_when_it_gets_work() -> None:
     crew = Crew(machine(rules(lost_after_seconds=50.0, hung_after_seconds=10.0)))
     crew.join("a")
@@ -289,7 +308,7 @@ def test_who_was_idle_is_not_hung_when_it_gets_work() -> None:
 
 
 def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_ever() -> None:
-    crew = Crew(machine(rules(quorum=3, gather_seconds=15.0)))
+    crew = Crew(machine(rules(quorum=3, quorum_seconds=15.0)))
     crew.now = 100.0
     crew.join("slow", 0.1)
     crew.join("fast", 1.0)

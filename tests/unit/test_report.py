@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from cuadrilla.cli.report import report
 from cuadrilla.errors import ConfigError
-from cuadrilla.monitor.report import Machine, read_report, render, thinned
+from cuadrilla.monitor.report import WorkerRow, read_report, render, thinned
 from cuadrilla.rundir import RunDir, append_event, write_json
 from cuadrilla.train.sinks import JsonlSink
 
@@ -59,8 +59,8 @@ def test_the_step_of_the_lowest_held_out_loss(run: RunDir) -> None:
 
 def test_machines_and_their_shares(run: RunDir) -> None:
     assert read_report(run).machines == [
-        Machine(name="ana", joined=1, lost=0, share=0.375),
-        Machine(name="luis", joined=2, lost=1, last_reason="the connection ended", share=0.125),
+        WorkerRow(name="ana", joined=1, lost=0, share=0.375),
+        WorkerRow(name="luis", joined=2, lost=1, last_reason="the connection ended", share=0.125),
     ]
 
 

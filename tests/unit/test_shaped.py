@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cuadrilla.link.base import Contribution, Progress
+from cuadrilla.link.base import Computed, Contribution, Progress
 from cuadrilla.link.inproc import InProcServer
 from cuadrilla.link.shaped import Shape, ShapedLink
 
@@ -53,6 +53,15 @@ def test_a_contribution_takes_as_long_as_its_tensors(clock: Clock) -> None:
     link = ShapedLink(server.connect("ana"), shape=shape, clock=clock, sleep=clock.spend)
     link.call(Contribution(lease_id=1, tokens=1, loss_sum=0.0, tensors={"w": torch.zeros(25)}))
     assert heard == [clock()] == [1.5]
+
+
+def test_who_says_that_a_lease_is_computed_goes_on_at_once(clock: Clock) -> None:
+    """The delay is that of the answer, which travels meanwhile."""
+    link = ShapedLink(
+        InProcServer(lambda *_: None).connect("ana"), shape=Shape(delay_seconds=0.25), clock=clock, sleep=clock.spend
+    )
+    link.call(Computed(lease_id=1))
+    assert clock() == 0
 
 
 def test_a_process_that_was_stopped_does_not_pay_for_it(link: ShapedLink, clock: Clock) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
-from cuadrilla.engines.compose import COMPOSE, DOCKERFILE, ENV, ROLES, Machine, compose_files
+from cuadrilla.engines.compose import COMPOSE, DOCKERFILE, ENV, ROLES, ContainerHost, compose_files
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.host.reachability import read_reachability
 from cuadrilla.link.address import lan_address
@@ -39,7 +39,7 @@ def compose(
     ] = False,
 ) -> None:
     """Write a compose file with a profile for each role, and the .env of this machine; says what to type next."""
-    machine = Machine(
+    machine = ContainerHost(
         roles=roles or ["trainer"],
         source=_seen_from(to.resolve(), _checkout(source)),
         address=_address(lan),
@@ -69,7 +69,7 @@ def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
         write_atomic(folder / name, text)
 
 
-def _explain(machine: Machine, *, was_found: bool) -> None:
+def _explain(machine: ContainerHost, *, was_found: bool) -> None:
     """`was_found`: nobody has named its address."""
     emit_table(
         [{"role": role, "here": "yes" if role in machine.roles else "", "does": does} for role, does in ROLES.items()]

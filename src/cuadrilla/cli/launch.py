@@ -14,7 +14,7 @@ import typer
 
 from cuadrilla.cli.output import emit_json, error_data, options, report_error, say
 from cuadrilla.engines.children import KILLED_FOR_MEMORY, ended_by
-from cuadrilla.engines.ranks import Orders, Outcome, Show, run_ranks
+from cuadrilla.engines.ranks import Orders, RanksOutcome, Show, run_ranks
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.host.card import addresses
 from cuadrilla.host.devices import count_cards
@@ -235,7 +235,7 @@ def _forget_output() -> None:
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def _conclude(outcome: Outcome, group: Group, *, seconds: float, log: Path | None) -> None:
+def _conclude(outcome: RanksOutcome, group: Group, *, seconds: float, log: Path | None) -> None:
     """Raises typer.Exit unless all is well."""
     interrupted = outcome.interrupted or (outcome.elsewhere is not None and outcome.elsewhere.how == INTERRUPTED)
     error = None if interrupted else _failure_elsewhere(outcome, group) or _failure(outcome, log)
@@ -268,7 +268,7 @@ def _conclude(outcome: Outcome, group: Group, *, seconds: float, log: Path | Non
         raise typer.Exit(code)
 
 
-def _failure_elsewhere(outcome: Outcome, group: Group) -> CuadrillaError | None:
+def _failure_elsewhere(outcome: RanksOutcome, group: Group) -> CuadrillaError | None:
     """Which machine was the first to fail, with the exit code of its rank."""
     word = outcome.elsewhere
     if word is None:
@@ -293,7 +293,7 @@ def _failure_elsewhere(outcome: Outcome, group: Group) -> CuadrillaError | None:
     return error
 
 
-def _failure(outcome: Outcome, log: Path | None) -> CuadrillaError | None:
+def _failure(outcome: RanksOutcome, log: Path | None) -> CuadrillaError | None:
     """Which rank was the first to fail, with its exit code."""
     if outcome.failed is None:
         return None

@@ -16,7 +16,7 @@ from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.engines.prove import Pair
+    from cuadrilla.engines.prove import Proof
     from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
 
@@ -70,7 +70,7 @@ def prove(
     report(strict, free, steps=steps, speeds=config.engine.workers, run=run)
 
 
-def report(strict: "Pair", free: "Pair | None", *, steps: int, speeds: list[float], run: Path) -> None:
+def report(strict: "Proof", free: "Proof | None", *, steps: int, speeds: list[float], run: Path) -> None:
     """Say what was found. Raises GuardError, or typer.Exit with its code, when the bits differ."""
     error = None
     if not strict.equal:
@@ -99,7 +99,7 @@ def report(strict: "Pair", free: "Pair | None", *, steps: int, speeds: list[floa
     say("\nnext: cuadrilla train {run}; in strict mode with --set sync.strict=true", run=typed(run))
 
 
-def sentence(strict: "Pair", free: "Pair", *, steps: int, number: int) -> Message:
+def sentence(strict: "Proof", free: "Proof", *, steps: int, number: int) -> Message:
     """The result in plain words."""
     all_took_part = Message("all {number} workers took part in a step", number=number)
     some_took_part = Message(
@@ -116,7 +116,7 @@ def sentence(strict: "Pair", free: "Pair", *, steps: int, number: int) -> Messag
     )
 
 
-def shown(pair: "Pair", *, number: int) -> dict[str, str]:
+def shown(pair: "Proof", *, number: int) -> dict[str, str]:
     return {
         "mode": "strict" if pair.strict else "not strict",
         "one worker": pair.one_sha256[:SHOWN_HASH],
@@ -127,7 +127,7 @@ def shown(pair: "Pair", *, number: int) -> dict[str, str]:
     }
 
 
-def as_row(pair: "Pair") -> dict[str, Any]:
+def as_row(pair: "Proof") -> dict[str, Any]:
     return {
         "equal": pair.equal,
         "sha256_one": pair.one_sha256,

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from cuadrilla.errors import DataError
-from cuadrilla.host.sandbox import run_confined
+from cuadrilla.host.sandbox import run_in_sandbox
 from cuadrilla.rundir import private_folder, read_regular
 
 MAX_FILE_BYTES = 2**26  # twice that of Gemma's 262,144 tokens, the largest that is published
@@ -23,7 +23,7 @@ def tried(source: Path, *, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
     with private_folder() as private:
         target = private / "tokenizer.json"
         arguments = (str(source), str(source.absolute()), str(target))
-        ended = run_confined("cuadrilla.data.tryout", *arguments, folder=private, timeout_seconds=timeout_seconds)
+        ended = run_in_sandbox("cuadrilla.data.tryout", *arguments, folder=private, timeout_seconds=timeout_seconds)
         if ended.code == 0:
             return read_regular(target, most_bytes=MAX_BYTES)
     if ended.code == DataError.exit_code:

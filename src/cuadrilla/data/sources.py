@@ -31,7 +31,7 @@ from cuadrilla.data.formats.encoding import Finding
 from cuadrilla.data.formats.form import ACCEPTED, PARQUET, Form, form_of, read_texts, survey_stream
 from cuadrilla.data.formats.packing import INSTALL, Digest, chunks, unpacked
 from cuadrilla.data.formats.record import BadFileError, Reading
-from cuadrilla.data.formats.tar import Entry
+from cuadrilla.data.formats.tar import ArchiveEntry
 from cuadrilla.data.get.record import UNKNOWN
 from cuadrilla.data.listing import Listed, Listing, list_path
 from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem
@@ -383,7 +383,7 @@ def _licence(findings: Iterable[Finding], *, recorded: str) -> str:
     return ", ".join(sorted({recorded if each == UNKNOWN else each for each in said}))
 
 
-def _content_of(entry: Entry, listing: Listing, *, label: str) -> str:
+def _content_of(entry: ArchiveEntry, listing: Listing, *, label: str) -> str:
     """The content of a member that is to be read; one that is not is skipped: "". Hidden ones are passed over."""
     if any(part.startswith(".") for part in entry.name.split("/")):
         return ""

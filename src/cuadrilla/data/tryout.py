@@ -14,7 +14,7 @@ from typing import Any
 from cuadrilla.data.foreign import MAX_BYTES, MAX_FILE_BYTES
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import DataError
-from cuadrilla.host.sandbox import confine
+from cuadrilla.host.sandbox import enter_sandbox
 from cuadrilla.messages import Message
 from cuadrilla.rundir import read_regular, typed
 
@@ -95,7 +95,7 @@ def _size_of(source: Path) -> int:
 
 
 def main(name: str, source: Path, target: Path) -> int:
-    confine(SPARE_BYTES + MEMORY_PER_BYTE * _size_of(source), cpu_seconds=CPU_SECONDS)
+    enter_sandbox(SPARE_BYTES + MEMORY_PER_BYTE * _size_of(source), cpu_seconds=CPU_SECONDS)
     try:
         raw = tokenizer_json(source)
         Tokenizer(raw, name=Message("the tokenizer of {name}", name=name) if source.is_dir() else name)

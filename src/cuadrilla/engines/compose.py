@@ -27,7 +27,7 @@ NOT_IN_QUOTES = ("'", "\\", "\n", "\r")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class ContainerHost:
     """What a .env says. `source`: the checkout that images are built from. `address`: this machine's on its network.
     `run`: the run folder. Both folders as seen from the files.
     """
@@ -41,7 +41,7 @@ class Machine:
     gpu: bool
 
 
-def compose_files(machine: Machine) -> dict[str, str]:
+def compose_files(machine: ContainerHost) -> dict[str, str]:
     """Text by file name. Raises ConfigError."""
     for role in machine.roles:
         if role not in ROLES:
@@ -51,7 +51,7 @@ def compose_files(machine: Machine) -> dict[str, str]:
     return {**files, ENV: env_text(machine)}
 
 
-def env_text(machine: Machine) -> str:
+def env_text(machine: ContainerHost) -> str:
     """Raises ConfigError."""
     chosen = f"{COMPOSE}:{GPU}" if machine.gpu else COMPOSE
     return f"""\

@@ -142,13 +142,13 @@ def _own_workers(config: Config, *, crew: bool) -> list[_Worker]:
 
 def _place_in_ray(workers: Sequence[_Worker], transport: RayTransport, *, engine: CrewEngine, run: RunDir) -> None:
     """Workers on this machine, where the run directory is, as actors."""
-    from cuadrilla.engines.ray.worker import Place
+    from cuadrilla.engines.ray.worker import RayPlace
 
     if not transport.cluster.ours:  # it has its own machines: they are found as they offer themselves
         return
     for worker in workers:
         on_card = worker.use.device.startswith("cuda")
-        place = Place(
+        place = RayPlace(
             name=worker.name,
             speed=worker.speed,
             link=engine.link,

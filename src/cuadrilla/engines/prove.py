@@ -45,7 +45,7 @@ SHOWN_NAMES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class ShortRun:
     """What one training came to. `state`: weights and optimizer state by name."""
 
     weights: Mapping[str, Tensor]
@@ -57,7 +57,7 @@ class Trained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class Proof:
     """One worker and the crew, trained alike; the tensors are not kept."""
 
     strict: bool
@@ -89,8 +89,8 @@ Begin = Callable[[str, RunContext], Sequence[Sink]]
 """Told before each training what it is, such as "strict, one worker"; gives sinks for its rows, closed afterwards."""
 
 
-def prove(config: Config, folder: Path, *, steps: int, begin: Begin) -> tuple[Pair, Pair | None]:
-    """The strict pair, and the other one if the strict proof holds; `config.engine` is the practice crew.
+def prove(config: Config, folder: Path, *, steps: int, begin: Begin) -> tuple[Proof, Proof | None]:
+    """The strict proof, and the other one if the strict proof holds; `config.engine` is the practice crew.
 
     `folder` is the run's. Raises ConfigError for a run with nothing to share, KeyboardInterrupt after a signal, and
     what a training raises.
@@ -110,7 +110,7 @@ def prove(config: Config, folder: Path, *, steps: int, begin: Begin) -> tuple[Pa
         )
     with _Stop.on_signals() as stop:
 
-        def pair(*, strict: bool) -> Pair:
+        def proof(*, strict: bool) -> Proof:
             alone, together = (
                 _settings(config, folder, strict=strict, steps=steps, alone=alone) for alone in (True, False)
             )
@@ -118,17 +118,17 @@ def prove(config: Config, folder: Path, *, steps: int, begin: Begin) -> tuple[Pa
                 _train(alone, stop=stop, begin=begin), _train(together, stop=stop, begin=begin), strict=strict
             )
 
-        strict = pair(strict=True)
-        return strict, pair(strict=False) if strict.equal else None
+        strict = proof(strict=True)
+        return strict, proof(strict=False) if strict.equal else None
 
 
-def compare(one: Trained, crew: Trained, *, strict: bool) -> Pair:
+def compare(one: ShortRun, crew: ShortRun, *, strict: bool) -> Proof:
     """What two trainings of the same model have in common, and what not."""
     squares = norm = 0.0
     for name, weight in one.weights.items():
         squares += float((crew.weights[name].double() - weight.double()).square().sum())
         norm += float(weight.double().square().sum())
-    return Pair(
+    return Proof(
         strict=strict,
         one_sha256=one.sha256,
         crew_sha256=crew.sha256,
@@ -251,7 +251,7 @@ def _settings(config: Config, folder: Path, *, strict: bool, steps: int, alone: 
     return Config.model_validate(values)
 
 
-def _train(config: Config, *, stop: _Stop, begin: Begin) -> Trained:
+def _train(config: Config, *, stop: _Stop, begin: Begin) -> ShortRun:
     """One training in a folder of its own."""
     stop.check()
     with tempfile.TemporaryDirectory(prefix="cuadrilla-prove-", ignore_cleanup_errors=True) as name:
@@ -284,9 +284,9 @@ def _describe(config: Config) -> str:
     return Message(together, number=len(config.engine.workers))
 
 
-def _read(run: RunDir, *, seconds: float, most_workers: int) -> Trained:
+def _read(run: RunDir, *, seconds: float, most_workers: int) -> ShortRun:
     found = load_newest(run.checkpoints)
     assert found is not None, "a run ends with a checkpoint"
     state = {**found.model, **{f"optimizer {name}": tensor for name, tensor in found.optimizer.items()}}
     sha256 = tensors_sha256(state)
-    return Trained(weights=found.model, state=state, sha256=sha256, seconds=seconds, most_workers=most_workers)
+    return ShortRun(weights=found.model, state=state, sha256=sha256, seconds=seconds, most_workers=most_workers)

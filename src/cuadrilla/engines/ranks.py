@@ -48,7 +48,7 @@ Show = Callable[[int, bool, Sequence[bytes]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class EndedRank:
     """`code`: as `subprocess` has it, minus the signal; None: it could not be killed."""
 
     rank: int
@@ -64,12 +64,12 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RanksOutcome:
     """`failed`: the rank that was the first to, unless somebody had asked for the end before. `elsewhere`: what had
     happened before on another machine."""
 
-    ranks: tuple[Ended, ...]
-    failed: Ended | None
+    ranks: tuple[EndedRank, ...]
+    failed: EndedRank | None
     elsewhere: Word | None
     interrupted: bool
     memory_ran_out: bool
@@ -89,7 +89,7 @@ class Orders:
     lines: Lines = field(default_factory=lambda: Lines({}, number=0))
 
 
-def run_ranks(orders: Orders, *, show: Show, tell: Callable[[str], None]) -> Outcome:
+def run_ranks(orders: Orders, *, show: Show, tell: Callable[[str], None]) -> RanksOutcome:
     """Start all ranks and wait for their end. In the main thread only.
 
     Raises ConfigError if the program cannot be started, ResourceError if a log cannot be written, EnvironmentProblem
@@ -108,7 +108,7 @@ class _Rank:
     process: "subprocess.Popen[bytes]"
     began: float
     log: IO[bytes] | None
-    ended: Ended | None = None
+    ended: EndedRank | None = None
 
 
 @dataclass
@@ -149,7 +149,7 @@ class _Group:
         self._orders, self._leader, self._show, self._tell = orders, leader, show, tell
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
-        self._failed: Ended | None = None
+        self._failed: EndedRank | None = None
         self._elsewhere: Word | None = None
         self._signals: list[int] = []
         self._to_send: deque[signal.Signals] = deque()
@@ -215,7 +215,7 @@ class _Group:
 
     # -- watch ---------------------------------------------------------------------------------------------------------
 
-    def finish(self) -> Outcome:
+    def finish(self) -> RanksOutcome:
         told = said = False
         while True:
             self._read(LOOK_SECONDS)
@@ -242,7 +242,7 @@ class _Group:
                 self._pass_on(key.data, key.data.rest())
         return self._outcome()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> RanksOutcome:
         if self._keeper_died and not self._signals:
             raise EnvironmentProblem(
                 "the process that keeps the ranks together was killed", hint="type the same command again"
@@ -252,10 +252,10 @@ class _Group:
         for rank in self._ranks:
             if rank.ended is None:
                 self._tell(Message(stuck, rank=rank.number, pid=rank.process.pid))
-                rank.ended = Ended(rank=rank.number, pid=rank.process.pid, code=None, seconds=now - rank.began)
+                rank.ended = EndedRank(rank=rank.number, pid=rank.process.pid, code=None, seconds=now - rank.began)
         if not (self._failed or self._elsewhere or self._signals):
             self._orders.lines.announce(DONE)
-        return Outcome(
+        return RanksOutcome(
             ranks=tuple(rank.ended for rank in self._ranks if rank.ended),
             failed=self._failed,
             elsewhere=self._elsewhere,
@@ -304,7 +304,7 @@ class _Group:
         for rank in self._ranks:
             if rank.ended is None and rank.process.poll() is not None:
                 code, seconds = rank.process.returncode, time.monotonic() - rank.began
-                rank.ended = Ended(rank=rank.number, pid=rank.process.pid, code=code, seconds=seconds)
+                rank.ended = EndedRank(rank=rank.number, pid=rank.process.pid, code=code, seconds=seconds)
                 if code and not self._stopping:
                     self._failed = rank.ended
                     self._orders.lines.announce(FAILED, rank=rank.number, exit_code=rank.ended.exit_code)

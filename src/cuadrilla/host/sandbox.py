@@ -1,7 +1,7 @@
 """A child process for something that there is no reason to trust, and what it gives up for good before it opens that.
 
-`run_confined` starts a module of ours with next to no environment and waits for it, `reading_from` takes what it writes
-meanwhile; the module calls `confine` first.
+`run_in_sandbox` starts a module of ours with next to no environment and waits for it, `reading_from` takes what it writes
+meanwhile; the module calls `enter_sandbox` first.
 Linux lets any process refuse itself system calls (seccomp):
 https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html
 Where something cannot be given up, that is returned as a sentence for the user, "" otherwise.
@@ -67,7 +67,7 @@ class Ended:
         return lines[-1][:MAX_REASON] if lines else Message("exit code {code}", code=self.code)
 
 
-def run_confined(module: str, *arguments: str, folder: Path, timeout_seconds: float) -> Ended:
+def run_in_sandbox(module: str, *arguments: str, folder: Path, timeout_seconds: float) -> Ended:
     """Run a module of ours in `folder` as a child that may fail in any way."""
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
         with _start(module, arguments, folder=folder, stdout=said, stderr=complained) as child:
@@ -75,7 +75,7 @@ def run_confined(module: str, *arguments: str, folder: Path, timeout_seconds: fl
         return Ended(code=code, said=_read(said), complaint=_read(complained))
 
 
-class Confined:
+class Sandboxed:
     """Such a child, from `reading_from`, while what it writes is read from `output`."""
 
     def __init__(self, child: subprocess.Popen[bytes], complained: IO[bytes]) -> None:
@@ -90,13 +90,13 @@ class Confined:
 
 
 @contextmanager
-def reading_from(module: str, *arguments: str, folder: Path) -> Iterator[Confined]:
+def reading_from(module: str, *arguments: str, folder: Path) -> Iterator[Sandboxed]:
     """Run a module of ours in `folder` as a child that may fail in any way, and is over at the end of the block."""
     with (
         tempfile.TemporaryFile() as complained,
         _start(module, arguments, folder=folder, stdout=subprocess.PIPE, stderr=complained) as child,
     ):
-        yield Confined(child, complained)
+        yield Sandboxed(child, complained)
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def _read(file: IO[bytes]) -> str:
     return file.read(MAX_SAID_BYTES).decode(errors="replace")
 
 
-def confine(num_bytes: int, *, cpu_seconds: int) -> str:
+def enter_sandbox(num_bytes: int, *, cpu_seconds: int) -> str:
     """Give up the network, new programs, more memory and larger files than `num_bytes`, and time; what could not be."""
     return "; ".join(filter(None, (limit_resources(num_bytes, cpu_seconds=cpu_seconds), cut_off())))
 

@@ -13,7 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.link.base import Contribution, Lease, Link, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import (
+    Computed,
+    Contribution,
+    Lease,
+    Link,
+    Progress,
+    TensorRef,
+    Tensors,
+    ToCoordinator,
+    ToWorker,
+)
 
 PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
 LONGEST_GROWTH = 4.0
@@ -68,7 +78,7 @@ class ShapedLink:
             self._pass_seconds = min(self._clock() - self._pass_began, LONGEST_GROWTH * self._pass_seconds)
             if self._shape.speed < 1:
                 self._sleep((1 / self._shape.speed - 1) * self._pass_seconds)
-        else:
+        elif not isinstance(message, Computed):  # the next lease is computed at once
             seconds = self._seconds(message.tensors) if isinstance(message, Contribution) else 0.0
             self._pause(seconds + self._shape.delay_seconds)
         self._link.call(message)

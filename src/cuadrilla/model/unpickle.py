@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cuadrilla.errors import CheckpointError, ResourceError
-from cuadrilla.host.sandbox import MAX_REASON, Ended, confine, run_confined
+from cuadrilla.host.sandbox import MAX_REASON, Ended, enter_sandbox, run_in_sandbox
 from cuadrilla.model.weights import require_weights
 
 TIMEOUT_SECONDS = 900.0
@@ -34,7 +34,7 @@ def read_pickled(source: Path, target: Path, *, timeout_seconds: float = TIMEOUT
     """
     require_weights(source)
     paths = (str(source.resolve()), str(target.resolve()))
-    ended = run_confined(__name__, *paths, folder=target.parent, timeout_seconds=timeout_seconds)
+    ended = run_in_sandbox(__name__, *paths, folder=target.parent, timeout_seconds=timeout_seconds)
     if ended.code is None:
         raise CheckpointError(
             "{path} was not read within {seconds:.0f} s",
@@ -73,7 +73,7 @@ def weights_in(value: Any) -> dict[str, Tensor]:
 def main(source: Path, target: Path) -> None:
     torch.set_num_threads(1)
     num_bytes = MEMORY_PER_BYTE * source.stat().st_size + SPARE_BYTES
-    sys.stdout.write(confine(num_bytes, cpu_seconds=int(TIMEOUT_SECONDS)))
+    sys.stdout.write(enter_sandbox(num_bytes, cpu_seconds=int(TIMEOUT_SECONDS)))
     sys.stdout.flush()
     tensors = weights_in(torch.load(source, map_location="cpu", weights_only=True))
     # Each on its own: a tied head shares its memory with the embedding, which safetensors refuses.

@@ -117,7 +117,7 @@ MEANS = ("loss", "grad_norm", "tokens_per_second", "lr_factor", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class WorkerRow:
     """A worker as the run saw it."""
 
     name: str
@@ -143,7 +143,7 @@ class Report:
     """`version` and `loss` of the lowest held-out loss, which `eval` and `generate` take; None without evaluations."""
     rows: list[dict[str, Any]]
     events: list[dict[str, Any]]
-    machines: list[Machine]
+    machines: list[WorkerRow]
     samples: list[dict[str, Any]]
     values: dict[str, Any]
     changed: list[str]
@@ -239,7 +239,7 @@ def _environment(run: RunDir) -> dict[str, Any]:
     return found | {"packages": _part(found, "packages")}
 
 
-def machines(happened: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Machine]:
+def machines(happened: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[WorkerRow]:
     """Everybody who has ever joined, by name."""
     joined: dict[str, int] = {}
     lost: dict[str, int] = {}
@@ -254,7 +254,7 @@ def machines(happened: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[str, 
                 reasons[name] = str(event.get("reason", ""))
     shares = mean_shares(rows)
     return [
-        Machine(
+        WorkerRow(
             name=name,
             joined=joined[name],
             lost=lost.get(name, 0),

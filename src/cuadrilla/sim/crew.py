@@ -24,7 +24,7 @@ from cuadrilla.link.base import (
     ToWorker,
     Version,
 )
-from cuadrilla.sim.disk import MASK, UNIT_TOKENS, Audit, Part, gradient, number_of
+from cuadrilla.sim.disk import MASK, UNIT_TOKENS, Audit, SimAnswer, gradient, number_of
 
 HEARTBEAT_SECONDS = 1.0
 QUARANTINE_SECONDS = 30.0
@@ -60,7 +60,7 @@ class Clock:
 
 
 @dataclass(eq=False)
-class Connection:
+class SimConnection:
     """`blocked` holds the messages of a direction back until then.
 
     `lingers`: what was on its way to the coordinator when it broke still arrives, maybe after the next connection's.
@@ -93,7 +93,7 @@ class Worker:
     away: bool = True
     frozen_until: float = 0.0
     slow_until: float = 0.0
-    connection: Connection | None = None
+    connection: SimConnection | None = None
     version: int = 0
     losses: int = 0
     theta: int = 0
@@ -122,9 +122,9 @@ class Transport(Protocol):
     up: bool
     incarnation: int
 
-    def hear(self, connection: Connection, message: ToCoordinator) -> None: ...
+    def hear(self, connection: SimConnection, message: ToCoordinator) -> None: ...
 
-    def close(self, connection: Connection) -> None:
+    def close(self, connection: SimConnection) -> None:
         """A connection ended."""
 
 
@@ -155,7 +155,7 @@ class Crew:
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
-    def carry(self, connection: Connection, direction: str, deliver: Callable[[], None]) -> None:
+    def carry(self, connection: SimConnection, direction: str, deliver: Callable[[], None]) -> None:
         """Deliver after a delay, behind what was sent before; never if the connection breaks meanwhile."""
         if not connection.open:
             return
@@ -169,7 +169,7 @@ class Crew:
 
         self.clock.at(connection.arrival[direction], arrive)
 
-    def send(self, connection: Connection, message: ToWorker) -> None:
+    def send(self, connection: SimConnection, message: ToWorker) -> None:
         """To a worker; a frozen process reads it when it thaws."""
         worker = connection.worker
         self.carry(connection, "down", lambda: self.after(worker, 0.0, partial(self.read, connection, message)))
@@ -179,7 +179,7 @@ class Crew:
         if connection is not None:
             self.carry(connection, "up", partial(self.transport.hear, connection, message))
 
-    def cut(self, connection: Connection, *, noticed_after: float, noticed: bool = True) -> None:
+    def cut(self, connection: SimConnection, *, noticed_after: float, noticed: bool = True) -> None:
         """Break a connection: the worker notices it, the coordinator may not."""
         connection.open = False
         worker = connection.worker
@@ -228,7 +228,7 @@ class Crew:
         if not self.transport.up:
             self.after(worker, RETRY_SECONDS, partial(self.connect, worker))
             return
-        connection = worker.connection = Connection(worker, self.transport.incarnation)
+        connection = worker.connection = SimConnection(worker, self.transport.incarnation)
         worker.micro_steps = 0
         if worker.losses < self.audit.losses:
             worker.version, worker.losses = 0, self.audit.losses
@@ -238,7 +238,7 @@ class Crew:
             self.tell(worker, worker.answer)
         self.beat(worker, connection)
 
-    def reconnect(self, worker: Worker, broken: Connection) -> None:
+    def reconnect(self, worker: Worker, broken: SimConnection) -> None:
         """Half of the time it finishes what it was computing, and answers a lease that is not its own any more."""
         if worker.connection is broken:
             if self.random.random() < 0.5:
@@ -246,12 +246,12 @@ class Crew:
             worker.connection = None
             self.connect(worker)
 
-    def beat(self, worker: Worker, connection: Connection) -> None:
+    def beat(self, worker: Worker, connection: SimConnection) -> None:
         if worker.connection is connection:
             self.tell(worker, Progress(micro_steps=worker.micro_steps))
             self.after(worker, HEARTBEAT_SECONDS, partial(self.beat, worker, connection))
 
-    def read(self, connection: Connection, message: ToWorker) -> None:
+    def read(self, connection: SimConnection, message: ToWorker) -> None:
         worker = connection.worker
         if worker.connection is not connection:
             return
@@ -311,7 +311,7 @@ class Crew:
             worker.bad_rounds.add(lease.units[0] // self.audit.rules.units_per_round)
         honest = not bad or self.random.random() < 0.5
         total = MASK if bad else gradient(lease.units, base)
-        part = Part(units=lease.units, version=lease.version, base=base, total=total, finite=honest)
+        part = SimAnswer(units=lease.units, version=lease.version, base=base, total=total, finite=honest)
         worker.answer = Contribution(
             lease_id=lease.lease_id,
             tokens=UNIT_TOKENS * len(lease.units),

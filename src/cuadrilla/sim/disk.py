@@ -55,7 +55,7 @@ class Crash(BaseException):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class SimFault:
     """`seconds`: how long it lasts, or until the dead come back. `steps`: it strikes after so many steps of I/O."""
 
     at: float
@@ -66,14 +66,14 @@ class Fault:
 
 
 @dataclass(kw_only=True)
-class Report:
+class SimReport:
     """`committed`: in order; again after a loss that a full disk excuses.
 
     `recovery`: virtual seconds from a fault to the next commit, by kind of fault.
     """
 
     seed: int
-    faults: tuple[Fault, ...]
+    faults: tuple[SimFault, ...]
     committed: list[int] = field(default_factory=list)
     committed_at: list[float] = field(default_factory=list)
     skipped: set[int] = field(default_factory=set)
@@ -122,7 +122,7 @@ def undisturbed(rules: Rules = RULES) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class SimAnswer:
     """What a contribution says: which units, computed from which version and its θ, and what they add up to."""
 
     units: tuple[int, ...]
@@ -141,7 +141,7 @@ class Part:
         }
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> "Part":
+    def of(cls, tensors: Mapping[str, Tensor]) -> "SimAnswer":
         return cls(
             units=tuple(tensors["units"].tolist()),
             version=int(tensors["version"]),
@@ -152,13 +152,13 @@ class Part:
 
 
 @dataclass
-class Weights:
+class SimWeights:
     """The merge half of any strategy, over one integer. `merged`: what the last reduction added up."""
 
     point: Callable[[], None]
     theta: int
     total: int = 0
-    merged: tuple[Part, ...] = ()
+    merged: tuple[SimAnswer, ...] = ()
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -166,7 +166,7 @@ class Weights:
 
     def reduce(self, contributions: Sequence[Contribution], *, planned_tokens: int) -> Reduced:
         del planned_tokens
-        self.merged = tuple(Part.of(item.tensors) for item in contributions)
+        self.merged = tuple(SimAnswer.of(item.tensors) for item in contributions)
         bad = tuple(index for index, part in enumerate(self.merged) if not part.finite)
         self.total = sum(part.total for part in self.merged) & MASK
         return Reduced(norm=math.nan if bad else 1.0, tokens=0, bad=bad)
@@ -251,7 +251,7 @@ class VirtualStore:
 
     point: Callable[[], None]
     disk: Disk
-    weights: Weights
+    weights: SimWeights
     audit: "Audit"
     saved: int
     segment: int | None = None
@@ -344,7 +344,7 @@ class Audit:
     strategy's bound, None for whole rounds; `units`: of each version, `counted`: of all that are committed.
     """
 
-    report: Report
+    report: SimReport
     disk: Disk
     clock: Callable[[], float]
     rules: Rules = RULES
@@ -369,7 +369,7 @@ class Audit:
             happened = ", ".join(f"{f.kind} {f.worker} {f.at:.2f}" for f in self.report.faults if f.at <= now)
             raise Violation(f"{sentence} (seed {self.report.seed}, {now:.3f} s, after: {happened})")
 
-    def judge_round(self, header: Mapping[str, Any], weights: Weights) -> None:
+    def judge_round(self, header: Mapping[str, Any], weights: SimWeights) -> None:
         """A round is about to be made a version."""
         version, units, skipped = header["version"], tuple(header["units"]), header["skipped"]
         empty = len(skipped) == len(units)
@@ -389,7 +389,7 @@ class Audit:
         self.history[version] = weights.theta if empty else mix(weights.theta, weights.total)
         self.skips[version] = tuple(skipped)
 
-    def sum_wrong(self, version: int, weights: Weights) -> str:
+    def sum_wrong(self, version: int, weights: SimWeights) -> str:
         """Every part was computed from a version that is not too old, and the whole is the sum of the parts."""
         for part in weights.merged:
             age = version - 1 - part.version

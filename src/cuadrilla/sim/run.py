@@ -14,17 +14,17 @@ from cuadrilla.config import GuardSection
 from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Computed, Contribution, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.plan.share import share_units
-from cuadrilla.sim.crew import Clock, Connection, Crew, Worker
+from cuadrilla.sim.crew import Clock, Crew, SimConnection, Worker
 from cuadrilla.sim.disk import (
     RULES,
     UNIT_TOKENS,
     Audit,
     Crash,
     Disk,
-    Fault,
-    Report,
+    SimFault,
+    SimReport,
+    SimWeights,
     VirtualStore,
-    Weights,
     recover,
     undisturbed,
 )
@@ -50,13 +50,13 @@ WORKER_FAULTS = (
 COORDINATOR_FAULTS = ("coordinator", "coordinator and rot", "disk full")
 
 
-def draw_faults(rng: random.Random, workers: Sequence[str]) -> list[Fault]:
+def draw_faults(rng: random.Random, workers: Sequence[str]) -> list[SimFault]:
     """Up to twelve faults; all of them end, except that one worker may stay dead."""
     faults = []
     for _ in range(rng.randint(0, 12)):
         of_worker = rng.random() < 0.75
         faults.append(
-            Fault(
+            SimFault(
                 at=rng.uniform(0.0, FAULTS_UNTIL_SECONDS),
                 kind=rng.choice(WORKER_FAULTS if of_worker else COORDINATOR_FAULTS),
                 worker=rng.choice(workers) if of_worker else "",
@@ -66,7 +66,7 @@ def draw_faults(rng: random.Random, workers: Sequence[str]) -> list[Fault]:
         )
     if rng.random() < 0.2:
         at, kind = rng.uniform(0.0, FAULTS_UNTIL_SECONDS), rng.choice(("kill", "power off"))
-        faults.append(Fault(at=at, kind=kind, worker=workers[-1], seconds=FOREVER))
+        faults.append(SimFault(at=at, kind=kind, worker=workers[-1], seconds=FOREVER))
     return sorted(faults, key=lambda fault: fault.at)
 
 
@@ -76,7 +76,7 @@ class World:
     def __init__(
         self,
         seed: int,
-        faults: Sequence[Fault] | None,
+        faults: Sequence[SimFault] | None,
         *,
         reuse_lease_ids: bool = False,
         strategy: Strategy = EXACT,
@@ -85,7 +85,7 @@ class World:
     ) -> None:
         self.streams = streams
         self.random = random.Random(seed)
-        self.report = Report(seed=seed, faults=())
+        self.report = SimReport(seed=seed, faults=())
         self.clock = Clock()
         self.disk = Disk()
         self.strategy = strategy
@@ -100,14 +100,14 @@ class World:
         self.reuse_lease_ids = reuse_lease_ids
         self.up = False
         self.incarnation = 0
-        self.sessions: dict[str, Connection] = {}
+        self.sessions: dict[str, SimConnection] = {}
         self.calm_from = 0.0
         self.full_until = 0.0
         self.rot = False
         self.steps_to_crash: int | None = None
         self.restart_seconds = 2.0
 
-    def run(self) -> Report:
+    def run(self) -> SimReport:
         for fault in self.report.faults:
             self.clock.after(fault.at, partial(self.strike, fault))
         self.crew.start()
@@ -161,7 +161,7 @@ class World:
         guard = Guard(section=GuardSection(rollbacks=100))
         if guard_state is not None:
             guard.load_state(guard_state)
-        self.weights = Weights(self.point, theta)
+        self.weights = SimWeights(self.point, theta)
         saved = self.disk.checkpoints[-1][0] if self.disk.checkpoints else -1
         self.coordination = CoordinatorRuntime(
             coordinator=self.coordinator,
@@ -199,7 +199,7 @@ class World:
 
     # -- its transport: what link/grpc_server.py promises ------------------------------------------------------
 
-    def hear(self, connection: Connection, message: ToCoordinator) -> None:
+    def hear(self, connection: SimConnection, message: ToCoordinator) -> None:
         """A worker's newest connection counts; what comes late from an older one does not."""
         worker = connection.worker
         if not self.up or connection.incarnation != self.incarnation:
@@ -222,7 +222,7 @@ class World:
             worker.owes = worker.owes and not answers and not isinstance(message, Hello)
             self.coordination.deliver(worker.name, message)
 
-    def close(self, connection: Connection) -> None:
+    def close(self, connection: SimConnection) -> None:
         name = connection.worker.name
         if self.up and connection.incarnation == self.incarnation and self.sessions.get(name) is connection:
             del self.sessions[name]
@@ -247,7 +247,7 @@ class World:
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
-    def strike(self, fault: Fault) -> None:
+    def strike(self, fault: SimFault) -> None:
         self.calm_from = max(self.calm_from, self.clock.now + (fault.seconds if fault.seconds < FOREVER else 0.0))
         if fault.worker:
             worker = self.crew.workers[fault.worker]
@@ -266,7 +266,7 @@ class World:
     def free_disk(self) -> None:
         self.disk.full = self.clock.now < self.full_until
 
-    def strike_worker(self, worker: Worker, fault: Fault) -> None:
+    def strike_worker(self, worker: Worker, fault: SimFault) -> None:
         self.report.counts[fault.kind] += 1
         if fault.kind in ("kill", "power off", "freeze", "hang"):
             self.audit.faults.append((fault.kind, self.clock.now))
@@ -285,7 +285,7 @@ class World:
             case _ if worker.connection is not None:
                 self.disturb(worker.connection, fault, lingers=lingers)
 
-    def disturb(self, connection: Connection, fault: Fault, *, lingers: bool) -> None:
+    def disturb(self, connection: SimConnection, fault: SimFault, *, lingers: bool) -> None:
         """Cut a connection, or block it one way or both; half of the blocked ones are given up by the worker."""
         connection.lingers = lingers
         for direction, kinds in (("up", ("up blocked", "isolated")), ("down", ("down blocked", "isolated"))):
@@ -376,7 +376,7 @@ INVARIANTS: tuple[Callable[[World], str], ...] = (
 )
 
 
-def evicted_wrongly(worker: Worker, connection: Connection | None, reason: str, *, now: float) -> str:
+def evicted_wrongly(worker: Worker, connection: SimConnection | None, reason: str, *, now: float) -> str:
     silent, busy = now - worker.heard_at, now - worker.worked_at
     if reason.startswith("lost") and silent < (RULES.lost_after_seconds or 0.0):
         return f"I5: {worker.name} is called lost {silent:.1f} s after it was heard"
@@ -391,12 +391,12 @@ def evicted_wrongly(worker: Worker, connection: Connection | None, reason: str, 
 
 def simulate(
     seed: int,
-    faults: Sequence[Fault] | None = None,
+    faults: Sequence[SimFault] | None = None,
     *,
     reuse_lease_ids: bool = False,
     strategy: Strategy = EXACT,
     streams: bool = False,
-) -> Report:
+) -> SimReport:
     """Run one crew to the end of its run. Raises Violation.
 
     `faults` replaces those drawn from the seed; crew and network stay. `reuse_lease_ids`: number leases as the ledger

@@ -133,7 +133,7 @@ class Coordinator:
     def _remove(self, worker: str) -> list[Action]:
         self.crew.depart(worker)
         if worker not in self.crew.members:
-            return [] if self.crew.gathered else self.rounds.deal(self.work)
+            return [] if self.crew.has_quorum else self.rounds.deal(self.work)
         self._dismiss(worker)
         return self.rounds.deal(self.work)
 
@@ -148,8 +148,7 @@ class Coordinator:
     def _evict_silent(self) -> list[Action]:
         actions: list[Action] = []
         for worker in list(self.crew.members):
-            lease = next((lease for lease in self.work.ledger.leases.values() if lease.worker == worker), None)
-            if reason := self.crew.silence(worker, lease):
+            if reason := self.crew.silence(worker, self.work.ledger.held_by(worker)):
                 actions.append(Send(worker=worker, message=Stop(reason=reason, again=True)))
                 actions.extend(self._remove(worker))
         return actions
@@ -159,7 +158,7 @@ class Coordinator:
     def _note_computed(self, worker: str, said: Computed) -> list[Action]:
         """The answer is on the way; the strategy's rounds may lease the worker something else meanwhile."""
         heard = self._note_progress(worker, Progress(micro_steps=0))
-        if not self.work.has_computed(worker, said.lease_id):
+        if not self.work.note_computed(worker, said.lease_id):
             return heard
         self.crew.answered(worker)
         return self.rounds.deal(self.work)
@@ -176,10 +175,9 @@ class Coordinator:
         if not said.valid:
             self.rounds.fail(self.work, grant)
             return [Discard(lease_id=said.lease_id), *self._go_on()]
-        travel = self.work.computed.pop(said.lease_id, None)
-        since = self.crew.members[worker].granted_at if travel is None else travel.granted_at
-        transfer = said.transfer_seconds if travel is None else self.crew.now - travel.began
-        self.crew.measure(worker, len(grant.units), since=since, transfer=transfer)
+        computed_at = self.work.computed.pop(said.lease_id, None)
+        transfer = said.transfer_seconds if computed_at is None else self.crew.now - computed_at
+        self.crew.measure(grant, transfer=transfer)
         self.work.answers[said.lease_id] = Answer(grant=grant, said=said)
         self.work.void(grant.units)
         return self._go_on()

@@ -18,12 +18,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """`version`: of the weights that the units are computed from."""
+    """`version`: of the weights that the units are computed from. `at`: when, by the coordinator's clock."""
 
     lease_id: int
     worker: str
     units: tuple[int, ...]
     version: int = 0
+    at: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -45,20 +46,22 @@ class Ledger:
         self.uncounted.update(range(self.opened, self.opened + count))
         self.opened += count
 
-    def grant(self, worker: str, count: int, *, version: int = 0, exclude: Iterable[int] = ()) -> Grant | None:
+    def grant(
+        self, worker: str, count: int, *, version: int = 0, at: float = 0.0, exclude: Iterable[int] = ()
+    ) -> Grant | None:
         """Lease the first `count` free units to a worker, none of `exclude`; None if there is none."""
         units = tuple(sorted(self.free.difference(exclude))[:count])
-        return self._lease(worker, units, version=version) if units else None
+        return self._lease(worker, units, version=version, at=at) if units else None
 
-    def grant_again(self, worker: str, units: Iterable[int], *, version: int = 0) -> Grant:
+    def grant_again(self, worker: str, units: Iterable[int], *, version: int = 0, at: float = 0.0) -> Grant:
         """Lease units that another worker holds as well."""
         chosen = tuple(sorted(units))
         assert chosen
         assert self.uncounted.issuperset(chosen)
-        return self._lease(worker, chosen, version=version)
+        return self._lease(worker, chosen, version=version, at=at)
 
-    def _lease(self, worker: str, units: tuple[int, ...], *, version: int) -> Grant:
-        lease = Grant(lease_id=self.next_lease_id, worker=worker, units=units, version=version)
+    def _lease(self, worker: str, units: tuple[int, ...], *, version: int, at: float) -> Grant:
+        lease = Grant(lease_id=self.next_lease_id, worker=worker, units=units, version=version, at=at)
         self.next_lease_id += 1
         self.leases[lease.lease_id] = lease
         return lease
@@ -84,9 +87,13 @@ class Ledger:
         holders = Counter(unit for lease in self.leases.values() for unit in lease.units)
         return {unit for unit, number in holders.items() if number == 1}
 
+    def held_by(self, worker: str) -> list[Grant]:
+        """The oldest first."""
+        return [lease for lease in self.leases.values() if lease.worker == worker]
+
     def release(self, worker: str) -> list[Grant]:
         """Nothing that the worker holds is expected of it any more."""
-        released = [lease for lease in self.leases.values() if lease.worker == worker]
+        released = self.held_by(worker)
         for lease in released:
             del self.leases[lease.lease_id]
         return released

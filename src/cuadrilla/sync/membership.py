@@ -9,7 +9,7 @@ back makes nobody new.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -47,9 +47,9 @@ class Rules:
     """Of a round."""
     num_versions: int
     quorum: int = 1
-    """So many members are waited for before the first lease, but no longer than `gather_seconds` after the first: the
+    """So many members are waited for before the first lease, but no longer than `quorum_seconds` after the first: the
     first one would get the whole round, however slow it is."""
-    gather_seconds: float = 15.0
+    quorum_seconds: float = 15.0
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     """What the environment of every member must say: the version of cuadrilla, the model's code."""
     same_environment: bool = False
@@ -76,7 +76,6 @@ class Member:
     transfer_seconds: float = 0.0
     measurements: int = 0
     rounds_without: int = 0
-    granted_at: float = 0.0
     moved: bool = True
     heard_at: float
     progress_at: float
@@ -107,8 +106,8 @@ class Membership:
     members: dict[str, Member] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
     environment: dict[str, str] | None = None
-    gathering_since: float | None = None
-    gathered: bool = False
+    waiting_since: float | None = None
+    has_quorum: bool = False
     departed: set[str] = field(default_factory=set)
 
     # -- coming and going ----------------------------------------------------------------------------------------------
@@ -154,22 +153,21 @@ class Membership:
 
     def depart(self, worker: str) -> None:
         """It is not waited for any more."""
-        if not self.gathered:
+        if not self.has_quorum:
             self.departed.add(worker)
 
     def dismiss(self, worker: str, leases: Iterable[Grant]) -> None:
         """It is no member any more; `leases` are what it did not answer."""
-        for lease in leases:
-            self.unanswered(lease)
+        self.unanswered(leases)
         self.records[worker].last = self.members.pop(worker)
 
-    def has_gathered(self) -> bool:
-        """Whether the first round need not wait for others any more."""
-        if not self.gathered and self.members:
-            since = self.gathering_since = self.now if self.gathering_since is None else self.gathering_since
+    def note_quorum(self) -> bool:
+        """Note how many have come; whether the first round need not wait for others any more."""
+        if not self.has_quorum and self.members:
+            since = self.waiting_since = self.now if self.waiting_since is None else self.waiting_since
             expected = self.rules.quorum - len(self.departed)
-            self.gathered = len(self.members) >= expected or self.now - since >= self.rules.gather_seconds
-        return self.gathered
+            self.has_quorum = len(self.members) >= expected or self.now - since >= self.rules.quorum_seconds
+        return self.has_quorum
 
     def stand_first(self, worker: str) -> None:
         self.members = {worker: self.members.pop(worker), **self.members}
@@ -193,23 +191,26 @@ class Membership:
     def granted(self, worker: str) -> None:
         """It has been given a lease."""
         member = self.members[worker]
-        member.granted_at = self.now
         if member.moved:  # it may have been idle for long; but one that never answers is no less hung for a new lease
             member.progress_at, member.moved = self.now, False
 
-    def silence(self, worker: str, lease: Grant | None) -> str:
-        """Why a member, which holds this lease, is not waited for any more; "" while it is."""
+    def silence(self, worker: str, leases: Sequence[Grant]) -> str:
+        """Why a member, which holds these leases, is not waited for any more; "" while it is.
+
+        It computes the newest; of others the answers are on their way.
+        """
         rules, member = self.rules, self.members[worker]
         if rules.lost_after_seconds is not None and self.now - member.heard_at > rules.lost_after_seconds:
             return Message("lost: nothing heard for {seconds:.1f} s", seconds=self.now - member.heard_at)
-        if rules.hung_after_seconds is None or lease is None:
+        if rules.hung_after_seconds is None or not leases:
             return ""
-        idle, held = self.now - member.progress_at, self.now - member.granted_at
-        expected = self.expected_seconds(lease)
+        idle, held = self.now - member.progress_at, self.now - leases[-1].at
+        expected = self.expected_seconds(leases[-1])
         known = held - idle if math.isinf(expected) else expected  # how long it took to its last progress
         limit = max(rules.hung_after_seconds, rules.hung_after_leases * known)
         if idle > (limit if member.micro_steps else max(limit, FIRST_PROGRESS_SECONDS)):
             return Message("hung: no progress for {seconds:.1f} s", seconds=idle)
+        held, expected = self.now - leases[0].at, self.expected_seconds(leases[0])
         overdue = min(max(MIN_OVERDUE_SECONDS, rules.overdue_after_leases * expected), MAX_OVERDUE_SECONDS)
         return Message("overdue: no answer for {seconds:.1f} s", seconds=held) if held > overdue else ""
 
@@ -241,25 +242,29 @@ class Membership:
         member = self.members[worker]
         member.progress_at, member.moved = self.now, True
 
-    def measure(self, worker: str, num_units: int, *, since: float, transfer: float) -> None:
-        """A lease of `since` is answered. `transfer`: how much of the time went to weights and gradients."""
-        member = self.members[worker]
-        seconds = self.now - since
+    def measure(self, lease: Grant, *, transfer: float) -> None:
+        """It is answered. `transfer`: how much of the time went to weights and gradients."""
+        member = self.members[lease.worker]
+        seconds = self.now - lease.at
         if seconds <= 0:
             return
         transfer = min(transfer, MAX_TRANSFER_SHARE * seconds)
         memory = SPEED_MEMORY if member.measurements else 0.0
-        member.units_per_second += (1 - memory) * (num_units / (seconds - transfer) - member.units_per_second)
+        member.units_per_second += (1 - memory) * (len(lease.units) / (seconds - transfer) - member.units_per_second)
         member.transfer_seconds += (1 - memory) * (transfer - member.transfer_seconds)
         member.measurements += 1
 
-    def unanswered(self, lease: Grant) -> None:
-        """Its worker is no faster than that shows."""
-        member, held = self.members[lease.worker], self.now - self.members[lease.worker].granted_at
-        self.records[lease.worker].owed_seconds += held
-        at_most = len(lease.units) / max(held, MIN_HELD_SECONDS)
-        if not member.units_per_second or at_most < member.units_per_second:
-            member.units_per_second = at_most
+    def unanswered(self, leases: Iterable[Grant]) -> None:
+        """Their workers are no faster than that shows."""
+        oldest: dict[str, float] = {}
+        for lease in leases:
+            member, held = self.members[lease.worker], self.now - lease.at
+            at_most = len(lease.units) / max(held, MIN_HELD_SECONDS)
+            if not member.units_per_second or at_most < member.units_per_second:
+                member.units_per_second = at_most
+            oldest[lease.worker] = min(oldest.get(lease.worker, lease.at), lease.at)
+        for worker, at in oldest.items():
+            self.records[worker].owed_seconds += self.now - at
 
     def owes(self, worker: str) -> bool:
         """Whether it was away too long with what it should have answered."""

@@ -49,18 +49,10 @@ class Rounds(Protocol):
         """A version was committed, and the run goes on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Travel:
-    """Of an answer that has begun to travel: when its lease was granted, and when its worker had computed it."""
-
-    granted_at: float
-    began: float
-
-
 @dataclass(kw_only=True)
 class Work:
     """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute.
-    `computed`: leases whose answers are on their way.
+    `computed`: leases whose answers are on their way, and since when.
     """
 
     rules: Rules
@@ -71,7 +63,7 @@ class Work:
     answers: dict[int, Answer] = field(default_factory=dict)
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
-    computed: dict[int, Travel] = field(default_factory=dict)
+    computed: dict[int, float] = field(default_factory=dict)
     merging: Merge | None = None
 
     # -- leases --------------------------------------------------------------------------------------------------------
@@ -87,13 +79,13 @@ class Work:
         busy = {lease.worker for lease in leases if lease.lease_id not in self.computed}
         return [worker for worker in self.crew.members if worker not in busy]
 
-    def has_computed(self, worker: str, lease_id: int) -> bool:
+    def note_computed(self, worker: str, lease_id: int) -> bool:
         """Note that its answer is on the way; False where it was not to be computed."""
         lease = self.ledger.leases.get(lease_id)
         if lease is None or lease.worker != worker or lease_id in self.computed:
             return False
-        self.computed = {number: travel for number, travel in self.computed.items() if number in self.ledger.leases}
-        self.computed[lease_id] = Travel(granted_at=self.crew.members[worker].granted_at, began=self.crew.now)
+        self.computed = {number: since for number, since in self.computed.items() if number in self.ledger.leases}
+        self.computed[lease_id] = self.crew.now
         return True
 
     def failed_by(self, worker: str) -> set[int]:
@@ -105,12 +97,12 @@ class Work:
 
     def grant(self, worker: str, count: int, *, exclude: Iterable[int] = ()) -> list[Action]:
         """Lease the first `count` free units; nothing if there is none."""
-        grant = self.ledger.grant(worker, count, version=self.version, exclude=exclude)
+        grant = self.ledger.grant(worker, count, version=self.version, at=self.crew.now, exclude=exclude)
         return self._granted(grant) if grant is not None else []
 
     def grant_again(self, worker: str, units: Sequence[int]) -> list[Action]:
         """Lease units that another worker holds as well."""
-        return self._granted(self.ledger.grant_again(worker, units, version=self.version))
+        return self._granted(self.ledger.grant_again(worker, units, version=self.version, at=self.crew.now))
 
     def _granted(self, grant: Grant) -> list[Action]:
         self.crew.granted(grant.worker)
@@ -133,18 +125,17 @@ class Work:
     def _is_late(self, lease: Grant) -> bool:
         member, expected = self.crew.members[lease.worker], self.crew.expected_seconds(lease)
         if math.isinf(expected):  # what it took to its last progress is all that is known
-            known = max(0.0, member.progress_at - member.granted_at)
+            known = max(0.0, member.progress_at - lease.at)
             limit = max(UNKNOWN_LATE_SECONDS, self.rules.hung_after_leases * known)
         else:
             limit = max(MIN_LATE_SECONDS, self.rules.late_after_leases * expected)
-        return self.crew.now - member.granted_at > limit
+        return self.crew.now - lease.at > limit
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def void(self, units: Iterable[int]) -> None:
         """Nobody else's answer for these units is wanted."""
-        for lease in self.ledger.void(units):
-            self.crew.unanswered(lease)
+        self.crew.unanswered(self.ledger.void(units))
 
     def failed(self, grant: Grant) -> None:
         """Its units are free again; it is remembered whose contribution for them was of no use."""
@@ -199,7 +190,7 @@ class WholeRounds:
 
     def deal(self, work: Work) -> list[Action]:
         """Lease free units to members that hold none, each its share; suspect units one at a time."""
-        if work.merging is not None or not work.crew.has_gathered():
+        if work.merging is not None or not work.crew.note_quorum():
             return []
         free = work.ledger.free
         idle = _fastest_first(work)

@@ -16,7 +16,7 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 
 from cuadrilla.data.formats.packing import CHUNK_BYTES, Budget, Digest, chunks, reason_of, unpacked
-from cuadrilla.data.formats.tar import Entry, damaged, entries
+from cuadrilla.data.formats.tar import ArchiveEntry, damaged, entries
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
 
@@ -39,7 +39,7 @@ _ZIP_ERRORS = (
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-def members(path: Path, kind: str, *, digest: Digest | None = None) -> Iterator[Entry]:
+def members(path: Path, kind: str, *, digest: Digest | None = None) -> Iterator[ArchiveEntry]:
     """Every member but folders, in the archive's order, with a checked name. `kind` is one of `ARCHIVES`.
 
     `digest` learns the bytes of the archive by the time the last member was given. Raises DataError for damage, bombs
@@ -86,7 +86,7 @@ class _CappedFile(BufferedReader):
         return super().read(size)
 
 
-def _zip_entries(path: Path, digest: Digest | None) -> Generator[Entry, None, None]:
+def _zip_entries(path: Path, digest: Digest | None) -> Generator[ArchiveEntry, None, None]:
     for _ in chunks(path, digest):
         pass
     try:
@@ -111,7 +111,7 @@ def _zip_entries(path: Path, digest: Digest | None) -> Generator[Entry, None, No
                         hint="make the archive again with deflate, the usual method",
                     )
                 mode = stat.S_IFMT(info.external_attr >> 16)
-                yield Entry(info.filename, mode in (0, stat.S_IFREG), _zip_chunks(archive, info, budget))
+                yield ArchiveEntry(info.filename, mode in (0, stat.S_IFREG), _zip_chunks(archive, info, budget))
     except _ZIP_ERRORS as error:
         raise damaged(str(path), reason_of(error)) from error
 

@@ -21,7 +21,7 @@ from cuadrilla.data.formats.packing import CHUNK_BYTES, INSTALL, Budget, size_of
 from cuadrilla.data.formats.record import BadRecord, Reading
 from cuadrilla.data.frames import receive, send
 from cuadrilla.errors import DataError, EnvironmentProblem
-from cuadrilla.host.sandbox import MAX_REASON, confine, reading_from
+from cuadrilla.host.sandbox import MAX_REASON, enter_sandbox, reading_from
 from cuadrilla.messages import Message
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def main(path: Path, field: str) -> None:
     import pyarrow as pa
     from pyarrow import parquet as pq
 
-    confine(MEMORY_BYTES, cpu_seconds=_CPU_SECONDS + int(_CPU_SECONDS_PER_BYTE * path.stat().st_size))
+    enter_sandbox(MEMORY_BYTES, cpu_seconds=_CPU_SECONDS + int(_CPU_SECONDS_PER_BYTE * path.stat().st_size))
     out = sys.stdout.buffer
     try:
         with pq.ParquetFile(path, buffer_size=CHUNK_BYTES, pre_buffer=False) as file:

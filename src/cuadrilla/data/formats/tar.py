@@ -17,7 +17,7 @@ _MAX_EXTENDED_BYTES = 2**20
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
-class Entry(NamedTuple):
+class ArchiveEntry(NamedTuple):
     """One member. `chunks` is read before the next entry is asked for, or not at all."""
 
     name: str
@@ -64,7 +64,7 @@ def damaged(where: str, why: str) -> DataError:
     )
 
 
-def entries(chunks: Iterator[bytes], *, where: str) -> Generator[Entry, None, None]:
+def entries(chunks: Iterator[bytes], *, where: str) -> Generator[ArchiveEntry, None, None]:
     """Every member but folders. Raises DataError for damage, and for sparse members."""
     cursor = _Cursor(chunks, where)
     extended: dict[str, str] = {}
@@ -95,7 +95,7 @@ def entries(chunks: Iterator[bytes], *, where: str) -> Generator[Entry, None, No
         has_data = info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
         body = cursor.pieces(size) if has_data else iter(())
         if not info.isdir():
-            yield Entry(name, info.isreg(), body)
+            yield ArchiveEntry(name, info.isreg(), body)
         for _ in body:
             pass
         if has_data:

@@ -12,7 +12,7 @@ from cuadrilla.engines.ray.cluster import NAME_LABEL, RESOURCE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class RayMachine:
     """A machine of the cluster. `workers`: how many workers of a training may run there; `resources`: all it has."""
 
     node: str
@@ -28,7 +28,7 @@ class Resources:
     address: str
     resources: Mapping[str, float]
     available: Mapping[str, float]
-    nodes: Sequence[Machine]
+    nodes: Sequence[RayMachine]
 
 
 def read_resources(address: str) -> Resources:
@@ -46,10 +46,10 @@ def read_resources(address: str) -> Resources:
     )
 
 
-def machine_of(node: Mapping[str, Any]) -> Machine:
+def machine_of(node: Mapping[str, Any]) -> RayMachine:
     """As `ray.nodes()` describes it."""
     resources: Mapping[str, float] = node["Resources"]
-    return Machine(
+    return RayMachine(
         node=name_of(node),
         address=node["NodeManagerAddress"],
         workers=int(resources.get(RESOURCE, 0)),

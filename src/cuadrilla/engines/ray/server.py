@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cuadrilla.engines.ray.cluster import DEVICES_LABEL, INSTALL, OFFER, RESOURCE
 from cuadrilla.engines.ray.resources import name_of
-from cuadrilla.engines.ray.worker import GROUPS, Arrays, Parcel, Place, RayWorker, arrays_of, tensors_of
+from cuadrilla.engines.ray.worker import GROUPS, Arrays, Parcel, RayPlace, RayWorker, arrays_of, tensors_of
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 class _Attended:
     """A worker and the thread that listens to it."""
 
-    place: Place
+    place: RayPlace
     actor: Any
     thread: threading.Thread | None = None
     uploads: wire.Uploads
@@ -80,11 +80,11 @@ class RayServer:
         self._closing = threading.Event()
         self._last_error: CuadrillaError | None = None
 
-    def place(self, place: Place) -> None:
+    def place(self, place: RayPlace) -> None:
         """Start a worker. Returns at once: it is heard of when it joins."""
         self.attend(place, self._start(place))
 
-    def attend(self, place: Place, actor: Any) -> None:
+    def attend(self, place: RayPlace, actor: Any) -> None:
         """Listen to a worker that was started: an actor of `RayWorker`."""
         worker = _Attended(place=place, actor=actor, uploads=wire.Uploads(self._contribution))
         worker.thread = threading.Thread(target=self._attend, args=(worker,), name=f"attends-{place.name}", daemon=True)
@@ -92,7 +92,7 @@ class RayServer:
             self._workers[place.name] = worker
         worker.thread.start()
 
-    def _start(self, place: Place) -> Any:
+    def _start(self, place: RayPlace) -> Any:
         options: dict[str, Any] = {
             "resources": {RESOURCE: 1},
             "num_cpus": 0,
@@ -300,7 +300,7 @@ class RayServer:
             return file.read(BLOCK_BYTES)
 
 
-def places_of(node: Mapping[str, Any]) -> list[Place]:
+def places_of(node: Mapping[str, Any]) -> list[RayPlace]:
     """The workers for a node, as `ray.nodes()` describes it: one for each device that `cuadrilla join` has named there,
     else as many as the node has of our resource, its cards first.
     """
@@ -308,13 +308,13 @@ def places_of(node: Mapping[str, Any]) -> list[Place]:
     name = name_of(node)
     room, cards = min(MAX_DEVICES, int(resources.get(RESOURCE, 0))), int(resources.get("GPU", 0))
     if room <= 1:
-        return [Place(name=name, num_gpus=min(1, cards), node=node["NodeID"])] * room
+        return [RayPlace(name=name, num_gpus=min(1, cards), node=node["NodeID"])] * room
     named = [device for device in labels.get(DEVICES_LABEL, "").replace("-", ":").split("_")[:room] if device]
     here = [f"cuda:{index}" for index in range(min(room, cards))]
     uses = uses_of(named or [*here, *["cpu"] * (room - len(here))], cores=int(resources.get("CPU", 1)))
     try:
         return [
-            Place(
+            RayPlace(
                 name=worker_name(name, use.name),
                 device=use.device,
                 num_gpus=int(use.device == "cuda"),

@@ -49,7 +49,7 @@ Arrays = list[np.ndarray[Any, np.dtype[np.uint8]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RayPlace:
     """One worker: its name, what it computes with, and where. `node` "": wherever Ray has room."""
 
     name: str
@@ -96,7 +96,7 @@ class Mailbox:
 class RayWorker:
     """The actor. All arguments and results are plain data or dataclasses of this module."""
 
-    def __init__(self, place: Place, description: RunDescription) -> None:
+    def __init__(self, place: RayPlace, description: RunDescription) -> None:
         self._place = place
         self._description = description
         self._mail = Mailbox()
