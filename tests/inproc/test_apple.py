@@ -67,7 +67,6 @@ def test_the_stand_in_computes_and_refuses() -> None:
     assert torch.zeros(1).double().dtype == torch.float64
 
 
-@pytest.mark.filterwarnings("ignore:at..frobenius_norm")  # of torch.optim.Muon, on all devices that are no CPU or CUDA
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

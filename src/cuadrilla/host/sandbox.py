@@ -1,7 +1,7 @@
 """A child process for something that there is no reason to trust, and what it gives up for good before it opens that.
 
-`run_in_sandbox` starts a module of ours with next to no environment and waits for it, `reading_from` takes what it writes
-meanwhile; the module calls `enter_sandbox` first.
+`run_in_sandbox` starts a module of ours with next to no environment and waits for it, `reading_from` takes what it
+writes meanwhile; the module calls `enter_sandbox` first.
 Linux lets any process refuse itself system calls (seccomp):
 https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html
 Where something cannot be given up, that is returned as a sentence for the user, "" otherwise.

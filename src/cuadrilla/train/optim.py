@@ -1,13 +1,14 @@
 """Optimizers behind one small interface: Muon for the matrices inside the model, fused AdamW for the rest; or AdamW
 or delayed Nesterov for everything.
 
-Muon: https://kellerjordan.github.io/posts/muon/, here `torch.optim.Muon`. That one orthogonalises in bf16, which makes
-2^-8 of a gradient's last fp32 bit; where the passes are fp32, `MuonInFp32` keeps the update in fp32 too. State travels
-as named tensors ("exp_avg.NAME", "momentum_buffer.NAME", "step.NAME"), never as pickled objects.
+Muon: https://kellerjordan.github.io/posts/muon/. `torch.optim.Muon` orthogonalises one matrix after the other, in bf16,
+which makes 2^-8 of a gradient's last fp32 bit; `Muon` here takes all matrices of one shape at once, and is as precise
+as the passes. State travels as named tensors ("exp_avg.NAME", "momentum_buffer.NAME", "step.NAME"), never as pickled
+objects.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,13 @@ from torch import Tensor, nn
 
 from cuadrilla.config import AdamWSection, MuonSection, NesterovSection
 from cuadrilla.errors import CheckpointError
+
+MUON_STEPS = 5
+MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic that takes each singular value towards 1 (source: as above)."""
+EPSILON = 1e-7
+BATCH_NUMBERS = 2**24
+"""Of matrices that are orthogonalised together: their copies take memory."""
 
 Parameters = Mapping[str, nn.Parameter]
 OptimSection = MuonSection | AdamWSection | NesterovSection
@@ -72,43 +80,60 @@ def _place(key: str, value: Tensor, parameter: nn.Parameter) -> Any:
     return value.to(parameter.device, copy=True)
 
 
-class MuonInFp32(torch.optim.Muon):
-    """torch.optim.Muon with its Newton-Schulz iteration in the gradient's own precision; the state is the same."""
+class Muon(torch.optim.Optimizer):
+    """Momentum, and of what it gives the nearest orthogonal matrix; state and update are those of torch.optim.Muon.
+
+    `dtype`: of the iteration. All parameters are matrices.
+    """
+
+    def __init__(self, params: Any, *, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         assert closure is None
         for group in self.param_groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is None:
-                    continue
-                state = self.state[parameter]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(gradient)
-                average = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-                update = orthogonalised(
-                    gradient.lerp(average, group["momentum"]),
-                    coefficients=group["ns_coefficients"],
-                    steps=group["ns_steps"],
-                    eps=group["eps"],
-                )
-                rows, columns = parameter.shape
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
+            for batch in _alike([p for p in group["params"] if p.grad is not None]):
+                rows, columns = batch[0].shape
+                stacked_KMN = torch.stack([self._momentum(p, beta=group["momentum"]) for p in batch])
+                updates_KMN = orthogonalised(stacked_KMN.to(self._dtype))
+                for parameter, update_MN in zip(batch, updates_KMN.unbind(), strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(update_MN, alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
+
+    def _momentum(self, parameter: nn.Parameter, *, beta: float) -> Tensor:
+        """Nesterov's."""
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        average = state["momentum_buffer"].lerp_(gradient, 1 - beta)
+        return gradient.lerp(average, beta)
 
 
-def orthogonalised(
-    matrix: Tensor, *, coefficients: tuple[float, float, float], steps: int, eps: float = 1e-7
-) -> Tensor:
-    """The nearest matrix with singular values around 1 (0.7 to 1.2), by Newton-Schulz; shape and dtype of `matrix`."""
-    a, b, c = coefficients
-    wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix  # the Gram matrix is the smaller one
-    wide = wide / torch.linalg.vector_norm(wide).clamp(min=eps)
-    for _ in range(steps):
-        gram = wide @ wide.T
-        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    return wide.T if matrix.size(0) > matrix.size(1) else wide
+def _alike(matrices: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Those of one shape and device together, in batches of BATCH_NUMBERS at most."""
+    kinds: dict[tuple[torch.Size, torch.device], list[nn.Parameter]] = {}
+    for matrix in matrices:
+        kinds.setdefault((matrix.shape, matrix.device), []).append(matrix)
+    for alike in kinds.values():
+        most = max(1, BATCH_NUMBERS // alike[0].numel())
+        for first in range(0, len(alike), most):
+            yield alike[first : first + most]
+
+
+def orthogonalised(matrices_KMN: Tensor) -> Tensor:
+    """Of each the nearest one with singular values around 1 (0.7 to 1.2), by Newton-Schulz; in its own dtype."""
+    a, b, c = MUON_COEFFICIENTS
+    tall = matrices_KMN.size(1) > matrices_KMN.size(2)
+    x_KRS = matrices_KMN.mT if tall else matrices_KMN  # the Gram matrix is the smaller one
+    x_KRS = x_KRS / torch.linalg.vector_norm(x_KRS, dim=(1, 2), keepdim=True).clamp(min=EPSILON)
+    for _ in range(MUON_STEPS):
+        gram_KRR = x_KRS @ x_KRS.mT
+        polynomial_KRR = torch.baddbmm(gram_KRR, gram_KRR, gram_KRR, beta=b, alpha=c)
+        x_KRS = torch.baddbmm(x_KRS, polynomial_KRR, x_KRS, beta=a)
+    return x_KRS.mT if tall else x_KRS
 
 
 class DelayedNesterov(torch.optim.Optimizer):
@@ -177,10 +202,14 @@ def make_optimizer(
     return make
 
 
-def _muon(params: list[nn.Parameter], section: MuonSection, *, dtype: torch.dtype) -> torch.optim.Optimizer:
-    kind = MuonInFp32 if dtype == torch.float32 else torch.optim.Muon
-    decay = section.weight_decay or 0.0
-    return kind(params, lr=section.lr, momentum=section.momentum, weight_decay=decay, adjust_lr_fn="original")
+def _muon(params: list[nn.Parameter], section: MuonSection, *, dtype: torch.dtype) -> Muon:
+    return Muon(
+        params,
+        lr=section.lr,
+        momentum=section.momentum,
+        weight_decay=section.weight_decay or 0.0,
+        dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16,
+    )
 
 
 def _adamw(params: list[nn.Parameter], section: MuonSection | AdamWSection, *, lr: float) -> torch.optim.Optimizer:

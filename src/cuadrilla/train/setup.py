@@ -31,7 +31,6 @@ from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.native import NativeMerge
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.strategy import MergeHalf, Recipe, Strategy, trainable
 from cuadrilla.train.checkpoint import check_shapes, list_checkpoints
@@ -46,7 +45,7 @@ from cuadrilla.train.referee import Referee, computes
 from cuadrilla.train.schedule import make_schedule
 from cuadrilla.train.sharded import Sharded
 from cuadrilla.train.sinks import Sink
-from cuadrilla.train.store import InPlace, Store
+from cuadrilla.train.store import InPlace, Store, Weights
 
 SPARE_DISK_BYTES = 2**30
 # A run may be resumed with other values of these; anything else changes what is being trained.
@@ -393,7 +392,7 @@ def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Modul
         section=section,
         merge=merge,
         tensors=tensors,
-        weights=merge if isinstance(merge, NativeMerge) else InPlace(tensors),
+        weights=merge if isinstance(merge, Weights) else InPlace(tensors),
         with_journal=with_journal,
         identity=identity,
         beside=isinstance(config.engine, CrewEngine),

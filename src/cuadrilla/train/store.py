@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -74,8 +74,9 @@ class Keeper(Protocol):
     def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None: ...
 
 
+@runtime_checkable
 class Weights(Protocol):
-    """The weights of record: tensors of this process, or divided among several."""
+    """The weights of record: tensors of this process, or divided among several, which the merge half keeps then."""
 
     def full(self) -> Mapping[str, Tensor]:
         """Whole tensors by name, for a checkpoint."""
