@@ -279,7 +279,8 @@ class FolderLock:
     """Exclusive use of a folder by one process, by a file `lock` that names its owner.
 
     A lock whose process is gone (or whose pid now belongs to another process) is taken over. A lock of another host
-    is respected: only its owner can know. Raises ConfigError (exit 2) when the folder is in use.
+    is respected: only its owner can know. Raises ConfigError (exit 2) when the folder is in use. Not
+    `filelock.SoftFileLock`: an empty lock, which a power cut leaves, blocks that for good, and its error names nobody.
     """
 
     def __init__(self, path: Path, *, purpose: str) -> None:

@@ -273,7 +273,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _take_back_lengths(values: dict[str, Any], origins: dict[str, str], keys: Sequence[str]) -> None:
-    """A length that is given now holds instead of another one that was given before."""
+    """A length that is given now replaces the one that was given before."""
     train = values.get("train")
     if isinstance(train, dict) and any(f"train.{length}" in keys for length in LENGTHS):
         for length in LENGTHS:

@@ -113,7 +113,7 @@ class Accident:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of a demonstration a machine that trains on so many sequences in a second does in a few minutes."""
+    """How large a demonstration is that takes a few minutes at this number of sequences per second."""
 
     sequences_per_second: float
     steps: int

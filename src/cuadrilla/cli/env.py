@@ -37,7 +37,7 @@ def freeze() -> None:
 def diff(
     run: Annotated[Path, typer.Argument(help="A run folder, or an env.json.")],
     other: Annotated[
-        Path | None, typer.Argument(help="Another one to compare with (default: this installation).")
+        Path | None, typer.Argument(help="An environment to compare with (default: this installation).")
     ] = None,
 ) -> None:
     """What differs between the environment of a run and this one (or another run's). Exit 3 if anything does."""

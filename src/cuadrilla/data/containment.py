@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 SAMPLING = 32
 LEAST_SAMPLES = 16
-"""Some 3,000 characters: of so many samples 80 % is within 20 % of the truth."""
+"""Some 3,000 characters: with this number of samples an estimate of 80 % is within 20 % of the truth."""
 MOST_SAMPLES = 2**22
 """Of some 0.8 GB of text; comparing them takes a quarter of a gibibyte (55 bytes each, by tracemalloc). Of more text a
 smaller part is looked at."""

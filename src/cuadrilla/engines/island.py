@@ -173,7 +173,7 @@ class Island:
 
     def failed(self, error: BaseException) -> None:
         """Leave word why this rank ends, for those who wait."""
-        if isinstance(error, IslandBroken):  # another one failed first
+        if isinstance(error, IslandBroken):  # another rank failed first
             return
         reason = error.message if isinstance(error, CuadrillaError) else f"{type(error).__name__}: {error}"
         with suppress(RuntimeError):  # the store went with the rank, or the torchrun, that kept it

@@ -239,7 +239,7 @@ def _placed(config: Config, folder: Path) -> Config:
 
 
 def _check_free(home: Home, crew: Joined) -> None:
-    """A machine has one crew of its own: it cannot take over another one beside it. Raises ConfigError."""
+    """A machine coordinates one crew: it cannot take over a second one beside its own. Raises ConfigError."""
     own = home.crew / "server.pem"
     if own.exists() and home.joined_folder(key_hash(own.read_bytes())) != crew.folder:
         raise ConfigError(
@@ -250,7 +250,7 @@ def _check_free(home: Home, crew: Joined) -> None:
 
 
 def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
-    """Raises LinkError when the coordinator answers within so many seconds: its parent may be starting it again."""
+    """Raises LinkError when the coordinator answers within this time: its parent may be starting it again."""
     asking = "asking    {address} for {seconds:.0f} s whether it is still running"
     report(Message(asking, address=crew.address, seconds=seconds))
     until = time.monotonic() + seconds

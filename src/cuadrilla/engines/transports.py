@@ -68,7 +68,7 @@ class RayTransport:
 @dataclass(frozen=True, kw_only=True)
 class RayUse:
     """How a run uses Ray. `cluster` None: not at all. `nodes`: who may have its token, if they want it. `opened` is
-    called with each transport: after a kick there is another one.
+    called with each transport: after a kick there is a new one.
     """
 
     cluster: RunCluster | None
@@ -99,7 +99,7 @@ class Transports:
             self.link.server.send(worker, message)
 
     def follow(self) -> str:
-        """Listen at the address that this machine's card has now, if it is another one; it, or an empty text.
+        """Listen at the address that this machine's card has now, if it has changed; the new one, or an empty text.
 
         The old one is listened at as well: it may come back.
         """

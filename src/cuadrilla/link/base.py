@@ -133,7 +133,7 @@ class KnownTerm:
 
 
 class Refused(LinkError):
-    """The coordinator was reached, and this node is not to work for it: trying again is no use."""
+    """The coordinator was reached, and this node is not to work for it: trying again does not help."""
 
 
 class Busy(LinkError):
@@ -147,7 +147,7 @@ ToWorker = Version | Lease | Stop
 class Link(Protocol):
     """A worker's way to the coordinator. Raises LinkError when the coordinator cannot be reached any more.
 
-    Used by one thread; Contributions and their pieces may come from another one, which is one itself.
+    Used by one thread; Contributions and their pieces may come from a second thread, and from no third one.
     """
 
     def call(self, message: ToCoordinator) -> None:

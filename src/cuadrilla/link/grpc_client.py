@@ -81,7 +81,7 @@ class Connection:
             ("grpc.max_receive_message_length", 16 * wire.CHUNK_BYTES),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),  # a crew is on one's own network; proxies are for the web
-            ("grpc.use_local_subchannel_pool", 1),  # another crew's connection to the same address is another one
+            ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, also to an address of another crew
             ("grpc.keepalive_time_ms", int(1000 * KEEPALIVE_SECONDS)),
             ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
         ]
@@ -134,7 +134,7 @@ class Connection:
         return seconds
 
     def answers(self, seconds: float) -> bool:
-        """Whether the coordinator says anything on this connection within so many seconds."""
+        """Whether the coordinator says anything on this connection within these seconds."""
         try:
             self._unary("Check", pb.Nothing(), pb.CheckReply, seconds=seconds)
         except LinkError as error:
@@ -153,7 +153,7 @@ class Connection:
         return head
 
     def receive_for(self, seconds: float) -> int:
-        """Bytes that come from the coordinator in so many seconds. Raises LinkError."""
+        """Bytes that come from the coordinator in these seconds. Raises LinkError."""
         call = self._channel.unary_stream(
             SERVICE + "Receive", request_serializer=_serialize, response_deserializer=pb.Chunk.FromString
         )
@@ -162,7 +162,7 @@ class Connection:
             return sum(len(chunk.data) for chunk in chunks)
 
     def send_for(self, seconds: float, chunk: pb.Chunk) -> int:
-        """Bytes that reach the coordinator in so many seconds, in copies of `chunk`. Raises LinkError."""
+        """Bytes that reach the coordinator in these seconds, in copies of `chunk`. Raises LinkError."""
         call = self._channel.stream_unary(
             SERVICE + "Send", request_serializer=_serialize, response_deserializer=pb.Uploaded.FromString
         )

@@ -82,7 +82,7 @@ END_SECONDS = 1.0
 KEPT_VERSIONS = 2
 """A worker may still be reading the version before the newest one, or the last one that it was told of."""
 KEPT_UPLOADS = 4
-"""Memory of so many contributions is kept for the next round; more workers than that pay for fresh memory."""
+"""The memory of this many contributions is kept for the next round; more workers pay for fresh memory."""
 STOP_SECONDS = 5.0
 NEWS_PER_SECOND, NEWS_AT_ONCE = 1.0, 60.0
 """Of one node, beside answers and heartbeats. One on a bad line begins a session and says Hello every few seconds."""

@@ -74,7 +74,7 @@ class Invite:
         """Raises LinkError unless the one who answers holds the key of the one who made this invite."""
         if not hmac.compare_digest(key_hash, self.key_hash):
             raise LinkError(
-                "{address} is not the coordinator that made this invite (its key is another one); "
+                "{address} is not the coordinator that made this invite (it has a different key); "
                 "nothing secret was sent",
                 address=self.address,
                 hint="check that the invite is from this crew; if it is, somebody on this network intercepts "

@@ -19,7 +19,7 @@ SILENT_SECONDS = 6.0
 class Liveness:
     """Asks from a thread of its own, until `close` or until it has called `dead`, once.
 
-    `asks` and `asks_anew` say whether the coordinator answers within so many seconds, on the connection and on a new
+    `asks` and `asks_anew` say whether the coordinator answers within the given seconds, on the connection and on a new
     one. While `busy`, nothing is asked: an answer may wait behind a transfer on a slow line.
     """
 

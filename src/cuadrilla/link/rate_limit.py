@@ -1,4 +1,4 @@
-"""How often somebody may do something that costs us more than them: some at once, then so many per second."""
+"""How often somebody may do something that costs us more than them: a number at once, then a number per second."""
 
 MAX_KNOWN = 4096
 """Who was quiet longest is forgotten then, and begins anew."""

@@ -27,7 +27,7 @@ from cuadrilla.link.base import (
 
 PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
 LONGEST_GROWTH = 4.0
-"""A pass counts for at most so many times the one before: what took longer was no computing."""
+"""A pass counts for at most this many times the one before: what took longer was not computing."""
 
 
 @dataclass(frozen=True, kw_only=True)

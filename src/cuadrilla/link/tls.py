@@ -95,7 +95,7 @@ class CoordinatorKeys:
     def sign(self, request: bytes, *, name: str = "") -> tuple[str, bytes]:
         """Name and certificate for a node's request. Gives no right: that is `AllowList.add`. Raises LinkError.
 
-        `name`: another one than the request's.
+        `name`: instead of the request's.
         """
         wanted, key = _read_request(request)
         name = name or wanted

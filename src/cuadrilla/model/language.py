@@ -147,7 +147,7 @@ class LanguageTask:
 
 
 def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
-    """The model of a run file's section `model`, with a row for each of so many tokens unless the section says."""
+    """The model of a run file's section `model`, with a row for each token unless the section says otherwise."""
     layers, heads, width, context = section.shape
     return GPT2Config(
         vocab_size=section.vocab or tokens,

@@ -17,12 +17,12 @@ from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import has_begun, read_run_config
 
 DECAYS = ((6.0, 0.3), (2.0, 0.1))
-"""From so many epochs on, the weight decay, times the learning rate. Read once, each sequence is new: none."""
+"""Pairs of epochs and the weight decay (times the learning rate) from there on. Below the last one there is none."""
 LEAST_STEP_TOKENS, MOST_STEP_TOKENS = 1_024, 16_384
 LEAST_TOKENS = 3_000_000
 """Of a run, up to which the smallest step is best; behind it steps grow with the square root."""
 SHORT_CONTEXT, SHORT_TOKENS = 128, 3_000_000
-"""Of a run of up to so many tokens."""
+"""The context of a run of up to this number of tokens."""
 USUAL_BATCH, USUAL_UNIT = 32, 8
 SIZES = ("model.context", "train.batch_sequences", "train.unit_sequences")
 DECAY = "optim.weight_decay"

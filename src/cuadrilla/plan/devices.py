@@ -74,7 +74,7 @@ def uses_of(labels: Sequence[str], *, cores: int, visible: str | None = None) ->
         name = f"{label}.{earlier + 1}" if earlier else label
         kind, _, index = label.partition(":")
         threads = shared if label == "cpu" or not num_cpus else 1
-        if kind == "cuda" and len(labels) > 1:  # it sees its card alone, and makes no context on another one
+        if kind == "cuda" and len(labels) > 1:  # it sees its card alone, and makes no context on the others
             variables = {"CUDA_VISIBLE_DEVICES": card(int(index), visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
             made.append(Use(name=name, device="cuda", threads=threads, environment=variables))
         else:

@@ -400,7 +400,7 @@ def simulate(
     """Run one crew to the end of its run. Raises Violation.
 
     `faults` replaces those drawn from the seed; crew and network stay. `reuse_lease_ids`: number leases as the ledger
-    does by itself, from its checkpoint on; an answer to a lease of an earlier incarnation may then fit another one.
+    does by itself, from its checkpoint on; an answer to a lease of an earlier incarnation may then fit a later one.
     `strategy`: whose rounds are simulated; its merge half is an integer's. `streams`: and whose workers go on while an
     answer travels.
     """

@@ -168,7 +168,7 @@ class Coordinator:
             return self._note_progress(worker, Progress(micro_steps=0))
         grant = self.work.ledger.count(said.lease_id, worker=worker)
         if worker in self.crew.members:
-            self.crew.members[worker].heard_at = self.crew.now  # also by an answer that is of no use
+            self.crew.members[worker].heard_at = self.crew.now  # also by an answer that cannot be used
         if grant is None:
             return [Discard(lease_id=said.lease_id)]
         self.crew.answered(worker)

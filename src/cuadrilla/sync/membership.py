@@ -47,7 +47,7 @@ class Rules:
     """Of a round."""
     num_versions: int
     quorum: int = 1
-    """So many members are waited for before the first lease, but no longer than `quorum_seconds` after the first: the
+    """This many members are waited for before the first lease, but no longer than `quorum_seconds` after the first: the
     first one would get the whole round, however slow it is."""
     quorum_seconds: float = 15.0
     fingerprint: Mapping[str, str] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Rules:
     hung_after_leases: float = 3.0
     """Times as long as its lease should take; units are counted by the pass, and a pass may hold all of them."""
     late_after_leases: float = 1.5
-    """Whose lease takes so many times as long as it should is late: members that are idle try it, too."""
+    """A lease that takes this many times as long as it should is late: idle members try its units, too."""
     overdue_after_leases: float = 20.0
     quarantine_seconds: float = 600.0
 

@@ -89,7 +89,7 @@ class WorkerHalf(Protocol):
 
     @property
     def units_per_step(self) -> int:
-        """A lease is cut into steps of so many units (0: it is one), and `local_step` follows each."""
+        """A lease is cut into steps of this number of units (0: it is a single step), and `local_step` follows each."""
 
     def begin(self, lease: Lease) -> None:
         """A new lease, or the same one again: forget what was computed before."""
@@ -140,7 +140,7 @@ class MergeHalf(Protocol):
         """
 
     def can_hold(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """Whether a contribution of so many units can hold these numbers, where that can be told from themselves."""
+        """Whether a contribution of `num_units` can hold these numbers, where that can be told from themselves."""
 
     def update(self) -> Mapping[str, Tensor]:
         """What was prepared, by name: the journal keeps it, and `load_update` brings it back."""

@@ -40,7 +40,7 @@ class Rounds(Protocol):
         """Something has changed, or time has passed: lease what is to be leased now."""
 
     def fail(self, work: "Work", grant: Grant) -> None:
-        """This lease's contribution is of no use, and its units are free again."""
+        """This lease's contribution cannot be used, and its units are free again."""
 
     def due(self, work: "Work") -> Merge | None:
         """The next version, if it can be made of the answers that are here."""
@@ -138,7 +138,7 @@ class Work:
         self.crew.unanswered(self.ledger.void(units))
 
     def failed(self, grant: Grant) -> None:
-        """Its units are free again; it is remembered whose contribution for them was of no use."""
+        """Its units are free again; it is remembered whose contribution for them could not be used."""
         self.ledger.uncount(grant.units)
         for unit in grant.units:
             self.failures.setdefault(unit, []).append(grant.worker)

@@ -14,7 +14,7 @@ WARM_PASSES, MEASURED_PASSES = 2, 7
 
 
 def passes_per_second(section: ModelSection, *, tokens: int, batch: int) -> float:
-    """Forward and backward passes over `batch` whole sequences, with a vocabulary of so many tokens: the median."""
+    """Forward and backward passes over `batch` whole sequences, with a vocabulary of this size: the median."""
     device = choose_device("auto")
     model = GPT2(shape_of(section, tokens=tokens)).to(device)
     choose_precision("auto", device=device).apply(model)

@@ -181,7 +181,7 @@ def assemble(
 ) -> RunContext:
     """Build the coordinator's side of a run and bring it back from its checkpoints if it has any.
 
-    `strategy`: another one than `sync.kind` names. `divide`: the model, among the ranks of an island. `stop_at`:
+    `strategy`: instead of the one that `sync.kind` names. `divide`: the model, among the ranks of an island. `stop_at`:
     checkpoint and stop at this step (0: at the end). `clock`: seconds; who is missed when is decided by it.
     Raises CheckpointError, ConfigError, ResourceError.
     """

@@ -100,7 +100,7 @@ class Suspects:
 
 
 def is_crowd(action: events.Merge) -> bool:
-    """Whether there are so many to compare with each other that none of the nodes is half of them."""
+    """Whether there are enough to compare: no node is half of them or more."""
     workers = {answer.grant.worker for answer in action.answers}
     return 2 * max(Counter(map(node_of, workers)).values(), default=0) < len(workers)
 
@@ -113,6 +113,6 @@ def _is_found(difference: str, *, worker: str) -> bool:
 
 
 def _differ(values: Sequence[float], ratio: float) -> bool:
-    """Whether one of the positive values is so many times as large as another."""
+    """Whether the largest positive value is this many times the smallest."""
     positive = [value for value in values if value > 0]
     return bool(positive) and max(positive) > ratio * min(positive)

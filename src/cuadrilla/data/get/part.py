@@ -1,7 +1,7 @@
 """The beginning of a file that is on its way: `.KEY.part`, and beside it `.KEY.json`, which says how much of it counts.
 
 The state names a number of bytes and their hash, and is written after those bytes are durable. Whatever lies behind
-them (a kill, a power cut) is cut off at the next start, and a part whose hash is another one is thrown away.
+them (a kill, a power cut) is cut off at the next start, and a part with a different hash is thrown away.
 """
 
 import hashlib
