@@ -1,8 +1,8 @@
 """The crew's one port: connections are accepted and counted here, and their bytes handed on to gRPC, behind it.
 
 gRPC cannot be told who may connect: it takes a number of connections in all, and whoever opens that many locks
-everybody else out. So it listens on a socket in a private folder, and this is what the network sees. TLS goes through untouched:
-who a caller is, gRPC knows, and says so (`know`).
+everybody else out. So it listens on a socket in a private folder, and this is what the network sees. TLS goes through
+untouched: who a caller is, gRPC knows, and says so (`know`).
 
 Invariants
 * A connection whose caller is not known yet is a stranger. Strangers have `MAX_STRANGERS` seats, `STRANGER_SECONDS`
