@@ -15,7 +15,7 @@ from cuadrilla.sim.run import (
     FOREVER,
     RULES,
     WORKER_FAULTS,
-    Fault,
+    SimFault,
     Violation,
     World,
     simulate,
@@ -86,7 +86,9 @@ def test_without_faults_every_version_is_made_once() -> None:
 @pytest.mark.parametrize("kind", [*WORKER_FAULTS, *COORDINATOR_FAULTS])
 def test_each_fault_alone(kind: str) -> None:
     for seed in range(5):
-        fault = Fault(at=4.0 + seed, kind=kind, worker="w1" if kind in WORKER_FAULTS else "", seconds=12.0, steps=seed)
+        fault = SimFault(
+            at=4.0 + seed, kind=kind, worker="w1" if kind in WORKER_FAULTS else "", seconds=12.0, steps=seed
+        )
         report = simulate(seed, faults=[fault])
         assert report.committed == list(range(1, RULES.num_versions + 1))
         assert report.skipped or report.theta == undisturbed()
@@ -94,7 +96,7 @@ def test_each_fault_alone(kind: str) -> None:
 
 def test_the_coordinator_may_die_between_any_two_actions() -> None:
     for steps in range(120):
-        report = simulate(0, faults=[Fault(at=5.0, kind="coordinator", seconds=2.0, steps=steps)])
+        report = simulate(0, faults=[SimFault(at=5.0, kind="coordinator", seconds=2.0, steps=steps)])
         assert report.committed == list(range(1, RULES.num_versions + 1))
         assert report.theta == undisturbed()
 
@@ -102,7 +104,7 @@ def test_the_coordinator_may_die_between_any_two_actions() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_worker_that_becomes_ten_times_slower_costs_its_own_share(seed: int) -> None:
     """In the middle of its lease, and for good. From the fifth round on the crew is as fast as its parts, to 15 %."""
-    world = World(seed, [Fault(at=30.0, kind="slow", worker="w0", seconds=FOREVER - 1)], rules=LONG_ROUNDS)
+    world = World(seed, [SimFault(at=30.0, kind="slow", worker="w0", seconds=FOREVER - 1)], rules=LONG_ROUNDS)
     world.crew.bad_unit, world.crew.bad_rate = -1, 0.0
     for worker in world.crew.workers.values():
         worker.bad = False
@@ -120,7 +122,7 @@ def test_a_worker_that_becomes_ten_times_slower_costs_its_own_share(seed: int) -
 @pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 7])
 def test_the_round_in_which_it_happens_takes_two_and_a_half_times_as_long_at_most(seed: int) -> None:
     """In the middle of its lease, among three or more: those who are done with theirs share it."""
-    world = World(seed, [Fault(at=100.0, kind="slow", worker="w0", seconds=FOREVER - 1)], rules=LONG_ROUNDS)
+    world = World(seed, [SimFault(at=100.0, kind="slow", worker="w0", seconds=FOREVER - 1)], rules=LONG_ROUNDS)
     world.crew.bad_unit, world.crew.bad_rate = -1, 0.0
     for worker in world.crew.workers.values():
         worker.bad = False
@@ -139,7 +141,10 @@ def test_everything_happens() -> None:
 
 def test_it_notices_a_lease_number_used_again() -> None:
     """After a restart the ledger counts leases from its checkpoint on, and an older answer may fit a newer lease."""
-    faults = [Fault(at=1.8, kind="coordinator", seconds=3.4, steps=6), Fault(at=10.5, kind="coordinator", seconds=3.7)]
+    faults = [
+        SimFault(at=1.8, kind="coordinator", seconds=3.4, steps=6),
+        SimFault(at=10.5, kind="coordinator", seconds=3.7),
+    ]
     simulate(10, faults)
     with pytest.raises(Violation, match="I1: version 2 counts units"):
         simulate(10, faults, reuse_lease_ids=True)
@@ -149,7 +154,7 @@ def test_it_notices_a_lost_workers_lease_that_stays(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Ledger, "release", lambda _ledger, _worker: [])
     monkeypatch.setattr(WholeRounds, "_share_late", lambda _rounds, _work, _idle: [])
     with pytest.raises(Violation, match="I1: leases are held by"):
-        simulate(0, faults=[Fault(at=3.0, kind="kill", worker=name, seconds=5.0) for name in ("w0", "w1")])
+        simulate(0, faults=[SimFault(at=3.0, kind="kill", worker=name, seconds=5.0) for name in ("w0", "w1")])
 
 
 def test_it_notices_a_version_announced_before_it_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:

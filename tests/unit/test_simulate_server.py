@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cuadrilla.sim.run import COORDINATOR_FAULTS, RULES, WORKER_FAULTS, Fault, Report, Violation, simulate
+from cuadrilla.sim.run import COORDINATOR_FAULTS, RULES, WORKER_FAULTS, SimFault, SimReport, Violation, simulate
 from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.server import LeaseRounds, Server
 from tests.unit.test_simulate import HAPPENS
@@ -24,7 +24,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def run(seed: int, faults: list[Fault] | None = None) -> Report:
+def run(seed: int, faults: list[SimFault] | None = None) -> SimReport:
     return simulate(seed, faults, strategy=Server(max_staleness=BOUNDS[seed % len(BOUNDS)]))
 
 
@@ -44,14 +44,16 @@ def test_no_fault_breaks_a_promise_long(first: int) -> None:
 @pytest.mark.parametrize("kind", [*WORKER_FAULTS, *COORDINATOR_FAULTS])
 def test_each_fault_alone(kind: str) -> None:
     for seed in range(8):
-        fault = Fault(at=4.0 + seed, kind=kind, worker="w1" if kind in WORKER_FAULTS else "", seconds=12.0, steps=seed)
+        fault = SimFault(
+            at=4.0 + seed, kind=kind, worker="w1" if kind in WORKER_FAULTS else "", seconds=12.0, steps=seed
+        )
         assert run(seed, [fault]).committed == list(range(1, RULES.num_versions + 1))
 
 
 def test_the_coordinator_may_die_between_any_two_actions() -> None:
     for steps in range(120):
         report = simulate(
-            0, [Fault(at=8.0, kind="coordinator", seconds=2.0, steps=steps)], strategy=Server(max_staleness=4)
+            0, [SimFault(at=8.0, kind="coordinator", seconds=2.0, steps=steps)], strategy=Server(max_staleness=4)
         )
         assert report.committed == list(range(1, RULES.num_versions + 1))
 
