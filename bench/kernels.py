@@ -21,7 +21,6 @@ from bench.common import ratios, report, summary
 from cuadrilla.config import ModelSection
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.model.kernels import AS_USUAL
 from cuadrilla.model.language import shape_of
 from cuadrilla.train.kernels import choose_kernels
 from cuadrilla.train.precision import choose_precision
@@ -88,7 +87,7 @@ def measure(preset: str, *, precision: str, rounds: int, home: Path) -> dict[str
     return {
         "precision": str(chosen),
         "choice": str(choice),
-        "is_usual": choice.kernels == AS_USUAL,
+        "is_usual": choice.is_usual,
         "plain_milliseconds": summary([1e3 * value for value in took["plain"]]),
         "speed_up_usual": ratios(took["plain"], took["usual"]),
         "speed_up_chosen": ratios(took["plain"], took["chosen"]),

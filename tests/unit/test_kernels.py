@@ -11,7 +11,7 @@ from torch import nn
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.kernels import AS_USUAL, CHUNK_NUMBERS, IGNORED, Kernels, Taught, chunked_cross_entropy
 from cuadrilla.train import kernels
-from cuadrilla.train.kernels import KernelChoice, choose_kernels
+from cuadrilla.train.kernels import LONG_PASS_TOKENS, PASS_TOKENS, KernelChoice, choose_kernels
 
 pytestmark = pytest.mark.unit
 
@@ -38,6 +38,33 @@ def test_it_is_measured_once_and_says_what_it_found(tmp_path: Path) -> None:
     assert not torch.equal(before, after)
     assert model.kernels == model.transformer.h[1].mlp.c_fc.kernels == model.transformer.h[0].attn.kernels
     assert model.kernels == first.kernels
+
+
+@pytest.mark.parametrize(("speed_up", "tokens"), [(1.02, PASS_TOKENS), (1.04, LONG_PASS_TOKENS)])
+def test_in_bf16_long_passes_are_taken_where_they_are_faster(tmp_path: Path, speed_up: float, tokens: int) -> None:
+    def speed_of(dtype: torch.dtype) -> KernelChoice:
+        with patch.object(kernels, "_speed_up", return_value=speed_up):
+            return choose_kernels(GPT2(CONFIG), device=CPU, dtype=dtype, strict=False, home=tmp_path)
+
+    found = speed_of(torch.bfloat16)
+    assert found.pass_tokens == tokens
+    assert found.ratios["passes"] == speed_up
+    assert speed_of(torch.float32).pass_tokens == PASS_TOKENS
+    kept = choose_kernels(GPT2(CONFIG), device=CPU, dtype=torch.bfloat16, strict=False, home=tmp_path)
+    assert kept == found
+    measured = choose_kernels(GPT2(CONFIG), device=CPU, dtype=torch.bfloat16, strict=False, home=tmp_path / "anew")
+    assert measured.ratios.keys() == {"fused", "passes"}
+    assert all(ratio > 0 for ratio in measured.ratios.values())
+
+
+def test_a_choice_of_before_there_were_long_passes_holds(tmp_path: Path) -> None:
+    first = choose(GPT2(CONFIG), tmp_path)
+    path = tmp_path / "kernels.json"
+    kept = json.loads(path.read_text())
+    for row in kept["choices"].values():
+        del row["pass_tokens"]
+    path.write_text(json.dumps(kept))
+    assert choose(GPT2(CONFIG), tmp_path) == first
 
 
 def test_a_measurement_draws_no_random_numbers_and_leaves_the_threads(tmp_path: Path) -> None:

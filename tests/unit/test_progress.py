@@ -5,9 +5,11 @@ import torch
 
 from cuadrilla.cli.progress import LINE_SECONDS, ProgressSink
 from cuadrilla.cli.train import name_smaller
-from cuadrilla.config import TrainSection
+from cuadrilla.config import RunSection, TrainSection
 from cuadrilla.runfile import resolve
-from cuadrilla.train.loop import CPU_PASS_TOKENS, most_sequences
+from cuadrilla.train.kernels import PASS_TOKENS
+from cuadrilla.train.loop import WorkerSettings, most_sequences
+from cuadrilla.train.precision import choose_precision
 from tests.tasks import RaggedRegression
 
 pytestmark = pytest.mark.unit
@@ -81,8 +83,8 @@ def test_where_a_run_takes_hours_a_smaller_model_is_named(sets: list[str], secon
 @pytest.mark.parametrize(
     ("length", "settings", "expected"),
     [
-        (256, {}, CPU_PASS_TOKENS // 256),
-        (10 * CPU_PASS_TOKENS, {}, 1),
+        (256, {}, PASS_TOKENS // 256),
+        (10 * PASS_TOKENS, {}, 1),
         (1, {}, 64),
         (256, {"pass_sequences": 3}, 3),
     ],
@@ -91,6 +93,16 @@ def test_a_processor_takes_so_many_sequences_at_a_time(length: int, settings: di
     task = RaggedRegression()
     task.defaults = type(task.defaults)(length=length)
     section = TrainSection(steps=1, batch_sequences=64, **settings)
-    assert most_sequences(section, task, CPU) == expected
+
+    def taken(device: str = "cpu", **more: int) -> int:
+        precision = choose_precision("fp32", device=CPU)
+        worker = WorkerSettings(
+            run=RunSection(), train=section, device=torch.device(device), precision=precision, **more
+        )
+        return most_sequences(task, worker)
+
+    assert taken() == expected
     if not settings:
-        assert most_sequences(section, task, torch.device("cuda")) == 64
+        assert taken("cuda") == 64
+    if length == 256 and not settings:
+        assert taken(pass_tokens=2 * PASS_TOKENS) == 2 * expected

@@ -72,7 +72,12 @@ def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, spe
         task=task,
         model=model,
         settings=WorkerSettings(
-            run=config.run, train=config.train, device=place, precision=precision, speed_hint=speed
+            run=config.run,
+            train=config.train,
+            device=place,
+            precision=precision,
+            speed_hint=speed,
+            pass_tokens=choice.pass_tokens,
         ),
         strategy=strategy,
         recipe=make_recipe(config, task=task, length=length, precision=precision),

@@ -5,6 +5,7 @@ have a model of their own, a chosen speed, and the in-process link.
 """
 
 import copy
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -60,6 +61,7 @@ def run_local(
     )
     if choice.ratios:
         tell(Message("kernels    {choice}", choice=choice))
+    context = dataclasses.replace(context, pass_tokens=choice.pass_tokens)
     alone, runtime = len(speeds) == 1, CoordinatorThread(context.coordination)
     # Asynchronous workers read one version while the next one is made; alone, only one that goes on meanwhile.
     copies = context.strategy.max_staleness is not None and (not alone or context.strategy.moves_weights)
@@ -146,6 +148,7 @@ def _work(
         device=context.device,
         precision=context.precision,
         speed_hint=speed,
+        pass_tokens=context.pass_tokens,
         pass_lock=pass_lock,
     )
     if context.config.train.compile:

@@ -33,6 +33,11 @@ SECONDS_FOR_EACH = 0.5
 LEAST_ROUNDS, MOST_ROUNDS = 3, 30
 TOKENS = 512
 """In one measured pass."""
+PASS_TOKENS, LONG_PASS_TOKENS = 2048, 4096
+"""Most of a pass on a processor: longer ones take more memory, and it would answer later. In bf16, where each pass
+casts the weights, twice as much may be faster."""
+LARGEST_WIDTH = 512
+"""Wider models have long passes as it is."""
 WRITE_TRIES, WRITE_PAUSE_SECONDS = 20, 0.1
 LEAST_WIDTH = 96
 """Narrower models are for trying things out: a measurement would take longer than it saves."""
@@ -42,10 +47,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class KernelChoice:
-    """What is computed with, and the seconds of what is usual over those of each other way."""
+    """What is computed with, in passes of how many tokens; and the seconds of what is usual over each other way's."""
 
     kernels: Kernels
     ratios: dict[str, float]
+    pass_tokens: int = PASS_TOKENS
+
+    @property
+    def is_usual(self) -> bool:
+        return self.kernels == AS_USUAL and self.pass_tokens == PASS_TOKENS
 
     def __str__(self) -> str:
         if not self.ratios:
@@ -54,13 +64,14 @@ class KernelChoice:
             "onednn": Message("fp32 products by torch's library"),
             "fused": Message("fused attention"),
             "blocks": Message("attention in blocks"),
+            "passes": Message("passes of {tokens:,} tokens", tokens=LONG_PASS_TOKENS),
         }
         told = (
             Message("{name} {ratio:.2f} times as fast", name=names[name], ratio=ratio)
             for name, ratio in self.ratios.items()
         )
         return Message(
-            "as usual ({ratios})" if self.kernels == AS_USUAL else "chosen here ({ratios})",
+            "as usual ({ratios})" if self.is_usual else "chosen here ({ratios})",
             ratios=reduce(lambda one, other: Message("{one}, {other}", one=one, other=other), told),
         )
 
@@ -107,6 +118,7 @@ def _read(path: Path) -> dict[str, KernelChoice]:
             str(key): KernelChoice(
                 kernels=Kernels(onednn=bool(row["kernels"]["onednn"]), blocks=row["kernels"]["blocks"]),
                 ratios={str(name): float(ratio) for name, ratio in row["ratios"].items()},
+                pass_tokens=int(row.get("pass_tokens", PASS_TOKENS)),
             )
             for key, row in found.items()
         }
@@ -121,45 +133,61 @@ def _measured(model: GPT2, dtype: torch.dtype) -> KernelChoice:
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.normal_(std=0.02, generator=random)
-    length = min(model.config.context, TOKENS)
-    shape = (max(1, TOKENS // length), length, model.config.width)
-    x_BTC = torch.randn(shape, generator=random).to(dtype)
+    x_BTC = _numbers(model, TOKENS, random).to(dtype)
     in_blocks = AS_USUAL.attends_in_blocks(dtype)
     name = "fused" if in_blocks else "blocks"
     chosen: dict[str, bool] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several wait for each other where other programs run, and measure those
-    ratios = {name: _speed_up(partial(block.attn, layer=0, step=None), block, x_BTC, blocks=not in_blocks)}
+    attention = partial(block.attn, layer=0, step=None)
+    ratios = {name: _speed_up(_kernel(attention, block, x_BTC), _kernel(attention, block, x_BTC, blocks=not in_blocks))}
     if ratios[name] >= WORTH_IT:
         chosen["blocks"] = not in_blocks
     if dtype == torch.float32 and has_onednn(x_BTC.device, dtype):
-        ratios["onednn"] = _speed_up(block.mlp, block, x_BTC, onednn=False)
+        ratios["onednn"] = _speed_up(_kernel(block.mlp, block, x_BTC), _kernel(block.mlp, block, x_BTC, onednn=False))
         if ratios["onednn"] >= WORTH_IT:
             chosen["onednn"] = False
+    kernels, pass_tokens = replace(AS_USUAL, **chosen), PASS_TOKENS
+    if dtype == torch.bfloat16 and model.config.width <= LARGEST_WIDTH:
+        x_BTC = _numbers(model, LONG_PASS_TOKENS, random).to(dtype)
+        halves = x_BTC.chunk(LONG_PASS_TOKENS // PASS_TOKENS)
+        ratios["passes"] = _speed_up(_kernel(block, block, *halves, **chosen), _kernel(block, block, x_BTC, **chosen))
+        if ratios["passes"] >= WORTH_IT:
+            pass_tokens = LONG_PASS_TOKENS
     torch.set_num_threads(threads)
-    return KernelChoice(kernels=replace(AS_USUAL, **chosen), ratios=ratios)
+    return KernelChoice(kernels=kernels, ratios=ratios, pass_tokens=pass_tokens)
 
 
-def _speed_up(part: Callable[[Tensor], Tensor], block: Block, x_BTC: Tensor, **other: bool) -> float:
-    """The seconds that `part` takes as usual, over those it takes otherwise: of several turns the shortest of each.
+def _numbers(model: GPT2, tokens: int, random: torch.Generator) -> Tensor:
+    length = min(model.config.context, TOKENS)
+    return torch.randn(max(1, tokens // length), length, model.config.width, generator=random)
+
+
+def _kernel(part: Callable[[Tensor], Tensor], block: Block, *passes_BTC: Tensor, **other: bool) -> Callable[[], None]:
+    """Passes through a part of the block, with `other` kernels than the usual ones."""
+
+    def run() -> None:
+        for module in block.modules():
+            if isinstance(module, Attention | Linear):
+                module.kernels = replace(AS_USUAL, **other)
+        for x_BTC in passes_BTC:
+            torch.autograd.backward([part(x_BTC.detach().requires_grad_()).float().sum()])
+
+    return run
+
+
+def _speed_up(usual: Callable[[], None], other: Callable[[], None]) -> float:
+    """The seconds of what is usual over those of another way: of several turns the shortest of each.
 
     What else runs on the machine only makes a pass longer.
     """
     least = [math.inf, math.inf]
     began = time.perf_counter()
     for number in range(MOST_ROUNDS):
-        for place, kernels in enumerate((AS_USUAL, replace(AS_USUAL, **other))):
-            for module in block.modules():
-                if isinstance(module, Attention | Linear):
-                    module.kernels = kernels
-            least[place] = min(least[place], _seconds(part, x_BTC))
+        for place, run in enumerate((usual, other)):
+            started = time.perf_counter()
+            run()
+            least[place] = min(least[place], time.perf_counter() - started)
         if number >= LEAST_ROUNDS and time.perf_counter() - began > SECONDS_FOR_EACH:
             break
     return least[0] / least[1]
-
-
-def _seconds(part: Callable[[Tensor], Tensor], x_BTC: Tensor) -> float:
-    x_BTC = x_BTC.clone().requires_grad_()
-    began = time.perf_counter()
-    torch.autograd.backward([part(x_BTC).float().sum()])
-    return time.perf_counter() - began

@@ -19,11 +19,10 @@ from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Link, Progr
 from cuadrilla.model.task import Task, loss_of
 from cuadrilla.sync.strategy import Sums, WorkerHalf
 from cuadrilla.train.fingerprint import code_fingerprint
+from cuadrilla.train.kernels import PASS_TOKENS
 from cuadrilla.train.outgoing import Outgoing
 from cuadrilla.train.precision import Precision
 
-CPU_PASS_TOKENS = 2048
-"""Of a pass on a processor: larger ones are no faster there, take more memory, and it would answer later."""
 LOSS_RESOLUTION = 2.0**24  # loss sums are multiples of 2^-24: their float64 sum does not depend on the order
 MIN_LOSS_SCALE = 2.0**-10
 OUT_OF_MEMORY_TEXTS = ("out of memory", "DefaultCPUAllocator", "can't allocate memory")
@@ -50,7 +49,7 @@ def train(
     precision.apply(model)
     model.train()
     loss_scale = precision.loss_scale
-    micro_step_limit = section.unit_sequences if sync.one_unit_per_micro_step else most_sequences(section, task, device)
+    micro_step_limit = section.unit_sequences if sync.one_unit_per_micro_step else most_sequences(task, worker)
     micro_steps = 0
     transfer_seconds = upload_seconds = 0.0
 
@@ -128,16 +127,19 @@ def train(
     return event
 
 
-def most_sequences(section: TrainSection, task: Task, device: torch.device) -> int:
-    """In a pass. It depends on nothing that is measured: the same run has the same micro-steps."""
-    whole = section.batch_sequences
+def most_sequences(task: Task, worker: "WorkerSettings") -> int:
+    """In a pass. Nothing that is measured during a run decides it: the same run has the same micro-steps."""
+    section, whole = worker.train, worker.train.batch_sequences
     return section.pass_sequences or (
-        whole if device.type != "cpu" else min(whole, max(1, CPU_PASS_TOKENS // task.defaults.length))
+        whole if worker.device.type != "cpu" else min(whole, max(1, worker.pass_tokens // task.defaults.length))
     )
 
 
 class WorkerSettings:
-    """What a worker needs to know besides its task: where and how to compute, and how fast it is thought to be."""
+    """What a worker needs to know besides its task: where and how to compute, and how fast it is thought to be.
+
+    `pass_tokens`: most of a pass on a processor.
+    """
 
     def __init__(
         self,
@@ -147,6 +149,7 @@ class WorkerSettings:
         device: torch.device,
         precision: Precision,
         speed_hint: float = 1.0,
+        pass_tokens: int = PASS_TOKENS,
         pass_lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self.run = run
@@ -154,6 +157,7 @@ class WorkerSettings:
         self.device = device
         self.precision = precision
         self.speed_hint = speed_hint
+        self.pass_tokens = pass_tokens
         self._pass_lock = pass_lock or nullcontext()
 
     @contextmanager

@@ -38,6 +38,7 @@ from cuadrilla.train.coordinate import CoordinatorRuntime, Length, model_tensors
 from cuadrilla.train.evaluate import Beside, Observer
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
+from cuadrilla.train.kernels import PASS_TOKENS
 from cuadrilla.train.loop import WorkerSettings
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
@@ -76,6 +77,8 @@ class RunContext:
     coordination: CoordinatorRuntime
     store: Store
     resumed_at: int
+    pass_tokens: int = PASS_TOKENS
+    """Most of a pass on a processor."""
 
 
 def make_task(config: Config, folder: Path) -> Task:
