@@ -22,9 +22,10 @@ from typing import Any
 import torch
 import transformers
 
-from cuadrilla.model.generate import Sampling, for_inference, generate, generate_batch
+from cuadrilla.model.generate import for_inference, generate, generate_batch
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_to_hf, load_hf, state_to_hf
+from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.trained import load_trained
 

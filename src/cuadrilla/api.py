@@ -32,7 +32,7 @@ from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem
 from cuadrilla.link.ciphers import RSA_ONLY, VARIABLE, allow_only_new_tls, is_only_new_tls
 from cuadrilla.log import silence_grpc
 from cuadrilla.messages import Message
-from cuadrilla.model.generate import Sampling
+from cuadrilla.model.sampling import Sampling
 from cuadrilla.newrun import make_run, settings_text
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import leaves, literal, read_run_config, read_run_file

@@ -11,7 +11,8 @@ import torch
 from cuadrilla.cli.export import export_gguf, export_hf
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import ConfigError
-from cuadrilla.model.generate import Sampling, generate
+from cuadrilla.model.generate import generate
+from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.trained import find_stored

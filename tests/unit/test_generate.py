@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.model.generate import (
-    Sampling,
     TextStream,
-    choose,
     for_inference,
     generate,
     generate_batch,
@@ -22,6 +20,7 @@ from cuadrilla.model.generate import (
 )
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_to_hf, state_to_hf
+from cuadrilla.model.sampling import Sampling, choose
 
 pytestmark = pytest.mark.unit
 

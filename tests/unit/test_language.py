@@ -13,9 +13,9 @@ from cuadrilla.data.loader import collate
 from cuadrilla.data.shards import Manifest, ShardWriter, Split, write_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
-from cuadrilla.model.generate import Sampling
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import LanguageTask, log_likelihood, prefers_good
+from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
 
 pytestmark = pytest.mark.unit

@@ -247,7 +247,7 @@ def _held_out_of(paths: Sequence[Path]) -> "tuple[str, Path, int, Tokenizer]":
 
 
 def _measure(model: "LanguageModel", wanted: Measurement, tests: _Tests) -> "list[Figure]":
-    from cuadrilla.model.generate import Sampling
+    from cuadrilla.model.sampling import Sampling
     from cuadrilla.train import eval_metrics
 
     pair = (model.model, model.tokenizer)

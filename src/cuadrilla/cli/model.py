@@ -36,7 +36,7 @@ def generate(
     json: Annotated[bool, typer.Option("--json", help="The texts as JSON.")] = False,
 ) -> None:
     """Generate text with a trained model."""
-    from cuadrilla.model.generate import Sampling
+    from cuadrilla.model.sampling import Sampling
     from cuadrilla.train.trained import open_model
 
     options.json |= json

@@ -31,7 +31,7 @@ UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CheckedStep:
     """One step: what was found, or why it is broken and what to do."""
 
     step: str
@@ -51,7 +51,7 @@ class Target:
     seconds: float
 
 
-def check_link(target: Target) -> Iterator[Row]:
+def check_link(target: Target) -> Iterator[CheckedStep]:
     """The steps as they are done; behind a broken one there is none. Raises LinkError for keys that cannot be used."""
     identity = load_node(target.folder)
     for name, step in (
@@ -72,13 +72,13 @@ def check_link(target: Target) -> Iterator[Row]:
                 return
 
 
-def _do(name: str, step: Callable[[], tuple[str, str]]) -> Row:
+def _do(name: str, step: Callable[[], tuple[str, str]]) -> CheckedStep:
     began = time.monotonic()
     try:
         reason, hint = step()
     except LinkError as error:
-        return Row(step=name, ok=False, reason=error.message, hint=error.hint, seconds=time.monotonic() - began)
-    return Row(step=name, ok=True, reason=reason, hint=hint, seconds=time.monotonic() - began)
+        return CheckedStep(step=name, ok=False, reason=error.message, hint=error.hint, seconds=time.monotonic() - began)
+    return CheckedStep(step=name, ok=True, reason=reason, hint=hint, seconds=time.monotonic() - began)
 
 
 def _name(target: Target) -> tuple[str, str]:

@@ -297,11 +297,6 @@ class KVCache:
     def capacity(self) -> int:
         return self.k_LBHSD.shape[3]
 
-    def keep(self, rows: list[int]) -> None:
-        """Forget all rows but these."""
-        self.k_LBHSD, self.v_LBHSD = self.k_LBHSD[:, rows], self.v_LBHSD[:, rows]
-        self.lengths = [self.lengths[row] for row in rows]
-
     def next_step(self, length: int) -> "CachedStep":
         """Where the next `length` positions of every row go, and what they may see."""
         device, start = self.k_LBHSD.device, self.lengths[0]

@@ -25,10 +25,11 @@ from cuadrilla.data.loader import Dataset
 from cuadrilla.data.shards import TOKENIZER, Manifest, Split, TokenStream, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
-from cuadrilla.model.generate import Sampling, generate_text
+from cuadrilla.model.generate import generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.kernels import IGNORED
+from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Batch, TaskDefaults
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import file_sha256

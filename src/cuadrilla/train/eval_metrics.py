@@ -25,10 +25,11 @@ import torch
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
-from cuadrilla.model.generate import Sampling, for_inference, generate_batch
+from cuadrilla.model.generate import for_inference, generate_batch
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.kernels import IGNORED
 from cuadrilla.model.language import NATS_PER_BIT, Pair, wins
+from cuadrilla.model.sampling import Sampling
 from cuadrilla.train.eval_data import Passage
 
 WINDOWS_PER_BATCH = 16

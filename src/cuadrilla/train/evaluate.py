@@ -17,9 +17,10 @@ from cuadrilla.data import cuentos
 from cuadrilla.data.loader import collate, to_device
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import ResourceError
-from cuadrilla.model.generate import Sampling, for_inference, generate_batch
+from cuadrilla.model.generate import for_inference, generate_batch
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import LanguageTask, prefers_good
+from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import make_private, write_atomic
 from cuadrilla.train.precision import Precision

@@ -13,11 +13,12 @@ from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
 from cuadrilla.messages import Message
-from cuadrilla.model.generate import Sampling, generate_text
+from cuadrilla.model.generate import generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf, state_from_hf
 from cuadrilla.model.language import shape_of
 from cuadrilla.model.pretrained import read_pretrained
+from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import RunDir, require_regular, typed

@@ -1,0 +1,58 @@
+"""How the next token is chosen from logits.
+
+Letters in tensor names: B rows, V vocabulary, K of its tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cuadrilla.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Temperature 0 is greedy; top_k 0 and top_p 1 leave the distribution whole (top_k acts first)."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_tokens: int = 128
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        temperature, top_p = self.temperature, self.top_p
+        if not temperature >= 0:
+            hint = "0 is greedy, 1 samples as is"
+            raise ConfigError("temperature {temperature} is negative", temperature=temperature, hint=hint)
+        if self.top_k < 0:
+            raise ConfigError("top_k {top_k} is negative", top_k=self.top_k, hint="use 0 for no limit")
+        if not 0 < top_p <= 1:
+            raise ConfigError("top_p {top_p} is not in (0, 1]", top_p=top_p, hint="use 1 for no limit")
+        if self.max_tokens < 0:
+            raise ConfigError("max_tokens {tokens} is negative", tokens=self.max_tokens, hint="use 0 or more")
+        if not all(self.stop):
+            raise ConfigError("a stop string is empty", hint="leave it out")
+
+
+def choose(logits_BV: Tensor, *, sampling: Sampling, draws_B: Tensor) -> Tensor:
+    """One id per row: the best, or the one that a uniform number in [0, 1) picks from the distribution."""
+    if sampling.temperature == 0:
+        return logits_BV.argmax(-1)
+    # Differences to the largest logit: dividing by a tiny temperature then overflows to -inf, never to nan.
+    p_BK = torch.softmax((logits_BV - logits_BV.amax(-1, keepdim=True)) / sampling.temperature, -1)
+    ids_BK = None
+    if 0 < sampling.top_k < p_BK.shape[-1]:
+        p_BK, ids_BK = p_BK.topk(sampling.top_k)
+        p_BK = p_BK / p_BK.sum(-1, keepdim=True)
+    if sampling.top_p < 1:
+        if ids_BK is None:
+            p_BK, ids_BK = p_BK.sort(dim=-1, descending=True, stable=True)
+        p_BK = p_BK.masked_fill(p_BK.cumsum(-1) - p_BK >= sampling.top_p, 0.0)
+    cumulative_BK = p_BK.cumsum(-1)
+    targets_B1 = draws_B[:, None] * cumulative_BK[:, -1:]
+    choice_B1 = torch.searchsorted(cumulative_BK, targets_B1, right=True)
+    return (choice_B1 if ids_BK is None else ids_BK.gather(1, choice_B1))[:, 0]
