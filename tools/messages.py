@@ -5,9 +5,9 @@
     python tools/messages.py --missing  the templates that lack a translation, by package, as the JSON to fill in
 
 Read from the syntax tree of `src/` and `recipes/`: the arguments of errors, of `Message`, of `say` and `emit`, of
-warnings and talk in the log, the help of commands and options. A template that is a name is looked up among the
-constants of its module and of the one it is imported from. What is neither (another error's message) is taken to be a
-message already.
+`refuse`, of warnings and talk in the log, the help of commands, options and keys of a run file. A template that is a
+name is looked up among the constants of its module and of the one it is imported from. What is neither (another error's
+message) is taken to be a message already.
 """
 
 import argparse
@@ -19,12 +19,14 @@ import string
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "cuadrilla"
 RECIPES = "recipes"
 CATALOGUE = ROOT / "spanish"
 BASE = "CuadrillaError"
+REFUSE = "refuse"
 TALK = {"say", "say_at_once", "emit", "Message"}
 LOGGED = {"warning", "error", "exception", "critical"}
 HELP = {"Option", "Argument", "Verb", "Typer", "add_typer", "command"}
@@ -110,6 +112,16 @@ class Reader:
                         yield from self.call(node, {} if isinstance(scope, ast.Module) else local)
         if self.module.name.startswith("cuadrilla.cli."):
             yield from self.commands()
+        if self.module.name == "cuadrilla.config":
+            yield from self.keys()
+
+    def keys(self) -> Iterator[Found]:
+        """What is said of each key of a run file: the text under its field."""
+        for section in ast.walk(self.module.tree):
+            if isinstance(section, ast.ClassDef):
+                for key, text in pairwise(section.body):
+                    if isinstance(key, ast.AnnAssign) and isinstance(text, ast.Expr):
+                        yield self.found(text, template=inspect.cleandoc(ast.literal_eval(text.value)))
 
     def commands(self) -> Iterator[Found]:
         """The help of commands is their docstring: of functions that Typer knows, or that `VERBS` names."""
@@ -154,6 +166,8 @@ class Reader:
                 yield self.found(node, problem=f"no template names {', '.join(sorted(fields - used))}")
             if fields and node.args and not self.resolved(node.args[0], local):
                 yield self.found(node, problem="a template that is no literal must not be given fields")
+        elif name == REFUSE:
+            yield from self.texts(node.args[1], local, set(), node)
         elif name in HELP:
             if "help" in keywords:
                 yield from self.texts(keywords["help"], local, set(), node)
@@ -169,7 +183,7 @@ class Reader:
                 yield from self.literal(text.value, fields, node)
             elif isinstance(text, ast.JoinedStr | ast.BinOp):
                 yield self.found(node, problem="put together: use a template with fields")
-            elif isinstance(text, ast.Call):
+            elif isinstance(text, ast.Call) and name_of(text) != "Message":
                 yield self.found(node, problem="put together by `join` or `format`: use a template with fields")
 
     def literal(self, text: str, fields: set[str] | None, node: ast.Call) -> Iterator[Found]:

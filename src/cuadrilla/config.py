@@ -143,8 +143,8 @@ class TrainSection(Section):
     """Sequences in a unit, the atom of work handed to a worker. Must divide `batch_sequences` (0: for text at most
     an eighth of it, otherwise 8)."""
     pass_sequences: CountOrZero = 0
-    """Maximum number of sequences in one forward and backward pass (0: about 2,048 tokens on a CPU, elsewhere as many
-    as memory allows). In strict mode and with BatchNorm, a pass is always a unit."""
+    """Maximum number of sequences in one forward and backward pass (0: on a CPU 2,048 tokens, or 4,096, elsewhere as
+    many as memory allows). In strict mode and with BatchNorm, a pass is always a unit."""
     device: Annotated[str, Field(pattern=rf"^(auto|{DEVICE})$")] = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps, xpu."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

@@ -371,6 +371,9 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ('raise DataError("none left", hint=f"type {n}")', {"none left": "no queda"}, "put together"),
         ("raise DataError(text, n=n)", {}, "no literal"),
         ('say("{n} left", n=n)', {"{n} left": "quedan {m}"}, "other fields"),
+        ('refuse(context, f"{n} left")', {}, "put together"),
+        ('refuse(context, "none left")', {}, "no translation of 'none left'"),
+        ('refuse(context, NONE)\nNONE = Message("none left")', {"none left": "no queda"}, ""),
         ('log.warning("%s is %d", a, b)', {"%s is %d": "%d es %s"}, "other %-conversions"),
         ('log.warning("%s is %d", a, b)', {"%s is %d": "%s es %d"}, ""),
         ('log.info("only for the file")', {}, ""),
@@ -388,6 +391,17 @@ def test_what_is_no_template_or_lacks_a_translation(
     said = capsys.readouterr().out
     assert expected in said
     assert ended.value.code == bool(expected), said
+
+
+@pytest.mark.parametrize("catalogue", [{}, {"How\nlong.": "Cuánto."}])
+def test_what_is_said_of_a_key_is_translated(
+    tree: Path, capsys: pytest.CaptureFixture[str], catalogue: dict[str, str]
+) -> None:
+    (tree / "config.py").write_text('class Train:\n    steps: int = 0\n    """How\n    long."""\n    other: int = 1\n')
+    (tree / "spanish" / "root.json").write_text(json.dumps(catalogue))
+    with pytest.raises(SystemExit) as ended:
+        tool.main()
+    assert ended.value.code == (not catalogue), capsys.readouterr().out
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

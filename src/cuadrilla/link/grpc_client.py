@@ -380,7 +380,8 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
     """What a failed call means for a person."""
     code = error.code() if isinstance(error, grpc.Call) else None
     # Whoever answers writes them: the coordinator, but also what else listens at that address.
-    reason = one_line((error.details() if isinstance(error, grpc.Call) else None) or str(error), most=wire.MAX_REASON)
+    said = one_line((error.details() if isinstance(error, grpc.Call) else None) or str(error), most=wire.MAX_REASON)
+    reason = Message(said)  # a whole sentence of ours has its translation here
     match code:
         case grpc.StatusCode.PERMISSION_DENIED:
             return Refused("the coordinator refused: {reason}", reason=reason, hint=COME_AGAIN)

@@ -30,11 +30,13 @@ from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.grpc_calls import only, reads, serialize
 from cuadrilla.link.tls import key_hash, peer_certificate
 from cuadrilla.link.wire import MAX_REASON
+from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 
 CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 ANSWER_SECONDS = 10.0
 CALL_BACK_SECONDS = 3.0
+STARTING = "Ray is being started again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +92,18 @@ class RayHeadServer:
             with self._lock:
                 offer, named, starting = self._offer, name in self.names, self._starting
             if not named:
-                reason = f"the coordinator's owner has not named {name} for Ray (cuadrilla up --ray-node {name})"
-                return pb.RayHead(refusal=reason)
+                told = "the coordinator's owner has not named {name} for Ray (cuadrilla up --ray-node {name})"
+                return pb.RayHead(refusal=Message(told, name=name))
             if offer is None:
-                reason = "is being started again" if starting else "does not run on the coordinator"
-                return pb.RayHead(refusal=f"Ray {reason}", later=starting)
+                why = STARTING if starting else "Ray does not run on the coordinator"
+                return pb.RayHead(refusal=Message(why), later=starting)
             if node.member:
                 same = hmac.compare_digest(node.member, token_hash(offer.token))
-                return pb.RayHead(refusal="" if same else "that cluster has ended")
+                return pb.RayHead(refusal="" if same else Message("that cluster has ended"))
             reason = _why_not(node, offer, host=host_of(context.peer()))
             if reason or not node.consents:
-                return pb.RayHead(refusal=reason or "this machine's owner has not said --ray", ask=not reason)
+                asked = Message("this machine's owner has not said --ray")
+                return pb.RayHead(refusal=reason or asked, ask=not reason)
             return self._give(offer, key=key, name=name)
 
         unary = grpc.stream_unary_rpc_method_handler
@@ -110,7 +113,7 @@ class RayHeadServer:
         """The token, if the cluster is still the one: no kick must miss who has it."""
         with self._lock:
             if offer is not self._offer or name not in self.names:
-                return pb.RayHead(refusal="Ray is being started again", later=True)
+                return pb.RayHead(refusal=Message(STARTING), later=True)
             self._given[key] = name
         return pb.RayHead(address=offer.address, token=offer.token)
 
@@ -123,12 +126,17 @@ def token_hash(token: str) -> bytes:
 def _why_not(node: pb.RayNode, offer: RayOffer, *, host: str) -> str:
     """Why Ray would not work between `host` and here, or nothing."""
     if (node.ray, node.python) != (offer.ray, offer.python):
-        there, here = f"Ray {offer.ray} with Python {offer.python}", f"Ray {node.ray} with Python {node.python}"
-        return f"{there} on the coordinator, {here[:100]} on this machine"
+        return Message(
+            "Ray {ray} with Python {python} on the coordinator, Ray {own_ray} with Python {own_python} on this machine",
+            ray=offer.ray,
+            python=offer.python,
+            own_ray=node.ray[:40],
+            own_python=node.python[:40],
+        )
     try:
         socket.create_connection((host, node.port), timeout=CALL_BACK_SECONDS).close()
     except (OSError, OverflowError):
-        return f"the coordinator cannot call back {host}: a NAT or a firewall is between"
+        return Message("the coordinator cannot call back {host}: a NAT or a firewall is between", host=host)
     return ""
 
 

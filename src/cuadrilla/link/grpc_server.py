@@ -339,9 +339,9 @@ class CrewServer:
                 refuse(context, "this node begins too many sessions", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
             others = [other for other in self._sessions.values() if other.worker != worker]
             if len(others) >= MAX_WORKERS:
-                refuse(context, f"the crew is full: {MAX_WORKERS} workers")
+                refuse(context, Message("the crew is full: {most} workers", most=MAX_WORKERS))
             if sum(other.node == session.node for other in others) >= MAX_DEVICES:
-                refuse(context, f"a node has {MAX_DEVICES} workers at most")
+                refuse(context, Message("a node has {most} workers at most", most=MAX_DEVICES))
             older = self._sessions.get(session.worker)
             self._sessions[session.worker] = session
         if older is not None:
@@ -462,7 +462,8 @@ class CrewServer:
             return
         path = self._file(request.name)
         if path is None:
-            refuse(context, f"there is no {request.name[:100]} here", code=grpc.StatusCode.NOT_FOUND)
+            told = Message("there is no {name} here", name=request.name[:100])
+            refuse(context, told, code=grpc.StatusCode.NOT_FOUND)
         yield from map(serialize, wire.file_chunks(path, request.offset))
 
     def _file(self, name: str) -> Path | None:

@@ -23,6 +23,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.address import Address
 from cuadrilla.link.grpc_calls import cut_off, only, reads, refuse, serialize
 from cuadrilla.link.tls import COORDINATOR_FILES
+from cuadrilla.messages import Message
 from cuadrilla.rundir import write_json
 
 CUT_SECONDS, COPY_SECONDS = 10.0, 600.0
@@ -63,7 +64,7 @@ class StandbyServer:
         def standby(context: Any, *, seconds: float) -> str:
             name = caller(context)
             if name not in self.names:
-                refuse(context, f"{name} has not been named as a standby")
+                refuse(context, Message("{name} has not been named as a standby", name=name))
             cut_off(context, after=seconds)
             return name
 
@@ -86,7 +87,8 @@ class StandbyServer:
                     raise FileNotFoundError
                 yield from wire.file_chunks(self.run / request.path, request.offset, end=request.end)
             except FileNotFoundError:
-                refuse(context, f"there is no {request.path[:100]} here", code=grpc.StatusCode.NOT_FOUND)
+                told = Message("there is no {name} here", name=request.path[:100])
+                refuse(context, told, code=grpc.StatusCode.NOT_FOUND)
 
         return {
             "Keys": unary(reads(keys, pb.Nothing), response_serializer=serialize),

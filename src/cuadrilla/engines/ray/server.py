@@ -188,7 +188,7 @@ class RayServer:
         with self._lock:
             workers = list(self._workers.values())
         for worker in workers:
-            self.send(worker.place.name, Stop(reason="the run has ended"))
+            self.send(worker.place.name, Stop(reason=Message("the run has ended")))
         self._closing.set()
         for patience in (finish_seconds, None):
             for worker in workers:
