@@ -1,0 +1,143 @@
+"""What the pages tell to type exists: commands, options, `--set` keys, links; in both languages the same commands."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+
+from cuadrilla.cli.app import command_line
+from cuadrilla.config import Config
+from tools.guide_lines import FENCE
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("recipes/**/*.md")])
+OLDER = ("older-guides.md", "guias-anteriores.md")
+"""They quote what others tell to type."""
+TRANSLATED = {
+    "README.md": "README.es.md",
+    "alternatives.md": "alternativas.md",
+    "containers.md": "contenedores.md",
+    "dask.md": "dask.es.md",
+    "five-pcs.md": "cinco-pcs.md",
+    "large-models.md": "modelos-grandes.md",
+    "launch.md": "lanzar.md",
+    "leaving-the-lan.md": "fuera-de-la-lan.md",
+    "mac-nvidia.md": "mac-nvidia.es.md",
+    "ray.md": "ray.es.md",
+    "wsl.md": "wsl.es.md",
+}
+SHELLS = ("bash", "sh", "powershell", "console")
+CALL = re.compile(r"(?:^|[\s(;&|\"'])(?:cuadrilla|-m cuadrilla)\s+(?=[a-z-])(.*)")
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    inside, held = "", ""
+    for line in text.splitlines():
+        if fence := FENCE.match(line):
+            inside = "" if inside else fence[1] or "text"
+        elif inside in SHELLS:
+            if line.rstrip().endswith(("\\", "`")):
+                held += line.rstrip()[:-1] + " "
+                continue
+            yield held + line
+            held = ""
+
+
+def calls(text: str) -> Iterator[list[str]]:
+    """The arguments of each call of the command."""
+    for line in shell_lines(text):
+        if found := CALL.search(line.partition(" #")[0]):
+            yield words_of(re.split(r"\s+(?:&&|\|\|?|;|2?>>?|<)", found[1])[0])
+
+
+def mentioned(text: str) -> Iterator[list[str]]:
+    """Those in a sentence; `up|join` is two."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for span in re.findall(r"`cuadrilla ([a-z-][^`]*)`", " ".join(prose.split())):
+        yield from map(list, product(*(word.split("|") for word in words_of(span))))
+
+
+def words_of(text: str) -> list[str]:
+    """A command may stand within the quotes of another one."""
+    for end in ("", '"', "'"):
+        try:
+            return shlex.split(text.removesuffix(end) if end else text)
+        except ValueError:
+            continue
+    raise AssertionError(f"no command: {text}")
+
+
+def wrong_with(arguments: list[str]) -> str:
+    """Why the command would not take these; "" if it would."""
+    command: click.Command = typer.main.get_command(command_line(arguments))  # type: ignore[assignment]
+    words = [word for word in arguments if word not in ("--json", "--debug")]
+    if words[:1] == ["--lang"]:
+        words = words[2:]
+    while isinstance(getattr(command, "commands", None), dict) and words and not words[0].startswith("-"):
+        if words[0] not in command.commands:  # type: ignore[attr-defined]
+            return f"no command {words[0]}"
+        command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+    for place, word in enumerate(words):
+        if word == "--":
+            break
+        if word.startswith("--") and word.partition("=")[0] not in known:
+            return f"no option {word}"
+        if word == "--set" and (wrong := wrong_key(words[place + 1])):
+            return wrong
+    return ""
+
+
+def wrong_key(text: str) -> str:
+    """Of `section.key=value`; the keys of all kinds of a section count."""
+    section, _, key = text.partition("=")[0].partition(".")
+    field = Config.model_fields.get(section)
+    if field is None:
+        return f"no section {section}"
+    kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+    known = {name for kind in kinds for name in getattr(kind, "model_fields", {})}
+    return "" if all(each in known for each in re.split(r"\+\w+\.", key)) else f"no key {section}.{key}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path) -> None:
+    if page.name in OLDER:
+        pytest.skip("quotes others")
+    text = page.read_text(encoding="utf-8")
+    found = {" ".join(call): wrong_with(call) for call in (*calls(text), *mentioned(text))}
+    assert {call: wrong for call, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize(("page", "other"), TRANSLATED.items())
+def test_both_languages_say_the_same_commands(page: str, other: str) -> None:
+    """Names of folders and of people may differ: verbs and options are compared."""
+    folder = ROOT if page.startswith("README") else ROOT / "docs"
+
+    def skeletons(name: str) -> list[list[str]]:
+        text = (folder / name).read_text(encoding="utf-8")
+        words = (enumerate(call) for call in calls(text))
+        return [[word for place, word in call if not place or word.startswith("--")] for call in words]
+
+    assert skeletons(page) == skeletons(other)
+
+
+def test_what_does_not_exist_is_noticed() -> None:
+    assert sum(len([*calls(page.read_text(encoding="utf-8"))]) for page in PAGES) > 90
+    assert wrong_with(["train", "casa", "--set", "train.steps=3", "--practice", "1,1"]) == ""
+    assert wrong_with(["fly"]) == "no command fly" or wrong_with(["fly"])
+    assert wrong_with(["train", "casa", "--quickly"]) == "no option --quickly"
+    assert wrong_with(["data", "prepara", "x"]) == "no command prepara"
+    assert wrong_with(["train", "casa", "--set", "train.stepps=3"]) == "no key train.stepps"
+    assert wrong_with(["--json", "devices"]) == ""
