@@ -25,6 +25,7 @@ from cuadrilla.model.sampling import Sampling, choose
 
 Reason = Literal["stop", "length"]
 READ_TOKENS = 2048
+DRAWS_AT_ONCE = 64
 MOST_DRAW = 1 - 2**-20
 """So that a draw times the total of a distribution stays below the total."""
 
@@ -45,10 +46,9 @@ class Row:
         if not self.tokens:
             raise ConfigError("a prompt has no tokens", hint="begin with the end-of-text token")
         self._num_prompt = len(self.tokens)
-        generator = torch.Generator().manual_seed(self.sampling.seed)
-        draws = torch.rand(self.sampling.max_tokens, generator=generator).clamp_(max=MOST_DRAW)
-        self._draws: list[float] = draws.tolist()
-        if not self._draws:
+        self._generator = torch.Generator().manual_seed(self.sampling.seed)
+        self._draws: list[float] = []
+        if not self.sampling.max_tokens:
             self.reason = "length"
 
     @property
@@ -58,7 +58,10 @@ class Row:
     @property
     def draw(self) -> float:
         """The uniform random number that chooses its next token."""
-        return self._draws[len(self.tokens) - self._num_prompt]
+        number = len(self.tokens) - self._num_prompt
+        if number == len(self._draws):
+            self._draws += torch.rand(DRAWS_AT_ONCE, generator=self._generator).clamp_(max=MOST_DRAW).tolist()
+        return self._draws[number]
 
     def take(self, token: int) -> int | None:
         """Its next token; None for a stop id, which ends it."""
@@ -66,7 +69,7 @@ class Row:
             self.reason = "stop"
             return None
         self.tokens.append(token)
-        if len(self.tokens) - self._num_prompt == len(self._draws):
+        if len(self.tokens) - self._num_prompt == self.sampling.max_tokens:
             self.reason = "length"
         return token
 
