@@ -12,7 +12,8 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.model import rows as module
 from cuadrilla.model.generate import for_inference, generate
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.model.rows import Row, Rows
+from cuadrilla.model.prefixes import LEAST_TOKENS, Prefixes
+from cuadrilla.model.rows import Row, Rows, Score
 from cuadrilla.model.sampling import Sampling
 
 pytestmark = pytest.mark.unit
@@ -93,9 +94,9 @@ def test_who_generates_waits_for_a_part_of_a_prompt_only(model: GPT2, monkeypatc
 
 def test_nothing_is_computed_for_free_slots(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
-    whole = model.forward_cached
+    whole = model.read_cached
     monkeypatch.setattr(
-        model, "forward_cached", lambda ids, cache, **more: shapes.append(tuple(ids.shape)) or whole(ids, cache, **more)
+        model, "read_cached", lambda ids, cache, **more: shapes.append(tuple(ids.shape)) or whole(ids, cache, **more)
     )
     rows = Rows(model, slots=8)
     for length in (1, 2, 3):
@@ -115,3 +116,117 @@ def test_what_no_row_can_be(model: GPT2) -> None:
         rows.join(Row([VOCABULARY], WAYS[0]))
     assert rows.free == 1
     assert Row([1], replace(WAYS[0], max_tokens=0)).reason == "length"
+
+
+def finished(rows: Rows, *joining: Row) -> None:
+    for row in joining:
+        rows.join(row)
+    while len(rows):
+        rows.step()
+
+
+@pytest.fixture(scope="module")
+def long_model() -> GPT2:
+    torch.manual_seed(1)
+    made = GPT2(GPT2Config(vocab_size=VOCABULARY, context=128, layers=2, heads=4, width=32)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return for_inference(made)
+
+
+def test_what_prompts_share_is_read_once(long_model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(5)
+    history = [chance.randrange(VOCABULARY) for _ in range(70)]
+    read: list[int] = []
+    whole = long_model.read_cached
+    monkeypatch.setattr(
+        long_model, "read_cached", lambda ids, cache, **more: read.append(ids.numel()) or whole(ids, cache, **more)
+    )
+    rows = Rows(long_model, slots=3, prefixes=Prefixes(most_bytes=2**20))
+    sampling = Sampling(temperature=0, max_tokens=6)
+    prompts = [history, [*history, 3, 4, 5], [*history[:50], 9], list(history), [1, *history]]
+    for prompt, expected in zip(prompts, (70, 3, 1, 1, 71), strict=True):
+        read.clear()
+        row = Row(list(prompt), sampling)
+        finished(rows, row)
+        assert read[0] == expected
+        with monkeypatch.context() as patch:
+            patch.setattr(long_model, "read_cached", whole)
+            assert row.generated == alone(long_model, prompt, sampling)
+
+
+def test_prefixes_stay_within_their_bytes() -> None:
+    def keys(length: int) -> torch.Tensor:
+        return torch.zeros(2, 4, length, 8)
+
+    each = 2 * keys(40).nbytes
+    kept = Prefixes(most_bytes=2 * each)
+    first, second, third = ([number] * 40 for number in (1, 2, 3))
+    for tokens in (first, second):
+        kept.keep(tokens, keys(50), keys(50))
+    assert kept.find([*first, 7])[0] == 40
+    kept.keep(third, keys(50), keys(50))
+    assert kept.num_bytes == 2 * each
+    assert [kept.find(tokens)[0] for tokens in (first, second, third)] == [40, 0, 40]
+    kept.keep([*third, 3], keys(50), keys(50))  # instead of `third`, which it continues
+    assert kept.find([*third, 3])[0] == 41
+    assert kept.num_bytes <= 2 * each
+    kept.keep([9] * 500, keys(500), keys(500))
+    assert kept.find([9] * 500)[0] == 0
+    kept.keep([8] * (LEAST_TOKENS - 1), keys(50), keys(50))
+    assert kept.find([8] * 40)[0] == 0
+
+
+def test_scores_are_the_models_log_probabilities(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a prompt that is read in parts, beside rows that nobody scores, whatever is sampled from."""
+    monkeypatch.setattr(module, "READ_TOKENS", 5)
+    sampling = Sampling(temperature=0.7, top_k=5, max_tokens=6, seed=3, presence_penalty=1.0, frequency_penalty=0.5)
+    row = Row([5, 6, 7, 8, 9, 10, 11], sampling, num_top=3, scores_prompt=True)
+    finished(Rows(model, slots=3), Row([4] * 9, WAYS[0]), row, Row([2], WAYS[3]))
+    with torch.no_grad():
+        logprobs_TV = torch.log_softmax(model(torch.tensor([row.tokens]))[0], -1)
+    expected = [
+        Score(token, float(logprobs_V[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+        for token, logprobs_V in zip(row.tokens[1:], logprobs_TV, strict=False)
+        for values, ids in [logprobs_V.topk(3)]
+    ]
+    assert [score.token for score in [*row.prompt_scores, *row.scores]] == row.tokens[1:]
+    for found, wanted in zip([*row.prompt_scores, *row.scores], expected, strict=True):
+        assert found.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+        assert [token for token, _ in found.top] == [token for token, _ in wanted.top]
+        assert [value for _, value in found.top] == pytest.approx([value for _, value in wanted.top], abs=1e-4)
+
+
+def test_a_prompt_alone_is_scored(model: GPT2) -> None:
+    row = Row([5, 6, 7], Sampling(max_tokens=0), num_top=0, scores_prompt=True)
+    finished(Rows(model, slots=1), row)
+    assert (row.reason, row.generated, len(row.prompt_scores), row.scores) == ("length", [], 2, [])
+
+
+def test_penalties_lower_what_was_generated(model: GPT2) -> None:
+    logits_V = torch.zeros(VOCABULARY)
+    row = Row([5], Sampling(presence_penalty=0.5, frequency_penalty=0.25))
+    for token in (7, 8, 7):
+        row.take(token)
+    row.penalize(logits_V)
+    assert {place: value for place, value in enumerate(logits_V.tolist()) if value} == {7: -1.0, 8: -0.75}
+    greedy = Sampling(temperature=0, max_tokens=20)
+    assert len(set(alone(model, [5], replace(greedy, frequency_penalty=2.0, presence_penalty=2.0)))) > len(
+        set(alone(model, [5], greedy))
+    )
+    with pytest.raises(ConfigError, match="frequency_penalty"):
+        Sampling(frequency_penalty=float("nan"))
+
+
+def test_numbers_that_are_not_finite_end_their_row_only(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows(model, slots=2)
+    good, bad = Row([5, 6], Sampling(temperature=0, max_tokens=8)), Row([7, 8], Sampling(temperature=0, max_tokens=8))
+    rows.join(good)
+    rows.join(bad)
+    rows.step()
+    rows._cache.v_LBHSD[:, rows._rows.index(bad)] = float("nan")
+    while len(rows):
+        rows.step()
+    assert (bad.reason, len(bad.generated)) == ("error", 1)
+    assert (good.reason, good.generated) == ("length", alone(model, [5, 6], good.sampling))

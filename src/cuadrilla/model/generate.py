@@ -5,14 +5,17 @@ several tokens waits until it is whole, and so does text that may begin a stop s
 """
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
+from cuadrilla.errors import CheckpointError
 from cuadrilla.model.gpt2 import GPT2, Linear
-from cuadrilla.model.kernels import has_onednn, pack
+from cuadrilla.model.kernels import has_onednn
+from cuadrilla.model.ready import Int8Linear, ReadyKernels, ReadyLinear, check_int8
 from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.model.sampling import Sampling
 
@@ -32,7 +35,10 @@ class TextTokenizer(Protocol):
 
 
 def generate(model: GPT2, prompt_ids: list[int], *, sampling: Sampling) -> Generator[int, None, Reason]:
-    """Continue a prompt. Yields ids, returns why it ended. Stop strings need text: see `generate_text`."""
+    """Continue a prompt. Yields ids, returns why it ended. Stop strings need text: see `generate_text`.
+
+    Raises CheckpointError if the model's numbers are not finite.
+    """
     row = Row(list(prompt_ids), sampling)
     rows = _rows_for(model, [row])
     if row.reason is None:
@@ -41,6 +47,7 @@ def generate(model: GPT2, prompt_ids: list[int], *, sampling: Sampling) -> Gener
         for _, token in rows.step():
             if token is not None:
                 yield token
+    _check(row)
     return row.reason
 
 
@@ -56,7 +63,16 @@ def generate_batch(model: GPT2, prompts: list[list[int]], *, sampling: Sampling)
             while waiting and rows.free:
                 rows.join(waiting.popleft())
             rows.step()
+    for row in all_rows:
+        _check(row)
     return [row.generated for row in all_rows]
+
+
+def _check(row: Row) -> None:
+    if row.reason == "error":
+        raise CheckpointError(
+            "the model's numbers are not finite", hint="choose another step: it may have been damaged in training"
+        )
 
 
 def _rows_for(model: GPT2, all_rows: Sequence[Row]) -> Rows:
@@ -135,11 +151,12 @@ def _overlap(text: str, stop: str) -> int:
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
 
 
-def for_inference(model: GPT2) -> GPT2:
+def for_inference(model: GPT2, *, kernels: ReadyKernels | None = None, int8: bool = False) -> GPT2:
     """A copy that reads its weights as fast as it can, for many tokens; `generate` makes one if it is given none.
 
-    On a CPU with oneDNN it shares the parameters, and in bf16 holds a packed copy of the matrices besides. Elsewhere
-    it holds weights in the compute dtype, as a cast costs more than a token.
+    On a CPU with oneDNN it shares the parameters, and holds matrices of its own where `kernels` (None: what is usual) or
+    `int8` need them in another order or dtype. Elsewhere it holds weights in the compute dtype, as a cast costs more
+    than a token. Raises DeviceError for int8 where it is not multiplied in hardware.
     """
     dtype, device = model.compute_dtype, model.transformer.wte.weight.device
     if model.inference_copy:
@@ -147,12 +164,25 @@ def for_inference(model: GPT2) -> GPT2:
     with torch.device("meta"):
         copy = GPT2(model.config)
     state = model.state_dict()
-    packs = has_onednn(device, dtype)
-    copy.load_state_dict(state if packs else {name: value.to(dtype) for name, value in state.items()}, assign=True)
-    if packs:
-        copy.head.packed = pack(copy.head.weight, dtype)
-        for module in copy.modules():
-            if isinstance(module, Linear):
-                module.packed = pack(module.weight, dtype), module.bias.detach().to(dtype)
+    if int8:
+        check_int8(device)
+    is_ready = int8 or has_onednn(device, dtype)
+    copy.load_state_dict(state if is_ready else {name: value.to(dtype) for name, value in state.items()}, assign=True)
+    if is_ready:
+        kernels = kernels or ReadyKernels.usual(dtype)
+        _make_ready(copy, dtype=dtype, kernels=kernels, int8=int8)
+        copy.narrow_keys = kernels.narrow_keys and dtype == torch.bfloat16
     copy.compute_dtype, copy.inference_copy = dtype, True
     return copy.eval()
+
+
+def _make_ready(copy: GPT2, *, dtype: torch.dtype, kernels: ReadyKernels, int8: bool) -> None:
+    def ready(weight_OI: Tensor, bias_O: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        if int8:
+            return Int8Linear(weight_OI, bias_O, dtype=dtype)
+        return ReadyLinear(weight_OI, bias_O, dtype=dtype, kernels=kernels)
+
+    copy.head.ready = ready(copy.head.weight)
+    for module in copy.modules():
+        if isinstance(module, Linear):
+            module.ready = ready(module.weight, module.bias)

@@ -17,7 +17,7 @@ torch.compile: block by block (`for block in model.transformer.h: block.compile(
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +33,6 @@ from cuadrilla.model.kernels import (
     cross_entropies,
     embed,
     linear,
-    onednn_linear,
 )
 
 LAYER_NORM_EPSILON = 1e-5
@@ -65,7 +64,7 @@ class GPT2Config:
 
 
 class Linear(nn.Module):
-    packed: tuple[Tensor, Tensor] | None = None  # weight and bias as oneDNN likes them, only in `for_inference`
+    ready: Callable[[Tensor], Tensor] | None = None  # the whole product as it is fastest, only in `for_inference`
     kernels = AS_USUAL
 
     def __init__(self, features_in: int, features_out: int) -> None:
@@ -74,8 +73,8 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(features_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packed:
-            return onednn_linear(x, *self.packed)
+        if self.ready is not None:
+            return self.ready(x)
         return linear(x, self.weight, self.bias, kernels=self.kernels)
 
 
@@ -96,7 +95,7 @@ class LayerNorm(nn.Module):
 
 
 class Embedding(nn.Module):
-    packed: Tensor | None = None  # for the head, as above
+    ready: Callable[[Tensor], Tensor] | None = None  # for the head, as above
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -178,6 +177,7 @@ class GPT2(nn.Module):
     compute_dtype: torch.dtype = torch.float32
     kernels = AS_USUAL
     inference_copy = False  # made by `generate.for_inference`
+    narrow_keys = False  # in a cache on a CPU, where the passes are in bf16
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -236,12 +236,14 @@ class GPT2(nn.Module):
     def new_cache(self, batch: int, capacity: int) -> "KVCache":
         """An empty cache for `batch` rows of at most `capacity` positions.
 
-        In fp32 on a CPU, whose attention is up to eight times slower over bf16 keys; elsewhere in the compute dtype.
+        On a CPU in fp32 unless `narrow_keys`: attention over bf16 keys takes half the time on some, eight times as long on
+        others. Elsewhere in the compute dtype.
         """
         layers, heads = self.config.layers, self.config.heads
         shape = (layers, batch, heads, capacity, self.config.width // heads)
         weight = self.transformer.wte.weight
-        dtype = torch.float32 if weight.device.type == "cpu" else self.compute_dtype
+        is_wide = weight.device.type == "cpu" and not self.narrow_keys
+        dtype = torch.float32 if is_wide else self.compute_dtype
         keys, values = (weight.new_zeros(shape, dtype=dtype) for _ in range(2))
         return KVCache(k_LBHSD=keys, v_LBHSD=values, lengths=[0] * batch)
 
@@ -250,16 +252,22 @@ class GPT2(nn.Module):
 
         Returns the logits `(B, V)` in fp32 of the last real position of each row. Call it under `torch.no_grad`.
         """
+        return self.logits(last_of(self.read_cached(ids_BT, cache, counts=counts), counts))
+
+    def read_cached(self, ids_BT: Tensor, cache: "KVCache", *, counts: list[int] | None = None) -> Tensor:
+        """As `forward_cached`, but returns the last hidden states `(B, T, C)`, for `logits`."""
         length = ids_BT.shape[1]
         step = cache.next_step(length)
         assert step.end <= min(self.config.context, cache.capacity), f"no room for {step.end} positions"
-        x_BTC, head_VC = self._read(ids_BT, step)
+        x_BTC, _ = self._read(ids_BT, step)
         counts = counts or [length] * len(ids_BT)
         cache.lengths = [done + count for done, count in zip(cache.lengths, counts, strict=True)]
-        last_B = torch.tensor(counts, device=x_BTC.device) - 1
-        x_BC = x_BTC[:, -1] if min(counts) == length else x_BTC[torch.arange(len(x_BTC), device=x_BTC.device), last_B]
-        packed = self.head.packed
-        logits_BV = linear(x_BC, head_VC) if packed is None else onednn_linear(x_BC, packed, None)
+        return x_BTC
+
+    def logits(self, x_BC: Tensor) -> Tensor:
+        """`(B, V)` in fp32, without gradient."""
+        ready = self.head.ready
+        logits_BV = linear(x_BC, self.head.weight) if ready is None else ready(x_BC)
         return logits_BV.float()
 
     @property
@@ -283,6 +291,14 @@ class GPT2(nn.Module):
         for block in self.transformer.h:
             x_BTC = block(x_BTC, step)
         return self.transformer.ln_f(x_BTC), head_VC
+
+
+def last_of(x_BTC: Tensor, counts: Sequence[int] | None) -> Tensor:
+    """The last real position of each row `(B, C)`."""
+    if counts is None or min(counts) == x_BTC.shape[1]:
+        return x_BTC[:, -1]
+    last_B = torch.tensor(counts, device=x_BTC.device) - 1
+    return x_BTC[torch.arange(len(x_BTC), device=x_BTC.device), last_B]
 
 
 @dataclass
@@ -310,7 +326,14 @@ class KVCache:
         end = max(self.lengths) + length
         positions_BT = torch.tensor(self.lengths, device=device)[:, None] + new_T
         mask = torch.arange(end, device=device) <= positions_BT[:, None, :, None]
-        return CachedStep(self, positions_BT=positions_BT, start=None, end=end, mask=mask)
+        ragged = length == 1 and device.type == "cpu" and self._wasted_bytes > len(self.lengths) * BYTES_PER_CALL
+        return CachedStep(self, positions_BT=positions_BT, start=None, end=end, mask=mask, is_ragged=ragged)
+
+    @property
+    def _wasted_bytes(self) -> int:
+        """Of a layer's keys and values, what is read in vain if all rows are read up to the longest."""
+        of_position = 2 * self.k_LBHSD.shape[2] * self.k_LBHSD.shape[4] * self.k_LBHSD.element_size()
+        return (max(self.lengths) * len(self.lengths) - sum(self.lengths)) * of_position
 
 
 @dataclass(frozen=True)
@@ -322,6 +345,13 @@ class CachedStep:
     start: int | None
     end: int
     mask: Tensor | None
+    is_ragged: bool = False
+    """One position of every row, and it pays on this CPU to read each no further than it goes."""
+
+
+# Attention over a cache whose rows are of unequal length computes all of them up to the longest one. Row by row costs
+# about 10 us more each, as much as the keys and values of so many bytes.
+BYTES_PER_CALL = 100_000
 
 
 def dropped(x: Tensor, *, p: float) -> Tensor:
@@ -341,6 +371,15 @@ def attend_cached(
         rows_B1 = torch.arange(len(k_BHTD), device=k_BHTD.device)[:, None]
         k_BHSD[rows_B1, :, step.positions_BT] = k_BHTD.transpose(1, 2)
         v_BHSD[rows_B1, :, step.positions_BT] = v_BHTD.transpose(1, 2)
+    if step.is_ragged:
+        rows = zip(q_BHTD.to(k_BHSD.dtype).split(1), k_BHSD.split(1), v_BHSD.split(1), step.cache.lengths, strict=True)
+        y_BHTD = torch.cat(
+            [
+                F.scaled_dot_product_attention(q, k[:, :, : done + 1], v[:, :, : done + 1], scale=scale)
+                for q, k, v, done in rows
+            ]
+        )
+        return y_BHTD.to(q_BHTD.dtype)
     y_BHTD = F.scaled_dot_product_attention(
         q_BHTD.to(k_BHSD.dtype),
         k_BHSD[:, :, : step.end],

@@ -3,15 +3,20 @@
 Invariants
 * What a row gets depends on its own tokens and seed, up to the rounding of products of another size: its random numbers
   come from a generator of its own, and it reads nothing of other rows.
-* A step reads at most `READ_TOKENS` of prompts, so that nobody who generates waits long for somebody else's prompt.
+* A step reads at most `READ_TOKENS` of prompts, and while others generate no more than takes about `READ_SECONDS`, so
+  that nobody waits long for somebody else's prompt.
 * When a row fills the context, its last half is read again at position 0 (as GPT-2 has absolute positions, a cache
   cannot be shifted). Of a longer prompt only the last `context` tokens are read.
 * Slots of the cache: rows that generate come first, then those that read. Nothing is computed for free slots.
+* Log probabilities are those of the model: before temperature, penalties and what cuts the distribution.
 
 Letters in tensor names: see `gpt2.py`.
 """
 
-from collections.abc import Sequence
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
@@ -20,24 +25,47 @@ import torch
 from torch import Tensor
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.model.gpt2 import GPT2, KVCache
+from cuadrilla.model.gpt2 import GPT2, KVCache, last_of
+from cuadrilla.model.prefixes import Prefixes
 from cuadrilla.model.sampling import Sampling, choose
 
-Reason = Literal["stop", "length"]
+Reason = Literal["stop", "length", "error"]
+"""`error`: the model's numbers are not finite."""
 READ_TOKENS = 2048
+LEAST_READ_TOKENS = 32
+READ_SECONDS = 0.05
+SCORED_AT_ONCE = 128
+"""Positions of a prompt whose logits are held at a time."""
 DRAWS_AT_ONCE = 64
 MOST_DRAW = 1 - 2**-20
 """So that a draw times the total of a distribution stays below the total."""
 
 
+@dataclass(frozen=True)
+class Score:
+    """The log probability of a token in its place, and the most likely tokens there with theirs, the best one first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(eq=False)
 class Row:
-    """A sequence that is continued. `tokens` begins with the prompt; `reason`: why it has ended, None before."""
+    """A sequence that is continued. `tokens` begins with the prompt; `reason`: why it has ended, None before.
+
+    `num_top`: how many most likely tokens each of `scores` names; None: nothing is scored. With `scores_prompt` the
+    prompt's tokens are scored, too, but for the first.
+    """
 
     tokens: list[int]
     sampling: Sampling
+    num_top: int | None = None
+    scores_prompt: bool = False
     reason: Reason | None = None
     unread: list[int] = field(init=False, default_factory=list)
+    scores: list[Score] = field(init=False, default_factory=list)
+    prompt_scores: list[Score] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         """Raises ConfigError for stop strings, which need text, and for a prompt without tokens."""
@@ -48,7 +76,8 @@ class Row:
         self._num_prompt = len(self.tokens)
         self._generator = torch.Generator().manual_seed(self.sampling.seed)
         self._draws: list[float] = []
-        if not self.sampling.max_tokens:
+        self._counts: Counter[int] = Counter()
+        if not self.sampling.max_tokens and not self.scores_prompt:
             self.reason = "length"
 
     @property
@@ -69,16 +98,26 @@ class Row:
             self.reason = "stop"
             return None
         self.tokens.append(token)
+        if self.sampling.presence_penalty or self.sampling.frequency_penalty:
+            self._counts[token] += 1
         if len(self.tokens) - self._num_prompt == self.sampling.max_tokens:
             self.reason = "length"
         return token
+
+    def penalize(self, logits_V: Tensor) -> None:
+        """In place."""
+        if not self._counts:
+            return
+        presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
+        penalties_N = torch.tensor([presence + frequency * count for count in self._counts.values()])
+        logits_V[list(self._counts)] -= penalties_N.to(logits_V)
 
 
 class Rows:
     """Up to `slots` rows of at most `capacity` positions each (0: the context). Used by one thread."""
 
-    def __init__(self, model: GPT2, *, slots: int, capacity: int = 0) -> None:
-        """`model`: as `for_inference` gives it."""
+    def __init__(self, model: GPT2, *, slots: int, capacity: int = 0, prefixes: Prefixes | None = None) -> None:
+        """`model`: as `for_inference` gives it. With `prefixes`, what a prompt shares with others is read once."""
         assert model.inference_copy
         self._model = model
         self._context = model.config.context
@@ -86,6 +125,8 @@ class Rows:
         self._device = model.transformer.wte.weight.device
         self._rows: list[Row] = []
         self._num_generating = 0
+        self._prefixes = prefixes
+        self._read_rate = math.inf  # prompt tokens a second, a running mean
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -106,8 +147,20 @@ class Rows:
                 hint="use the tokenizer that the model was trained with",
             )
         row.unread = row.tokens[-self._context :]
-        self._cache.lengths[len(self._rows)] = 0
+        known = self._copy_prefix(row, slot=len(self._rows))
+        self._cache.lengths[len(self._rows)] = known
+        row.unread = row.unread[known:]
         self._rows.append(row)
+
+    def _copy_prefix(self, row: Row, *, slot: int) -> int:
+        """How many of its tokens need not be read; at least the last one is, for its logits."""
+        if self._prefixes is None or row.scores_prompt:
+            return 0
+        known, prefix = self._prefixes.find(row.unread[:-1])
+        if prefix is not None:
+            self._cache.k_LBHSD[:, slot, :, :known] = prefix.k_LHND[:, :, :known]
+            self._cache.v_LBHSD[:, slot, :, :known] = prefix.v_LHND[:, :, :known]
+        return known
 
     def leave(self, row: Row) -> None:
         """Before its end, or at it: its slot is free at once."""
@@ -121,7 +174,8 @@ class Rows:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Row, int | None]]:
-        """One more token of every row that generates, and of those whose prompt is now read; None for a stop id.
+        """One more token of every row that generates, and of those whose prompt is now read; None where one has ended
+        without: by a stop id, an error, or because nothing was to be generated.
 
         Rows that have ended have left.
         """
@@ -138,26 +192,60 @@ class Rows:
         if not rows:
             return []
         ids_B1 = torch.tensor([row.tokens[-1:] for row in rows], device=self._device)
-        return _chosen(rows, self._forward(0, ids_B1, [1] * len(rows)))
+        return _chosen(rows, self._model.logits(self._forward(0, ids_B1, [1] * len(rows))[:, -1]))
 
     def _read(self) -> list[tuple[Row, int | None]]:
         """A part of each prompt; padding is written behind the shorter ones, and later overwritten."""
         first, rows = self._num_generating, self._rows[self._num_generating :]
-        rows = rows[:READ_TOKENS]
+        most = self._most_read()
+        rows = rows[:most]
         if not rows:
             return []
+        began = time.perf_counter()
         room = self._cache.capacity - max(self._cache.lengths[first : first + len(rows)])
-        length = min(max(len(row.unread) for row in rows), max(1, READ_TOKENS // len(rows)), room)
+        length = min(max(len(row.unread) for row in rows), max(1, most // len(rows)), room)
         parts = [row.unread[:length] for row in rows]
         ids_BT = torch.tensor([part + [0] * (length - len(part)) for part in parts], device=self._device)
-        logits_BV = self._forward(first, ids_BT, [len(part) for part in parts])
-        for row, part in zip(rows, parts, strict=True):
+        x_BTC = self._forward(first, ids_BT, [len(part) for part in parts])
+        for row, part, x_TC in zip(rows, parts, x_BTC, strict=True):
+            if row.scores_prompt:
+                self._score_prompt(row, x_TC[: len(part)])
             row.unread = row.unread[len(part) :]
+        logits_BV = self._model.logits(last_of(x_BTC, [len(part) for part in parts]))
         done = [place for place, row in enumerate(rows) if not row.unread]
         for place in done:
-            self._swap(self._rows.index(rows[place]), self._num_generating)
-            self._num_generating += 1
-        return _chosen([rows[place] for place in done], logits_BV[done]) if done else []
+            self._begin(rows[place])
+        chosen = _chosen([rows[place] for place in done], logits_BV[done]) if done else []
+        self._measure(length * len(rows), time.perf_counter() - began)
+        return chosen
+
+    def _begin(self, row: Row) -> None:
+        """Its prompt is read: it generates from now on."""
+        slot = self._rows.index(row)
+        if self._prefixes is not None and self._cache.lengths[slot] == len(row.tokens):
+            self._prefixes.keep(row.tokens, self._cache.k_LBHSD[:, slot], self._cache.v_LBHSD[:, slot])
+        self._swap(slot, self._num_generating)
+        self._num_generating += 1
+
+    def _score_prompt(self, row: Row, x_TC: Tensor) -> None:
+        """Of the tokens behind the positions that were just read."""
+        first = len(row.tokens) - len(row.unread) + 1
+        targets = row.tokens[first : first + len(x_TC)]
+        for start in range(0, len(targets), SCORED_AT_ONCE):
+            part = targets[start : start + SCORED_AT_ONCE]
+            logits_NV = self._model.logits(x_TC[start : start + len(part)])
+            row.prompt_scores += _scores(logits_NV, part, num_top=row.num_top or 0)
+
+    def _most_read(self) -> int:
+        """Tokens of prompts in this step."""
+        if not self._num_generating:
+            return READ_TOKENS
+        return int(min(READ_TOKENS, max(LEAST_READ_TOKENS, self._read_rate * READ_SECONDS)))
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        if tokens >= LEAST_READ_TOKENS:
+            rate = tokens / max(seconds, 1e-6)
+            self._read_rate = rate if math.isinf(self._read_rate) else 0.7 * self._read_rate + 0.3 * rate
 
     def _read_again(self, slot: int) -> None:
         """The row that generates in `slot` has filled the context."""
@@ -168,16 +256,16 @@ class Rows:
         self._cache.lengths[self._num_generating] = 0
 
     def _forward(self, first: int, ids_BT: Tensor, counts: list[int]) -> Tensor:
-        """Read positions into the slots from `first` on; logits `(B, V)` of the last real one of each."""
+        """Read positions into the slots from `first` on; their last hidden states `(B, T, C)`."""
         slots = slice(first, first + len(ids_BT))
         cache = KVCache(
             k_LBHSD=self._cache.k_LBHSD[:, slots],
             v_LBHSD=self._cache.v_LBHSD[:, slots],
             lengths=self._cache.lengths[slots],
         )
-        logits_BV = self._model.forward_cached(ids_BT, cache, counts=counts)
+        x_BTC = self._model.read_cached(ids_BT, cache, counts=counts)
         self._cache.lengths[slots] = cache.lengths
-        return logits_BV
+        return x_BTC
 
     def _move(self, source: int, target: int) -> None:
         """The row of one slot into another one, whose own row is gone."""
@@ -202,6 +290,25 @@ class Rows:
 
 def _chosen(rows: Sequence[Row], logits_BV: Tensor) -> list[tuple[Row, int | None]]:
     """The next token of each, as it samples; those that sample alike are chosen for at once."""
+    finite = logits_BV.amax(-1).isfinite().tolist()
+    wanted = [place for place, row in enumerate(rows) if finite[place] and row.sampling.max_tokens]
+    tokens = _sampled([rows[place] for place in wanted], logits_BV if len(wanted) == len(rows) else logits_BV[wanted])
+    found: dict[int, int] = dict(zip(wanted, tokens, strict=True))
+    chosen: list[tuple[Row, int | None]] = []
+    for place, row in enumerate(rows):
+        if place in found:
+            chosen.append((row, row.take(found[place])))
+        else:
+            row.reason = "length" if finite[place] else "error"
+            chosen.append((row, None))
+    return chosen
+
+
+def _sampled(rows: Sequence[Row], logits_BV: Tensor) -> list[int]:
+    scored = [place for place, row in enumerate(rows) if row.num_top is not None]
+    raw_PV = logits_BV[scored] if scored else logits_BV  # a copy, which penalties leave alone
+    for row, logits_V in zip(rows, logits_BV, strict=True):
+        row.penalize(logits_V)
 
     def way(place: int) -> tuple[float, int, float]:
         sampling = rows[place].sampling
@@ -215,4 +322,17 @@ def _chosen(rows: Sequence[Row], logits_BV: Tensor) -> list[tuple[Row, int | Non
         ids_B = choose(logits, sampling=rows[places[0]].sampling, draws_B=draws_B)
         for place, token in zip(places, ids_B.tolist(), strict=True):
             tokens[place] = token
-    return [(row, row.take(token)) for row, token in zip(rows, tokens, strict=True)]
+    for place, logits_V in zip(scored, raw_PV, strict=False):
+        row = rows[place]
+        if tokens[place] not in row.sampling.stop_ids:
+            row.scores += _scores(logits_V[None], [tokens[place]], num_top=row.num_top or 0)
+    return tokens
+
+
+def _scores(logits_NV: Tensor, tokens: Sequence[int], *, num_top: int) -> Iterator[Score]:
+    logprobs_NV = torch.log_softmax(logits_NV, -1)
+    of_tokens = logprobs_NV.gather(1, torch.tensor(tokens, device=logits_NV.device)[:, None])[:, 0].tolist()
+    values_NK, ids_NK = logprobs_NV.topk(min(num_top, logprobs_NV.shape[1]))
+    tops = zip(ids_NK.tolist(), values_NK.tolist(), strict=True)
+    for token, logprob, (ids, values) in zip(tokens, of_tokens, tops, strict=True):
+        yield Score(token, logprob, tuple(zip(ids, values, strict=True)))

@@ -10,10 +10,16 @@ from torch import Tensor
 
 from cuadrilla.errors import ConfigError
 
+MOST_PENALTY = 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Temperature 0 is greedy; top_k 0 and top_p 1 leave the distribution whole (top_k acts first)."""
+    """Temperature 0 is greedy; top_k 0 and top_p 1 leave the distribution whole (top_k acts first).
+
+    Penalties lower the logits of what a row has generated already: once for each token that occurs, and once for each
+    time that it does, as in OpenAI's API.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -22,6 +28,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         temperature, top_p = self.temperature, self.top_p
@@ -34,6 +42,10 @@ class Sampling:
             raise ConfigError("top_p {top_p} is not in (0, 1]", top_p=top_p, hint="use 1 for no limit")
         if self.max_tokens < 0:
             raise ConfigError("max_tokens {tokens} is negative", tokens=self.max_tokens, hint="use 0 or more")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not abs(getattr(self, name)) <= MOST_PENALTY:
+                hint = "use 0 for none"
+                raise ConfigError("{name} is not in -2 to 2", name=name, hint=hint)
         if not all(self.stop):
             raise ConfigError("a stop string is empty", hint="leave it out")
 
