@@ -15,6 +15,7 @@ be exported as GPT-2.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -143,6 +144,21 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, `end_of_text` spelled out. Bytes that are not UTF-8 (a cut character) become U+FFFD."""
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token stands for; one that is added to the vocabulary, such as `end_of_text`, for its name."""
+        name = str(self._inner.id_to_token(token) or "")
+        if token in self._inner.get_added_tokens_decoder() or not all(letter in _byte_letters() for letter in name):
+            return name.encode()
+        return bytes(_byte_letters()[letter] for letter in name)
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level token stands for: itself; for bytes that do not print, one from 256 on."""
+    printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _parse(raw: bytes, name: str) -> tokenizers.Tokenizer:

@@ -1,0 +1,140 @@
+"""`cuadrilla serve`: a trained model over HTTP."""
+
+import logging
+import sys
+from getpass import getpass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cuadrilla.cli.output import say
+from cuadrilla.errors import ConfigError, EnvironmentProblem
+from cuadrilla.link.address import Address
+from cuadrilla.messages import Message, language, shown
+
+if TYPE_CHECKING:
+    from cuadrilla.serve.listen import Port
+
+HIDDEN = Path("-")
+LOG_BYTES, LOG_FILES = 10 * 2**20, 3
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--key-file", help="A file with the key that callers must send; `-` asks for it, hidden."),
+]
+Listen = Annotated[
+    str, typer.Option("--listen", metavar="ADDRESS:PORT", help="Where to listen; another machine needs a key.")
+]
+HostNames = Annotated[
+    list[str] | None,
+    typer.Option("--host", metavar="NAME:PORT", help="Another name that callers may use; may be repeated."),
+]
+Certificate = Annotated[Path | None, typer.Option("--certificate", help="A PEM file, for https.")]
+PrivateKey = Annotated[Path | None, typer.Option("--private-key", help="The certificate's key, a PEM file.")]
+
+
+def serve(
+    models: Annotated[
+        list[str], typer.Argument(help="Run folders or folders in Hugging Face's layout; NAME=FOLDER names one.")
+    ],
+    listen: Listen = "127.0.0.1:8000",
+    key_file: KeyFile = None,
+    host: HostNames = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
+    newest: Annotated[
+        bool, typer.Option("--newest", help="The last step, not the one with the lowest held-out loss.")
+    ] = False,
+    slots: Annotated[
+        int, typer.Option(min=0, max=1024, help="Texts that are continued together (0: as memory allows).")
+    ] = 0,
+    queue: Annotated[
+        int, typer.Option(min=-1, max=100_000, help="Texts that may wait for a slot (-1: as many as there are slots).")
+    ] = -1,
+    most_seconds: Annotated[float, typer.Option(min=1, max=86_400, help="Time limit of a call.")] = 300,
+    most_body: Annotated[int, typer.Option(min=1024, max=2**30, help="Bytes of a call's body, at most.")] = 2**20,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
+    log_file: Annotated[
+        Path | None, typer.Option("--log", help="Write a line for each call, without its text, to this file.")
+    ] = None,
+) -> None:
+    """Serve models over HTTP: OpenAI's API, and a page to try them. SIGTERM or Ctrl-C lets calls end (10 s)."""
+    require_serving()
+    from cuadrilla.serve.app import Service, make_app
+    from cuadrilla.serve.edge import Edge, Limits
+    from cuadrilla.serve.listen import listen as answer
+    from cuadrilla.serve.listen import open_port
+    from cuadrilla.serve.served import Models, Room, open_served
+
+    port = port_of(listen, certificate=certificate, private_key=private_key)
+    key = ask_key(key_file)
+    port.check(key=key, command="cuadrilla serve")
+    listener = open_port(port)
+    port = port.bound(listener)
+    served, predictors = open_served(models, device=device, newest=newest, room=Room(slots=slots, waiting=queue))
+    service = Service(
+        models=Models({model.name: model for model in served}), predictors=predictors, most_seconds=most_seconds
+    )
+    log_calls(log_file)
+    edge = Edge(make_app(service), key=key, hosts=port.hosts(*(host or ())), limits=Limits(body_bytes=most_body))
+
+    def draining() -> None:
+        service.draining = True
+
+    def ready() -> None:
+        for model in served:
+            say(
+                "{name}: {slots} texts together, {rate:.0f} tokens/s for one alone",
+                name=model.name,
+                slots=model.batcher.load.slots,
+                rate=model.tokens_per_second,
+            )
+        say("serving    {url}{key}", url=port.url, key="" if key else Message(" (this machine only, without a key)"))
+
+    answer(service.meters.counting(edge), port=port, listener=listener, draining=draining, ready=ready)
+
+
+def require_serving() -> None:
+    """Raises EnvironmentProblem where the extra is missing."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "{missing} is not installed", missing=error.name, hint='pip install "cuadrilla[serve]"'
+        ) from None
+
+
+def port_of(listen: str, *, certificate: Path | None, private_key: Path | None) -> "Port":
+    """Raises LinkError for an address that is none, ConfigError for half of a certificate."""
+    from cuadrilla.serve.listen import Port
+
+    if (certificate is None) != (private_key is None):
+        raise ConfigError("https needs both files", hint="--certificate FILE --private-key FILE")
+    return Port(address=Address.parse(listen), certificate=certificate, private_key=private_key)
+
+
+def ask_key(path: Path | None) -> str:
+    """From a file, or typed; "" without one. Raises ConfigError."""
+    from cuadrilla.serve.listen import check_key, read_key
+
+    if path is None:
+        return ""
+    if path != HIDDEN:
+        return read_key(path)
+    prompt = shown(Message("key (not shown): "), language())
+    typed = getpass(prompt, stream=sys.stderr) if sys.stdin.isatty() else sys.stdin.readline()
+    return check_key(typed.strip(), where=Message("the key"))
+
+
+def log_calls(path: Path | None) -> None:
+    """Lines of the service's own log; nothing that a caller has written is in them."""
+    if path is None:
+        return
+    handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("cuadrilla.serve")
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)

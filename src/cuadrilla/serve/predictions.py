@@ -1,0 +1,162 @@
+"""A task of one's own as a service: its `predict`, asked by many at once.
+
+While a batch is computed, others gather and are the next one. What a task takes and gives is read from the annotations
+of `predict`, and checked. An error in it concerns the call whose
+inputs it was: a batch that fails is asked again, call by call.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from cuadrilla.errors import TaskError
+from cuadrilla.model.task import Predicting
+from cuadrilla.serve.edge import Refusal
+from cuadrilla.train.trained import Trained
+
+MOST_BATCH, MOST_WAITING = 256, 4096
+"""Inputs."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    inputs: list[Any]
+    outputs: "asyncio.Future[Sequence[Any]]"
+
+
+class Predictor:
+    """A run's task with its model. Raises TaskError for a task that does not say what it takes and gives."""
+
+    def __init__(self, name: str, trained: Trained) -> None:
+        task = trained.task
+        if not isinstance(task, Predicting):
+            raise TaskError(
+                "{task} has no predict(model, inputs)",
+                task=type(task).__name__,
+                hint="add one, as examples/mnist_cnn.py has it; docs/serving.md explains it",
+            )
+        hints = get_type_hints(task.predict)
+        if not {"inputs", "return"} <= hints.keys():
+            raise TaskError(
+                "{task}.predict does not say what it takes and gives",
+                task=type(task).__name__,
+                hint="annotate it: def predict(self, model: nn.Module, inputs: list[In]) -> list[Out]",
+            )
+        self.name, self._task, self._trained = name, task, trained
+        self._inputs: TypeAdapter[list[Any]] = TypeAdapter(hints["inputs"])
+        self._outputs: TypeAdapter[Sequence[Any]] = TypeAdapter(hints["return"])
+        self._waiting: list[_Question] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictor")
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        return {"model": self.name, "inputs": self._inputs.json_schema(), "outputs": self._outputs.json_schema()}
+
+    async def ask(self, inputs: list[Any], *, seconds: float) -> bytes:
+        """The answer as JSON. Raises Refusal."""
+        try:
+            checked = self._inputs.validate_python(inputs)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            place = ".".join(map(str, ("inputs", *first["loc"])))
+            raise Refusal(422, f"{place}: {first['msg']}", param=place) from None
+        if sum(len(question.inputs) for question in self._waiting) + len(checked) > MOST_WAITING:
+            raise Refusal(429, "too many inputs wait already", code="overloaded", wait_seconds=1)
+        question = _Question(inputs=checked, outputs=asyncio.get_running_loop().create_future())
+        self._waiting.append(question)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.ensure_future(self._work())
+        try:
+            outputs = await asyncio.wait_for(question.outputs, seconds)
+        except TimeoutError:
+            raise Refusal(503, f"not done within {seconds:g} seconds", wait_seconds=1) from None
+        return b'{"model":' + TypeAdapter(str).dump_json(self.name) + b',"outputs":' + self._dumped(outputs) + b"}"
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _dumped(self, outputs: Sequence[Any]) -> bytes:
+        return self._outputs.dump_json(outputs)
+
+    async def _work(self) -> None:
+        while self._waiting:
+            batch: list[_Question] = []
+            while self._waiting and sum(len(question.inputs) for question in batch) < MOST_BATCH:
+                batch.append(self._waiting.pop(0))
+            asked = [question for question in batch if not question.outputs.done()]  # the others have left
+            if not await self._answer(asked) and len(asked) > 1:
+                for question in asked:
+                    await self._answer([question])
+
+    async def _answer(self, asked: Sequence[_Question]) -> bool:
+        """Whether they have their outputs; a call that fails alone gets a refusal."""
+        inputs = [one for question in asked for one in question.inputs]
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._thread, self._predict, inputs)
+        found: Sequence[Any] | BaseException = (await asyncio.gather(work, return_exceptions=True))[0]
+        if not isinstance(found, BaseException):
+            outputs = iter(found)
+            for question in asked:
+                its_own = [next(outputs) for _ in question.inputs]
+                if not question.outputs.done():
+                    question.outputs.set_result(its_own)
+            return True
+        log.error("the task's predict has failed: %s", found, exc_info=found)
+        if len(asked) == 1 and not asked[0].outputs.done():
+            told = f"the task's predict has failed on these inputs ({type(found).__name__}); the service's log says how"
+            asked[0].outputs.set_exception(Refusal(422, told, param="inputs"))
+        return False
+
+    @torch.inference_mode()
+    def _predict(self, inputs: list[Any]) -> Sequence[Any]:
+        if not inputs:
+            return []
+        with self._trained.precision.around(self._trained.model, self._trained.device):
+            outputs = list(self._task.predict(self._trained.model, inputs))
+        if len(outputs) != len(inputs):
+            raise TaskError(
+                "predict gave {outputs} outputs for {inputs} inputs",
+                outputs=len(outputs),
+                inputs=len(inputs),
+                hint="return one for each",
+            )
+        return self._outputs.validate_python(outputs)
+
+
+@dataclass(frozen=True)
+class Predictors:
+    """By name; the first one is meant where none is named."""
+
+    by_name: Mapping[str, Predictor]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.by_name)
+
+    @property
+    def schemas(self) -> list[Mapping[str, Any]]:
+        return [predictor.schema for predictor in self.by_name.values()]
+
+    def find(self, name: str | None) -> Predictor:
+        """Raises Refusal for one that is not here."""
+        if not self.by_name:
+            raise Refusal(404, "this service has no task to predict with: ask /v1/completions", code="model_not_found")
+        if name is None:
+            return next(iter(self.by_name.values()))
+        if name not in self.by_name:
+            told = f"there is no such model; here: {', '.join(self.by_name)}"
+            raise Refusal(404, told, param="model", code="model_not_found")
+        return self.by_name[name]
+
+    def close(self) -> None:
+        for predictor in self.by_name.values():
+            predictor.close()

@@ -1,0 +1,166 @@
+"""Calls that join, wait, end and leave in any order get what each would get alone."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cuadrilla.model.generate import for_inference, generate
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.rows import Row
+from cuadrilla.model.sampling import Sampling
+from cuadrilla.serve.batching import Batcher, Call, Rate
+from cuadrilla.serve.edge import Refusal
+
+pytestmark = pytest.mark.inproc
+
+VOCABULARY, CONTEXT = 97, 64
+GREEDY = Sampling(temperature=0, max_tokens=20)
+WAYS = (GREEDY, Sampling(temperature=0.9), Sampling(temperature=0.8, top_k=9), Sampling(temperature=1.2, top_p=0.7))
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT2:
+    """Large weights: the best token leads by far."""
+    torch.manual_seed(0)
+    made = GPT2(GPT2Config(vocab_size=VOCABULARY, context=CONTEXT, layers=2, heads=4, width=32)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return for_inference(made)
+
+
+@asynccontextmanager
+async def batcher(model: GPT2, *, slots: int = 4, waiting: int = 100) -> AsyncIterator[Batcher]:
+    made = Batcher(model, slots=slots, most_waiting=waiting, prefix_bytes=2**20)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def tokens_of(call: Call) -> list[int]:
+    return [step.token async for step in call if step.token is not None]
+
+
+@pytest.mark.parametrize("clients", [1, 4, 16, 64])
+def test_clients_that_come_and_go_at_random(model: GPT2, clients: int) -> None:
+    """Each has its own pace; a third of them leave before the end. Greedy or drawn, scored or not."""
+    chance = random.Random(clients)
+    shared = [chance.randrange(VOCABULARY) for _ in range(40)]
+
+    async def client(service: Batcher, number: int) -> None:
+        mine = random.Random(1000 * clients + number)
+        for turn in range(3):
+            own = [mine.randrange(VOCABULARY) for _ in range(mine.randint(1, 12))]
+            prompt = (shared if mine.random() < 0.4 else []) + own
+            most = mine.randint(1, CONTEXT - len(prompt))
+            sampling = replace(mine.choice(WAYS), max_tokens=most, seed=mine.randrange(2**40))
+            alone = list(generate(model, prompt, sampling=sampling))
+            (call,) = service.submit([Row(list(prompt), sampling, num_top=1 if turn == 1 else None)])
+            leaves = mine.randint(0, most) if mine.random() < 0.3 else -1
+            got: list[int] = []
+            async for step in call:
+                got += [] if step.token is None else [step.token]
+                if len(got) == leaves:
+                    call.cancel()
+                    break
+                if mine.random() < 0.2:
+                    await asyncio.sleep(0)
+            assert got == (alone if leaves < 0 else alone[: len(got)])
+            if turn == 1 and leaves < 0:
+                assert [score.token for score in call.row.scores] == alone
+
+    async def all_of_them() -> None:
+        async with batcher(model, slots=min(clients, 7)) as service:
+            await asyncio.gather(*(client(service, number) for number in range(clients)))
+            await until_idle(service)
+
+    asyncio.run(all_of_them())
+
+
+async def until_idle(service: Batcher) -> None:
+    async with asyncio.timeout(30):
+        while service.load.busy or service.load.waiting:
+            await asyncio.sleep(0.001)
+
+
+def test_who_leaves_while_waiting_never_gets_a_slot(model: GPT2) -> None:
+    async def scene() -> None:
+        async with batcher(model, slots=1) as service:
+            first, second, third = service.submit([Row([number], GREEDY) for number in (1, 2, 3)])
+            second.cancel()
+            assert await tokens_of(third) == list(generate(model, [3], sampling=GREEDY))
+            assert len(await tokens_of(first)) == 20
+            assert second.steps.empty()
+
+    asyncio.run(scene())
+
+
+def test_the_queue_is_bounded_and_nothing_is_taken_in_part(model: GPT2) -> None:
+    async def scene() -> None:
+        async with batcher(model, slots=2, waiting=1) as service:
+            calls = service.submit([Row([1], replace(GREEDY, max_tokens=60)) for _ in range(3)])
+            with pytest.raises(Refusal) as refused:
+                service.submit([Row([1], GREEDY), Row([2], GREEDY), Row([3], GREEDY)])
+            assert (refused.value.status, refused.value.code) == (429, "overloaded")
+            assert refused.value.wait_seconds >= 1
+            for call in calls:
+                call.cancel()
+            await until_idle(service)
+            assert len(await tokens_of(service.submit([Row([1], GREEDY)])[0])) == 20
+
+    asyncio.run(scene())
+
+
+def test_a_row_without_anything_to_do_ends_at_once(model: GPT2) -> None:
+    async def scene() -> None:
+        async with batcher(model) as service:
+            (call,) = service.submit([Row([1], replace(GREEDY, max_tokens=0))])
+            assert [(step.token, step.reason) async for step in call] == [(None, "length")]
+
+    asyncio.run(scene())
+
+
+def test_a_step_that_fails_ends_its_calls_and_not_the_service(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        async with batcher(model, slots=1) as service:
+            with monkeypatch.context() as patch:
+                patch.setattr(service._model, "read_cached", _out_of_memory)
+                (first,) = service.submit([Row([1], GREEDY)])
+                assert [(step.token, step.reason) async for step in first] == [(None, "error")]
+            assert len(await tokens_of(service.submit([Row([1], GREEDY)])[0])) == 20
+
+    asyncio.run(scene())
+
+
+def _out_of_memory(*_given: object, **_named: object) -> None:
+    raise RuntimeError("not enough memory: you tried to allocate 2 bytes")
+
+
+def test_closing_ends_who_is_there_and_who_waits(model: GPT2) -> None:
+    async def scene() -> None:
+        service = Batcher(model, slots=1, most_waiting=5, prefix_bytes=0)
+        calls = service.submit([Row([1], replace(GREEDY, max_tokens=60)) for _ in range(3)])
+        await service.close()
+        for call in calls:
+            assert [step.reason async for step in call][-1] in ("error", "length")
+        with pytest.raises(Refusal) as refused:
+            service.submit([Row([1], GREEDY)])
+        assert refused.value.status == 503
+
+    asyncio.run(scene())
+
+
+def test_a_rate_forgets_what_is_long_ago() -> None:
+    rate = Rate()
+    assert rate.value == 0
+    rate.add(100, 1.0)
+    assert rate.value == pytest.approx(100)
+    for _ in range(20):
+        rate.add(10, 1.0)
+    assert rate.value == pytest.approx(10, rel=1e-3)
