@@ -1,15 +1,19 @@
 """Regression with an MLP: 5,000 examples of 20 numbers, a smooth function of them, and a little noise."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor, nn
 
 from cuadrilla.model.task import Batch, TaskDefaults
 
 NOISE = 0.1  # its square, 0.01, is the lowest mean squared error that can be hoped for
+
+Numbers = Annotated[list[float], Field(min_length=20, max_length=20)]
 
 
 class Examples:
@@ -46,6 +50,12 @@ class Regression:
     def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
         sums = [self.loss(model, batch) for batch in batches]
         return {"loss": sum(float(loss) for loss, _ in sums) / sum(count for _, count in sums)}
+
+    def predict(self, model: nn.Module, inputs: list[Numbers]) -> list[float]:
+        """What `cuadrilla serve` is asked for: y of each x."""
+        x = torch.tensor(inputs, device=next(model.parameters()).device)
+        outputs: list[float] = model(x)[:, 0].float().tolist()
+        return outputs
 
 
 def mlp() -> Regression:

@@ -6,13 +6,30 @@ mnist_cnn.py:digits      1,797 coarser digits that come with scikit-learn
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
+import torch
 from mnist_data import Examples, load, load_sklearn
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cuadrilla.model.task import Batch, TaskDefaults
+
+Row = Annotated[list[Annotated[float, Field(ge=0, le=255)]], Field(min_length=28, max_length=28)]
+
+
+class Image(BaseModel):
+    """What `cuadrilla serve` takes: 28 rows of 28 pixels, 0 black, 255 white."""
+
+    image: Annotated[list[Row], Field(min_length=28, max_length=28)]
+
+
+class Guess(BaseModel):
+    """What it gives."""
+
+    digit: int
+    probability: float
 
 
 class Digits:
@@ -44,6 +61,13 @@ class Digits:
             right += int((logits.argmax(1) == batch["digit"]).sum())
             count += len(logits)
         return {"loss": loss / count, "accuracy": right / count}
+
+    def predict(self, model: nn.Module, inputs: list[Image]) -> list[Guess]:
+        device = next(model.parameters()).device
+        images = torch.tensor([one.image for one in inputs], device=device)
+        best = model(images.unsqueeze(1) / 255).float().softmax(1).max(1)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [Guess(digit=digit, probability=probability) for digit, probability in pairs]
 
 
 def mnist() -> Digits:

@@ -1,7 +1,10 @@
 """`cuadrilla serve`: a trained model over HTTP."""
 
+import importlib.util
 import logging
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from getpass import getpass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cuadrilla.cli.model import about
 from cuadrilla.cli.output import say
 from cuadrilla.errors import ConfigError, EnvironmentProblem
 from cuadrilla.link.address import Address
@@ -16,8 +20,10 @@ from cuadrilla.messages import Message, language, shown
 
 if TYPE_CHECKING:
     from cuadrilla.serve.listen import Port
+    from cuadrilla.serve.served import ServedModel
 
 HIDDEN = Path("-")
+SERVING = ("fastapi", "uvicorn", "prometheus_client", "aiohttp")
 LOG_BYTES, LOG_FILES = 10 * 2**20, 3
 KeyFile = Annotated[
     Path | None,
@@ -56,8 +62,9 @@ def serve(
     certificate: Certificate = None,
     private_key: PrivateKey = None,
     log_file: Annotated[
-        Path | None, typer.Option("--log", help="Write a line for each call, without its text, to this file.")
+        Path | None, typer.Option("--log", help="Write a line for each call to this file, without its text.")
     ] = None,
+    log_texts: Annotated[bool, typer.Option("--log-texts", help="With --log: the prompts, too.")] = False,
 ) -> None:
     """Serve models over HTTP: OpenAI's API, and a page to try them. SIGTERM or Ctrl-C lets calls end (10 s)."""
     require_serving()
@@ -70,41 +77,46 @@ def serve(
     port = port_of(listen, certificate=certificate, private_key=private_key)
     key = ask_key(key_file)
     port.check(key=key, command="cuadrilla serve")
-    listener = open_port(port)
-    port = port.bound(listener)
-    served, predictors = open_served(models, device=device, newest=newest, room=Room(slots=slots, waiting=queue))
-    service = Service(
-        models=Models({model.name: model for model in served}), predictors=predictors, most_seconds=most_seconds
-    )
     log_calls(log_file)
-    edge = Edge(make_app(service), key=key, hosts=port.hosts(*(host or ())), limits=Limits(body_bytes=most_body))
+    with closing(open_port(port)) as listener:  # before the models are loaded, which takes longer
+        port = port.bound(listener)
+        served, predictors = open_served(models, device=device, newest=newest, room=Room(slots=slots, waiting=queue))
+        by_name = {model.name: model for model in served}
+        service = Service(
+            models=Models(by_name), predictors=predictors, most_seconds=most_seconds, logs_texts=log_texts
+        )
+        limits = Limits(body_bytes=most_body)
+        edge = Edge(make_app(service), key=key, hosts=port.hosts(*(host or ())), limits=limits)
+        answer(
+            service.meters.counting(edge),
+            port=port,
+            listener=listener,
+            draining=service.drain,
+            ready=lambda: _tell(served, predictors.names, port=port, key=key),
+        )
 
-    def draining() -> None:
-        service.draining = True
 
-    def ready() -> None:
-        for model in served:
-            say(
-                "{name}: {slots} texts together, {rate:.0f} tokens/s for one alone",
-                name=model.name,
-                slots=model.batcher.load.slots,
-                rate=model.tokens_per_second,
-            )
-        say("serving    {url}{key}", url=port.url, key="" if key else Message(" (this machine only, without a key)"))
-
-    answer(service.meters.counting(edge), port=port, listener=listener, draining=draining, ready=ready)
+def _tell(models: "Sequence[ServedModel]", tasks: Sequence[str], *, port: "Port", key: str) -> None:
+    for model in models:
+        say(
+            "{name}: {slots} texts together, {rate:.0f} tokens/s for one alone; {about}",
+            name=model.name,
+            slots=model.batcher.load.slots,
+            rate=model.tokens_per_second,
+            about=about(model.opened),
+        )
+    for name in tasks:
+        say("{name}: /v1/predict", name=name)
+    say("serving    {url}{key}", url=port.url, key="" if key else Message(" (this machine only, without a key)"))
 
 
 def require_serving() -> None:
     """Raises EnvironmentProblem where the extra is missing."""
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
+    missing = [name for name in SERVING if importlib.util.find_spec(name) is None]
+    if missing:
         raise EnvironmentProblem(
-            "{missing} is not installed", missing=error.name, hint='pip install "cuadrilla[serve]"'
-        ) from None
+            "{missing} is not installed", missing=missing[0], hint='pip install "cuadrilla[serve]"'
+        )
 
 
 def port_of(listen: str, *, certificate: Path | None, private_key: Path | None) -> "Port":

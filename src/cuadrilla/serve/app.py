@@ -5,6 +5,7 @@ Errors have OpenAI's form and never a traceback. A caller who leaves gives up wh
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import secrets
 import time
@@ -43,11 +44,13 @@ from cuadrilla.serve.served import Models, ServedModel
 from cuadrilla.version import __version__
 
 ROUTES = frozenset(
-    ("/", OPEN_TO_ALL, "/readyz", "/metrics", "/tokenize", "/detokenize", "/v1/models", "/v1/completions",
-     "/v1/chat/completions", "/v1/predict")
+    ("/", OPEN_TO_ALL, "/readyz", "/metrics", "/tokenizer_info", "/tokenize", "/detokenize", "/v1/models",
+     "/v1/completions", "/v1/chat/completions", "/v1/predict")
 )  # fmt: skip
 USUAL_TOKENS = 16
 """Of a completion that does not say, as in OpenAI's API."""
+CHAT_TEMPLATE = "{{ messages | map(attribute='content') | join('\n\n') }}"
+"""What `ChatRequest.prompt` does, for clients that do it themselves."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -60,9 +63,14 @@ class Service:
     predictors: Predictors
     most_seconds: float
     """Of one call."""
+    logs_texts: bool = False
+    """Prompts stand in the log; else their length and hash."""
     meters: Meters = field(default_factory=lambda: Meters(routes=ROUTES))
     draining: bool = False
     ready: bool = False
+
+    def drain(self) -> None:
+        self.draining = True
 
     def refuse_when_draining(self) -> None:
         if self.draining:
@@ -166,8 +174,19 @@ def _state_of(model: ServedModel) -> dict[str, Any]:
 def _add_tools(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
-        tokens = await asyncio.to_thread(service.models.find(asked.model).opened.tokenizer.encode, asked.prompt)
+        tokenizer = service.models.find(asked.model).opened.tokenizer
+        if asked.prompt == tokenizer.decode([tokenizer.end_of_text]):  # how evaluation harnesses ask for its id
+            tokens = [tokenizer.end_of_text]
+        else:
+            tokens = await asyncio.to_thread(tokenizer.encode, asked.prompt)
         return {"tokens": tokens, "count": len(tokens)}
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+        found = service.models.find(model)
+        end = found.opened.tokenizer.decode([found.opened.tokenizer.end_of_text])
+        special = {"eos_token": end, "bos_token": end, "pad_token": None, "chat_template": CHAT_TEMPLATE}
+        return {**special, "vocab_size": found.opened.model.config.vocab_size, "model_max_length": found.context}
 
     @app.post("/detokenize")
     async def detokenize(asked: DetokenizeRequest) -> dict[str, str]:
@@ -178,7 +197,7 @@ def _add_tools(app: FastAPI, service: Service) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Completion:
     """What a call wants of one model: continuations, of which prompt each is, and how it is told."""
 
     id: str
@@ -202,7 +221,7 @@ class Work:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model.name}
 
 
-async def _work(service: Service, asked: CompletionRequest | ChatRequest) -> Work:
+async def _begin(service: Service, asked: CompletionRequest | ChatRequest) -> Completion:
     """Its rows wait for their slots from now on. Raises Refusal."""
     service.refuse_when_draining()
     asked.check()
@@ -227,8 +246,10 @@ async def _work(service: Service, asked: CompletionRequest | ChatRequest) -> Wor
         )
     ]
     calls = model.batcher.submit(rows)
+    for prompt, ids in zip(given, prompts, strict=True):
+        _log_prompt(prompt, len(ids), in_full=service.logs_texts)
     service.meters.prompt_tokens.labels(model.name).inc(sum(map(len, prompts)))
-    return Work(
+    return Completion(
         id=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
         model=model,
         choices=[
@@ -240,6 +261,13 @@ async def _work(service: Service, asked: CompletionRequest | ChatRequest) -> Wor
         with_logprobs=num_top is not None,
         echo=echo,
     )
+
+
+def _log_prompt(prompt: str | list[int], num_tokens: int, *, in_full: bool) -> None:
+    if log.isEnabledFor(logging.INFO):
+        text = repr(prompt)  # a line of its own, whatever is in it
+        shown = text if in_full else f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        log.info("prompt of %d tokens, %s", num_tokens, shown)
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
@@ -254,7 +282,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
 async def _completed(service: Service, asked: Asked, request: Request) -> Response:
     assert isinstance(asked, CompletionRequest | ChatRequest)
-    work = await _work(service, asked)
+    work = await _begin(service, asked)
     if asked.stream:
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         return StreamingResponse(_events(service, work, with_usage=with_usage), media_type="text/event-stream")
@@ -276,7 +304,7 @@ async def _while_connected(request: Request, work: Awaitable[T]) -> T:
         await asyncio.gather(doing, leaving, return_exceptions=True)
 
 
-async def _whole(service: Service, work: Work) -> dict[str, Any]:
+async def _whole(service: Service, work: Completion) -> dict[str, Any]:
     """The answer in one piece. Raises Refusal when it takes too long."""
     texts = ["" for _ in work.choices]
     told = [_Teller(work, choice) for choice in work.choices]
@@ -291,7 +319,7 @@ async def _whole(service: Service, work: Work) -> dict[str, Any]:
     return {**work.head(chunk=False), "choices": choices, "usage": work.usage}
 
 
-async def _events(service: Service, work: Work, *, with_usage: bool) -> AsyncIterator[str]:
+async def _events(service: Service, work: Completion, *, with_usage: bool) -> AsyncIterator[str]:
     """The answer as server-sent events. What goes wrong on the way is an event, too."""
     told = [_Teller(work, choice) for choice in work.choices]
     nothing = {"usage": None} if with_usage else {}
@@ -307,7 +335,7 @@ async def _events(service: Service, work: Work, *, with_usage: bool) -> AsyncIte
     yield DONE
 
 
-async def _pieces(service: Service, work: Work) -> AsyncGenerator[tuple[Continuation, Piece], None]:
+async def _pieces(service: Service, work: Completion) -> AsyncGenerator[tuple[Continuation, Piece], None]:
     """Of all choices, as they come, measured. Whoever is not read to the end gives up its slot."""
     meters, last = service.meters, dict.fromkeys(work.choices, 0.0)
     try:
@@ -354,7 +382,7 @@ async def _merged(choices: Sequence[Continuation]) -> AsyncGenerator[tuple[Conti
 class _Teller:
     """How a choice is told: its text, the log probabilities of its tokens, the echo of its prompt before them."""
 
-    def __init__(self, work: Work, choice: Continuation) -> None:
+    def __init__(self, work: Completion, choice: Continuation) -> None:
         self._work, self._choice = work, choice
         self._spelling = Spelling(choice.tokenizer)
         self._begun = False

@@ -1,5 +1,6 @@
 """What a service counts, for Prometheus: https://prometheus.io/docs/practices/naming/."""
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from cuadrilla.serve.edge import Application, Event, Receive, Scope, Send
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 OTHER = "other"
+log = logging.getLogger(__name__)
 
 
 class Meters:
@@ -72,6 +74,8 @@ class Meters:
                 await app(scope, receive, sent)
             finally:
                 self.calls.labels(route, status).inc()
-                self.call_seconds.labels(route).observe(time.perf_counter() - began)
+                seconds = time.perf_counter() - began
+                self.call_seconds.labels(route).observe(seconds)
+                log.info("%s %s in %.3f s", route, status, seconds)
 
         return counted

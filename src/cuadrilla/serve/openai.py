@@ -149,6 +149,7 @@ class TokenizeRequest(BaseModel):
 
     prompt: StrictStr
     model: StrictStr | None = None
+    add_special_tokens: bool | None = Field(None, description="there are none to add")
 
 
 class DetokenizeRequest(BaseModel):

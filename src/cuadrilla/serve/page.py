@@ -1,6 +1,10 @@
-"""The page on which a person tries a service: one file of the package, which loads nothing but the answers."""
+"""The page on which a person tries a service. It is one file, with its style and script in it, and loads nothing else.
+
+What its script says is in its own table, in both languages: a person may change the language while looking at it.
+"""
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,21 +13,31 @@ from fastapi import Response
 
 from cuadrilla.messages import ENGLISH, LANGUAGES
 
-PAGE = Path(__file__).parent / "playground.html"
-NONCE, MODELS, LANGUAGE = "{{nonce}}", "{{models}}", "{{language}}"
+HERE = Path(__file__).parent
 
 
 def page(models: Sequence[str], *, languages: str) -> Response:
     """For a browser that wants one of these `languages`, as its header Accept-Language has them."""
     nonce = secrets.token_urlsafe(16)
-    text = PAGE.read_text(encoding="utf-8").replace(NONCE, nonce).replace(LANGUAGE, preferred(languages))
-    text = text.replace(MODELS, json.dumps(list(models)).replace("<", "\\u003c"))
+    parts = {
+        "nonce": nonce,
+        "language": preferred(languages),
+        "models": json.dumps(list(models)).replace("<", "\\u003c"),  # nothing in it can end the script
+        "style": _read("playground.css"),
+        "texts": _read("playground.texts.js"),
+        "script": _read("playground.js"),
+    }
+    text = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("playground.html"))
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
     return Response(text, media_type="text/html; charset=utf-8", headers={**headers, "Cache-Control": "no-store"})
+
+
+def _read(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
 
 
 def preferred(languages: str) -> str:

@@ -43,7 +43,7 @@ class Predictor:
                 task=type(task).__name__,
                 hint="add one, as examples/mnist_cnn.py has it; docs/serving.md explains it",
             )
-        hints = get_type_hints(task.predict)
+        hints = get_type_hints(task.predict, include_extras=True)
         if not {"inputs", "return"} <= hints.keys():
             raise TaskError(
                 "{task}.predict does not say what it takes and gives",

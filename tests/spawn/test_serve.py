@@ -1,0 +1,265 @@
+"""The service as its clients see it: OpenAI's own library, curl, an evaluation harness, a browser's requests."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+import torch
+
+from cuadrilla.model.generate import for_inference, generate
+from cuadrilla.model.sampling import Sampling
+from cuadrilla.rundir import RunDir
+from cuadrilla.train.trained import LanguageModel, load_trained, open_model
+from tests.commands import make_run, train
+from tests.inside import cuadrilla
+from tests.models import language_run
+from tests.serving import Service, serving
+from tests.spawn.test_examples import NEEDS_SKLEARN, copy_examples
+
+pytestmark = pytest.mark.spawn
+
+KEY = "correct-horse-battery-staple"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return language_run(tmp_path_factory.mktemp("served")).path
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> LanguageModel:
+    return open_model(run, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def service(run: Path) -> Iterator[Service]:
+    key_file = run.parent / "key.txt"
+    key_file.write_text(KEY + "\n")
+    with serving(run, f"other={run}", "--key-file", key_file, "--slots", 8, "--queue", 64) as found:
+        yield found
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+def greedy(model: LanguageModel, prompt: str, *, tokens: int) -> str:
+    ids = model.tokenizer.encode(prompt)
+    sampling = Sampling(temperature=0, max_tokens=tokens, stop_ids=(model.tokenizer.end_of_text,))
+    return model.tokenizer.decode(list(generate(for_inference(model.model), ids, sampling=sampling)))
+
+
+def test_completions_of_openais_library(client: openai.OpenAI, model: LanguageModel) -> None:
+    expected = greedy(model, "Había una vez", tokens=12)
+    whole = client.completions.create(model="run", prompt="Había una vez", max_tokens=12, temperature=0)
+    assert whole.choices[0].text == expected
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 12
+    pieces = client.completions.create(
+        model="run", prompt="Había una vez", max_tokens=12, temperature=0, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    chunks = list(pieces)
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == expected
+    assert chunks[-1].usage == whole.usage
+
+
+def test_several_prompts_and_choices(client: openai.OpenAI, model: LanguageModel) -> None:
+    found = client.completions.create(model="run", prompt=["Había", "El"], n=3, max_tokens=6, seed=5, temperature=0.9)
+    assert [choice.index for choice in found.choices] == list(range(6))
+    alone = client.completions.create(model="run", prompt="El", max_tokens=6, seed=7, temperature=0.9)
+    assert found.choices[5].text == alone.choices[0].text  # its third one has the seed 5 + 2
+    ids = model.tokenizer.encode("El")
+    as_ids = client.completions.create(model="run", prompt=ids, max_tokens=6, seed=7, temperature=0.9)
+    assert as_ids.choices[0].text == alone.choices[0].text
+
+
+def test_stop_strings_and_echo(client: openai.OpenAI, model: LanguageModel) -> None:
+    text = greedy(model, "Había una vez", tokens=40)
+    stop = text[10:14]
+    found = client.completions.create(
+        model="run", prompt="Había una vez", max_tokens=40, temperature=0, stop=[stop], echo=True
+    )
+    assert found.choices[0].text == "Había una vez" + text[: text.index(stop)]
+    assert found.choices[0].finish_reason == "stop"
+
+
+def test_chat_is_flattened(client: openai.OpenAI, model: LanguageModel) -> None:
+    messages = [{"role": "system", "content": "Cuentos."}, {"role": "user", "content": "Había una vez"}]
+    expected = greedy(model, "Cuentos.\n\nHabía una vez", tokens=8)
+    whole = client.chat.completions.create(
+        model="other", messages=messages, max_tokens=8, temperature=0, logprobs=True, top_logprobs=2
+    )  # type: ignore[call-overload]
+    assert whole.choices[0].message.content == expected
+    content = whole.choices[0].logprobs.content
+    assert b"".join(bytes(token.bytes) for token in content).decode(errors="replace") == expected
+    assert all(token.top_logprobs[0].logprob == token.logprob for token in content)  # greedy: the best one
+    pieces = client.chat.completions.create(model="other", messages=messages, max_tokens=8, temperature=0, stream=True)  # type: ignore[call-overload]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == expected
+
+
+def test_scores_of_a_prompt_are_the_models(client: openai.OpenAI, model: LanguageModel) -> None:
+    text = "Había una vez un niño que vivía en la montaña."
+    ids = model.tokenizer.encode(text)
+    found = client.completions.create(model="run", prompt=text, max_tokens=0, echo=True, logprobs=1).choices[0]
+    assert found.text == text
+    scores = found.logprobs
+    assert scores is not None
+    assert scores.token_logprobs is not None
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model.model(torch.tensor([ids]))[0].float(), -1)
+    expected = [float(row[token]) for row, token in zip(logprobs, ids[1:], strict=False)]
+    assert scores.token_logprobs[0] is None
+    assert scores.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+    assert scores.text_offset is not None
+    assert scores.tokens is not None
+    assert all(
+        text[start:].startswith(token)
+        for start, token in zip(scores.text_offset, scores.tokens, strict=True)
+        if not token.startswith("bytes:")
+    )
+
+
+def test_what_clients_ask_beside_completions(service: Service, client: openai.OpenAI, model: LanguageModel) -> None:
+    assert [found.id for found in client.models.list()] == ["run", "other"]
+    headers = {"Authorization": f"Bearer {KEY}"}
+    ids = model.tokenizer.encode("Señor")
+    assert service.ask("/tokenize", {"prompt": "Señor"}, headers=headers) == (200, {"tokens": ids, "count": len(ids)})
+    assert service.ask("/detokenize", {"tokens": ids}, headers=headers) == (200, {"prompt": "Señor"})
+    assert service.ask("/healthz") == (200, {"status": "ok"})
+    status, ready = service.ask("/readyz", headers=headers)
+    assert (status, ready["status"], ready["slots"], ready["busy"]) == (200, "ready", 8, 0)
+    assert ready["tokens_per_second"] > 0
+    status, text = service.ask("/metrics", headers=headers)
+    assert 'cuadrilla_calls_total{route="/v1/models",status="200"}' in text
+    assert 'cuadrilla_slots{model="run"} 8.0' in text
+
+
+def test_errors_of_openais_library(client: openai.OpenAI, service: Service) -> None:
+    with pytest.raises(openai.NotFoundError, match="there is no such model"):
+        client.completions.create(model="gpt-4", prompt="x")
+    with pytest.raises(openai.UnprocessableEntityError, match="the model reads 256"):
+        client.completions.create(model="run", prompt="x" * 5000)
+    with (
+        openai.OpenAI(base_url=f"{service.url}/v1", api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.models.list()
+
+
+def test_curl(service: Service) -> None:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("needs curl")
+    body = json.dumps({"prompt": "Había", "max_tokens": 3, "stream": True})
+    done = subprocess.run(
+        [curl, "-sN", f"{service.url}/v1/completions", "-H", f"Authorization: Bearer {KEY}",
+         "-H", "Content-Type: application/json", "-d", body],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    events = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.thorough
+def test_an_evaluation_harness(service: Service, model: LanguageModel, tmp_path: Path) -> None:
+    """lm-evaluation-harness scores choices over the API as our model does."""
+    questions = [
+        {"context": "Había una vez un", "choices": [" niño", " xq#"], "answer": 0},
+        {"context": "La niña vivía en la", "choices": [" casa", " montaña"], "answer": 1},
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    (tmp_path / "cuentos.yaml").write_text(
+        "task: cuentos\ndataset_path: json\n"
+        f"dataset_kwargs: {{data_files: {{test: {tmp_path / 'questions.jsonl'}}}}}\n"
+        "output_type: multiple_choice\ntest_split: test\ndoc_to_text: '{{context}}'\ndoc_to_choice: '{{choices}}'\n"
+        "doc_to_target: answer\ntarget_delimiter: ''\nmetric_list: [{metric: acc}]\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--tasks", "cuentos",
+         "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out"), "--log_samples",
+         "--model_args", f"model=run,base_url={service.url}/v1/completions,auth_token={KEY},max_length=256"],
+        env={**os.environ, "OPENAI_API_KEY": KEY, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    (samples,) = (tmp_path / "out").rglob("samples_cuentos_*.jsonl")
+    for line in samples.read_text().splitlines():
+        sample = json.loads(line)
+        found = [float(response[0][0]) for response in sample["resps"]]
+        context, choices = sample["doc"]["context"], sample["doc"]["choices"]
+        assert found == pytest.approx([log_probability(model, context, choice) for choice in choices], abs=1e-3)
+
+
+def log_probability(model: LanguageModel, context: str, choice: str) -> float:
+    """Of the choice behind the context, summed over its tokens."""
+    before, after = model.tokenizer.encode(context), model.tokenizer.encode(choice)
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model.model(torch.tensor([before + after]))[0].float(), -1)
+    return sum(float(logprobs[len(before) - 1 + place, token]) for place, token in enumerate(after))
+
+
+# -- tasks of one's own ----------------------------------------------------------------------------------------------
+
+
+def test_the_mlp_predicts(tmp_path: Path) -> None:
+    """In batches, as the model alone does; what does not fit the schema is refused by name."""
+    run_file = copy_examples(tmp_path / "mlp") / "mlp.toml"
+    done = cuadrilla("train", run_file, "--set", "train.epochs=0.2")
+    assert done.returncode == 0, done.stderr
+    inputs = np.random.default_rng(3).standard_normal((50, 20)).round(3).tolist()
+    with serving(run_file.parent) as service:
+        status, whole = service.ask("/v1/predict", {"inputs": inputs})
+        assert status == 200
+        assert whole["model"] == "mlp"
+        with ThreadPoolExecutor(8) as pool:
+            one_by_one = list(pool.map(lambda one: service.ask("/v1/predict", {"inputs": [one]})[1], inputs))
+        assert [answer["outputs"][0] for answer in one_by_one] == pytest.approx(whole["outputs"], abs=1e-5)
+        status, refused = service.ask("/v1/predict", {"inputs": [inputs[0][:19]]})
+        assert (status, refused["error"]["message"].partition(":")[0]) == (422, "inputs.0")
+        status, (schema,) = service.ask("/v1/predict")
+        assert (status, schema["inputs"]["items"]["minItems"]) == (200, 20)
+        assert service.ask("/v1/completions", {"prompt": "x"})[0] == 404
+        assert [model["id"] for model in service.ask("/v1/models")[1]["data"]] == ["mlp"]
+        assert service.stop() == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason=NEEDS_SKLEARN)
+def test_the_cnn_reads_digits(tmp_path: Path) -> None:
+    run_file = copy_examples(tmp_path / "digits") / "mnist.toml"
+    sets = ('task.path="mnist_cnn.py:digits"', "train.steps=60", "train.epochs=0.0")
+    done = cuadrilla("train", run_file, *(word for one in sets for word in ("--set", one)))
+    assert done.returncode == 0, done.stderr
+    trained = load_trained(RunDir(run_file.parent), device="cpu")
+    held_out = trained.task.data("val")
+    examples = [held_out[index] for index in range(64)]
+    with serving(run_file.parent) as service:
+        status, answer = service.ask(
+            "/v1/predict", {"inputs": [{"image": example["image"].tolist()} for example in examples]}
+        )
+    assert status == 200
+    right = sum(
+        guess["digit"] == int(example["digit"]) for guess, example in zip(answer["outputs"], examples, strict=True)
+    )
+    assert right > 0.6 * len(examples)
+
+
+def test_a_task_that_cannot_be_asked_says_what_is_missing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sine", steps=2)
+    assert train(run).returncode == 0
+    done = cuadrilla("serve", run.path, "--listen", "127.0.0.1:0")
+    assert done.returncode == 2
+    assert "Sine has no predict(model, inputs)" in done.stderr
