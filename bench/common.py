@@ -52,7 +52,7 @@ def report(name: str, **fields: Any) -> None:
 def random_data(folder: Path, *, vocab_size: int, num_tokens: int) -> None:
     """A data folder of random tokens: speed does not depend on what they mean."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer_of(vocab_size)
+    tokenizer = tokenizer_of(vocab_size)
     tokenizer.save(folder / TOKENIZER)
     random = np.random.default_rng(0)
     splits = {}
@@ -70,7 +70,7 @@ def random_data(folder: Path, *, vocab_size: int, num_tokens: int) -> None:
     write_manifest(folder, manifest)
 
 
-def _tokenizer_of(vocab_size: int) -> Tokenizer:
+def tokenizer_of(vocab_size: int) -> Tokenizer:
     """The bytes, the end of a text, and tokens that no text has: so many in all."""
     tokens = [END_OF_TEXT, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokens += [f"<unused {number}>" for number in range(len(tokens), vocab_size)]

@@ -29,6 +29,7 @@ TRANSLATED = {
     "leaving-the-lan.md": "fuera-de-la-lan.md",
     "mac-nvidia.md": "mac-nvidia.es.md",
     "ray.md": "ray.es.md",
+    "serving.md": "servir.md",
     "wsl.md": "wsl.es.md",
 }
 SHELLS = ("bash", "sh", "powershell", "console")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cuadrilla.serve.served import ServedModel
 
 HIDDEN = Path("-")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 SERVING = ("fastapi", "uvicorn", "prometheus_client", "aiohttp")
 LOG_BYTES, LOG_FILES = 10 * 2**20, 3
 KeyFile = Annotated[
@@ -51,6 +52,9 @@ def serve(
     newest: Annotated[
         bool, typer.Option("--newest", help="The last step, not the one with the lowest held-out loss.")
     ] = False,
+    precision: Annotated[
+        str, typer.Option(help="auto (what the run asks for, or what is best here), fp32, bf16, on a GPU fp16.")
+    ] = "auto",
     slots: Annotated[
         int, typer.Option(min=0, max=1024, help="Texts that are continued together (0: as memory allows).")
     ] = 0,
@@ -68,6 +72,13 @@ def serve(
 ) -> None:
     """Serve models over HTTP: OpenAI's API, and a page to try them. SIGTERM or Ctrl-C lets calls end (10 s)."""
     require_serving()
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            "unknown precision {precision!r}",
+            precision=precision,
+            hint="use one of {names}",
+            names=", ".join(PRECISIONS),
+        )
     from cuadrilla.serve.app import Service, make_app
     from cuadrilla.serve.edge import Edge, Limits
     from cuadrilla.serve.listen import listen as answer
@@ -80,7 +91,8 @@ def serve(
     log_calls(log_file)
     with closing(open_port(port)) as listener:  # before the models are loaded, which takes longer
         port = port.bound(listener)
-        served, predictors = open_served(models, device=device, newest=newest, room=Room(slots=slots, waiting=queue))
+        room = Room(slots=slots, waiting=queue)
+        served, predictors = open_served(models, device=device, newest=newest, precision=precision, room=room)
         by_name = {model.name: model for model in served}
         service = Service(
             models=Models(by_name), predictors=predictors, most_seconds=most_seconds, logs_texts=log_texts

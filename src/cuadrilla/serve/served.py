@@ -134,7 +134,9 @@ def slots_for(opened: LanguageModel) -> int:
     return int(min(MOST_SLOTS, max(1, psutil.virtual_memory().available * PART_OF_MEMORY // each)))
 
 
-def open_served(given: Sequence[str], *, device: str, newest: bool, room: Room) -> tuple[list[ServedModel], Predictors]:
+def open_served(
+    given: Sequence[str], *, device: str, newest: bool, precision: str, room: Room
+) -> tuple[list[ServedModel], Predictors]:
     """Language models and tasks of one's own, each by its folder or as NAME=FOLDER.
 
     Raises ConfigError where two have one name, and what opening them raises.
@@ -145,7 +147,8 @@ def open_served(given: Sequence[str], *, device: str, newest: bool, room: Room) 
         if run is not None and not isinstance(read_run_config(run).task, LanguageTaskSection):
             predictors[name] = Predictor(name, load_trained(run, device=device, newest=newest))
         else:
-            models.append(ServedModel(name=name, opened=open_model(path, device=device, newest=newest), room=room))
+            opened = open_model(path, device=device, newest=newest, precision=precision)
+            models.append(ServedModel(name=name, opened=opened, room=room))
     return models, Predictors(predictors)
 
 

@@ -157,16 +157,17 @@ class LanguageModel:
         return generate_text(self.model, self.tokenizer, prompt, sampling=sampling)
 
 
-def open_model(path: Path, *, device: str = "auto", newest: bool = False) -> LanguageModel:
+def open_model(path: Path, *, device: str = "auto", newest: bool = False, precision: str = "auto") -> LanguageModel:
     """Of a run (its folder or run file), or of a folder in Hugging Face's layout. `newest`: see `find_best`.
 
-    Raises ConfigError, DataError, CheckpointError.
+    `precision` auto: what the run asks for, or what is best here. Raises ConfigError, DataError, CheckpointError,
+    DeviceError.
     """
     chosen = choose_device(device)
     if (run := run_of(path)) is not None:
         stored = find_stored(run, newest=newest)
         model, tokenizer = stored.load(), Tokenizer.load(stored.tokenizer_path)
-        precision, step = _precision(stored.run_config.train, device=chosen), stored.step
+        arithmetic, step = _precision(stored.run_config.train, device=chosen), stored.step
     else:
         if not (path / "config.json").is_file():
             raise ConfigError(
@@ -176,10 +177,12 @@ def open_model(path: Path, *, device: str = "auto", newest: bool = False) -> Lan
             )
         found = read_pretrained(path, trust=False)
         model, tokenizer = found.model, Tokenizer(found.tokenizer)
-        precision, step = choose_precision("auto", device=chosen), None
-    precision.apply(model)
+        arithmetic, step = choose_precision("auto", device=chosen), None
+    if precision != "auto":
+        arithmetic = choose_precision(precision, device=chosen)
+    arithmetic.apply(model)
     return LanguageModel(
-        model=model.to(chosen).eval(), tokenizer=tokenizer, device=chosen, precision=precision, step=step
+        model=model.to(chosen).eval(), tokenizer=tokenizer, device=chosen, precision=arithmetic, step=step
     )
 
 
