@@ -5,19 +5,22 @@ An ASGI middleware. Invariants
   the password of basic authentication, with which a browser can open the page.
 * A call names the service by one of its `hosts` (DNS rebinding), and comes from no page of another origin.
 * A body is JSON, whole, unique in its keys and no longer than allowed, before the application sees any of it. It is
-  never unpacked. Whoever sends or reads too slowly is let go.
+  never unpacked. Whoever sends too slowly is let go.
+* Who may call learns why a body is too long before the connection ends, although it sends the whole of it first.
 * A refusal is an error as OpenAI's API has it, and says nothing of the inside.
 """
 
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import json
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -26,23 +29,31 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_TO_ALL = "/healthz"
+OPEN_TO_ALL, PAGE = "/healthz", "/"
+BASIC = 'Basic realm="cuadrilla", charset="UTF-8"'
+"""By itself: Chromium reads one scheme of a header, and does not ask its user if another one comes first."""
 METHODS = ("GET", "HEAD", "POST")
+ONCE = ("host", "authorization", "content-type", "content-length", "content-encoding", "transfer-encoding", "origin")
 JSON_TYPE = "application/json"
-ESCAPED_SURROGATE = re.compile(r"\\\\u[dD][89a-fA-F]")
+LINGER_SECONDS, LINGER_BODIES = 2.0, 64
+"""How long, and of how many bodies' length, what is refused is still received, and thrown away."""
+ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Of one call: bytes of its body, seconds in which it must arrive, seconds until a part of the answer is read."""
+    """Of one call: bytes of its target and headers, bytes of its body, seconds in which this must arrive."""
 
+    head_bytes: int = 16_384
     body_bytes: int = 2**20
     body_seconds: float = 10.0
-    read_seconds: float = 30.0
 
 
 class Refusal(Exception):
     """An answer of 4xx or 503, in the form of OpenAI's errors. `param`: the field that it is about."""
+
+    challenge = "Bearer"
+    """How to come with a key. At "Basic" a browser asks its user: wanted for the page, not for what the page asks."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, wait_seconds: int = 0
@@ -62,7 +73,7 @@ class Refusal(Exception):
         if self.wait_seconds:
             found["Retry-After"] = str(self.wait_seconds)
         if self.status == 401:
-            found["WWW-Authenticate"] = 'Bearer, Basic realm="cuadrilla", charset="UTF-8"'
+            found["WWW-Authenticate"] = self.challenge
         if self.status == 405:
             found["Allow"] = ", ".join(METHODS)
         return found
@@ -85,13 +96,13 @@ class Edge:
             await self._app(scope, receive, send)
             return
         try:
-            headers = _headers(scope)
+            headers = _headers(scope, most_bytes=self._limits.head_bytes)
             self._check(scope, headers)
             body = await self._body(headers, receive) if scope["method"] == "POST" else b""
         except Refusal as refusal:
-            await _answer(refusal, self._within(send))
+            await _answer(refusal, send, lingering=partial(self._discard, receive) if refusal.status == 413 else None)
             return
-        await self._app(scope, _replaying(body, receive), self._within(send))
+        await self._app(scope, _replaying(body, receive), send)
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
         if headers.get("host", "").lower() not in self._hosts:
@@ -102,7 +113,10 @@ class Edge:
         if scope["path"] != OPEN_TO_ALL and self._key:
             given = _digest(_credential(headers.get("authorization", "")))
             if not hmac.compare_digest(given, self._key):
-                raise Refusal(401, "the key is missing or wrong: Authorization: Bearer KEY", code="invalid_api_key")
+                refusal = Refusal(401, "the key is missing or wrong: Authorization: Bearer KEY", code="invalid_api_key")
+                if scope["path"] == PAGE:
+                    refusal.challenge = BASIC
+                raise refusal
         if scope["method"] not in METHODS:
             raise Refusal(405, f"the method is none of {', '.join(METHODS)}")
         if scope["method"] == "POST":
@@ -115,7 +129,7 @@ class Edge:
         most = self._limits.body_bytes
         too_large = Refusal(413, f"the body is longer than {most:,} bytes", code="too_large")
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > most:
+        if length.isdecimal() and (len(length) > 18 or int(length) > most):
             raise too_large
         body = bytearray()
         try:
@@ -132,12 +146,16 @@ class Edge:
         check_json(bytes(body))
         return bytes(body)
 
-    def _within(self, send: Send) -> Send:
-        async def sent(event: Event) -> None:
-            async with asyncio.timeout(self._limits.read_seconds):
-                await send(event)
-
-        return sent
+    async def _discard(self, receive: Receive) -> None:
+        """Clients read an answer when they have sent everything."""
+        left = LINGER_BODIES * self._limits.body_bytes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while left > 0:
+                    event = await receive()
+                    left -= len(event.get("body", b""))
+                    if event["type"] == "http.disconnect" or not event.get("more_body"):
+                        break
 
 
 def check_json(body: bytes) -> Any:
@@ -149,20 +167,22 @@ def check_json(body: bytes) -> Any:
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails at half of a pair
     except UnicodeError:
         raise Refusal(400, "the body has characters that are not Unicode") from None
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         raise Refusal(400, f"the body is not JSON: {error}") from None
+    except (ValueError, RecursionError):
+        raise Refusal(400, "the body has a number that is too long, or is nested too deeply") from None
     return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise Refusal(400, "the body is not JSON: a key stands twice in one object")
     return found
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise Refusal(400, f"the body is not JSON: {name} is not a number")
 
 
 def _digest(text: str) -> bytes:
@@ -184,14 +204,20 @@ def _credential(header: str) -> str:
     return ""
 
 
-def _headers(scope: Scope) -> dict[str, str]:
-    """Raises Refusal for one of ours that stands twice: a proxy before us may have read the other."""
+def _headers(scope: Scope, *, most_bytes: int) -> dict[str, str]:
+    """Raises Refusal for too many, and for what a proxy before us may have read otherwise: one of ours that stands
+    twice, two lengths of one body."""
+    target = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+    if target + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > most_bytes:
+        raise Refusal(431, f"the head of the request is longer than {most_bytes:,} bytes")
     found: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name = raw_name.decode("latin-1").lower()
-        if name in found and name in ("host", "authorization", "content-type", "content-length", "origin"):
+        if name in found and name in ONCE:
             raise Refusal(400, f"the header {name} stands twice")
         found[name] = raw_value.decode("latin-1").strip()
+    if "transfer-encoding" in found and "content-length" in found:
+        raise Refusal(400, "a body has one length: Transfer-Encoding or Content-Length")
     return found
 
 
@@ -209,10 +235,13 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
     return received
 
 
-async def _answer(refusal: Refusal, send: Send) -> None:
-    """The connection ends: what is left of the body is not worth reading."""
+async def _answer(refusal: Refusal, send: Send, *, lingering: Callable[[], Awaitable[None]] | None = None) -> None:
+    """The connection ends: what is left of the body is not worth reading; `lingering` throws it away."""
     content = json.dumps(refusal.body).encode()
     headers = {"Content-Type": JSON_TYPE, "Content-Length": str(len(content)), "Connection": "close", **refusal.headers}
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
-    await send({"type": "http.response.body", "body": content})
+    await send({"type": "http.response.body", "body": content, "more_body": lingering is not None})
+    if lingering is not None:
+        await lingering()
+        await send({"type": "http.response.body", "body": b""})

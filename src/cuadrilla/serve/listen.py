@@ -2,8 +2,10 @@
 
 Invariants
 * An address that other machines reach needs a key, which comes from a file or a hidden prompt.
-* A connection has `HEAD_SECONDS` to send the head of a request. When all seats are taken, the connection that has been
-  silent for longest gives up its own, so that strangers who only connect keep nobody out.
+* A connection has `HEAD_SECONDS` to send the head of a request, and `READ_SECONDS` to read what was sent to it. When
+  all seats are taken, the one that has owed us something for longest gives up its own, so that strangers who only
+  connect, or send a body byte by byte, keep nobody out.
+* Whoever leaves is noticed, although something of a next request has come already.
 * SIGTERM or Ctrl-C: no new connections; requests at hand may end within `DRAIN_SECONDS`, then the process ends with 0.
 """
 
@@ -30,6 +32,7 @@ from cuadrilla.serve.edge import Application
 
 HEAD_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 30
+READ_SECONDS = 30.0
 DRAIN_SECONDS = 10
 MOST_CONNECTIONS = 512
 MOST_HEAD_BYTES = 16_384
@@ -99,10 +102,12 @@ def check_key(key: str, *, where: str) -> str:
 def open_port(port: Port) -> socket.socket:
     """Raises LinkError where it is taken or not this machine's."""
     family = socket.AF_INET6 if ":" in port.address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Named: asyncio sets TCP_NODELAY only where it is, and each answer would wait 40 ms for the caller's delayed ACK.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((port.address.host, port.address.port))
+        listener.listen(BACKLOG)  # two that are only bound may have the same port
     except OSError as error:
         listener.close()
         raise LinkError(
@@ -174,6 +179,7 @@ class _Connection(H11Protocol):
     """Of one caller."""
 
     _waiting: TimerHandle | None = None
+    _unread: TimerHandle | None = None
     _silent_since = 0.0
 
     def connection_made(self, transport: Any) -> None:
@@ -182,23 +188,37 @@ class _Connection(H11Protocol):
         self._await_head()
         others = cast("set[_Connection]", self.connections)
         if len(others) > MOST_CONNECTIONS:
-            silent = [other for other in others if other.is_silent]
+            silent = [other for other in others if other.is_silent or other.conn.their_state is h11.SEND_BODY]
             min(silent or [self], key=lambda other: other._silent_since).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         was_silent = self.is_silent
+        if not self.flow.write_paused:
+            self._stop_reader()
         super().data_received(data)
         if not self.is_silent:
             self._stop_waiting()
         elif was_silent and self._waiting is None:
             self._await_head()
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= MOST_HEAD_BYTES:
+            self.flow.resume_reading()  # else nobody would see it leave
 
     def on_response_complete(self) -> None:
         self._silent_since = self.loop.time()
+        self._await_reader()
         super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_reader()
         super().connection_lost(exc)
 
     @property
@@ -215,3 +235,18 @@ class _Connection(H11Protocol):
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+
+    def _await_reader(self) -> None:
+        """Closing would wait for it."""
+        if self._unread is None and self.transport.get_write_buffer_size():
+            self._unread = self.loop.call_later(READ_SECONDS, self._let_go)
+
+    def _stop_reader(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _let_go(self) -> None:
+        self._unread = None
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()

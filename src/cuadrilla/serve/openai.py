@@ -16,9 +16,12 @@ from cuadrilla.serve.edge import Refusal
 MOST_CHOICES, MOST_STOPS, MOST_STOP_LETTERS, MOST_TOP = 64, 16, 256, 20
 MOST_TOKENS = 2**20
 Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+Tokens = Annotated[list[Token], Field(fail_fast=True)]
+"""The first error of a list is enough: a million of them take seconds to tell."""
+Texts = Annotated[list[StrictStr], Field(fail_fast=True)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Stop = StrictStr | list[StrictStr] | None
+Stop = StrictStr | Texts | None
 NotHonoured = Annotated[Any, Field(exclude=True)]
 
 
@@ -76,7 +79,7 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(Asked):
-    prompt: StrictStr | list[StrictStr] | list[Token] | list[list[Token]] = ""
+    prompt: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)] = ""
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)] | None = Field(None, description="16 if null")
     echo: bool | None = None
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
@@ -112,7 +115,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: StrictStr | list[ContentPart]
+    content: StrictStr | Annotated[list[ContentPart], Field(fail_fast=True)]
     name: StrictStr | None = None
 
     @property
@@ -126,7 +129,7 @@ class ChatRequest(Asked):
     Models of this product have learned to continue text, not to converse.
     """
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000, fail_fast=True)]
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)] | None = None
     logprobs: bool | None = None
@@ -155,7 +158,7 @@ class TokenizeRequest(BaseModel):
 class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tokens: Annotated[list[Token], Field(max_length=2**20)]
+    tokens: Annotated[Tokens, Field(max_length=2**20)]
     model: StrictStr | None = None
 
 

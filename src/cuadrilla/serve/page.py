@@ -26,6 +26,7 @@ def page(models: Sequence[str], *, languages: str) -> Response:
         "style": _read("playground.css"),
         "texts": _read("playground.texts.js"),
         "script": _read("playground.js"),
+        "tasks": _read("playground.tasks.js"),
     }
     text = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("playground.html"))
     policy = (

@@ -1,19 +1,23 @@
 """A task of one's own as a service: its `predict`, asked by many at once.
 
 While a batch is computed, others gather and are the next one. What a task takes and gives is read from the annotations
-of `predict`, and checked. An error in it concerns the call whose
-inputs it was: a batch that fails is asked again, call by call.
+of `predict`, and checked: an answer is what the task says it gives, in JSON. An error concerns the call whose inputs it
+was: a batch that fails is asked again, call by call. The log tells where it happened, never with which inputs. A
+`predict` that never returns keeps nobody but its own callers waiting.
 """
 
 import asyncio
+import json
 import logging
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from cuadrilla.errors import TaskError
 from cuadrilla.model.task import Predicting
@@ -22,6 +26,8 @@ from cuadrilla.train.trained import Trained
 
 MOST_BATCH, MOST_WAITING = 256, 4096
 """Inputs."""
+CLOSE_SECONDS = 2.0
+ANNOTATE = "annotate it: def predict(self, model: nn.Module, inputs: list[In]) -> list[Out]"
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +35,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class _Question:
     inputs: list[Any]
-    outputs: "asyncio.Future[Sequence[Any]]"
+    outputs: "asyncio.Future[Sequence[str]]"
+    """Each in JSON."""
 
 
 class Predictor:
@@ -43,23 +50,18 @@ class Predictor:
                 task=type(task).__name__,
                 hint="add one, as examples/mnist_cnn.py has it; docs/serving.md explains it",
             )
-        hints = get_type_hints(task.predict, include_extras=True)
-        if not {"inputs", "return"} <= hints.keys():
-            raise TaskError(
-                "{task}.predict does not say what it takes and gives",
-                task=type(task).__name__,
-                hint="annotate it: def predict(self, model: nn.Module, inputs: list[In]) -> list[Out]",
-            )
         self.name, self._task, self._trained = name, task, trained
-        self._inputs: TypeAdapter[list[Any]] = TypeAdapter(hints["inputs"])
-        self._outputs: TypeAdapter[Sequence[Any]] = TypeAdapter(hints["return"])
+        self._inputs, self._outputs = _adapters(task)
+        self.schema: Mapping[str, Any] = {
+            "model": name,
+            "inputs": self._inputs.json_schema(),
+            "outputs": self._outputs.json_schema(mode="serialization"),
+        }
         self._waiting: list[_Question] = []
         self._worker: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictor")
-
-    @property
-    def schema(self) -> Mapping[str, Any]:
-        return {"model": self.name, "inputs": self._inputs.json_schema(), "outputs": self._outputs.json_schema()}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="predictor", daemon=True)
+        self._thread.start()
 
     async def ask(self, inputs: list[Any], *, seconds: float) -> bytes:
         """The answer as JSON. Raises Refusal."""
@@ -79,13 +81,14 @@ class Predictor:
             outputs = await asyncio.wait_for(question.outputs, seconds)
         except TimeoutError:
             raise Refusal(503, f"not done within {seconds:g} seconds", wait_seconds=1) from None
-        return b'{"model":' + TypeAdapter(str).dump_json(self.name) + b',"outputs":' + self._dumped(outputs) + b"}"
+        return f'{{"model":{json.dumps(self.name)},"outputs":[{",".join(outputs)}]}}'.encode()
 
     def close(self) -> None:
-        self._thread.shutdown()
-
-    def _dumped(self, outputs: Sequence[Any]) -> bytes:
-        return self._outputs.dump_json(outputs)
+        """A `predict` that does not return is left alone: it ends with the process."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     async def _work(self) -> None:
         while self._waiting:
@@ -100,9 +103,8 @@ class Predictor:
     async def _answer(self, asked: Sequence[_Question]) -> bool:
         """Whether they have their outputs; a call that fails alone gets a refusal."""
         inputs = [one for question in asked for one in question.inputs]
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._thread, self._predict, inputs)
-        found: Sequence[Any] | BaseException = (await asyncio.gather(work, return_exceptions=True))[0]
+        work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._predict(inputs), self._loop))
+        found: Sequence[str] | BaseException = (await asyncio.gather(work, return_exceptions=True))[0]
         if not isinstance(found, BaseException):
             outputs = iter(found)
             for question in asked:
@@ -110,18 +112,23 @@ class Predictor:
                 if not question.outputs.done():
                     question.outputs.set_result(its_own)
             return True
-        log.error("the task's predict has failed: %s", found, exc_info=found)
+        log.error("the task's predict has failed: %s", _place(found))
         if len(asked) == 1 and not asked[0].outputs.done():
             told = f"the task's predict has failed on these inputs ({type(found).__name__}); the service's log says how"
             asked[0].outputs.set_exception(Refusal(422, told, param="inputs"))
         return False
 
-    @torch.inference_mode()
-    def _predict(self, inputs: list[Any]) -> Sequence[Any]:
+    async def _predict(self, inputs: list[Any]) -> Sequence[str]:
+        """In the thread. Raises whatever the task raises, and ValueError for what JSON cannot hold: NaN among it."""
         if not inputs:
             return []
-        with self._trained.precision.around(self._trained.model, self._trained.device):
-            outputs = list(self._task.predict(self._trained.model, inputs))
+        model, device = self._trained.model, self._trained.device
+        try:
+            with torch.inference_mode(), self._trained.precision.around(model, device):
+                given = self._outputs.validate_python(list(self._task.predict(model, inputs)))
+        except SystemExit as error:
+            raise TaskError("predict has called sys.exit", hint="raise an error") from error
+        outputs = list(self._outputs.dump_python(given, mode="json"))
         if len(outputs) != len(inputs):
             raise TaskError(
                 "predict gave {outputs} outputs for {inputs} inputs",
@@ -129,7 +136,39 @@ class Predictor:
                 inputs=len(inputs),
                 hint="return one for each",
             )
-        return self._outputs.validate_python(outputs)
+        return [json.dumps(output, allow_nan=False, ensure_ascii=False) for output in outputs]
+
+
+def _adapters(task: Predicting) -> tuple[TypeAdapter[list[Any]], TypeAdapter[Sequence[Any]]]:
+    """Of what it takes and gives. Raises TaskError where it does not say, or JSON cannot hold it."""
+    try:
+        hints = get_type_hints(task.predict, include_extras=True)
+        if not {"inputs", "return"} <= hints.keys():
+            raise TaskError(
+                "{task}.predict does not say what it takes and gives", task=type(task).__name__, hint=ANNOTATE
+            )
+        inputs: TypeAdapter[list[Any]] = TypeAdapter(hints["inputs"])
+        outputs: TypeAdapter[Sequence[Any]] = TypeAdapter(hints["return"])
+        inputs.json_schema()
+        outputs.json_schema(mode="serialization")
+    except (NameError, TypeError, PydanticUserError) as error:
+        raise TaskError(
+            "{task}.predict takes or gives what JSON cannot hold: {problem}",
+            task=type(task).__name__,
+            problem=str(error).partition("\n")[0],
+            hint=ANNOTATE,
+        ) from error
+    return inputs, outputs
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised: what an error says may hold what a caller has sent."""
+    if isinstance(error, TaskError):
+        return str(error)
+    if isinstance(error, ValidationError):  # of what it gave
+        first = error.errors(include_input=False, include_url=False)[0]
+        return f"{'.'.join(map(str, ('outputs', *first['loc'])))}: {first['msg']}"
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()
 
 
 @dataclass(frozen=True)
