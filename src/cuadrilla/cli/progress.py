@@ -19,6 +19,8 @@ PATIENCE_SECONDS = 3.0
 ESTIMATE_SECONDS = 10.0
 """Of work: the first pass may compile, measure or wait for memory."""
 SHORT_SECONDS = 60.0
+DAYS = 2 * 86_400
+"""From here on hours say nothing to a person."""
 SAMPLE_CHARACTERS = 160
 STEP = Message("step")
 PART, PART_OF_FIRST = "{percent:.0f} % done", "{percent:.0f} % done  ETA {eta}"
@@ -173,7 +175,7 @@ def describe_evaluation(row: Scalars) -> Message:
 
 def in_words(seconds: float) -> Message:
     """A time that is known roughly."""
-    if seconds >= 2 * 86_400:
+    if seconds >= DAYS:
         return Message("{number:.0f} days", number=seconds / 86_400)
     if seconds >= 2 * 3_600:
         return Message("{number:.0f} hours", number=seconds / 3_600)
@@ -188,6 +190,8 @@ def _number(row: Scalars, key: str) -> float:
 
 
 def _clock_time(seconds: float) -> str:
-    minutes, rest = divmod(int(min(max(seconds, 0), 10**7)), 60)
+    if seconds >= DAYS:
+        return in_words(seconds)
+    minutes, rest = divmod(int(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
