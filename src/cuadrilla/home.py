@@ -7,6 +7,7 @@ CUADRILLA_HOME (or the system's place for a user's data)
   cache/           what a run needs, fetched from a coordinator
   trusted.json     hashes of code that this machine's owner has approved
   kernels.json     which kernels were measured to be the fastest here
+  ray.txt          what Ray's own code says while `cuadrilla gateway --ray` runs
 """
 
 import json

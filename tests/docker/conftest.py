@@ -86,7 +86,7 @@ class Project:
     def close(self) -> None:
         every = [
             word
-            for role in ("coordinator", "worker", "trainer", "ray", "dask", "tensorboard")
+            for role in ("coordinator", "worker", "trainer", "ray", "dask", "tensorboard", "serve")
             for word in ("--profile", role)
         ]
         self.compose(*every, "down", "--volumes", "--remove-orphans", "--timeout", GRACE_SECONDS)

@@ -36,7 +36,7 @@ def test_each_role_is_a_profile() -> None:
     assert {profile for service in SERVICES.values() for profile in service["profiles"]} == set(ROLES)
     assert set(SERVICES) == {
         "ingest", "coordinator", "worker", "trainer", "tensorboard", "ray-head", "ray-worker", "scheduler",
-        "dask-worker",
+        "dask-worker", "replica-1", "replica-2", "gateway",
     }  # fmt: skip
 
 
@@ -59,6 +59,7 @@ def test_one_port_is_open_on_the_network_and_pages_on_the_loopback(name: str) ->
         "tensorboard": "127.0.0.1:${TENSORBOARD_PORT:-6006}:6006",
         "ray-head": "127.0.0.1:${RAY_PORT:-8265}:8265",
         "scheduler": "127.0.0.1:${DASK_PORT:-8787}:8787",
+        "gateway": "127.0.0.1:${GATEWAY_PORT:-8001}:8001",
     }
     expected = [pages[name]] if name in pages else []
     if name == "coordinator":
@@ -74,6 +75,12 @@ def test_invite_and_token_go_through_files() -> None:
     assert "crew:/crew:ro" in SERVICES["worker"]["volumes"]
     for name in ("ray-head", "ray-worker"):
         assert SERVICES[name]["environment"] == {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/ray/token"}
+    for name in ("replica-1", "replica-2"):
+        assert "--key-file /serve/key" in SERVICES[name]["command"][-1]
+        assert "serve:/serve:ro" in SERVICES[name]["volumes"]
+    gateway = SERVICES["gateway"]["command"][-1]
+    assert '--key-file "$$CUADRILLA_HOME/key" --replica-key-file /serve/key' in gateway
+    assert "umask 077" in gateway
     assert not any(re.search("secret|password", name.lower()) for name in lines(FILES[ENV]))
 
 
@@ -82,6 +89,7 @@ def test_who_is_to_write_in_the_folder_can() -> None:
         "ingest", "coordinator", "trainer", "ray-head", "ray-worker", "dask-worker",
     }  # fmt: skip
     assert SERVICES["tensorboard"]["volumes"] == [".:/workspace:ro"]
+    assert all(".:/workspace:ro" in SERVICES[name]["volumes"] for name in ("replica-1", "replica-2"))
     assert "/var/lib/cuadrilla" in SERVICES["worker"]["volumes"]  # of its own, however many there are
 
 
@@ -110,7 +118,15 @@ def test_the_variables_of_a_machine() -> None:
         "CUADRILLA_SOURCE": "'/home/ana/con espacio #1'",
     }
     used = set(re.findall(r"\$\{(\w+)", FILES[COMPOSE] + FILES[GPU]))
-    have_a_default = {"CUADRILLA_IMAGE", "BASE_IMAGE", "TORCH_BUILD", "TENSORBOARD_PORT", "RAY_PORT", "DASK_PORT"}
+    have_a_default = {
+        "CUADRILLA_IMAGE",
+        "BASE_IMAGE",
+        "TORCH_BUILD",
+        "TENSORBOARD_PORT",
+        "RAY_PORT",
+        "DASK_PORT",
+        "GATEWAY_PORT",
+    }
     assert used - set(lines(FILES[ENV])) == have_a_default
 
 
