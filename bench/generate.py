@@ -1,18 +1,18 @@
 """Greedy generation against transformers' `generate`: same weights, same threads, same precision, turns taken.
 
-    python -m bench.generate [--shape 124m 10m] [--model FOLDER] [--precision fp32 bf16] [--clock wall|cpu]
+    python -m bench.generate [--shape 124m 10m] [--model FOLDER] [--precision fp32 bf16] [--int8] [--clock wall|cpu]
 
-Each repeat times ours and theirs one after the other, in alternating order; reported are medians and the quartiles.
-Prefill is included. `--clock cpu` counts processor seconds of this process: use it with `--threads 1` on a machine
-that is busy with other things. `identical` says whether all tokens agree (expected in fp32; in bf16 rounding differs).
-The last line of stdout is one JSON object.
+Each repeat times one stream of ours and of theirs, and a batch of ours (`--batch`, 0: none), in alternating order;
+reported are medians and the quartiles. Prefill is included. `--clock cpu` counts processor seconds of this process: use
+it with `--threads 1` on a machine that is busy with other things. `identical` says whether all tokens agree (expected
+in fp32; in bf16 rounding differs). `batch_over_stream`: tokens of our batch over those of one stream of transformers.
+`weights_gb_per_second` is what one stream reads, all weights once for each token; `machine_gb_per_second` a product of
+one row with a matrix of 512 MB, in the same turns. With `--int8` ours has int8 weights beside transformers' precision.
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -22,23 +22,29 @@ from typing import Any
 import torch
 import transformers
 
+from bench.common import report
+from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.model.generate import for_inference, generate, generate_batch
-from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.gpt2 import GPT2, GPT2Config, Linear
 from cuadrilla.model.hf import config_to_hf, load_hf, state_to_hf
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir
+from cuadrilla.train.inference import choose_for_inference
 from cuadrilla.train.trained import load_trained
 
 SHAPES = {  # layers, heads, width, context, vocabulary
     "124m": (12, 12, 768, 1024, 50257),
     "10m": (6, 5, 320, 512, 8192),
 }
+READ_NUMBERS = 2**27
+"""Of the matrix that shows how fast the machine reads."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
     transformers.logging.set_verbosity_error()
     warnings.filterwarnings("ignore")
     clock = {"wall": time.perf_counter, "cpu": time.process_time}[arguments.clock]
@@ -51,21 +57,14 @@ def main() -> None:
             results.append(
                 {"model": Path(name).name, "weights": weights, "precision": precision, **pair.measure(clock)}
             )
-    print(
-        json.dumps(
-            {
-                "bench": "generate",
-                "prompt_tokens": arguments.prompt_tokens,
-                "new_tokens": arguments.new_tokens,
-                "threads": arguments.threads,
-                "clock": arguments.clock,
-                "repeats": arguments.repeats,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {torch.backends.cpu.get_cpu_capability()}",
-                "results": results,
-            }
-        )
+    report(
+        "generate",
+        prompt_tokens=arguments.prompt_tokens,
+        new_tokens=arguments.new_tokens,
+        threads=arguments.threads,
+        clock=arguments.clock,
+        repeats=arguments.repeats,
+        results=results,
     )
 
 
@@ -79,7 +78,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--batch", type=int, default=0, help="also time this many prompts at once")
+    parser.add_argument("--batch", type=int, default=16, help="so many prompts at once beside one stream")
+    parser.add_argument("--usual", action="store_true", help="kernels as usual, not those that are fastest here")
+    parser.add_argument("--int8", action="store_true", help="ours with int8 weights")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -108,29 +109,45 @@ class Pair:
         self.theirs.load_state_dict(state_to_hf(ours.state_dict()), strict=False)
         self.theirs.to(dtype).eval()
         ours.compute_dtype = dtype
-        self.ours = for_inference(ours)  # once, as theirs is cast once
+        with tempfile.TemporaryDirectory() as home:
+            choice = choose_for_inference(ours, home=Path(home))
+        self.choice = "int8" if arguments.int8 else "as usual" if arguments.usual else str(choice)
+        kernels = None if arguments.usual else choice.kernels
+        self.ours = for_inference(ours, kernels=kernels, int8=arguments.int8)  # once, as theirs is cast once
         generator = torch.Generator().manual_seed(arguments.seed)
         shape = (max(arguments.batch, 1), arguments.prompt_tokens)
         self.prompts = torch.randint(ours.config.vocab_size, shape, generator=generator)
         self.sampling = Sampling(temperature=0, max_tokens=arguments.new_tokens)
         self.batch, self.repeats = arguments.batch, arguments.repeats
+        self.our_bytes = num_weights(ours) * (1 if arguments.int8 else dtype.itemsize)
+        self.their_bytes = num_weights(ours) * dtype.itemsize
+        self.to_read = torch.ones(READ_NUMBERS).view(-1, 1024)
 
     def measure(self, clock: Callable[[], float]) -> dict[str, Any]:
-        one = self.compare(
-            lambda: [list(generate(self.ours, self.prompts[0].tolist(), sampling=self.sampling))],
-            lambda: self.their_tokens(self.prompts[:1]),
-            clock=clock,
-            num_prompts=1,
-        )
-        if not self.batch:
-            return {"single": one}
-        many = self.compare(
-            lambda: generate_batch(self.ours, self.prompts.tolist(), sampling=self.sampling),
-            lambda: self.their_tokens(self.prompts),
-            clock=clock,
-            num_prompts=self.batch,
-        )
-        return {"single": one, f"batch_{self.batch}": many}
+        one = self.prompts[0].tolist()
+        runs: dict[str, Callable[[], object]] = {
+            "ours": lambda: [list(generate(self.ours, one, sampling=self.sampling))],
+            "transformers": lambda: self.their_tokens(self.prompts[:1]),
+            "machine": lambda: torch.nn.functional.linear(self.to_read[:1], self.to_read),
+        }
+        if self.batch:
+            runs["batch"] = lambda: generate_batch(self.ours, self.prompts.tolist(), sampling=self.sampling)
+        warm = {name: run() for name, run in runs.items()}
+        seconds = in_turns(runs, clock=clock, repeats=self.repeats)
+        middle = {name: statistics.median(values) for name, values in seconds.items()}
+        tokens = self.sampling.max_tokens
+        found: dict[str, Any] = {
+            "kernels": self.choice,
+            "identical": warm["ours"] == warm["transformers"],
+            "speedup": round(middle["transformers"] / middle["ours"], 3),
+            "ours": summary(seconds["ours"], tokens=tokens, num_bytes=self.our_bytes),
+            "transformers": summary(seconds["transformers"], tokens=tokens, num_bytes=self.their_bytes),
+            "machine_gb_per_second": round(4e-9 * READ_NUMBERS / middle["machine"], 2),
+        }
+        if self.batch:
+            found[f"batch_{self.batch}"] = summary(seconds["batch"], tokens=tokens * self.batch)
+            found["batch_over_stream"] = round(self.batch * middle["transformers"] / middle["batch"], 2)
+        return found
 
     def their_tokens(self, prompts: torch.Tensor) -> list[list[int]]:
         tokens = self.theirs.generate(
@@ -143,38 +160,37 @@ class Pair:
         )
         return [row[prompts.shape[1] :] for row in tokens.tolist()]
 
-    def compare(
-        self,
-        ours: Callable[[], list[list[int]]],
-        theirs: Callable[[], list[list[int]]],
-        *,
-        clock: Callable[[], float],
-        num_prompts: int,
-    ) -> dict[str, Any]:
-        ours_tokens, theirs_tokens = ours(), theirs()  # warms both up
-        seconds: dict[str, list[float]] = {"ours": [], "transformers": []}
-        turns = [("ours", ours), ("transformers", theirs)]
-        for _ in range(self.repeats):
-            for name, run in turns:
-                start = clock()
-                run()
-                seconds[name].append(clock() - start)
-            turns.reverse()
-        tokens = num_prompts * self.sampling.max_tokens
-        return {
-            "identical": ours_tokens == theirs_tokens,
-            "speedup": round(statistics.median(seconds["transformers"]) / statistics.median(seconds["ours"]), 3),
-            **{name: summary(values, tokens=tokens) for name, values in seconds.items()},
-        }
+
+def num_weights(model: GPT2) -> int:
+    """Numbers that are read for a token: those of all products."""
+    linears = (module.weight.numel() for module in model.modules() if isinstance(module, Linear))
+    return model.head.weight.numel() + sum(linears)
 
 
-def summary(seconds: list[float], *, tokens: int) -> dict[str, float]:
+def in_turns(
+    runs: dict[str, Callable[[], object]], *, clock: Callable[[], float], repeats: int
+) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    turns = list(runs)
+    for _ in range(repeats):
+        for name in turns:
+            start = clock()
+            runs[name]()
+            seconds[name].append(clock() - start)
+        turns.reverse()
+    return seconds
+
+
+def summary(seconds: list[float], *, tokens: int, num_bytes: int = 0) -> dict[str, Any]:
     low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
-    return {
+    found: dict[str, Any] = {
         "tokens_per_second": round(tokens / middle, 2),
         "milliseconds_per_token": round(1000 * middle / tokens, 3),
         "seconds_quartiles": [round(value, 4) for value in (low, middle, high)],
     }
+    if num_bytes:
+        found["weights_gb_per_second"] = round(1e-9 * num_bytes * tokens / middle, 2)
+    return found
 
 
 if __name__ == "__main__":

@@ -1,16 +1,23 @@
 """Which kernels are taken: chosen once and kept; whatever is taken computes the same."""
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from cuadrilla.errors import DataError
+from cuadrilla.model.generate import for_inference
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.model.kernels import AS_USUAL, CHUNK_NUMBERS, IGNORED, Kernels, Taught, chunked_cross_entropy
-from cuadrilla.train import kernels
+from cuadrilla.model.kernels import AS_USUAL, CHUNK_NUMBERS, IGNORED, Kernels, Taught, chunked_cross_entropy, has_onednn
+from cuadrilla.model.ready import WAYS, ReadyKernels
+from cuadrilla.train import inference, kernels
+from cuadrilla.train.inference import InferenceChoice, bits_per_byte_of, choose_for_inference
 from cuadrilla.train.kernels import LONG_PASS_TOKENS, PASS_TOKENS, KernelChoice, choose_kernels
 
 pytestmark = pytest.mark.unit
@@ -108,6 +115,105 @@ def test_what_must_not_depend_on_a_measurement_is_not_measured(tmp_path: Path) -
         ):
             assert choice == KernelChoice(kernels=AS_USUAL, ratios={})
     assert not list(tmp_path.iterdir())
+
+
+DTYPES = [
+    pytest.param(
+        dtype, marks=pytest.mark.skipif(not has_onednn(CPU, dtype), reason=f"this processor has no oneDNN for {dtype}")
+    )
+    for dtype in (torch.float32, torch.bfloat16)
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_generates_has_a_choice_of_its_own_in_the_same_file(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = GPT2(CONFIG)
+    model.compute_dtype = dtype
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    trained = choose(model, tmp_path)
+    found = choose_for_inference(model, home=tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    usual = ReadyKernels.usual(dtype)
+    assert found.ratios["one"].keys() == set(WAYS) - {usual.one}
+    assert found.ratios["several"].keys() == set(WAYS) - {usual.several}
+    assert ("keys" in found.ratios) == (dtype == torch.bfloat16)
+    assert "times as fast" in str(found)
+    for_inference(model, kernels=found.kernels)
+    with (
+        patch.object(kernels, "_measured", side_effect=AssertionError),
+        patch.object(inference, "_measured", side_effect=AssertionError),
+    ):
+        assert choose(model, tmp_path) == trained
+        assert choose_for_inference(model, home=tmp_path) == found
+    path = tmp_path / "kernels.json"
+    kept = json.loads(path.read_text())
+    (row,) = kept["inference"].values()
+    row["kernels"]["one"] = "magic"
+    path.write_text(json.dumps(kept))
+    with patch.object(inference, "_measured", return_value=found):
+        assert choose_for_inference(model, home=tmp_path) == found
+    assert json.loads(path.read_text())["choices"] == kept["choices"]
+
+
+def test_narrow_models_generate_as_usual(tmp_path: Path) -> None:
+    narrow = GPT2(GPT2Config(vocab_size=64, context=32, layers=1, heads=2, width=8))
+    usual = ReadyKernels.usual(torch.float32)
+    expected = InferenceChoice(kernels=usual, usual=usual, ratios={})
+    assert choose_for_inference(narrow, home=tmp_path) == expected
+    assert str(expected) == "as usual"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("one", "several", "in_fp32", "in_bf16"),
+    [  # tokens a second by torch, oneDNN and with packed weights
+        ((100, 102, 102), (100, 102, 102), ("onednn", "onednn"), ("packed", "packed")),
+        ((120, 100, 105), (60, 100, 130), ("torch", "packed"), ("torch", "packed")),
+        ((104, 100, 100), (60, 100, 130), ("torch", "packed"), ("packed", "packed")),
+        ((60, 100, 130), (60, 100, 130), ("packed", "packed"), ("packed", "packed")),
+        ((130, 100, 60), (130, 129, 60), ("torch", "onednn"), ("torch", "torch")),
+    ],
+)
+def test_a_way_is_taken_if_it_is_worth_its_memory(
+    one: tuple[float, ...], several: tuple[float, ...], in_fp32: tuple[str, str], in_bf16: tuple[str, str]
+) -> None:
+    """In fp32 only packed weights are a copy, in bf16 each order is one."""
+    for dtype, expected in ((torch.float32, in_fp32), (torch.bfloat16, in_bf16)):
+        found = inference._chosen(
+            dict(zip(WAYS, one, strict=True)),
+            dict(zip(WAYS, several, strict=True)),
+            usual=ReadyKernels.usual(dtype),
+            shares=dtype == torch.float32,
+        )
+        assert (found.one, found.several) == expected
+
+
+class Letters:
+    """A tokenizer of characters."""
+
+    end_of_text = 0
+
+    def encode(self, text: str) -> list[int]:
+        return [1 + ord(letter) % 60 for letter in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        raise NotImplementedError
+
+
+@torch.no_grad()
+def test_bits_per_byte_are_those_of_the_plain_formula() -> None:
+    model = GPT2(CONFIG)
+    text = "año tras año, " * 12
+    ids = torch.tensor([0, *Letters().encode(text)])
+    nats = 0.0
+    for start in range(0, len(ids) - 1, CONFIG.context):
+        window = ids[start : start + CONFIG.context + 1]
+        nats += F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum").item()
+    expected = nats / math.log(2) / len(text.encode())
+    assert bits_per_byte_of(for_inference(model), Letters(), text) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(DataError):
+        bits_per_byte_of(for_inference(model), Letters(), "")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

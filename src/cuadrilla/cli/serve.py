@@ -55,6 +55,9 @@ def serve(
     precision: Annotated[
         str, typer.Option(help="auto (what the run asks for, or what is best here), fp32, bf16, on a GPU fp16.")
     ] = "auto",
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Weights in int8: less memory, faster, and a little worse; says how much.")
+    ] = False,
     slots: Annotated[
         int, typer.Option(min=0, max=1024, help="Texts that are continued together (0: as memory allows).")
     ] = 0,
@@ -92,7 +95,9 @@ def serve(
     with closing(open_port(port)) as listener:  # before the models are loaded, which takes longer
         port = port.bound(listener)
         room = Room(slots=slots, waiting=queue)
-        served, predictors = open_served(models, device=device, newest=newest, precision=precision, room=room)
+        served, predictors = open_served(
+            models, device=device, newest=newest, precision=precision, int8=int8, room=room
+        )
         by_name = {model.name: model for model in served}
         service = Service(
             models=Models(by_name), predictors=predictors, most_seconds=most_seconds, logs_texts=log_texts
@@ -111,11 +116,12 @@ def serve(
 def _tell(models: "Sequence[ServedModel]", tasks: Sequence[str], *, port: "Port", key: str) -> None:
     for model in models:
         say(
-            "{name}: {slots} texts together, {rate:.0f} tokens/s for one alone; {about}",
+            "{name}: {slots} texts together, {rate:.0f} tokens/s for one alone; {about}; {computes}",
             name=model.name,
             slots=model.batcher.load.slots,
             rate=model.tokens_per_second,
             about=about(model.opened),
+            computes=model.computes,
         )
     for name in tasks:
         say("{name}: /v1/predict", name=name)

@@ -154,8 +154,8 @@ def _overlap(text: str, stop: str) -> int:
 def for_inference(model: GPT2, *, kernels: ReadyKernels | None = None, int8: bool = False) -> GPT2:
     """A copy that reads its weights as fast as it can, for many tokens; `generate` makes one if it is given none.
 
-    On a CPU with oneDNN it shares the parameters, and holds matrices of its own where `kernels` (None: what is usual) or
-    `int8` need them in another order or dtype. Elsewhere it holds weights in the compute dtype, as a cast costs more
+    On a CPU with oneDNN it shares the parameters, and holds matrices of its own where `kernels` (None: what is usual)
+    or `int8` need them in another order or dtype. Elsewhere it holds weights in the compute dtype, as a cast costs more
     than a token. Raises DeviceError for int8 where it is not multiplied in hardware.
     """
     dtype, device = model.compute_dtype, model.transformer.wte.weight.device

@@ -19,6 +19,7 @@ torch.compile: block by block (`for block in model.transformer.h: block.compile(
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -236,8 +237,8 @@ class GPT2(nn.Module):
     def new_cache(self, batch: int, capacity: int) -> "KVCache":
         """An empty cache for `batch` rows of at most `capacity` positions.
 
-        On a CPU in fp32 unless `narrow_keys`: attention over bf16 keys takes half the time on some, eight times as long on
-        others. Elsewhere in the compute dtype.
+        On a CPU in fp32 unless `narrow_keys`: attention over bf16 keys takes half the time on some, eight times as long
+        on others. Elsewhere in the compute dtype.
         """
         layers, heads = self.config.layers, self.config.heads
         shape = (layers, batch, heads, capacity, self.config.width // heads)
@@ -372,13 +373,9 @@ def attend_cached(
         k_BHSD[rows_B1, :, step.positions_BT] = k_BHTD.transpose(1, 2)
         v_BHSD[rows_B1, :, step.positions_BT] = v_BHTD.transpose(1, 2)
     if step.is_ragged:
-        rows = zip(q_BHTD.to(k_BHSD.dtype).split(1), k_BHSD.split(1), v_BHSD.split(1), step.cache.lengths, strict=True)
-        y_BHTD = torch.cat(
-            [
-                F.scaled_dot_product_attention(q, k[:, :, : done + 1], v[:, :, : done + 1], scale=scale)
-                for q, k, v, done in rows
-            ]
-        )
+        rows = zip(q_BHTD[:, None].to(k_BHSD.dtype), k_BHSD[:, None], v_BHSD[:, None], step.cache.lengths, strict=True)
+        attend = partial(F.scaled_dot_product_attention, scale=scale)
+        y_BHTD = torch.cat([attend(q, k[:, :, : done + 1], v[:, :, : done + 1]) for q, k, v, done in rows])
         return y_BHTD.to(q_BHTD.dtype)
     y_BHTD = F.scaled_dot_product_attention(
         q_BHTD.to(k_BHSD.dtype),

@@ -11,6 +11,8 @@ from torch import Tensor
 from cuadrilla.errors import ConfigError
 
 MOST_PENALTY = 2.0
+LEAST_TEMPERATURE = LEAST_PART = 1e-6
+"""Below, a temperature is greedy, and a part of the distribution one token: in fp32 both might be 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class Sampling:
 
 def choose(logits_BV: Tensor, *, sampling: Sampling, draws_B: Tensor) -> Tensor:
     """One id per row: the best, or the one that a uniform number in [0, 1) picks from the distribution."""
-    if sampling.temperature == 0:
+    if sampling.temperature < LEAST_TEMPERATURE:
         return logits_BV.argmax(-1)
     # Differences to the largest logit: dividing by a tiny temperature then overflows to -inf, never to nan.
     p_BK = torch.softmax((logits_BV - logits_BV.amax(-1, keepdim=True)) / sampling.temperature, -1)
@@ -63,7 +65,7 @@ def choose(logits_BV: Tensor, *, sampling: Sampling, draws_B: Tensor) -> Tensor:
     if sampling.top_p < 1:
         if ids_BK is None:
             p_BK, ids_BK = p_BK.sort(dim=-1, descending=True, stable=True)
-        p_BK = p_BK.masked_fill(p_BK.cumsum(-1) - p_BK >= sampling.top_p, 0.0)
+        p_BK = p_BK.masked_fill(p_BK.cumsum(-1) - p_BK >= max(sampling.top_p, LEAST_PART), 0.0)
     cumulative_BK = p_BK.cumsum(-1)
     targets_B1 = draws_B[:, None] * cumulative_BK[:, -1:]
     choice_B1 = torch.searchsorted(cumulative_BK, targets_B1, right=True)

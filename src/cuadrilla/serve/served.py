@@ -5,18 +5,29 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import psutil
+from torch import nn
 
 from cuadrilla.config import LanguageTaskSection
+from cuadrilla.data.cuentos import stories
+from cuadrilla.data.shards import MANIFEST
 from cuadrilla.errors import ConfigError
+from cuadrilla.home import Home
+from cuadrilla.messages import Message
+from cuadrilla.model.generate import for_inference
+from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.rows import Row
 from cuadrilla.model.sampling import Sampling
+from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_config
 from cuadrilla.serve.batching import Batcher, Busyness, trial
 from cuadrilla.serve.edge import Refusal
 from cuadrilla.serve.predictions import Predictor, Predictors
+from cuadrilla.train.eval_data import held_out_texts
+from cuadrilla.train.inference import bits_per_byte_of, choose_for_inference
 from cuadrilla.train.trained import LanguageModel, load_trained, open_model, run_of
 
 MOST_SLOTS = 64
@@ -24,6 +35,8 @@ PART_OF_MEMORY = 0.25
 """For keys and values, where the number of slots is left open."""
 PREFIX_BYTES = 256 * 2**20
 NAME = re.compile(r"[\w.-]{1,64}")
+INT8_LETTERS = 20_000
+"""Of a text on which the loss of int8 is measured."""
 LONG_TEXT = 20_000
 """Characters that are encoded beside the event loop."""
 
@@ -43,6 +56,10 @@ class ServedModel:
 
     name: str
     opened: LanguageModel
+    ready: GPT2
+    """As `for_inference` gives it."""
+    computes: str
+    """With which kernels, or what int8 costs."""
     room: Room
     created: int = field(default_factory=lambda: int(time.time()))
     tokens_per_second: float = 0.0
@@ -66,7 +83,7 @@ class ServedModel:
     async def start(self) -> None:
         slots = self.room.slots or slots_for(self.opened)
         waiting = slots if self.room.waiting < 0 else self.room.waiting
-        batcher = Batcher(self.opened.model, slots=slots, most_waiting=waiting, prefix_bytes=self.room.prefix_bytes)
+        batcher = Batcher(self.ready, slots=slots, most_waiting=waiting, prefix_bytes=self.room.prefix_bytes)
         self.tokens_per_second = await trial(batcher, token=self.opened.tokenizer.end_of_text)
         self._batcher = batcher
 
@@ -135,7 +152,7 @@ def slots_for(opened: LanguageModel) -> int:
 
 
 def open_served(
-    given: Sequence[str], *, device: str, newest: bool, precision: str, room: Room
+    given: Sequence[str], *, device: str, newest: bool, precision: str, int8: bool, room: Room
 ) -> tuple[list[ServedModel], Predictors]:
     """Language models and tasks of one's own, each by its folder or as NAME=FOLDER.
 
@@ -148,8 +165,45 @@ def open_served(
             predictors[name] = Predictor(name, load_trained(run, device=device, newest=newest))
         else:
             opened = open_model(path, device=device, newest=newest, precision=precision)
-            models.append(ServedModel(name=name, opened=opened, room=room))
+            hold(opened.model)
+            ready, computes = _made_ready(opened, run, int8=int8)
+            models.append(ServedModel(name=name, opened=opened, ready=ready, computes=computes, room=room))
     return models, Predictors(predictors)
+
+
+def hold(model: nn.Module) -> None:
+    """Weights that are mapped from their file change with it, and end the process (SIGBUS) when it becomes shorter."""
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
+
+
+def _made_ready(opened: LanguageModel, run: RunDir | None, *, int8: bool) -> tuple[GPT2, str]:
+    """What generates, and how it computes. Raises DeviceError for int8 where it is not multiplied in hardware."""
+    choice = choose_for_inference(opened.model, home=Home.of_user().path)
+    ready = for_inference(opened.model, kernels=choice.kernels)
+    if not int8:
+        return ready, Message("kernels {choice}", choice=choice)
+    rounded = for_inference(opened.model, int8=True)
+    text, name = _some_text(opened, run)
+    before, after = (bits_per_byte_of(model, opened.tokenizer, text) for model in (ready, rounded))
+    return rounded, Message(
+        "int8 weights: {after:.4f} bits/byte, {before:.4f} without them, on {bytes:,} bytes of {name}",
+        after=after,
+        before=before,
+        bytes=len(text.encode()),
+        name=name,
+    )
+
+
+def _some_text(opened: LanguageModel, run: RunDir | None) -> tuple[str, str]:
+    """Of the run's held-out text, if its data is here, else built-in stories."""
+    folder = run.path / read_run_config(run).data.folder if run is not None else None
+    if folder is not None and (folder / MANIFEST).is_file():
+        found, name = "\n".join(islice(held_out_texts(folder, opened.tokenizer), 100)), Message("held-out text")
+    else:
+        found, name = "\n".join(stories(50)), Message("built-in stories")
+    return found[:INT8_LETTERS], name
 
 
 def _named(given: Sequence[str]) -> list[tuple[str, Path]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2, Attention, Block, Linear
 from cuadrilla.model.kernels import AS_USUAL, Kernels, has_onednn
 from cuadrilla.rundir import FolderLock, make_private, read_regular, write_json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 WORTH_IT = 1.03
 SECONDS_FOR_EACH = 0.5
@@ -85,45 +88,68 @@ def choose_kernels(
     config = model.config
     shape = (config.width, config.heads, min(config.context, TOKENS), config.inner)
     parts = (read_environment()["cpu"], torch.__version__, str(dtype), *shape)
-    choice = _kept(home / "kernels.json", key=" | ".join(map(str, parts)), measure=lambda: _measured(model, dtype))
+    key = " | ".join(map(str, parts))
+    choice = kept(home, section="choices", key=key, measure=lambda: _measured(model, dtype), parse=_parse)
     model.use(choice.kernels)
     return choice
 
 
-def _kept(path: Path, *, key: str, measure: Callable[[], KernelChoice]) -> KernelChoice:
-    """What was measured before, else what is measured now and kept."""
-    if key in (found := _read(path)):
-        return found[key]
+Choice = TypeVar("Choice", bound="DataclassInstance")
+
+
+def kept(
+    home: Path, *, section: str, key: str, measure: Callable[[], Choice], parse: Callable[[Any], Choice]
+) -> Choice:
+    """What was measured before, else what is measured now and kept in a section of the home folder's `kernels.json`."""
+    path = home / "kernels.json"
+    found = _found(_read(path), section, key, parse)
+    if found is not None:
+        return found
     choice = measure()
     why = ""
     for _ in range(WRITE_TRIES):
         try:
             make_private(path.parent)
             with FolderLock(path.with_suffix(".lock"), purpose=Message("choosing kernels")):
-                found = _read(path)
-                found.setdefault(key, choice)
-                write_json(path, {"choices": {name: asdict(each) for name, each in found.items()}}, private=True)
-                return found[key]
+                rows = _read(path)
+                if (found := _found(rows, section, key, parse)) is not None:
+                    return found
+                rows[section] = {**rows.get(section, {}), key: asdict(choice)}
+                write_json(path, rows, private=True)
+                return choice
         except (ConfigError, ResourceError) as error:  # another process is writing, or nothing can be written here
             why = error.message
             time.sleep(WRITE_PAUSE_SECONDS)
     log.info("the choice of kernels is not kept: %s", why)
-    return _read(path).get(key, choice)
+    return _found(_read(path), section, key, parse) or choice
 
 
-def _read(path: Path) -> dict[str, KernelChoice]:
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    """The sections of the file, with their rows; those that are none are left out."""
     try:
-        found: dict[str, Any] = json.loads(read_regular(path))["choices"]
-        return {
-            str(key): KernelChoice(
-                kernels=Kernels(onednn=bool(row["kernels"]["onednn"]), blocks=row["kernels"]["blocks"]),
-                ratios={str(name): float(ratio) for name, ratio in row["ratios"].items()},
-                pass_tokens=int(row.get("pass_tokens", PASS_TOKENS)),
-            )
-            for key, row in found.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = json.loads(read_regular(path))
+    except (OSError, ValueError):
         return {}
+    sections = found.items() if isinstance(found, dict) else ()
+    return {name: rows for name, rows in sections if isinstance(rows, dict)}
+
+
+def _found(
+    sections: dict[str, dict[str, Any]], section: str, key: str, parse: Callable[[Any], Choice]
+) -> Choice | None:
+    """None for a row that is not there or cannot be read."""
+    try:
+        return parse(sections[section][key])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _parse(row: Any) -> KernelChoice:
+    return KernelChoice(
+        kernels=Kernels(onednn=bool(row["kernels"]["onednn"]), blocks=row["kernels"]["blocks"]),
+        ratios={str(name): float(ratio) for name, ratio in row["ratios"].items()},
+        pass_tokens=int(row.get("pass_tokens", PASS_TOKENS)),
+    )
 
 
 def _measured(model: GPT2, dtype: torch.dtype) -> KernelChoice:
