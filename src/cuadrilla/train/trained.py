@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import safetensors
@@ -12,8 +13,9 @@ from cuadrilla.config import Config, LanguageTaskSection, TrainSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
+from cuadrilla.home import Home
 from cuadrilla.messages import Message
-from cuadrilla.model.generate import generate_text
+from cuadrilla.model.generate import for_inference, generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf, state_from_hf
 from cuadrilla.model.language import shape_of
@@ -25,6 +27,7 @@ from cuadrilla.rundir import RunDir, require_regular, typed
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.checkpoint import CheckpointChoice, check_shapes, find_best, load_checkpoint
 from cuadrilla.train.coordinate import model_tensors
+from cuadrilla.train.inference import choose_for_inference
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
 
@@ -154,7 +157,13 @@ class LanguageModel:
 
     def generate(self, prompt: str = "", *, sampling: Sampling = USUAL_SAMPLING) -> Iterator[str]:
         """Continue a text, in pieces as they come; an empty one begins anew."""
-        return generate_text(self.model, self.tokenizer, prompt, sampling=sampling)
+        return generate_text(self.ready, self.tokenizer, prompt, sampling=sampling)
+
+    @cached_property
+    def ready(self) -> GPT2:
+        """A copy that generates as fast as this machine can."""
+        choice = choose_for_inference(self.model, home=Home.of_user().path)
+        return for_inference(self.model, kernels=choice.kernels)
 
 
 def open_model(path: Path, *, device: str = "auto", newest: bool = False, precision: str = "auto") -> LanguageModel:
