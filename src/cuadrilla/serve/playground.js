@@ -1,0 +1,539 @@
+// What comes from the service, the models among it, enters the page as `textContent` only.
+
+const $ = (id) => document.getElementById(id);
+const figure = (value, digits = 0) => value.toLocaleString(language, { maximumFractionDigits: digits });
+const percent = (part) => part.toLocaleString(language, { style: "percent", maximumFractionDigits: 1 });
+
+function make(tag, text, parent, attributes = {}) {
+  const element = Object.assign(document.createElement(tag), attributes);
+  element.textContent = text;
+  parent.append(element);
+  return element;
+}
+
+/** A reason that is told in words: a key of TEXTS, and what the service said of it. */
+class Failure extends Error {
+  constructor(key, { values = {}, detail = "", param = "", status = 0 } = {}) {
+    super(key);
+    Object.assign(this, { key, values, detail, param, status });
+  }
+
+  static of(error) {
+    return error instanceof Failure ? error : new Failure("garbled", { detail: String(error?.message ?? error) });
+  }
+
+  showIn(element) {
+    element.replaceChildren();
+    make("strong", say(this.key, this.values), element);
+    if (this.detail) make("span", this.detail, element, { lang: "en" });
+  }
+}
+
+// Asking
+
+let key = ""; // Typed here; else the browser sends what it was asked for when it opened the page.
+
+async function ask(path, { body, signal } = {}) {
+  const headers = body ? { "Content-Type": "application/json" } : {};
+  if (key) headers.Authorization = `Bearer ${key}`;
+  let answer;
+  try {
+    answer = await fetch(location.origin + path, {
+      method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal, cache: "no-store",
+      redirect: "error", credentials: key ? "omit" : "same-origin",
+    });
+  } catch (error) {
+    throw signal?.aborted ? error : new Failure("unreachable");
+  }
+  if (answer.ok) return answer;
+  throw await refusalOf(answer);
+}
+
+async function refusalOf(answer) {
+  const { status } = answer;
+  const told = await answer.json().then((found) => found?.error ?? {}, () => ({})); // a proxy's error may be HTML
+  const seconds = Math.max(1, Number.parseInt(answer.headers.get("Retry-After"), 10) || 1);
+  if (status === 401) $("key").hidden = false;
+  const isLong = told.code === "context_length_exceeded";
+  const usual = status >= 400 && status < 500 ? "failed400" : "failed";
+  const known = isLong ? "failed413" : `failed${status}` in TEXTS ? `failed${status}` : usual;
+  const detail = typeof told.message === "string" ? told.message : "";
+  return new Failure(known, { values: { status, seconds }, detail, param: String(told.param ?? ""), status });
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new Failure("garbled");
+  }
+}
+
+/** The events of a stream, to its end. */
+async function* streamed(asked, signal) {
+  const answer = await ask("/v1/completions", { body: asked, signal });
+  const reader = answer.body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    while (true) {
+      const { value, done } = await reader.read().catch((error) => {
+        throw signal.aborted ? error : new Failure("broken");
+      });
+      const lines = (rest + (done ? "" : decoder.decode(value, { stream: true }))).split("\n");
+      rest = lines.pop();
+      for (const line of lines.filter((one) => one.startsWith("data:"))) {
+        const data = line.slice(5).trim();
+        if (data === "[DONE]") return;
+        const event = parsed(data);
+        if (event?.error) throw new Failure("inStream", { detail: String(event.error.message ?? "") });
+        yield event;
+      }
+      if (done) throw new Failure("broken");
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** Of each new token: what the model thought likely instead, the likeliest first. */
+function likelyOf(logprobs) {
+  return (logprobs?.tokens ?? []).map((token, place) => ({
+    token: String(token),
+    top: Object.entries(logprobs.top_logprobs?.[place] ?? {}).sort((one, other) => other[1] - one[1]),
+  }));
+}
+
+// A column: the prompt, and one model's continuation of it
+
+const PARTS = [
+  "name", "speed", "first", "count", "seed", "more", "edit", "copy", "paper", "prompt", "out", "state", "error",
+];
+
+class Column {
+  constructor() {
+    const root = $("column").content.firstElementChild.cloneNode(true);
+    this.root = root;
+    this.parts = Object.fromEntries(PARTS.map((name) => [name, root.querySelector(`.${name}`)]));
+    this.follows = true;
+    this.clear("");
+    const { paper, out, more, edit, copy } = this.parts;
+    paper.addEventListener("scroll", () => {
+      this.follows = paper.scrollTop + paper.clientHeight > paper.scrollHeight - 30;
+    });
+    more.addEventListener("click", () => generateFrom(this.text));
+    edit.addEventListener("click", () => takeOver(this.text));
+    copy.addEventListener("click", () => this.copy());
+    out.addEventListener("pointerover", (event) => {
+      if (event.pointerType === "mouse" && !card.pinned) card.open(this, this.placeOf(event.target), { asked: false });
+    });
+    out.addEventListener("pointerleave", () => card.leave());
+    out.addEventListener("click", (event) => {
+      if (getSelection().isCollapsed) card.open(this, this.placeOf(event.target), { asked: true });
+    });
+    out.addEventListener("keydown", (event) => this.step(event));
+  }
+
+  get text() {
+    return this.prompt + this.pieces.map((piece) => piece.text).join("");
+  }
+
+  clear(prompt) {
+    Object.assign(this, { pieces: [], pending: [], count: 0, began: 0, first: 0, last: 0, reason: "", state: "" });
+    Object.assign(this, { notice: "", failure: null, busy: false });
+    this.parts.out.replaceChildren();
+    this.setPrompt(prompt);
+  }
+
+  setPrompt(prompt) {
+    this.prompt = prompt;
+    this.parts.prompt.textContent = prompt;
+  }
+
+  async run(asked, signal) {
+    this.clear(asked.prompt);
+    Object.assign(this, { began: performance.now(), seed: asked.seed, state: "waiting", busy: true, follows: true });
+    this.show();
+    try {
+      for await (const event of streamed(asked, signal)) this.take(event);
+      if (this.reason === "error") throw new Failure("modelFailed");
+      this.state = "ended";
+    } catch (error) {
+      this.state = signal.aborted ? "stopped" : "";
+      this.failure = signal.aborted ? null : Failure.of(error);
+    }
+    this.busy = false;
+    this.show();
+  }
+
+  take(event) {
+    if (Number.isFinite(event?.usage?.completion_tokens)) this.count = event.usage.completion_tokens;
+    const choice = event?.choices?.[0];
+    if (!choice) return;
+    const text = typeof choice.text === "string" ? choice.text : "";
+    const likely = likelyOf(choice.logprobs);
+    this.pending.push(...likely);
+    if (text || likely.length || !(this.first || choice.finish_reason)) {
+      this.last = performance.now();
+      this.first ||= this.last;
+      this.count += likely.length || 1; // until the usage comes: a part of a character is not told
+    }
+    this.state = "streaming";
+    if (choice.finish_reason) this.reason = String(choice.finish_reason);
+    if (text) {
+      this.pieces.push({ text, likely: this.pending.splice(0) });
+      make("span", text, this.parts.out, { className: "piece" });
+    }
+    this.showSoon();
+  }
+
+  showSoon() {
+    if (this.soon) return;
+    this.soon = true;
+    requestAnimationFrame(() => {
+      this.soon = false;
+      this.show();
+    });
+  }
+
+  show() {
+    const { speed, first, count, seed, more, edit, copy, paper, out, state, error } = this.parts;
+    const seconds = (this.last - this.first) / 1000;
+    speed.textContent = seconds > 0 && this.count > 1 ? say("speed", { n: figure((this.count - 1) / seconds) }) : "";
+    first.textContent = this.first ? say("first", { n: figure(this.first - this.began) }) : "";
+    count.textContent = this.first ? say("count", { n: figure(this.count) }) : "";
+    seed.textContent = this.first ? say("withSeed", { seed: this.seed }) : "";
+    const told = this.notice ? say(this.notice) : this.state === "ended" ? this.ending : this.state && say(this.state);
+    if (state.textContent !== told) state.textContent = told;
+    if (this.failure) this.failure.showIn(error);
+    else error.replaceChildren();
+    out.setAttribute("aria-busy", String(this.busy));
+    out.tabIndex = this.pieces.length ? 0 : -1;
+    more.disabled = edit.disabled = copy.disabled = this.busy || !this.pieces.length;
+    if (this.busy && this.follows) paper.scrollTop = paper.scrollHeight;
+  }
+
+  get ending() {
+    const known = { stop: "endedStop", length: "endedLength" }[this.reason];
+    return known ? say(known) : say("ended", { reason: this.reason });
+  }
+
+  async copy() {
+    this.notice = (await copied(this.text)) ? "copied" : "notCopied";
+    this.show();
+  }
+
+  /** Of the piece under the pointer; -1: none. */
+  placeOf(element) {
+    return [...this.parts.out.children].indexOf(element);
+  }
+
+  /** The arrow keys go from piece to piece; Enter goes to what can be done there. */
+  step(event) {
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const here = card.column === this ? card.place : -1;
+    if (by) card.open(this, Math.min(Math.max(here + by, 0), this.pieces.length - 1), { asked: true, focus: false });
+    else if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && here >= 0) card.focus();
+    else return;
+    event.preventDefault();
+  }
+}
+
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text); // needs https or this machine
+    return true;
+  } catch {
+    const box = make("textarea", text, document.body);
+    box.select();
+    const done = document.execCommand("copy");
+    box.remove();
+    return done;
+  }
+}
+
+// The card beside a piece of a continuation: what else was likely there, and again from there
+
+const card = {
+  column: null, place: -1, pinned: false, leaving: 0,
+
+  /** `asked`: by a click or a key, and not only passed by. */
+  open(column, place, { asked, focus = asked }) {
+    const piece = column.pieces[place];
+    if (!piece || running || (!asked && !piece.likely.length)) return;
+    this.close();
+    Object.assign(this, { column, place, pinned: asked });
+    const [title, list] = $("card").children;
+    const top = piece.likely[0]?.top.slice(0, 5) ?? [];
+    title.textContent = top.length ? say("likely") : "";
+    list.replaceChildren(...top.map((likely) => this.choice(likely, { picked: likely[0] === piece.likely[0].token })));
+    const element = column.parts.out.children[place];
+    element.classList.add("chosen");
+    $("card").hidden = false;
+    this.put(element.getClientRects()[0]);
+    if (focus) this.focus();
+  },
+
+  choice([token, logprob], { picked }) {
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", className: picked ? "picked" : "", disabled: token.startsWith("bytes:") });
+    make("code", token.replaceAll(" ", "␣").replaceAll("\n", "↵"), button);
+    const part = Math.min(Math.exp(logprob), 1);
+    make("meter", "", button, { value: part }).setAttribute("aria-hidden", "true");
+    make("span", percent(part), button, { className: "share" });
+    button.addEventListener("click", () => generateFrom(this.before + token));
+    return button;
+  },
+
+  put(beside) {
+    const { style, offsetWidth, offsetHeight } = $("card");
+    const below = beside.bottom + 4 + offsetHeight < innerHeight;
+    style.left = `${Math.max(8, Math.min(beside.left, innerWidth - offsetWidth - 8))}px`;
+    style.top = `${below ? beside.bottom + 4 : Math.max(8, beside.top - offsetHeight - 4)}px`;
+  },
+
+  /** The text up to where it is. */
+  get before() {
+    return this.column.prompt + this.column.pieces.slice(0, this.place).map((piece) => piece.text).join("");
+  },
+
+  focus() {
+    $("card").querySelector("button:enabled").focus();
+  },
+
+  /** The pointer may be on its way to the card. */
+  leave() {
+    clearTimeout(this.leaving);
+    this.leaving = setTimeout(() => {
+      if (!this.pinned && !$("card").matches(":hover, :focus-within")) this.close();
+    }, 200);
+  },
+
+  close() {
+    clearTimeout(this.leaving);
+    this.column?.parts.out.children[this.place]?.classList.remove("chosen");
+    if ($("card").contains(document.activeElement)) this.column.parts.out.focus();
+    $("card").hidden = true;
+    Object.assign(this, { column: null, place: -1, pinned: false });
+  },
+};
+
+// Generating
+
+const columns = [new Column(), new Column()];
+const prompt = document.createElement("textarea");
+const values = $("values").elements;
+let running = null;
+
+const shownColumns = () => columns.filter((column) => !column.root.hidden);
+
+/** What the settings ask for; null where one is not right, which is then shown. */
+function settings() {
+  if (!$("values").checkValidity()) {
+    $("settings").open = true;
+    $("values").reportValidity();
+    return null;
+  }
+  const number = (name) => values[name].valueAsNumber;
+  const stop = values.stop.value.split("\n").filter(Boolean).map((text) => text.replaceAll("\\n", "\n"));
+  return {
+    max_tokens: number("max_tokens"),
+    temperature: number("temperature"),
+    top_p: number("top_p"),
+    top_k: number("top_k"),
+    seed: values.seed.value ? number("seed") : Math.floor(Math.random() * 1e6),
+    presence_penalty: number("presence_penalty"),
+    frequency_penalty: number("frequency_penalty"),
+    ...(stop.length ? { stop } : {}),
+    ...(values.logprobs.checked ? { logprobs: 5 } : {}),
+    stream: true,
+    stream_options: { include_usage: true },
+  };
+}
+
+async function generate() {
+  const asked = running ? null : settings();
+  if (!asked) return;
+  card.close();
+  running = new AbortController();
+  show();
+  const { signal } = running;
+  await Promise.all(shownColumns().map((column) =>
+    column.run({ model: column.name, prompt: prompt.value, ...asked }, signal)));
+  running = null;
+  show();
+}
+
+function generateFrom(text) {
+  if (running) return;
+  setPrompt(text);
+  generate();
+}
+
+function setPrompt(text) {
+  prompt.value = text;
+  for (const column of columns) column.setPrompt(text);
+}
+
+function clear() {
+  card.close();
+  for (const column of columns) {
+    column.clear(prompt.value);
+    column.show();
+  }
+}
+
+/** The text becomes the prompt, to be written on. */
+function takeOver(text) {
+  setPrompt(text);
+  clear();
+  prompt.focus();
+  prompt.setSelectionRange(text.length, text.length);
+}
+
+const stop = () => running?.abort();
+
+/** A setting that the service has refused. */
+function markRefused() {
+  const refused = columns.map((column) => column.failure?.param).filter(Boolean);
+  for (const field of values) field.setAttribute("aria-invalid", String(refused.includes(field.name)));
+  if ([...values].some((field) => refused.includes(field.name))) $("settings").open = true;
+}
+
+// The page
+
+function show() {
+  document.documentElement.lang = language;
+  const all = (selector) => document.querySelectorAll(selector);
+  for (const element of all("[data-text]")) element.textContent = say(element.dataset.text);
+  for (const element of all("[data-label]")) element.setAttribute("aria-label", say(element.dataset.label));
+  $("language").textContent = say("otherLanguage");
+  $("language").lang = language === "es" ? "en" : "es";
+  $("go").textContent = say(running ? "stop" : "generate");
+  prompt.placeholder = say("placeholder");
+  prompt.setAttribute("aria-label", say("prompt"));
+  prompt.readOnly = Boolean(running);
+  values.seed.placeholder = say("atRandom");
+  $("other").options[0].textContent = say("nobody");
+  for (const control of [$("model"), $("other")]) control.disabled = Boolean(running);
+  for (const field of values) if (field.type === "range") showValue(field);
+  for (const column of columns) column.show();
+  markRefused();
+  tasks.show();
+}
+
+const showValue = (field) => {
+  field.parentElement.querySelector("output").textContent = figure(field.valueAsNumber, 2);
+};
+
+function showModels() {
+  const [one, other] = [$("model").value, $("other").value];
+  for (const option of $("other").options) option.disabled = option.value === one;
+  if (other === one) $("other").value = "";
+  [one, $("other").value].forEach((name, place) => {
+    columns[place].name = name;
+    columns[place].parts.name.textContent = name;
+    columns[place].root.hidden = !name;
+  });
+  document.querySelector(".columns").classList.toggle("two", !columns[1].root.hidden);
+  const reads = shownColumns().map((column) => contexts.get(column.name)).filter(Number.isFinite);
+  if (reads.length) values.max_tokens.max = Math.max(...reads);
+  values.max_tokens.value = Math.min(values.max_tokens.value, values.max_tokens.max);
+}
+
+const contexts = new Map(); // of each model, in tokens
+
+async function readContexts() {
+  const told = await (await ask("/v1/models")).json();
+  for (const model of told?.data ?? []) contexts.set(model?.id, Number(model?.max_model_len));
+  showModels();
+}
+
+function begin() {
+  document.querySelector(".columns").append(...columns.map((column) => column.root));
+  Object.assign(prompt, { id: "prompt", spellcheck: false });
+  columns[0].root.querySelector(".stack").prepend(prompt);
+  columns[1].root.classList.add("mirror");
+  make("option", "", $("other"), { value: "" });
+  for (const name of MODELS) for (const list of [$("model"), $("other")]) make("option", name, list, { value: name });
+  $("comparing").hidden = MODELS.length < 2;
+  for (const id of ["texts", "settings"]) $(id).hidden = !MODELS.length;
+  document.querySelector("main").classList.toggle("texts", MODELS.length > 0);
+  $("settings").open = matchMedia("(min-width: 900px)").matches;
+  listen();
+  showModels();
+  show();
+  if (MODELS.length) prompt.focus();
+  look();
+}
+
+function listen() {
+  prompt.addEventListener("input", () => {
+    setPrompt(prompt.value);
+    if (!prompt.value) clear();
+  });
+  $("go").addEventListener("click", (event) => {
+    if (event.detail > 1) return; // the second half of a double click
+    if (running) stop();
+    else generate();
+  });
+  for (const list of [$("model"), $("other")]) list.addEventListener("change", () => {
+    showModels();
+    clear();
+  });
+  $("values").addEventListener("input", (event) => {
+    if (event.target.type === "range") showValue(event.target);
+  });
+  $("values").addEventListener("submit", (event) => event.preventDefault());
+  $("language").addEventListener("click", () => {
+    language = language === "es" ? "en" : "es";
+    card.close();
+    show();
+  });
+  $("again").addEventListener("click", () => generateFrom(card.before));
+  $("card").addEventListener("pointerleave", () => card.leave());
+  $("key").addEventListener("submit", useKey);
+  $("task").addEventListener("change", () => tasks.choose());
+  $("predict").addEventListener("click", () => tasks.ask());
+  document.addEventListener("pointerdown", (event) => {
+    if (!event.target.closest("#card, .piece")) card.close();
+  });
+  document.addEventListener("focusin", (event) => {
+    if (!event.target.closest("#card, .out")) card.close();
+  });
+  addEventListener("resize", () => card.close());
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") return $("card").hidden ? stop() : card.close();
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    if ($("tasks").contains(event.target) || !MODELS.length) tasks.ask();
+    else generate();
+  });
+}
+
+function useKey(event) {
+  event.preventDefault();
+  const typed = $("secret").value.trim();
+  if (!/^[\x21-\x7e]+$/.test(typed)) return; // a header cannot carry it
+  key = typed;
+  $("secret").value = "";
+  $("key").hidden = true;
+  for (const column of columns) column.failure = null;
+  show();
+  look();
+  (MODELS.length ? prompt : $("inputs")).focus();
+}
+
+let looked = false;
+
+/** What the service has. */
+async function look() {
+  looked = false;
+  $("trouble").replaceChildren();
+  try {
+    await Promise.all([MODELS.length ? readContexts() : null, tasks.read()]);
+  } catch (error) {
+    Failure.of(error).showIn($("trouble"));
+  }
+  looked = true;
+}

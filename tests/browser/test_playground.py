@@ -1,0 +1,497 @@
+"""The playground in a real browser: a person types, watches, stops, compares; nothing that a service says becomes HTML.
+
+Models are real and tiny. What they would never say is said by a service of another make, which has the same page.
+"""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+import uvicorn
+from pydantic import BaseModel, Field
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from torch import nn
+
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.model.generate import for_inference, generate_text
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.sampling import Sampling
+from cuadrilla.runfile import resolve
+from cuadrilla.serve.app import Service, make_app
+from cuadrilla.serve.edge import Edge
+from cuadrilla.serve.page import page
+from cuadrilla.serve.predictions import Predictor, Predictors
+from cuadrilla.serve.served import Models, Room, ServedModel
+from cuadrilla.train.precision import choose_precision
+from cuadrilla.train.trained import LanguageModel, Step, Trained
+from tests.chromium import CHROMIUM, CONTROL, Browser, Tab
+from tests.commands import wait_for
+from tests.runs import RUN_FILE
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
+]
+
+CPU = torch.device("cpu")
+TEXT = "Había una vez un niño que vivía cerca del mar y tenía un barco de vela muy pequeño. "
+CONTEXT = 30_000  # so many tokens that nobody waits for their end
+PROMPT = "Había una vez"
+HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 1'>&lt;b&gt;"
+SHOWN = threading.Event()
+"""The page has shown what came."""
+KEY, OTHER_KEY = "the-key-of-before-0123", "the-key-of-now-0123456"
+
+
+def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
+    """Untrained. It says whole words of ASCII only: what begins with 0 in the head is never the likeliest."""
+    torch.manual_seed(seed)
+    config = GPT2Config(vocab_size=tokenizer.vocab_size, context=CONTEXT, layers=1, heads=2, width=16, tied=False)
+    model = GPT2(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+        for token in range(tokenizer.vocab_size):
+            word = tokenizer.decode([token])
+            if not (len(word) > 1 and word.isascii() and word.strip().isalpha()):
+                model.head.weight[token] = 0
+    precision = choose_precision("fp32", device=CPU)
+    return LanguageModel(model=model, tokenizer=tokenizer, device=CPU, precision=precision, step=None)
+
+
+def service_of(models: dict[str, LanguageModel], predictors: dict[str, Predictor] | None = None) -> Service:
+    room = Room(slots=2, waiting=2)
+    served = {
+        name: ServedModel(name=name, opened=opened, ready=for_inference(opened.model), computes="", room=room)
+        for name, opened in models.items()
+    }
+    return Service(models=Models(served), predictors=Predictors(predictors or {}), most_seconds=300)
+
+
+@contextmanager
+def listening(app: Any, *, key: str = "", port: int = 0) -> Iterator[str]:
+    """Its URL. Not through `listen`, which is for the main thread of a process."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        config = uvicorn.Config(
+            Edge(app, key=key, hosts=[host]), log_config=None, ws="none", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="service")
+        thread.start()
+        try:
+            wait_for(lambda: server.started or not thread.is_alive())
+            yield f"http://{host}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train([TEXT] * 20, vocab_size=340)
+
+
+@pytest.fixture(scope="module")
+def models(tokenizer: Tokenizer) -> dict[str, LanguageModel]:
+    return {"uno": language_model(1, tokenizer), "otro": language_model(2, tokenizer)}
+
+
+@dataclass(frozen=True)
+class Running:
+    url: str
+    service: Service
+
+    def busy(self) -> int:
+        return sum(model.batcher.load.busy for model in self.service.models.by_name.values())
+
+
+@pytest.fixture(scope="module")
+def running(models: dict[str, LanguageModel]) -> Iterator[Running]:
+    service = service_of(models)
+    with listening(make_app(service)) as url:
+        yield Running(url, service)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("chromium")) as made:
+        yield made
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Tab]:
+    """Says nothing on its console, and asks nobody but the service that it was opened from."""
+    with browser.tab() as made:
+        yield made
+        assert made.complaints == []
+        others = {urlsplit(url).netloc.rpartition("@")[2] for url in made.asked if not url.startswith("data:")}
+        assert others <= {made.value("location.host")}
+
+
+def greedy(model: LanguageModel, prompt: str, *, tokens: int) -> str:
+    sampling = Sampling(temperature=0, max_tokens=tokens)
+    return "".join(generate_text(model.model, model.tokenizer, prompt, sampling=sampling))
+
+
+def put(tab: Tab, **values: object) -> None:
+    """Into the settings."""
+    for name, value in values.items():
+        tab.value(f"void (document.querySelector('[name={name}]').value = {json.dumps(str(value))})")
+
+
+def write(tab: Tab, prompt: str, **values: object) -> None:
+    tab.click("#prompt")
+    tab.value("document.querySelector('#prompt').select()")
+    tab.type(prompt)
+    put(tab, **values)
+
+
+def ended(tab: Tab, *, column: int = 0) -> str:
+    """How a column says that it has ended, in words."""
+    found: str = tab.until(
+        f"(() => {{ const column = document.querySelectorAll('.column')[{column}];"
+        "return column.querySelector('.out').ariaBusy === 'false' &&"
+        " (column.querySelector('.error').innerText || column.querySelector('.state').innerText); })()"
+    )
+    return found
+
+
+def output(tab: Tab, *, column: int = 0) -> str:
+    found: str = tab.value(f"document.querySelectorAll('.out')[{column}].textContent")
+    return found
+
+
+def test_a_person_types_and_reads_on(tab: Tab, running: Running, models: dict[str, LanguageModel]) -> None:
+    tab.open(running.url)
+    tab.until(f"document.querySelector('[name=max_tokens]').max === '{CONTEXT}'")
+    write(tab, PROMPT, max_tokens=20, temperature=0)
+    tab.press("Enter", modifiers=CONTROL)
+    assert "(length)" in ended(tab)
+    expected = greedy(models["uno"], PROMPT, tokens=20)
+    assert output(tab) == expected
+    assert "20 tokens" in tab.text(".count")
+    assert "tokens/s" in tab.text(".speed")
+    tab.click(".copy")
+    tab.until("document.querySelector('.state').innerText === 'Copied.'")
+    tab.click(".more")  # from the whole text
+    assert "(length)" in ended(tab)
+    assert tab.value("document.querySelector('#prompt').value") == PROMPT + expected
+    assert output(tab) == greedy(models["uno"], PROMPT + expected, tokens=20)
+    write(tab, "un barco\nde vela\n", stop="zzz", max_tokens=5)
+    tab.click("#go")
+    ended(tab)
+    assert output(tab) == greedy(models["uno"], "un barco\nde vela\n", tokens=5)
+
+
+def test_the_box_lies_under_the_text_that_is_shown(tab: Tab, running: Running) -> None:
+    """Both break their lines alike, at any width; and nothing is wider than a phone."""
+    tab.open(running.url)
+    for width in (1280, 400):
+        tab.resize(width, 800, phone=width == 400)
+        write(tab, TEXT * 5 + "una-palabra-larguísima" * 5 + "\n\n" + TEXT)
+        box, shown = tab.value(
+            "['#prompt', '.prompt'].map((one) => { const found = document.querySelector(one);"
+            "return one === '#prompt' ? (found.style.height = 0, found.scrollHeight) : "
+            "found.getBoundingClientRect().height; })"
+        )
+        tab.value("document.querySelector('#prompt').removeAttribute('style')")
+        padding = 26  # above and below the text of the box
+        assert abs(box - padding - shown) < 10, width  # a line has 27 pixels
+        assert tab.value("document.scrollingElement.scrollWidth") <= width
+
+
+def test_escape_stops_and_the_slot_is_free(tab: Tab, running: Running) -> None:
+    tab.open(running.url)
+    write(tab, PROMPT, max_tokens=CONTEXT - 10, temperature=0)
+    tab.click("#go")
+    tab.until("document.querySelectorAll('.piece').length > 20")
+    assert running.busy() == 1
+    assert tab.text("#go") == "Stop"
+    tab.press("Escape")
+    assert ended(tab) == "Stopped by you."
+    wait_for(lambda: running.busy() == 0)
+    assert tab.value("fetch('/readyz').then((answer) => answer.json()).then((said) => said.busy)") == 0
+    assert len(output(tab)) > 20
+    tab.click("#go")  # once more, and by the button
+    tab.until("document.querySelectorAll('.piece').length > 20")
+    tab.click("#go")
+    assert ended(tab) == "Stopped by you."
+    wait_for(lambda: running.busy() == 0)
+
+
+def test_two_models_side_by_side(tab: Tab, running: Running, models: dict[str, LanguageModel]) -> None:
+    tab.open(running.url)
+    tab.choose("#other", "otro")
+    write(tab, PROMPT, max_tokens=30, temperature=0, seed=7)
+    tab.click("#go")
+    for column, name in enumerate(models):
+        assert "(length)" in ended(tab, column=column)
+        assert output(tab, column=column) == greedy(models[name], PROMPT, tokens=30)
+    told = tab.value("['.name', '.seed'].map((one) => [...document.querySelectorAll(one)].map((at) => at.textContent))")
+    assert told == [["uno", "otro"], ["seed 7", "seed 7"]]
+    assert tab.value("[...document.querySelectorAll('.speed')].every((at) => at.textContent.endsWith('tokens/s'))")
+    assert tab.value("[...document.querySelectorAll('#other option')].map((one) => one.disabled)") == [
+        False, True, False,
+    ]  # fmt: skip
+    tab.choose("#other", "")
+    assert tab.value("document.querySelectorAll('.column:not([hidden])').length") == 1
+
+
+def test_what_else_was_likely(tab: Tab, running: Running) -> None:
+    tab.open(running.url)
+    write(tab, PROMPT, max_tokens=8, temperature=0)
+    tab.click("[name=logprobs]")
+    tab.click("#go")
+    ended(tab)
+    pieces = tab.value("[...document.querySelectorAll('.piece')].map((one) => one.textContent)")
+    assert len(pieces) == 8
+    tab.hover(".piece:nth-child(4)")
+    tab.until("!document.querySelector('#card').hidden")
+    likely = tab.value("[...document.querySelectorAll('#card meter')].map((one) => one.value)")
+    assert len(likely) == 5
+    assert likely == sorted(likely, reverse=True)
+    names = tab.value("[...document.querySelectorAll('#card code')].map((one) => one.textContent.replace('␣', ' '))")
+    assert names[0] == pieces[3]  # greedy
+    tab.click("#card div button:nth-child(2)")
+    ended(tab)
+    begun = PROMPT + "".join(pieces[:3])
+    assert tab.value("document.querySelector('#prompt').value") == begun + names[1]
+    # By the keys alone: to the third piece, into its card, and away again.
+    tab.value("document.querySelector('.out').focus()")
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowRight", "Enter"):
+        tab.press(key)
+    assert tab.value("document.activeElement.closest('#card') !== null")
+    assert tab.value("[...document.querySelectorAll('.piece')].findIndex((one) => one.matches('.chosen'))") == 1
+    tab.press("Escape")
+    assert tab.value("document.querySelector('#card').hidden && document.activeElement.matches('.out')")
+    third = tab.value("[...document.querySelectorAll('.piece')].slice(0, 2).map((one) => one.textContent).join('')")
+    tab.click(".piece:nth-child(3)")
+    tab.click("#again")
+    ended(tab)
+    assert tab.value("document.querySelector('#prompt').value") == begun + names[1] + third
+
+
+def test_the_language_changes_while_one_looks(tab: Tab, running: Running) -> None:
+    tab.open(running.url, languages="es-MX,en;q=0.5")
+    assert tab.value("document.documentElement.lang") == "es"
+    assert tab.text("#go") == "Generar"
+    write(tab, PROMPT, max_tokens=5)
+    tab.click("#go")
+    assert ended(tab).startswith("Fin: ")
+    spanish = tab.text("body")
+    tab.click("#language")
+    assert tab.value("document.documentElement.lang") == "en"
+    assert tab.text("#go") == "Generate"
+    assert ended(tab).startswith("Ended: ")
+    same = set(spanish.splitlines()) & set(tab.text("body").splitlines())
+    assert {line for line in same if any(map(str.isalpha, line)) and PROMPT not in line and "tokens" not in line} == {
+        "cuadrilla", "uno", "otro", "Top-p",
+    }  # fmt: skip
+    assert tab.value("TEXTS && Object.values(TEXTS).every((texts) => texts.length === 2 && texts.every(Boolean))")
+    blanks = "texts.map((text) => (text.match(/\\{\\w+\\}/g) ?? []).sort().join())"
+    assert tab.value(f"Object.values(TEXTS).every((texts) => new Set({blanks}).size === 1)")
+
+
+def test_a_key_that_is_no_longer_right(tab: Tab, models: dict[str, LanguageModel]) -> None:
+    uno = {"uno": models["uno"]}
+    with listening(make_app(service_of(uno)), key=KEY) as url:
+        tab.open(url.replace("//", f"//anybody:{KEY}@"))
+        write(tab, PROMPT, max_tokens=3)
+        tab.click("#go")
+        assert "(length)" in ended(tab)
+        port = int(url.rpartition(":")[2])
+    tab.click("#go")
+    assert ended(tab).startswith("The service does not answer")
+    with listening(make_app(service_of(uno)), key=OTHER_KEY, port=port):
+        tab.click("#go")
+        tab.until("!document.querySelector('#key').hidden")
+        assert ended(tab).startswith("The key is missing or wrong. Type it above.")
+        wrong = "The key is missing or wrong"
+        for typed, told in (("not-the-key-0123456789", wrong), (OTHER_KEY, "")):
+            tab.click("#secret")
+            tab.type(typed)
+            tab.press("Enter")
+            tab.until(f"looked && document.querySelector('#trouble').innerText.startsWith({json.dumps(told)})")
+            assert tab.value("document.querySelector('#key').hidden") == (not told)
+            tab.click("#go")
+            assert ended(tab).startswith(told or "Ended")
+        assert not [url for url in tab.asked if OTHER_KEY in url]
+
+
+def chunk(text: str, *, reason: str | None = None, top: dict[str, float] | None = None) -> bytes:
+    logprobs = top and {"tokens": [text], "token_logprobs": [-1.0], "top_logprobs": [top], "text_offset": [0]}
+    choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
+
+
+def refusal(status: int, *, wait: str = "", param: str | None = None, code: str | None = None) -> Response:
+    body = {"error": {"message": HOSTILE, "type": "x", "param": param, "code": code}}
+    return JSONResponse(body, status_code=status, headers={"Retry-After": wait} if wait else {})
+
+
+async def scripted(request: Request) -> Response:
+    """A completion that goes as its prompt says."""
+    match (await request.json())["prompt"]:
+        case "422":
+            return refusal(422, param="top_k")
+        case "long":
+            return refusal(422, param="prompt", code="context_length_exceeded")
+        case "429":
+            return refusal(429, wait="7")
+        case "503":
+            return refusal(503, wait="12")
+        case "html":
+            return HTMLResponse(f"<h1>Bad gateway</h1>{HOSTILE}", status_code=502)
+        case told:
+            return StreamingResponse(stream(told), media_type="text/event-stream")
+
+
+async def stream(told: str) -> AsyncIterator[bytes]:
+    yield chunk("una ")
+    match told:
+        case "hostile":
+            yield chunk(HOSTILE, reason="stop", top={HOSTILE: -0.1, "<img src=x onerror='owned = 1'>": -3})
+        case "cut":
+            await asyncio.to_thread(SHOWN.wait, 60)  # a browser may throw away what comes right before the end
+            raise ConnectionError("on purpose")  # the connection ends without the end of the body
+        case "unfinished":
+            yield chunk("otra")
+            return
+        case "event":
+            yield f"data: {json.dumps({'error': {'message': HOSTILE}})}\n\n".encode()
+        case "garbled":
+            yield b"data: {\n\n"
+        case "error":
+            yield chunk("", reason="error")
+        case "strange":
+            yield chunk("", reason=HOSTILE)
+            yield b': a comment\r\n\r\ndata: [1]\r\n\r\ndata: 5\r\n\r\ndata: {"choices": [{"text": 5}]}\r\n\r\n'
+    yield b"data: [DONE]\n\n"
+
+
+@pytest.fixture(scope="module")
+def strange() -> Iterator[str]:
+    """A service of another make."""
+
+    async def show(_: Request) -> Response:
+        return page(["uno", HOSTILE], languages="en")
+
+    async def listed(_: Request) -> Response:
+        return JSONResponse({"data": [{"id": HOSTILE, "max_model_len": HOSTILE}, None]})
+
+    async def tasks(_: Request) -> Response:
+        return JSONResponse([{"model": HOSTILE, "inputs": {"description": HOSTILE, "type": HOSTILE}, "outputs": None}])
+
+    routes = [Route("/", show), Route("/v1/models", listed), Route("/v1/predict", tasks)]
+    app = Starlette(routes=[*routes, Route("/v1/completions", scripted, methods=["POST"])])
+    with listening(app) as url:
+        yield url
+
+
+REFUSED = ("422", "long", "429", "503", "html")
+FAILURES = {
+    "422": "The service cannot do what was asked.\n" + HOSTILE,
+    "long": "The text is too long.\n" + HOSTILE,
+    "429": "The service is full. Try again in 7 s.\n" + HOSTILE,
+    "503": "The service is not ready, or is ending. Try again in 12 s.\n" + HOSTILE,
+    "html": "The service has answered with an error (502).",
+    "cut": "The answer broke off: the connection was lost.",
+    "unfinished": "The answer broke off: the connection was lost.",
+    "event": "The service has given up this answer.\n" + HOSTILE,
+    "garbled": "The answer cannot be read.",
+    "error": "The model has failed (error): its numbers are not finite, or the memory is full.",
+    "strange": f"Ended ({HOSTILE}).",
+}
+
+
+def test_what_goes_wrong_is_said_in_words(tab: Tab, strange: str) -> None:
+    tab.open(strange)
+    for prompt, told in FAILURES.items():
+        write(tab, prompt)
+        tab.click("#go")
+        if prompt == "cut":
+            tab.until("document.querySelectorAll('.piece').length")
+            SHOWN.set()
+        assert ended(tab) == told
+        assert output(tab) == ("" if prompt in REFUSED else "una otra" if prompt == "unfinished" else "una ")
+        refused = tab.value("[...document.querySelectorAll('[aria-invalid=true]')].map((one) => one.name)")
+        assert refused == (["top_k"] if prompt == "422" else [])
+    assert tab.value("window.owned") is None
+
+
+def test_nothing_that_comes_in_becomes_html(tab: Tab, strange: str) -> None:
+    tab.open(strange)
+    tab.choose("#other", HOSTILE)
+    elements = tab.value("document.querySelectorAll('script, img').length")
+    write(tab, "hostile")
+    tab.click("#go")
+    for column in (0, 1):
+        assert "(stop)" in ended(tab, column=column)
+        assert output(tab, column=column) == "una " + HOSTILE
+    tab.click(".piece:nth-child(2)")
+    assert tab.text("#card code") == HOSTILE.replace(" ", "␣")
+    tab.press("Escape")
+    tab.click(".edit")
+    assert tab.value("document.querySelector('.mirror .prompt').textContent") == "hostileuna " + HOSTILE
+    assert HOSTILE in tab.text("#takes")
+    assert tab.value("document.querySelectorAll('script, img').length") == elements
+    assert tab.value("window.owned") is None
+
+
+class Point(BaseModel):
+    x: Annotated[float, Field(ge=-1, le=1)]
+    tags: list[str] = []
+
+
+class Sums:
+    """A task of one's own, as far as it is asked."""
+
+    def predict(self, model: nn.Module, inputs: list[Point]) -> list[float]:
+        found: list[float] = model(torch.tensor([[point.x] for point in inputs])).sum(1).tolist()
+        return found
+
+
+def predictor() -> Predictor:
+    trained = Trained(
+        config=resolve(RUN_FILE).config,
+        task=Sums(),  # type: ignore[arg-type]
+        model=nn.Identity(),
+        device=CPU,
+        precision=choose_precision("fp32", device=CPU),
+        step=Step(version=0, newest=0),
+    )
+    return Predictor("sums", trained)
+
+
+def test_a_service_that_has_only_a_task(tab: Tab) -> None:
+    with listening(make_app(service_of({}, {"sums": predictor()}))) as url:
+        tab.open(url)
+        tab.until("!document.querySelector('#tasks').hidden")
+        assert tab.value("document.querySelector('#texts').hidden")
+        assert '"maximum": 1' in tab.text("#takes")
+        assert json.loads(tab.value("document.querySelector('#inputs').value")) == [{"x": -1, "tags": []}]
+        for typed, told in (
+            ("[{", "This is not JSON"),
+            ('[{"x": 7}]', "The service cannot do what was asked."),
+            ('[{"x": 0.5}, {"x": -0.25}]', ""),
+        ):
+            tab.click("#inputs")
+            tab.value("document.querySelector('#inputs').select()")
+            tab.type(typed)
+            tab.press("Enter", modifiers=CONTROL)
+            tab.until("!document.querySelector('#predict').disabled")
+            assert tab.text("#unpredicted").startswith(told)
+        assert json.loads(tab.text("#outputs")) == [0.5, -0.25]
+        assert "Answered in" in tab.text("#predicted")
