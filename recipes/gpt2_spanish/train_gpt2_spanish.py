@@ -53,8 +53,8 @@ def run_of(args: argparse.Namespace, settings: dict[str, Any], *, folder: Path) 
 
 
 def steps_of(args: argparse.Namespace) -> int:
-    tokens = read_manifest(args.data).splits["train"].num_tokens
-    return math.ceil(args.epochs * tokens / (args.batch_size * args.seq_len))
+    tokens = read_manifest(args.data).splits["train"].num_tokens - 1
+    return max(math.ceil(args.epochs * (tokens // args.seq_len) / args.batch_size), 1)
 
 
 @contextmanager

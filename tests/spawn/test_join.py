@@ -1,11 +1,13 @@
 """Machines that join a coordinator: invites, what they fetch, who is refused, kicked, comes back. Each has a home."""
 
+import json
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,6 +29,10 @@ def run(tmp_path: Path, stories: Path) -> RunDir:
     return language_run(tmp_path / "run", stories)
 
 
+def nodes(machine: Machine) -> list[dict[str, Any]]:
+    return json.loads(machine.run("--json", "nodes").stdout)  # type: ignore[no-any-return]
+
+
 def test_two_machines_join_fetch_the_data_and_one_is_kicked(
     machine: Callable[[str], Machine], run: RunDir, port: int
 ) -> None:
@@ -37,7 +43,9 @@ def test_two_machines_join_fetch_the_data_and_one_is_kicked(
     wait_for(lambda: "ana" in present(run), first)
     second = luis.start("join", "--name", "luis", says=text)
     wait_for(lambda: "luis" in present(run), second)
-    assert coordinator.run("nodes").stdout.split()[2::2] == ["ana", "luis"]
+    wait_for(lambda: all(row["tokens/s"] for row in nodes(coordinator)), second)
+    assert [row["node"] for row in nodes(coordinator)] == ["ana", "luis"]
+    assert sum(row["share"] for row in nodes(coordinator)) == pytest.approx(1, abs=0.01)
     assert coordinator.run("kick", "luis").returncode == 0
     said = second.communicate(timeout=150)[1]
     assert second.returncode == 5, said
@@ -333,7 +341,7 @@ def test_cloned_machines_get_in_and_who_has_left_comes_back(
     assert (left.returncode, "keeps its key" in left.stderr) == (0, False), left.stderr
     assert not list((Home(first.home).path / "joined").iterdir())
     assert workers[0].wait(timeout=150) == 5
-    assert coordinator.run("nodes").stdout.split()[2::2] == [f"{name}-2"]
+    assert [row["node"] for row in nodes(coordinator)] == [f"{name}-2"]
     workers[0] = first.start("join", "--name", name, says=text)
     wait_for(lambda: present(run) == {name, f"{name}-2"}, workers[0])
     seen = down(coordinator, crew)

@@ -315,7 +315,8 @@ def test_too_little_text_is_refused_with_the_minimum(tmp_path, text):
     (folder / "foto.jpg").write_text("x")
     if text is not None:
         (folder / "a.txt").write_text(text)
-    assert "the minimum is 1,000 characters" in fail(prepare(folder, out=tmp_path / "out"), 4)
+    reason = f"there is no text in {folder}" if text is None else "the minimum is 1,000 characters"
+    assert reason in fail(prepare(folder, out=tmp_path / "out"), 4)
     assert not (tmp_path / "out").exists()
 
 

@@ -214,6 +214,19 @@ def test_both_images_have_the_same_steps() -> None:
     assert "USER 1000:1000" in steps(cpu)
 
 
+def test_what_somebody_has_added_to_env_stays(tmp_path: Path) -> None:
+    assert cuadrilla("compose", "worker", "--to", tmp_path).returncode == 0
+    file = tmp_path / ENV
+    first = lines(file.read_text(encoding="utf-8"))
+    with file.open("a", encoding="utf-8") as env:
+        env.write("TENSORBOARD_PORT=6007\n# a remark=1\nUID=5\n")
+    for _ in range(2):
+        assert cuadrilla("compose", "worker", "--to", tmp_path, "--force").returncode == 0
+        text = file.read_text(encoding="utf-8")
+        assert lines(text) == {**first, "TENSORBOARD_PORT": "6007"}
+        assert text.count("TENSORBOARD_PORT") == text.count("Added by hand") == 1
+
+
 def test_a_name_that_cannot_be_quoted_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         compose_files(ContainerHost(**{**vars(MACHINE), "run": "a\nCOMPOSE_FILE=b"}))

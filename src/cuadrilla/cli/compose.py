@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
-from cuadrilla.engines.compose import COMPOSE, DOCKERFILE, ENV, ROLES, ContainerHost, compose_files
+from cuadrilla.engines.compose import COMPOSE, DOCKERFILE, ENV, ROLES, ContainerHost, compose_files, with_added
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.host.reachability import read_reachability
 from cuadrilla.link.address import lan_address
@@ -65,6 +65,8 @@ def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
             raise ConfigError("{path} exists", path=folder / name, hint="--force replaces it; --print writes nothing")
     if not folder.exists():
         make_private(folder)
+    if (folder / ENV).is_file():
+        files = {**files, ENV: with_added(files[ENV], (folder / ENV).read_text(encoding="utf-8", errors="replace"))}
     for name, text in files.items():
         write_atomic(folder / name, text)
 

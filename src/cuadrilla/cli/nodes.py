@@ -8,7 +8,8 @@ import typer
 from cuadrilla.cli.output import emit_json, emit_table, options, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.home import Home, read_object
-from cuadrilla.rundir import RunDir, is_abandoned, private_folder
+from cuadrilla.monitor.attendance import NEWEST, at_work
+from cuadrilla.rundir import RunDir, is_abandoned, last_rows, private_folder, read_jsonl
 
 GIB = 2**30
 
@@ -40,7 +41,7 @@ def nodes(
 
 
 def _show_crew(home: Home) -> None:
-    """Beside each machine, what Ray has there, if the crew's run uses Ray."""
+    """While the crew trains: what each machine does of it, and what Ray has there, if the crew's run uses Ray."""
     from cuadrilla.link.nodes import AllowList
 
     listed = AllowList(home.nodes).nodes()
@@ -48,13 +49,35 @@ def _show_crew(home: Home) -> None:
         say("no machine has joined this machine's crew yet: cuadrilla up RUN")
         return
     rows: list[dict[str, Any]] = [{"node": name, "key": key.hex()[:16]} for name, key in sorted(listed.items())]
-    cluster = _read(RunDir(Path(str(home.open_crew()["run"])))) if home.open_file.exists() else None
+    run = RunDir(Path(str(home.open_crew()["run"]))) if home.open_file.exists() else None
+    if run is not None and _trains(run):
+        _add_work(rows, run)
+    cluster = _read(run) if run is not None else None
     if cluster is not None:
         there = {machine["node"]: machine["resources"] for machine in cluster["nodes"]}
         for row in rows:
             found = there.get(row["node"])
             row["ray"] = found if options.json or found is None else _in_words(found)
     emit_table(rows)
+
+
+def _trains(run: RunDir) -> bool:
+    try:
+        return not is_abandoned(run.lock)
+    except OSError:
+        return False
+
+
+def _add_work(rows: list[dict[str, Any]], run: RunDir) -> None:
+    """A machine that is not there now has neither share nor speed."""
+    there = at_work(read_jsonl(run.events), last_rows(run.metrics)[-NEWEST:])
+    for row in rows:
+        found = there.get(row["node"])
+        share, speed = (found.share, found.tokens_per_second) if found else (None, None)
+        row["share"] = share if options.json or share is None else f"{share:.0%}"
+        row["tokens/s"] = speed if options.json or speed is None else f"{speed:,.0f}"
+    if not options.json and len(there) < len(rows):
+        say("without a share: not working now")
 
 
 def _show_cluster(cluster: dict[str, Any]) -> None:

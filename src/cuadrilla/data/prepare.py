@@ -31,6 +31,7 @@ from cuadrilla.data import clean, overlap
 from cuadrilla.data.chunks import key_of
 from cuadrilla.data.corpus import Corpus, CorpusRules, clean_corpus
 from cuadrilla.data.encode import FAST, choose_encoder
+from cuadrilla.data.formats.form import ACCEPTED
 from cuadrilla.data.options import DEFAULT_VOCAB, RECIPE, PrepareOptions, recorded
 from cuadrilla.data.pool import Pool, Processes, check_processes
 from cuadrilla.data.shards import (
@@ -117,6 +118,13 @@ def prepare(
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
     found = open_sources(specs, exclude=out, progress=progress, reading=options.reading, held_out=options.val)
+    if not found.sources and not found.broken:
+        raise DataError(
+            "there is no text in {names}",
+            names=", ".join([*specs, *map(str, options.val)]),
+            hint="put your text there ({accepted}), or give the built-in source cuentos:40000",
+            accepted=ACCEPTED,
+        )
     path = out / TOKENIZER if options.add else options.tokenizer
     if options.add:
         read_manifest(out)

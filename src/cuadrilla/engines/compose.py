@@ -24,6 +24,7 @@ ROLES = {
     "dask": Message("scheduler and dask-worker, for programs of your own; http://127.0.0.1:8787, no token"),
 }
 """By profile of compose.yaml: what its services do."""
+ADDED = "# Added by hand."
 NOT_IN_QUOTES = ("'", "\\", "\n", "\r")
 
 
@@ -78,6 +79,19 @@ CUADRILLA_RUN={_quoted(machine.run)}
 # A checkout of cuadrilla: what the image is built from.
 CUADRILLA_SOURCE={_quoted(machine.source)}
 """
+
+
+def with_added(text: str, old: str) -> str:
+    """A new .env, and the variables that somebody has added to the old one: another port, another base image."""
+    ours = {_name(line) for line in text.splitlines()}
+    kept = [line for line in old.splitlines() if _name(line) and _name(line) not in ours]
+    return f"{text}\n{ADDED}\n" + "".join(f"{line}\n" for line in kept) if kept else text
+
+
+def _name(line: str) -> str:
+    """Of the variable in a line, or nothing."""
+    name, is_set, _ = line.partition("=")
+    return name.strip() if is_set and not name.lstrip().startswith("#") else ""
 
 
 def _quoted(value: str) -> str:

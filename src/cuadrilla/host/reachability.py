@@ -162,7 +162,10 @@ def advice(found: Reachability, *, listens: str, dialled: str, others: Sequence[
         lines += _through_windows(inner, port, outer=outer or WINDOWS, outer_port=outer_port or port)
     else:
         publish = f"{outer or HOST}:{outer_port or port}:{port}"
-        start = "  start the container with -p {ports} (its host's address on your network)"
+        start = (
+            "  start the container with -p {ports} (its host's address on your network; "
+            "the files of `cuadrilla compose` do that)"
+        )
         lines.append(Message(start, ports=publish))
     if not dialled:
         host = WINDOWS if found.kind == "wsl-nat" else HOST
