@@ -86,9 +86,8 @@ def test_a_first_run_says_how_long_it_takes_hears_ctrl_c_and_goes_on(
 
     first = at_terminal("train", "mio", *ENDLESS, "--set", "train.batch_sequences=960")
     wait_for(first.shows(r"device +cpu, \w+ \("), first.process)
-    wait_for(
-        first.shows(r"time +about \d+ days at this speed \(gpt2-micro about \d+ (seconds|minutes|hours|days)"), first.process
-    )
+    told = r"time +about \d+ days at this speed \(gpt2-micro about \d+ (seconds|minutes|hours|days)"
+    wait_for(first.shows(told), first.process)
     wait_for(first.shows(r"step 0/[\d]+.* \d+ % done +ETA"), first.process)
     first.types(CTRL_C)
     wait_for(first.shows("stopping +after this pass"), first.process)

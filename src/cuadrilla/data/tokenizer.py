@@ -155,7 +155,7 @@ class Tokenizer:
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """The byte that each letter of a byte-level token stands for: itself; for bytes that do not print, one from 256 on."""
+    """The byte that each letter of a byte-level token stands for: itself; for what does not print, one from 256 on."""
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printing]
     return {chr(byte): byte for byte in printing} | {chr(256 + place): byte for place, byte in enumerate(others)}
