@@ -7,7 +7,7 @@ groups by marker of xdist 3.8 do nothing with pytest 9.2, which keeps the ids of
 from xdist.scheduler import LoadScopeScheduling
 
 RAY, RIG, DOCKER = "ray", "rig", "docker"
-SHARE_A_CLUSTER = ("tests/spawn/test_dask.py",)
+SHARE_A_CLUSTER = ("tests/spawn/test_dask.py", "tests/spawn/test_serve.py", "tests/spawn/test_serve_hostile.py")
 
 
 class Groups(LoadScopeScheduling):
@@ -19,7 +19,7 @@ class Groups(LoadScopeScheduling):
 
 def group_of(nodeid: str) -> str:
     """Ray's tests, the networks' and the containers': one of each at a time, since they keep both cores of a small
-    machine busy, and an image is built once. A file whose tests are short, or share a cluster. Everything else by
+    machine busy, and an image is built once. A file whose tests are short, or share a cluster or a service. Everything else by
     itself."""
     file = nodeid.partition("::")[0]
     folder = file.split("/")[1]

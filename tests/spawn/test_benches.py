@@ -17,7 +17,13 @@ from cuadrilla.data import cuentos
 pytestmark = pytest.mark.thorough
 
 BENCHES = Path(__file__).parents[2] / "bench"
-NEEDS = {"train": "transformers", "generate": "transformers", "novels": "transformers", "ray": "ray"}
+NEEDS = {
+    "train": "transformers",
+    "generate": "transformers",
+    "novels": "transformers",
+    "serve": "transformers",
+    "ray": "ray",
+}
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: one of them
     "duplicates": "TEXTS --made 2",
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",
@@ -36,6 +42,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "passes": "--sizes 1 2 --rounds 1 --threads 1 --vocabulary 300",
     "prepare": "TEXTS --rounds 1 --processes 1 --encoder tokenizers",
     "recovery": "--faults 1",
+    "serve": "--speed --shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
     "server": "--steps 22 --repeats 1 --stories 300",
     "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300",
     "throughput": "--unit-ms 20 40 --units 4 --rounds 1 --steps 1 --repeats 1 --rate 0",

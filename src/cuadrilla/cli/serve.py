@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,7 +15,7 @@ import typer
 
 from cuadrilla.cli.model import about
 from cuadrilla.cli.output import say
-from cuadrilla.errors import ConfigError, EnvironmentProblem
+from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.messages import Message, language, shown
 
@@ -143,7 +144,11 @@ def port_of(listen: str, *, certificate: Path | None, private_key: Path | None) 
 
     if (certificate is None) != (private_key is None):
         raise ConfigError("https needs both files", hint="--certificate FILE --private-key FILE")
-    return Port(address=Address.parse(listen), certificate=certificate, private_key=private_key)
+    try:
+        address = Address.parse(listen)
+    except LinkError as error:
+        raise LinkError(error.message, hint="--listen 127.0.0.1:8000, or an address of this machine's") from None
+    return Port(address=address, certificate=certificate, private_key=private_key)
 
 
 def ask_key(path: Path | None) -> str:
@@ -153,7 +158,10 @@ def ask_key(path: Path | None) -> str:
     if path is None:
         return ""
     if path != HIDDEN:
-        return read_key(path)
+        key = read_key(path)
+        if os.name == "posix" and path.stat().st_mode & 0o077:
+            say("warning: others on this machine can read {path}: chmod 600 {path}", path=path)
+        return key
     prompt = shown(Message("key (not shown): "), language())
     typed = getpass(prompt, stream=sys.stderr) if sys.stdin.isatty() else sys.stdin.readline()
     return check_key(typed.strip(), where=Message("the key"))

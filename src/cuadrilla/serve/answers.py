@@ -1,6 +1,7 @@
 """Answers as OpenAI's API has them: choices that grow piece by piece, and what is told of each token."""
 
 import json
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,16 +100,16 @@ def completion_logprobs(spelling: Spelling, scores: Sequence[Score], *, first: i
         }
     for score in scores:
         found["tokens"].append(spelling.spell(score.token))
-        found["token_logprobs"].append(score.logprob)
-        top = {spelling.spell(token): logprob for token, logprob in score.top}
-        found["top_logprobs"].append({**top, spelling.spell(score.token): score.logprob})
+        found["token_logprobs"].append(_finite(score.logprob))
+        top = {spelling.spell(token): _finite(logprob) for token, logprob in score.top}
+        found["top_logprobs"].append({**top, spelling.spell(score.token): _finite(score.logprob)})
         found["text_offset"].append(spelling.place(score.token))
     return found
 
 
 def chat_logprobs(spelling: Spelling, scores: Sequence[Score]) -> dict[str, Any]:
     def told(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": spelling.spell(token), "logprob": logprob, "bytes": spelling.bytes_of(token)}
+        return {"token": spelling.spell(token), "logprob": _finite(logprob), "bytes": spelling.bytes_of(token)}
 
     return {
         "content": [
@@ -116,6 +117,11 @@ def chat_logprobs(spelling: Spelling, scores: Sequence[Score]) -> dict[str, Any]
         ],
         "refusal": None,
     }
+
+
+def _finite(logprob: float) -> float | None:
+    """JSON has no other numbers; a model that is broken has."""
+    return logprob if math.isfinite(logprob) else None
 
 
 def usage(*, prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import secrets
 import time
+import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -49,6 +50,7 @@ ROUTES = frozenset(
 )  # fmt: skip
 USUAL_TOKENS = 16
 """Of a completion that does not say, as in OpenAI's API."""
+HELD_BACK_SECONDS = 0.25
 CHAT_TEMPLATE = "{{ messages | map(attribute='content') | join('\n\n') }}"
 """What `ChatRequest.prompt` does, for clients that do it themselves."""
 T = TypeVar("T")
@@ -105,6 +107,8 @@ def make_app(service: Service) -> FastAPI:
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
     async def refused(_request: Request, refusal: Refusal) -> JSONResponse:
+        if refusal.status == 429:
+            await asyncio.sleep(HELD_BACK_SECONDS)  # who asks again at once must not keep others from their tokens
         return JSONResponse(refusal.body, status_code=refusal.status, headers=refusal.headers)
 
     @app.exception_handler(RequestValidationError)
@@ -113,15 +117,18 @@ def _handle_errors(app: FastAPI) -> None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
         told = first["msg"] if len(error.errors()) == 1 else f"{first['msg']} (and {len(error.errors()) - 1} more)"
-        return await refused(request, Refusal(422, f"{place or 'body'}: {told}", param=place or None))
+        return await refused(request, Refusal(422, f"{place or 'body'}: {told}", param=place.partition(".")[0] or None))
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> JSONResponse:
-        return await refused(request, Refusal(error.status_code, str(error.detail).lower()))
+        answer = await refused(request, Refusal(error.status_code, str(error.detail).lower()))
+        answer.headers.update(error.headers or {})
+        return answer
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> JSONResponse:
-        log.error("%s has failed: %s", request.url.path, type(error).__name__, exc_info=error)
+        place = "".join(traceback.format_tb(error.__traceback__))  # what it says may hold what a caller has sent
+        log.error("%s has failed: %s", request.url.path, f"{type(error).__name__}\n{place}")
         return await refused(request, Refusal(500, "the service has failed; its log says how"))
 
 

@@ -106,6 +106,9 @@ class Batcher:
             if call.row.reason is not None:  # nothing is to be generated
                 call.steps.put_nowait(Progressed(None, call.row.reason))
         waiting = [call for call in calls if call.row.reason is None]
+        if len(waiting) > self._slots + self._most_waiting:
+            most = self._slots + self._most_waiting
+            raise Refusal(422, f"that is more than the {most} texts that this service takes at once", param="n")
         with self._changed:
             if self._closing:
                 raise Refusal(503, "the service is ending", code="draining", wait_seconds=LEAST_WAIT_SECONDS)
@@ -130,22 +133,29 @@ class Batcher:
         return int(min(max(math.ceil(seconds), LEAST_WAIT_SECONDS), MOST_WAIT_SECONDS))
 
     def _work(self) -> None:
-        while self._take_in():
-            began = time.perf_counter()
-            try:
-                chosen = self._rows.step()
-            except (RuntimeError, ValueError, IndexError) as error:  # torch's errors: out of memory among them
-                log.error("a step of generation has failed: %s", error)
-                self._fail()
-                continue
+        try:
+            while self._take_in():
+                self._step()
+        finally:  # also when it is our own mistake: nobody must wait for a thread that is gone
             with self._changed:
-                told = [(self._calls[row], Progressed(token, row.reason)) for row, token in chosen]
-                for row, _ in chosen:
-                    if row.reason is not None:
-                        del self._calls[row]
-            self._rate.add(sum(step.token is not None for _, step in told), time.perf_counter() - began)
-            self._tell(told)
-        self._fail()
+                self._closing = True
+            self._fail()
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        try:
+            chosen = self._rows.step()
+        except (RuntimeError, ValueError, IndexError) as error:  # torch's errors: out of memory among them
+            log.error("a step of generation has failed: %s", error)
+            self._fail()
+            return
+        with self._changed:
+            told = [(self._calls[row], Progressed(token, row.reason)) for row, token in chosen]
+            for row, _ in chosen:
+                if row.reason is not None:
+                    del self._calls[row]
+        self._rate.add(sum(step.token is not None for _, step in told), time.perf_counter() - began)
+        self._tell(told)
 
     def _take_in(self) -> bool:
         """Who has gone leaves, who waits joins; waits for something to do. False when the thread is to end."""

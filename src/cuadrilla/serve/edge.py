@@ -37,6 +37,8 @@ ONCE = ("host", "authorization", "content-type", "content-length", "content-enco
 JSON_TYPE = "application/json"
 LINGER_SECONDS, LINGER_BODIES = 2.0, 64
 """How long, and of how many bodies' length, what is refused is still received, and thrown away."""
+MOST_KEYS = 10_000
+"""Of an object: each one that is unknown is an error of its own."""
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -176,6 +178,8 @@ def check_json(body: bytes) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
+    if len(pairs) > MOST_KEYS:
+        raise Refusal(400, f"an object of the body has more than {MOST_KEYS:,} keys")
     if len(found) < len(pairs):
         raise Refusal(400, "the body is not JSON: a key stands twice in one object")
     return found

@@ -9,6 +9,7 @@ Invariants
 * SIGTERM or Ctrl-C: no new connections; requests at hand may end within `DRAIN_SECONDS`, then the process ends with 0.
 """
 
+import asyncio
 import contextlib
 import logging
 import signal
@@ -16,6 +17,7 @@ import socket
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -33,6 +35,8 @@ from cuadrilla.serve.edge import Application
 HEAD_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 30
 READ_SECONDS = 30.0
+HANDSHAKE_SECONDS = 5.0
+"""Of TLS: until then a connection has no seat, but a file of the process."""
 DRAIN_SECONDS = 10
 MOST_CONNECTIONS = 512
 MOST_HEAD_BYTES = 16_384
@@ -129,7 +133,7 @@ def listen(
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer calls, from `ready` on, until a signal comes; `draining` hears of it first. Call it in the main thread."""
-    allow_descriptors(2 * MOST_CONNECTIONS)
+    allow_descriptors(16 * MOST_CONNECTIONS)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it repeats what strangers send
     config = uvicorn.Config(
         cast(Any, app),
@@ -157,6 +161,10 @@ class _Server(uvicorn.Server):
         self._ready, self._draining = ready, draining
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        if self.config.is_ssl:  # uvicorn leaves asyncio's 60 seconds
+            made = partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+            loop.create_server = made  # type: ignore[method-assign]
         await super().startup(sockets)
         self._ready()
 

@@ -79,7 +79,7 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(Asked):
-    prompt: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)] = ""
+    prompt: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(max_length=1024, fail_fast=True)] = ""
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)] | None = Field(None, description="16 if null")
     echo: bool | None = None
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None

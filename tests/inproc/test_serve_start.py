@@ -1,0 +1,56 @@
+"""What keeps a service from starting, before it looks at a model: an address for everybody, no key, a taken port."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link.address import Address
+from cuadrilla.serve.listen import Port, open_port
+from tests.inside import cuadrilla
+from tests.web import refusing_port
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.168.1.50:8000"])
+def test_nobody_may_call_from_elsewhere_without_a_key(tmp_path: Path, address: str) -> None:
+    done = cuadrilla("serve", tmp_path, "--listen", address)
+    assert done.returncode == 5
+    assert "--key-file" in done.stderr or address != "192.168.1.50:8000"
+    assert "hint" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "key", ["", "\n\n", "short", "a" * 600, "with a space in the middle", "ñ" * 20, "\x1b[31m" * 5]
+)
+def test_keys_that_are_none(tmp_path: Path, key: str) -> None:
+    (tmp_path / "key").write_text(key)
+    done = cuadrilla("serve", tmp_path, "--listen", "127.0.0.1:0", "--key-file", tmp_path / "key")
+    assert done.returncode == 2
+    assert "a key has" in done.stderr
+    assert not key.strip() or key not in done.stderr.partition("a key has")[2]
+
+
+@pytest.mark.parametrize("place", ["missing", ".", "/dev/zero"])
+def test_key_files_that_are_none(tmp_path: Path, place: str) -> None:
+    done = cuadrilla("serve", tmp_path, "--listen", "127.0.0.1:0", "--key-file", tmp_path / place)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        done = cuadrilla("serve", tmp_path, "--listen", f"127.0.0.1:{other.getsockname()[1]}")
+    assert done.returncode == 5
+    assert "cannot listen" in done.stderr
+    assert "--listen" in done.stderr
+
+
+def test_a_port_that_another_service_is_about_to_use() -> None:
+    """While it loads its models, which takes longer than everything else."""
+    port = Port(address=Address("127.0.0.1", refusing_port()))
+    with open_port(port), pytest.raises(LinkError):
+        open_port(port).close()

@@ -1,0 +1,589 @@
+"""A service among strangers, liars and the careless: others are answered, nothing is told, and it ends when told to."""
+
+import contextlib
+import http.client
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from cuadrilla.data.options import PrepareOptions
+from cuadrilla.data.prepare import prepare
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.hf import save_hf
+from tests.commands import wait_for
+from tests.inside import cuadrilla
+from tests.serving import Service, serving
+
+pytestmark = pytest.mark.spawn
+
+KEY = "correct-horse-battery-staple"
+BEARER = {"Authorization": f"Bearer {KEY}"}
+COMPLETIONS = "/v1/completions"
+SLOTS, QUEUE = 4, 60
+CONTEXT = 8192
+LONG = {"model": "long", "prompt": "Hola", "max_tokens": CONTEXT, "ignore_eos": True}
+"""Takes seconds: whoever does not wait for its end is seen to leave."""
+MIB = 2**20
+SECRET = "sk-planted-0123456789"
+CEILING_SECONDS = 20.0
+TASK = """
+import sys, time
+import torch
+from torch import nn
+from cuadrilla.model.task import TaskDefaults
+
+class Data:
+    def __len__(self): return 64
+    def __getitem__(self, index): return {"x": torch.full((1,), float(index))}
+
+class Liar:
+    defaults = TaskDefaults(length=1)
+    def model(self): return nn.Linear(1, 1)
+    def loss(self, model, batch): return model(batch["x"]).square().sum(), len(batch["x"])
+    def data(self, split): return Data()
+    def data_hash(self): return "liar"
+    def evaluate(self, model, batches): return {"loss": 0.0}
+    def predict(self, model: nn.Module, inputs: list[str]) -> list[float]:
+        found = []
+        for one in inputs:
+            if one.startswith("raise"): raise ValueError(one)
+            if one == "few": continue
+            if one == "many": found.append(0.0)
+            if one == "stop": raise StopIteration
+            if one == "exit": sys.exit(3)
+            if one == "text": found.append("x"); continue
+            while one == "hang": time.sleep(0.05)
+            found.append(float("nan") if one == "nan" else float(len(one)))
+        return found
+
+def task(): return Liar()
+"""
+RUN = """
+schema = 1
+[task]
+kind = "file"
+path = "task.py:task"
+[train]
+steps = 1
+batch_sequences = 8
+unit_sequences = 8
+precision = "fp32"
+threads = 1
+device = "cpu"
+[checkpoint]
+every_seconds = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models `long` and `short`, by how long it takes to fill their contexts; `nan`, whose numbers are none; a task."""
+    made = tmp_path_factory.mktemp("hostile")
+    prepare(["cuentos:40"], out=made / "data", options=PrepareOptions(vocab=300), progress=lambda *_: None)
+    torch.manual_seed(0)
+    for name, context in (("long", CONTEXT), ("short", 64), ("nan", 64)):
+        model = GPT2(GPT2Config(vocab_size=300, context=context, layers=1, heads=1, width=8))
+        if name == "nan":
+            with torch.no_grad():
+                model.transformer.wte.weight.fill_(3e38)  # finite, as what is loaded must be; their squares are not
+        save_hf(model, made / name, tokenizer_path=made / "data" / "tokenizer.json")
+    (made / "liar").mkdir()
+    (made / "liar" / "task.py").write_text(TASK)
+    (made / "liar" / "run.toml").write_text(RUN)
+    done = cuadrilla("train", made / "liar" / "run.toml")
+    assert done.returncode == 0, done.stderr
+    (made / "key.txt").write_text(KEY + "\n")
+    return made
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Service]:
+    room = ("--slots", SLOTS, "--queue", QUEUE, "--key-file", folder / "key.txt", "--log", folder / "log.txt")
+    with serving(folder / "long", folder / "nan", folder / "liar", *room) as found:
+        yield found
+
+
+def port_of(service: Service) -> int:
+    return int(service.url.rpartition(":")[2])
+
+
+def ask(service: Service, path: str, body: Any = None) -> tuple[int, Any]:
+    return service.ask(path, body, headers=BEARER)
+
+
+def is_well(service: Service) -> None:
+    """It answers, as ever."""
+    status, answer = ask(service, COMPLETIONS, {"model": "long", "prompt": "Hola", "max_tokens": 2})
+    assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
+
+
+def busyness(service: Service, name: str = "long") -> tuple[int, int]:
+    model = next(model for model in ask(service, "/readyz")[1]["models"] if model["model"] == name)
+    return model["busy"], model["waiting"]
+
+
+def until_idle(service: Service) -> None:
+    wait_for(lambda: busyness(service) == (0, 0), seconds=CEILING_SECONDS)
+
+
+def resident(service: Service) -> int:
+    found: int = psutil.Process(service.process.pid).memory_info().rss
+    return found
+
+
+def head(service: Service, first: str = "GET /v1/models", *lines: str, key: str = KEY) -> bytes:
+    told = [f"{first} HTTP/1.1", f"Host: 127.0.0.1:{port_of(service)}", f"Authorization: Bearer {key}", *lines]
+    return "\r\n".join([*told, "", ""]).encode()
+
+
+def post(service: Service, asked: Any, *, path: str = COMPLETIONS, more: Sequence[str] = ()) -> bytes:
+    body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+    return head(service, f"POST {path}", "Content-Type: application/json", f"Content-Length: {len(body)}", *more) + body
+
+
+@contextlib.contextmanager
+def connected(service: Service, *, receive_bytes: int = 0) -> Iterator[socket.socket]:
+    with socket.socket() as connection:
+        if receive_bytes:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connection.settimeout(CEILING_SECONDS)
+        connection.connect(("127.0.0.1", port_of(service)))
+        yield connection
+
+
+def said(service: Service, sent: bytes) -> tuple[int, bytes]:
+    """The status of the (first) answer and all that came until the service closed, or had nothing more to say."""
+    with connected(service) as connection:
+        with contextlib.suppress(OSError):  # it may close before it has everything
+            connection.sendall(sent)
+        answer = b""
+        with contextlib.suppress(OSError):
+            while part := connection.recv(65_536):
+                answer += part
+    assert answer.startswith(b"HTTP/1.1 "), answer[:200]
+    return int(answer.split()[1]), answer
+
+
+CLOSE = "Connection: close"
+JSON = "Content-Type: application/json"
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "statuses"),
+    [
+        ("no host", lambda _: b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n", {400}),
+        ("no host in 1.0", lambda _: b"GET /healthz HTTP/1.0\r\n\r\n", {421}),
+        ("another host", lambda _: b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\n\r\n", {421}),
+        ("two hosts", lambda s: head(s, "GET /healthz", "Host: evil.example"), {400}),
+        ("another origin", lambda s: head(s, "GET /v1/models", "Origin: https://evil.example"), {403}),
+        ("no origin at all", lambda s: head(s, "GET /v1/models", "Origin: null"), {403}),
+        ("a stranger", lambda s: head(s, key="x"), {401}),
+        ("a key in the query", lambda s: head(s, f"GET /v1/models?key={KEY}&api_key={KEY}", key=""), {401}),
+        ("a key of a megabyte", lambda s: head(s, key="a" * MIB), {400, 431}),
+        ("a header of a megabyte", lambda s: head(s, "GET /healthz", "X: " + "a" * MIB), {400, 431}),
+        ("a header of 17 kB", lambda s: head(s, "GET /healthz", CLOSE, "X: " + "a" * 17_000), {400, 431}),
+        ("10,000 headers", lambda s: head(s, "GET /healthz", *(f"X{n}: a" for n in range(10_000))), {400, 431}),
+        ("an address of a megabyte", lambda s: head(s, "GET /" + "a" * MIB), {400, 431}),
+        ("TRACE", lambda s: head(s, "TRACE /v1/models"), {405}),
+        ("OPTIONS", lambda s: head(s, "OPTIONS /v1/models", "Access-Control-Request-Method: POST"), {405}),
+        ("DELETE", lambda s: head(s, "DELETE /v1/models"), {405}),
+        ("PATCH", lambda s: head(s, "PATCH /v1/models"), {405}),
+        ("GET of what is posted", lambda s: head(s, f"GET {COMPLETIONS}", CLOSE), {405}),
+        ("a range", lambda s: head(s, "GET /v1/models", CLOSE, "Range: bytes=" + "0-," * 1000), {200}),
+        ("two lengths", lambda s: post(s, b"{}", more=["Content-Length: 20"]), {400}),
+        ("a length and chunks", lambda s: post(s, b"2\r\n{}\r\n0\r\n\r\n", more=["Transfer-Encoding: chunked"]), {400}),
+        ("chunks in gzip", lambda s: head(s, f"POST {COMPLETIONS}", JSON, "Transfer-Encoding: gzip, chunked"), {400}),
+        ("a negative length", lambda s: head(s, f"POST {COMPLETIONS}", JSON, "Content-Length: -1"), {400}),
+        ("a space before the colon", lambda s: head(s, "GET /healthz", "Content-Length : 5"), {400}),
+        ("a length of a petabyte", lambda s: head(s, f"POST {COMPLETIONS}", JSON, f"Content-Length: {2**50}"), {413}),
+        ("gzip", lambda s: post(s, b"\x1f\x8b", more=["Content-Encoding: gzip"]), {415}),
+        ("rubbish", lambda _: bytes(range(256)) * 20, {400}),
+        ("a hello of TLS", lambda _: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 300, {400}),
+        ("a preface of HTTP/2", lambda _: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 401, 421}),
+        ("a path with a line break", lambda s: head(s, "GET /%0d%0aX:%20y/%00%ff", CLOSE), {404}),
+        ("a path upwards", lambda s: head(s, "GET /../../etc/passwd", CLOSE), {404}),
+        ("documentation", lambda s: head(s, "GET /docs", CLOSE), {404}),
+    ],
+)
+def test_requests_of_strange_shapes(
+    service: Service, name: str, make: Callable[[Service], bytes], statuses: set[int]
+) -> None:
+    status, answer = said(service, make(service))
+    assert status in statuses, name
+    assert b"Traceback" not in answer
+    assert b"access-control" not in answer.lower()
+    assert KEY.encode() not in answer
+    assert service.ask("/healthz") == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "statuses"),
+    [
+        (COMPLETIONS, b'{"prompt": "\\ud800"}', {400}),
+        ("/tokenize", b'{"prompt": "\\udfff"}', {400}),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', {400}),
+        (COMPLETIONS, b'{"prompt": "a", "temperature": 1e999}', {422}),
+        (COMPLETIONS, b'{"prompt": "a", "temperature": NaN}', {400}),
+        (COMPLETIONS, b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", {400}),
+        (COMPLETIONS, b'{"prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", {400}),
+        (COMPLETIONS, b'{"prompt": "a", "prompt": "b"}', {400}),
+        (COMPLETIONS, b'{"prompt": [' + b"null," * 10**5 + b"null]}", {422}),
+        (COMPLETIONS, b'{"prompt": [' + b"[]," * 10**5 + b"[]]}", {422}),
+        (COMPLETIONS, b'{"prompt": "a", "stop": [' + b'"a",' * 10**5 + b'"a"]}', {422}),
+        (COMPLETIONS, b'{"prompt": "a", "n": 1000000}', {422}),
+        (COMPLETIONS, b'{"prompt": "a", "n": 63}', {200, 429}),
+        (COMPLETIONS, b'{"prompt": "' + b"a" * 10**6 + b'"}', {422}),
+        (COMPLETIONS, b'{"prompt": [300]}', {422}),
+        (COMPLETIONS, b'{"prompt": [2147483647]}', {422}),
+        (COMPLETIONS, b'{"prompt": "", "max_tokens": 0}', {200}),
+        (COMPLETIONS, b'{"prompt": [[]], "max_tokens": 0, "echo": true, "logprobs": 5}', {200}),
+        (COMPLETIONS, b'{"prompt": "' + b"\\u0000" * 100 + b'", "max_tokens": 1}', {200}),
+        (COMPLETIONS, b'{"prompt": "a", "model": "../../etc/passwd"}', {404}),
+        (COMPLETIONS, b'{"prompt": "a", "model": "liar"}', {404}),
+        ("/detokenize", b'{"tokens": [300]}', {422}),
+        ("/detokenize", b'{"tokens": []}', {200}),
+        ("/detokenize", b'{"tokens": [' + b"-1," * 10**5 + b"1]}", {422}),
+        ("/v1/predict", b'{"inputs": [' + b"1," * 10**5 + b"1]}", {422}),
+        ("/v1/predict", b'{"inputs": [{"a": [[[[1]]]]}]}', {422}),
+        ("/v1/predict", b'{"inputs": ["a"], "model": "long"}', {404}),
+    ],
+    ids=lambda value: str(value)[:50] if isinstance(value, bytes) else "",
+)
+def test_bodies_that_nobody_should_send(service: Service, path: str, body: bytes, statuses: set[int]) -> None:
+    status, answer = said(service, post(service, body, path=path, more=[CLOSE]))
+    assert status in statuses
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])
+    is_well(service)
+
+
+def test_nesting_that_is_nearly_too_deep(service: Service) -> None:
+    """Whoever reads a body after the edge is deeper in calls than the edge is."""
+    for depth in range(850, 1000, 7):
+        for before in (b'{"prompt":', b'{"logit_bias":', b'{"inputs":', b""):
+            body = before + b"[" * depth + b"]" * depth + (b"}" if before else b"")
+            status, _ = said(service, post(service, body, path="/v1/predict", more=[CLOSE]))
+            assert status in (400, 422)
+
+
+def test_a_body_that_is_too_long_says_so_to_a_client_that_only_then_reads(service: Service) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(service), timeout=CEILING_SECONDS)
+    with contextlib.closing(connection):
+        connection.request("POST", COMPLETIONS, b" " * (10 * MIB), {"Content-Type": "application/json", **BEARER})
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert json.loads(answer.read())["error"]["code"] == "too_large"
+
+
+def test_numbers_that_fp32_does_not_have_harm_nobody(service: Service) -> None:
+    """A token that does not exist fails the step of all who generate."""
+    alone = {"model": "long", "prompt": "Había una vez", "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
+    expected = ask(service, COMPLETIONS, alone)[1]["choices"][0]
+    assert expected["finish_reason"] == "length"
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(ask, service, COMPLETIONS, alone)
+        for tiny in ({"temperature": 1e-46}, {"top_p": 1e-46}, {"temperature": 5e-324, "top_k": 2, "top_p": 5e-324}):
+            status, answer = ask(service, COMPLETIONS, {"model": "long", "prompt": "x", "max_tokens": 3, **tiny})
+            assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
+        assert other.result()[1]["choices"][0]["text"] == expected["text"]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_model_whose_numbers_are_none(service: Service, chat: bool) -> None:
+    """It is an ending of the text, not of the service: the call is answered and says `error`."""
+    asked: dict[str, Any] = {"model": "nan", "max_tokens": 5}
+    path = "/v1/chat/completions" if chat else COMPLETIONS
+    asked |= {"messages": [{"role": "user", "content": "Hola"}]} if chat else {"prompt": ["Hola", "Adiós"]}
+    status, answer = ask(service, path, asked)
+    assert status == 200
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"error"}
+    scored = {"logprobs": True, "top_logprobs": 3} if chat else {"logprobs": 3}
+    status, answer = ask(service, path, {**asked, **scored})
+    assert status == 200
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"error"}
+    _, stream = said(service, post(service, {**asked, **scored, "stream": True}, path=path, more=[CLOSE]))
+    assert b'"finish_reason": "error"' in stream
+    assert b"data: [DONE]" in stream
+    assert b"NaN" not in stream
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_scores_that_are_no_numbers_are_no_json(service: Service, max_tokens: int, stream: bool) -> None:
+    asked = {"model": "nan", "prompt": "Hola", "max_tokens": max_tokens, "echo": True, "logprobs": 2, "stream": stream}
+    status, answer = said(service, post(service, asked, more=[CLOSE]))
+    assert status == 200
+    assert b"NaN" not in answer
+
+
+@pytest.mark.parametrize("lie", ["raise", "few", "many", "nan", "text", "stop", "exit"])
+def test_a_task_that_lies_or_fails(service: Service, lie: str) -> None:
+    """Only who asked for it hears of it."""
+    with ThreadPoolExecutor(4) as pool:
+        asked = ["abc", lie, "de", lie, "f"] * 3
+        found = list(pool.map(lambda one: ask(service, "/v1/predict", {"inputs": [one]}), asked))
+    for one, (status, answer) in zip(asked, found, strict=True):
+        if one == lie:
+            assert (status, answer["error"]["param"]) == (422, "inputs")
+        else:
+            assert (status, answer["outputs"]) == (200, [len(one)])
+
+
+@pytest.mark.thorough
+def test_a_task_that_never_returns(folder: Path) -> None:
+    """Its callers are told, the others of the service are answered, and the process ends when it is told to."""
+    with serving(folder / "liar", folder / "long", "--slots", 2, "--most-seconds", 1) as service:
+        for asked in ("hang", "abc"):
+            assert service.ask("/v1/predict", {"inputs": [asked]})[0] == 503
+        is_well(service)
+        assert service.stop() == 0
+
+
+def generated(service: Service) -> int:
+    lines = ask(service, "/metrics")[1].splitlines()
+    return int(float(next((line.split()[1] for line in lines if line.startswith(GENERATED)), "0")))
+
+
+GENERATED = 'cuadrilla_generated_tokens_total{model="long"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "callers"),
+    [
+        ("a stream", {"stream": True}, 1),
+        ("an answer in one piece", {}, 1),
+        ("several choices", {"n": 4}, 1),
+        ("several choices of a stream", {"n": 4, "stream": True}, 1),
+        ("a prompt that is scored", {"prompt": "Hola " * 300, "echo": True, "logprobs": 1, "n": 4}, 1),
+        ("some that wait", {}, 20),
+        ("choices that wait", {"n": 60, "stream": True}, 1),
+    ],
+)
+@pytest.mark.parametrize("way", ["closes", "resets", "has sent more"])
+def test_who_leaves_frees_its_slot(service: Service, name: str, asked: dict[str, Any], callers: int, way: str) -> None:
+    until_idle(service)
+    before = generated(service)
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(connected(service)) for _ in range(callers)]
+        for connection in made:
+            connection.sendall(post(service, {**LONG, **asked}))
+        wait_for(lambda: busyness(service)[0] > 0, seconds=CEILING_SECONDS)
+        for connection in made:
+            if way == "has sent more":  # a part of a next request: a server that stops reading sees nobody leave
+                connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+            if way == "resets":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        if way == "has sent more":
+            busyness(service)  # answered after it has been read
+    until_idle(service)
+    rows = callers * int(asked.get("n", 1))
+    assert generated(service) - before < rows * (CONTEXT - 2000)
+
+
+@contextlib.contextmanager
+def many_descriptors(number: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] != resource.RLIM_INFINITY and before[1] < number:
+        pytest.skip(f"needs {number} open files; this machine allows {before[1]}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(number, before[0]), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextlib.contextmanager
+def crowd(service: Service, number: int, *starts: bytes) -> Iterator[list[socket.socket]]:
+    """So many connections, each with one of these beginnings."""
+    with contextlib.ExitStack() as stack:
+        made = []
+        for index in range(number):
+            connection = stack.enter_context(socket.socket())
+            connection.settimeout(CEILING_SECONDS)
+            with contextlib.suppress(OSError):  # the service may already have had enough of it
+                connection.connect(("127.0.0.1", port_of(service)))
+                connection.sendall(starts[index % len(starts)])
+            made.append(connection)
+        yield made
+
+
+def test_a_thousand_who_only_connect_and_two_hundred_who_are_slow(folder: Path) -> None:
+    """Without a key, so that strangers may also begin a body."""
+    with serving(folder / "long", "--slots", 2) as service, many_descriptors(4096):
+        is_well(service)
+        before = resident(service)
+        body = head(service, f"POST {COMPLETIONS}", JSON, "Content-Length: 1000") + b'{"prompt": "'
+        with crowd(service, 1000, b"", b"G", b"GET /healthz HTTP/1.1\r\nHost: ", body[:40]):
+            is_well(service)
+            with crowd(service, 200, body):
+                is_well(service)
+                with crowd(service, 600, body):  # more than there are seats
+                    is_well(service)
+        is_well(service)
+        assert resident(service) - before < 64 * MIB
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(200)
+def test_slow_readers_are_let_go(service: Service) -> None:
+    """Of answers that fill every buffer on the way; the rows end meanwhile, and others have the slots."""
+    until_idle(service)
+    scored = {**LONG, "max_tokens": 250, "n": 60, "stream": True, "logprobs": 20}
+    before = psutil.Process(service.process.pid).num_fds()
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            connection = stack.enter_context(connected(service, receive_bytes=2048))
+            connection.sendall(post(service, scored))
+            wait_for(lambda: busyness(service)[0] > 0, seconds=CEILING_SECONDS)
+            wait_for(lambda: busyness(service) == (0, 0), seconds=60)
+        is_well(service)
+        wait_for(lambda: psutil.Process(service.process.pid).num_fds() <= before, seconds=120)
+    is_well(service)
+    assert "Traceback" not in service.said.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
+def test_it_ends_when_those_at_hand_have_their_answer(folder: Path, tmp_path: Path, number: int) -> None:
+    """Meanwhile the model's file is replaced, then cut short: what is loaded stays what it is."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in (folder / "long").iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    asked = {**LONG, "model": "model", "max_tokens": 600, "temperature": 0}
+    with serving(model, "--slots", 4, "--queue", 8) as service:
+        expected = service.ask(COMPLETIONS, asked)[1]["choices"][0]["text"]
+        weights = model / "model.safetensors"
+        weights.write_bytes(bytes(weights.stat().st_size))
+        weights.write_bytes(b"")
+        with ThreadPoolExecutor(8) as pool, connected(service) as silent, connected(service) as half:
+            half.sendall(b"GET /healthz HTTP/1.1\r\n")
+            work = [pool.submit(service.ask, COMPLETIONS, asked) for _ in range(8)]
+            wait_for(lambda: sum(busyness(service, "model")) == 8, seconds=CEILING_SECONDS)
+            service.process.send_signal(number)
+            for each in work:
+                status, answer = each.result()
+                assert status == 200
+                assert answer["choices"][0]["text"] == expected
+            assert service.process.wait(timeout=60) == 0
+            assert silent.recv(1) == b""
+        with pytest.raises(OSError, match=r"refused|reset"):
+            service.ask("/healthz")
+        assert "Traceback" not in service.said.read_text()
+
+
+@pytest.mark.thorough
+def test_it_does_not_wait_for_ever(folder: Path) -> None:
+    """For those who take longer than they may, nor for those who send no more."""
+    with serving(folder / "long", "--slots", 4) as service:
+        body = head(service, f"POST {COMPLETIONS}", JSON, "Content-Length: 1000")
+        with crowd(service, 3, body), crowd(service, 2, post(service, {**LONG, "n": 4, "stream": True})) as streams:
+            assert streams[0].recv(1000)
+            service.process.send_signal(signal.SIGTERM)
+            service.process.send_signal(signal.SIGTERM)
+            assert service.process.wait(timeout=30) == 0
+        assert "Traceback" not in service.said.read_text()
+
+
+@pytest.mark.thorough
+def test_ctrl_c_twice_ends_at_once(folder: Path) -> None:
+    with serving(folder / "long", "--slots", 4) as service:
+        with crowd(service, 2, post(service, {**LONG, "n": 4, "stream": True})) as streams:
+            assert streams[0].recv(1000)
+            service.process.send_signal(signal.SIGINT)
+            wait_for(lambda: not _accepts(service), seconds=CEILING_SECONDS)
+            service.process.send_signal(signal.SIGINT)
+            assert service.process.wait(timeout=30) in (0, 130)
+        assert "Traceback" not in service.said.read_text()
+
+
+def _accepts(service: Service) -> bool:
+    try:
+        with connected(service):
+            return True
+    except OSError:
+        return False
+
+
+def test_what_is_told_holds_no_secret(service: Service, folder: Path) -> None:
+    """Not the log, not the figures, not the errors; nor does anything act on the terminal that shows the log."""
+    evil = f"\x1b]0;owned\x07\r\n2026-01-01 INFO forged <script>{SECRET}"
+    for asked in (
+        {"model": "long", "prompt": evil, "max_tokens": 1, "user": SECRET, "stop": [SECRET]},
+        {"model": "long", "prompt": evil, "max_tokens": SECRET},
+        {"model": SECRET, "prompt": evil},
+        {"model": "nan", "prompt": evil, "max_tokens": 2},
+    ):
+        _, answer = ask(service, COMPLETIONS, asked)
+        assert SECRET not in json.dumps(answer.get("error", ""))
+    ask(service, f"/{SECRET}")
+    service.ask("/v1/models", headers={"Authorization": f"Bearer {SECRET}"})
+    ask(service, "/v1/chat/completions", {"messages": [{"role": SECRET, "content": SECRET}]})
+    ask(service, "/v1/predict", {"inputs": ["raise " + SECRET]})
+    ask(service, "/v1/predict", {"inputs": [{"a": SECRET}]})
+    said(service, head(service, f"GET /v1/models?{SECRET}", CLOSE, f"X-{SECRET}: {SECRET}", f"User-Agent: {SECRET}"))
+    is_well(service)
+    log = (folder / "log.txt").read_bytes()
+    for place in (log, service.said.read_bytes(), json.dumps(ask(service, "/metrics")[1]).encode()):
+        assert SECRET.encode() not in place
+        assert KEY.encode() not in place
+        assert b"forged" not in place
+        assert b"\x1b" not in place
+    assert b"the task's predict has failed" in log
+
+
+@pytest.mark.thorough
+def test_four_times_as_much_as_it_can(service: Service) -> None:
+    """Whoever is admitted is answered in full; the others are told when to come again; nothing else happens."""
+    asked = {**LONG, "max_tokens": 30}
+    before, until = resident(service), time.monotonic() + 8
+    statuses: list[int] = []
+
+    def caller() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port_of(service), timeout=60)
+        while time.monotonic() < until:
+            connection.request("POST", COMPLETIONS, json.dumps(asked), {"Content-Type": "application/json", **BEARER})
+            answer = connection.getresponse()
+            body = json.loads(answer.read())
+            statuses.append(answer.status)
+            if answer.status == 200:
+                assert body["choices"][0]["finish_reason"] == "length"
+            else:
+                assert int(answer.headers["Retry-After"]) >= 1
+        connection.close()
+
+    threads = [threading.Thread(target=caller) for _ in range(4 * (SLOTS + QUEUE))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) == {200, 429}
+    until_idle(service)
+    assert resident(service) - before < 64 * MIB
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(250)
+def test_schemathesis_finds_nothing(folder: Path, tmp_path: Path) -> None:
+    """Whatever its description of itself allows, and much that it does not: never an error of its own."""
+    with serving(folder / "short", folder / "liar", "--queue", 200) as service:
+        done = subprocess.run(
+            [sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}/openapi.json",
+             "--checks", "not_a_server_error", "--phases", "coverage,fuzzing", "--max-examples", "10",
+             "--generation-deterministic", "--request-timeout", "60", "--suppress-health-check", "all"],
+            cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+        assert service.ask("/healthz") == (200, {"status": "ok"})

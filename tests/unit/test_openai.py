@@ -1,0 +1,219 @@
+"""What may be asked of a service: every field with everything that it is not, and what is made of the rest."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from cuadrilla.model.sampling import Sampling, choose
+from cuadrilla.serve.edge import Refusal
+from cuadrilla.serve.openai import (
+    MOST_CHOICES,
+    MOST_STOP_LETTERS,
+    MOST_STOPS,
+    Asked,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    PredictRequest,
+    TokenizeRequest,
+)
+
+MOST_ERRORS = 8
+"""However long a list is: errors that are told by the million take seconds, and everybody waits."""
+SAID = {"messages": [{"role": "user", "content": "Hola"}]}
+WRONG: dict[str, list[Any]] = {
+    "model": [1, ["a"], {}, True],
+    "temperature": [-1, -1e-9, 100.5, 1e9, 1e999, -1e999, float("nan"), "x", [], {}],
+    "top_p": [0, -0.5, 1.0001, float("nan"), "x", []],
+    "top_k": [-2, 2**40, 1.5, 1.0, "4", True],
+    "n": [0, -1, MOST_CHOICES + 1, 10**6, 1.0, "2", True, []],
+    "seed": [2**63, -(2**63) - 1, 10**400, 1.5, "x"],
+    "stop": [1, {}, [1], [["a"]], [None], ["a", 1]],
+    "stream": ["x", 2, [], 0.5],
+    "stream_options": [1, [], {"include_usage": "x"}, {"other": True}, {"include_usage": None}],
+    "presence_penalty": [-2.1, 2.1, float("nan"), "x", []],
+    "frequency_penalty": [-2.1, 2.1, 1e999, "x"],
+    "user": [1, {}],
+    "ignore_eos": ["x", 2],
+    "max_tokens": [-1, 10**9, 2**20 + 1, 1.5, 1.0, "x", "5", True, []],
+    "extra": [None, 1],
+    "\x1b[31m": [1],
+    "__class__": ["x"],
+    "model_config": [{}],
+}
+WRONG_COMPLETION: dict[str, list[Any]] = {
+    **WRONG,
+    "prompt": [
+        None, 1, {}, True, [None], [1.5], [-1], [2**31], [True], ["a", 1], [1, "a"], [[1], "a"], [[-1]], [[["a"]]],
+    ],
+    "echo": ["x", 2],
+    "logprobs": [-1, 21, 10**6, 1.5, True, "1"],
+    "messages": [[]],
+    "max_completion_tokens": [1],
+}  # fmt: skip
+WRONG_CHAT: dict[str, list[Any]] = {
+    **WRONG,
+    "messages": [
+        None, [], {}, "a", [1], [{}], [{"role": "user"}], [{"content": "a"}], [{"role": "god", "content": "a"}],
+        [{"role": "user", "content": None}], [{"role": "user", "content": 1}], [{"role": "user", "content": {}}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}],
+        [{"role": "user", "content": [{"type": "text", "text": 1}]}], [{"role": "user", "content": "a", "x": 1}],
+        [{"role": "user", "content": "a"}] * 1001,
+    ],
+    "logprobs": [5, "x", []],
+    "top_logprobs": [-1, 21, 1.5, True],
+    "max_completion_tokens": [-1, 10**9, "x"],
+    "prompt": ["a"],
+    "echo": [True],
+}  # fmt: skip
+
+
+def cases(wrong: dict[str, list[Any]]) -> list[Any]:
+    return [pytest.param(name, value, id=f"{name!r}={str(value)[:30]}") for name in wrong for value in wrong[name]]
+
+
+@pytest.mark.parametrize(("name", "value"), cases(WRONG_COMPLETION))
+def test_a_wrong_field_of_a_completion_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"prompt": "Hola", name: value})
+    assert {error["loc"][0] for error in caught.value.errors()} == {name}
+
+
+@pytest.mark.parametrize(("name", "value"), cases(WRONG_CHAT))
+def test_a_wrong_field_of_a_chat_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({**SAID, name: value})
+    assert {error["loc"][0] for error in caught.value.errors()} == {name}
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        (CompletionRequest, {"prompt": [None] * 100_000}),
+        (CompletionRequest, {"prompt": [[]] * 100_000}),
+        (CompletionRequest, {"prompt": [[None] * 100_000]}),
+        (CompletionRequest, {"prompt": [["a"] * 1000] * 60}),
+        (CompletionRequest, {"stop": [1] * 100_000}),
+        (ChatRequest, {"messages": [{}] * 100_000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{}] * 100_000}]}),
+        (DetokenizeRequest, {"tokens": [-1] * 100_000}),
+        (DetokenizeRequest, {"tokens": [None] * 100_000}),
+        (PredictRequest, {"inputs": [None] * 100_000}),
+        (PredictRequest, {"inputs": []}),
+        (PredictRequest, {"inputs": {}}),
+        (TokenizeRequest, {"prompt": None}),
+        (TokenizeRequest, {"prompt": ["a"] * 100_000}),
+    ],
+)
+def test_a_long_list_has_few_errors(kind: type[BaseModel], asked: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(asked)
+    assert 1 <= caught.value.error_count() <= MOST_ERRORS
+
+
+@pytest.mark.parametrize(
+    "stop",
+    ["", [""], ["a", ""], ["a"] * (MOST_STOPS + 1), ["a"] * 100_000, "x" * (MOST_STOP_LETTERS + 1), ["x" * 10**6]],
+    ids=lambda stop: str(stop)[:20],
+)
+def test_stop_strings_that_are_none_or_too_many(stop: Any) -> None:
+    asked = CompletionRequest.model_validate({"stop": stop})
+    with pytest.raises(Refusal) as caught:
+        asked.sampling(max_tokens=1, end_of_text=0)
+    assert (caught.value.status, caught.value.param) == (422, "stop")
+
+
+@pytest.mark.parametrize("prompts", [[], ["a"] * (MOST_CHOICES + 1), [[1]] * (MOST_CHOICES + 1)])
+def test_no_prompt_or_too_many(prompts: list[Any]) -> None:
+    with pytest.raises(Refusal) as caught:
+        _ = CompletionRequest.model_validate({"prompt": prompts}).prompts
+    assert (caught.value.status, caught.value.param) == (422, "prompt")
+
+
+def test_prompts_times_n() -> None:
+    half = ["a"] * (MOST_CHOICES // 2)
+    assert len(CompletionRequest.model_validate({"prompt": half, "n": 2}).prompts) == len(half)
+    with pytest.raises(Refusal):
+        _ = CompletionRequest.model_validate({"prompt": half, "n": 3}).prompts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("", [""]), ("a\0", ["a\0"]), (["a", ""], ["a", ""]), ([1, 2], [[1, 2]]), ([[1], []], [[1], []])],
+)
+def test_prompts(prompt: Any, expected: list[Any]) -> None:
+    assert list(CompletionRequest.model_validate({"prompt": prompt}).prompts) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (CompletionRequest, "logit_bias", {"50256": -100}),
+        (CompletionRequest, "suffix", "end"),
+        (CompletionRequest, "best_of", 3),
+        (ChatRequest, "logit_bias", {"1": 1}),
+        (ChatRequest, "tools", [{"type": "function"}]),
+        (ChatRequest, "functions", [{}]),
+        (ChatRequest, "response_format", {"type": "json_object"}),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(kind: type[CompletionRequest | ChatRequest], name: str, value: Any) -> None:
+    asked = kind.model_validate({**(SAID if kind is ChatRequest else {}), name: value})
+    with pytest.raises(Refusal) as caught:
+        asked.check()
+    assert (caught.value.status, caught.value.param, caught.value.code) == (422, name, "unsupported_parameter")
+
+
+def test_what_asks_for_nothing_is_let_through() -> None:
+    CompletionRequest.model_validate({"logit_bias": {}, "suffix": None, "best_of": 2, "n": 2, "metadata": {}}).check()
+    ChatRequest.model_validate({**SAID, "tools": [], "functions": None, "response_format": None}).check()
+
+
+def sampling(**asked: Any) -> Sampling:
+    return CompletionRequest.model_validate(asked).sampling(max_tokens=5, end_of_text=7)
+
+
+def test_sampling_of_a_call_that_says_nothing() -> None:
+    found = sampling()
+    assert (found.temperature, found.top_k, found.top_p, found.max_tokens, found.stop) == (1.0, 0, 1.0, 5, ())
+    assert found.stop_ids == (7,)
+    assert sampling().seed != found.seed
+    assert sampling(ignore_eos=True).stop_ids == ()
+    nothing = {name: None for name in Asked.model_fields if name != "stream_options"}
+    assert sampling(**nothing).temperature == 1.0
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": st.floats(0, 100),
+            "top_p": st.floats(0, 1, exclude_min=True),
+            "top_k": st.integers(-1, 2**31),
+            "seed": st.integers(-(2**63), 2**63 - 1),
+            "presence_penalty": st.floats(-2, 2),
+            "frequency_penalty": st.floats(-2, 2),
+            "stop": st.lists(st.text(min_size=1, max_size=MOST_STOP_LETTERS), max_size=MOST_STOPS),
+        },
+    )
+)
+@example({"temperature": 1e-46})
+@example({"temperature": 5e-324, "top_k": 3})
+@example({"top_p": 1e-46})
+@example({"top_p": 5e-324, "top_k": 3})
+def test_whatever_is_within_the_bounds_can_be_sampled(asked: dict[str, Any]) -> None:
+    """A token that does not exist would end the rows of everybody else in its step: fp32 has no 1e-46."""
+    found = sampling(**json.loads(json.dumps(asked)))
+    logits_BV, draws_B = torch.randn(3, 11, generator=torch.Generator().manual_seed(1)), torch.tensor([0.0, 0.5, 0.999])
+    assert all(0 <= token < 11 for token in choose(logits_BV, sampling=found, draws_B=draws_B).tolist())
+
+
+def test_messages_are_flattened() -> None:
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": parts, "name": "x"}]
+    assert ChatRequest.model_validate({"messages": messages}).prompt == "a\n\nbc"
