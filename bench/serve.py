@@ -219,11 +219,10 @@ def _transformers(ours: GPT2, arguments: argparse.Namespace) -> float:
 
 
 def _load(url: str, clients: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    command = [
-        *LOW_PRIORITY, *COMMAND, "load", url, "--clients", clients, "--requests", max(arguments.requests * clients, 4), "--warm-up", 2,
-        "--prompt-tokens", 32, "--max-tokens", arguments.new_tokens, "--temperature", 0, "--fields",
-        '{"ignore_eos": true}', "--json",
-    ]  # fmt: skip
+    asked = {"--clients": clients, "--requests": max(arguments.requests * clients, 4), "--warm-up": 2}
+    asked |= {"--prompt-tokens": 32, "--max-tokens": arguments.new_tokens, "--temperature": 0}
+    options = [word for option in asked.items() for word in option]
+    command = [*LOW_PRIORITY, *COMMAND, "load", url, *options, "--fields", '{"ignore_eos": true}', "--json"]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
     (stage,) = json.loads(done.stdout)["stages"]
     seconds = {

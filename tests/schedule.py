@@ -19,8 +19,8 @@ class Groups(LoadScopeScheduling):
 
 def group_of(nodeid: str) -> str:
     """Ray's tests, the networks' and the containers': one of each at a time, since they keep both cores of a small
-    machine busy, and an image is built once. A file whose tests are short, or share a cluster or a service. Everything else by
-    itself."""
+    machine busy, and an image is built once. A file whose tests are short, or share a cluster or a service. Everything
+    else by itself."""
     file = nodeid.partition("::")[0]
     folder = file.split("/")[1]
     if folder == DOCKER:
