@@ -21,7 +21,8 @@ class CoordinatorThread:
 
     def __init__(self, coordination: CoordinatorRuntime) -> None:
         self._coordination = coordination
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # Not a SimpleQueue: its `get` with a timeout waits for ever after a signal's handler that took longer (3.11).
+        self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()
         self._lock = threading.RLock()  # what is done at once may leave word itself: a session that is ended
         self._over = False
 
