@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-import torch
 
-from cuadrilla.model.generate import for_inference, generate
-from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.generate import generate
+from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.rows import Row
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve.batching import Batcher, Call, Rate
 from cuadrilla.serve.edge import Refusal
+from tests.decided import decided_model
 
 pytestmark = pytest.mark.inproc
 
@@ -25,13 +25,7 @@ WAYS = (GREEDY, Sampling(temperature=0.9), Sampling(temperature=0.8, top_k=9), S
 
 @pytest.fixture(scope="module")
 def model() -> GPT2:
-    """Large weights: the best token leads by far."""
-    torch.manual_seed(0)
-    made = GPT2(GPT2Config(vocab_size=VOCABULARY, context=CONTEXT, layers=2, heads=4, width=32)).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return for_inference(made)
+    return decided_model(vocabulary=VOCABULARY, context=CONTEXT)
 
 
 @asynccontextmanager

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.model import rows as module
-from cuadrilla.model.generate import for_inference, generate
-from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.generate import generate
+from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.prefixes import LEAST_TOKENS, Prefixes
 from cuadrilla.model.rows import Row, Rows, Score
 from cuadrilla.model.sampling import Sampling
+from tests.decided import decided_model
 
 pytestmark = pytest.mark.unit
 
@@ -29,13 +30,7 @@ WAYS = (
 
 @pytest.fixture(scope="module")
 def model() -> GPT2:
-    """Large weights: the best token leads by far."""
-    torch.manual_seed(0)
-    made = GPT2(GPT2Config(vocab_size=VOCABULARY, context=CONTEXT, layers=2, heads=4, width=32)).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return for_inference(made)
+    return decided_model(vocabulary=VOCABULARY, context=CONTEXT)
 
 
 def alone(model: GPT2, prompt: list[int], sampling: Sampling) -> list[int]:
@@ -127,12 +122,7 @@ def finished(rows: Rows, *joining: Row) -> None:
 
 @pytest.fixture(scope="module")
 def long_model() -> GPT2:
-    torch.manual_seed(1)
-    made = GPT2(GPT2Config(vocab_size=VOCABULARY, context=128, layers=2, heads=4, width=32)).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return for_inference(made)
+    return decided_model(vocabulary=VOCABULARY, context=128, seed=1)
 
 
 def test_what_prompts_share_is_read_once(long_model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
