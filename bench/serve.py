@@ -2,6 +2,7 @@
 
     python -m bench.serve --check RUN [--clients 1 4 16 64]
     python -m bench.serve --speed [--shape 124m] [--precision fp32] [--clients 1 16]
+    python -m bench.serve --overload 60 [--times 4] [--queue 4]
 
 `--check`: clients at random join, leave in mid-stream and cancel; greedy tokens, those that a seed draws and log
 probabilities are compared with what the model gives each request alone. Of a token that differs the margin of the best
@@ -9,6 +10,9 @@ two is printed (`flips`); only ties within 1e-5 are excused. In fp32.
 
 `--speed`: a model of random weights in a process of its own, asked by `cuadrilla load` in another one; `over_stream`:
 tokens a second of all clients over those of one stream of transformers in the same precision, measured before, alone.
+
+`--overload SECONDS`: requests that arrive at random, `--times` as many as the service answers when it is never idle;
+times of those that it admits over those of a single client, answers by kind, and its memory before and after.
 """
 
 import argparse
@@ -27,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import torch
 import transformers
 
@@ -57,12 +62,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3, help="of each client")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--overload", type=float, metavar="SECONDS", default=0)
+    parser.add_argument("--times", type=float, default=4)
+    parser.add_argument("--queue", type=int, default=-1, help="texts that may wait, with --overload")
     arguments = parser.parse_args()
     found: dict[str, Any] = {}
     if arguments.check:
         found["check"] = check(arguments.check, clients=arguments.clients, requests=arguments.requests)
     if arguments.speed:
         found["speed"] = speed(arguments)
+    if arguments.overload:
+        found["overload"] = overload(arguments)
     report("serve", **found)
 
 
@@ -201,6 +211,43 @@ def speed(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"transformers_stream": stream, "precision": arguments.precision, "served": rows}
 
 
+def overload(arguments: argparse.Namespace) -> dict[str, Any]:
+    model = random_model(arguments.shape, seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer_path = written(tokenizer_of(model.config.vocab_size), Path(folder))
+        save_hf(model, Path(folder), tokenizer_path=tokenizer_path)
+        del model
+        options = ["--slots", arguments.slots, "--queue", arguments.queue, "--precision", arguments.precision]
+        with served(f"fast={folder}", *options) as url:
+            alone = _load(url, 1, arguments)
+            full = _load(url, arguments.slots, arguments)
+            rate = arguments.times * full["tokens_per_second"] / arguments.new_tokens
+            memory = _memory_bytes(url)
+            stage = _stage(
+                url, arguments, {"--rate": f"{rate:.3f}", "--seconds": arguments.overload, "--warm-up": 5}
+            )  # fmt: skip
+            memory_after = _memory_bytes(url)
+    times = {name: stage[f"{name}_seconds"] for name in ("ttft", "itl", "e2e")}
+    return {
+        "precision": arguments.precision,
+        "rate": rate,
+        "answered": stage["counts"]["answered"],
+        "failed": stage["errors"],
+        "tokens_per_second": {"alone": alone["tokens_per_second"], "full": full["tokens_per_second"],
+                              "overloaded": stage["tokens_per_second"]},
+        "p99": {name: [alone[f"{name}_p99"], full[f"{name}_p99"], found["p99"]] for name, found in times.items()},
+        "p99_over_alone": {name: found["p99"] / alone[f"{name}_p99"] for name, found in times.items()},
+        "memory_bytes": [memory, memory_after],
+    }  # fmt: skip
+
+
+def _memory_bytes(url: str) -> int:
+    """Of the process that listens there."""
+    port = int(url.rpartition(":")[2])
+    (pid,) = {each.pid for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr.port == port}
+    return int(psutil.Process(pid).memory_info().rss)
+
+
 def _transformers(ours: GPT2, arguments: argparse.Namespace) -> float:
     """Tokens a second of one stream, median of three."""
     transformers.logging.set_verbosity_error()
@@ -220,15 +267,22 @@ def _transformers(ours: GPT2, arguments: argparse.Namespace) -> float:
 
 def _load(url: str, clients: int, arguments: argparse.Namespace) -> dict[str, Any]:
     asked = {"--clients": clients, "--requests": max(arguments.requests * clients, 4), "--warm-up": 2}
-    asked |= {"--prompt-tokens": 32, "--max-tokens": arguments.new_tokens, "--temperature": 0}
-    options = [word for option in asked.items() for word in option]
-    command = [*LOW_PRIORITY, *COMMAND, "load", url, *options, "--fields", '{"ignore_eos": true}', "--json"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
-    (stage,) = json.loads(done.stdout)["stages"]
+    stage = _stage(url, arguments, asked)
     seconds = {
         f"{name}_{part}": stage[f"{name}_seconds"][part] for name in ("ttft", "itl", "e2e") for part in ("p50", "p99")
     }
     return {"tokens_per_second": stage["tokens_per_second"], "failed": stage["counts"]["failed"], **seconds}
+
+
+def _stage(url: str, arguments: argparse.Namespace, asked: dict[str, Any]) -> dict[str, Any]:
+    """What `cuadrilla load` finds, in a process of its own."""
+    asked = asked | {"--prompt-tokens": 32, "--max-tokens": arguments.new_tokens, "--temperature": 0}
+    options = [word for option in asked.items() for word in option]
+    command = [*LOW_PRIORITY, *COMMAND, "load", url, *options, "--fields", '{"ignore_eos": true}', "--json"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
+    (stage,) = json.loads(done.stdout)["stages"]
+    found: dict[str, Any] = stage
+    return found
 
 
 if __name__ == "__main__":

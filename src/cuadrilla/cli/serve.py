@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from getpass import getpass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 from cuadrilla.cli.model import about
 from cuadrilla.cli.output import say
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
+from cuadrilla.host.threads import in_passing_thread
 from cuadrilla.link.address import Address
 from cuadrilla.messages import Message, language, shown
 
@@ -63,7 +65,7 @@ def serve(
         int, typer.Option(min=0, max=1024, help="Texts that are continued together (0: as memory allows).")
     ] = 0,
     queue: Annotated[
-        int, typer.Option(min=-1, max=100_000, help="Texts that may wait for a slot (-1: as many as there are slots).")
+        int, typer.Option(min=-1, max=100_000, help="Texts that may wait for a slot (-1: a quarter of the slots).")
     ] = -1,
     most_seconds: Annotated[float, typer.Option(min=1, max=86_400, help="Time limit of a call.")] = 300,
     most_body: Annotated[int, typer.Option(min=1024, max=2**30, help="Bytes of a call's body, at most.")] = 2**20,
@@ -96,8 +98,8 @@ def serve(
     with closing(open_port(port)) as listener:  # before the models are loaded, which takes longer
         port = port.bound(listener)
         room = Room(slots=slots, waiting=queue)
-        served, predictors = open_served(
-            models, device=device, newest=newest, precision=precision, int8=int8, room=room
+        served, predictors = in_passing_thread(
+            partial(open_served, models, device=device, newest=newest, precision=precision, int8=int8, room=room)
         )
         by_name = {model.name: model for model in served}
         service = Service(

@@ -4,7 +4,7 @@ Invariants
 * What a row gets depends on its own tokens and seed, up to the rounding of products of another size: its random numbers
   come from a generator of its own, and it reads nothing of other rows.
 * A step reads at most `READ_TOKENS` of prompts, and while others generate no more than takes about `READ_SECONDS`, so
-  that nobody waits long for somebody else's prompt.
+  that nobody waits long for somebody else's prompt; longer, up to `MOST_READ_SECONDS`, when more read than generate.
 * When a row fills the context, its last half is read again at position 0 (as GPT-2 has absolute positions, a cache
   cannot be shifted). Of a longer prompt only the last `context` tokens are read.
 * Slots of the cache: rows that generate come first, then those that read. Nothing is computed for free slots.
@@ -33,7 +33,7 @@ Reason = Literal["stop", "length", "error"]
 """`error`: the model's numbers are not finite."""
 READ_TOKENS = 2048
 LEAST_READ_TOKENS = 32
-READ_SECONDS = 0.05
+READ_SECONDS, MOST_READ_SECONDS = 0.05, 0.4
 SCORED_AT_ONCE = 128
 """Positions of a prompt whose logits are held at a time."""
 DRAWS_AT_ONCE = 64
@@ -240,7 +240,9 @@ class Rows:
         """Tokens of prompts in this step."""
         if not self._num_generating:
             return READ_TOKENS
-        return int(min(READ_TOKENS, max(LEAST_READ_TOKENS, self._read_rate * READ_SECONDS)))
+        reading = len(self._rows) - self._num_generating
+        seconds = min(MOST_READ_SECONDS, READ_SECONDS * max(1.0, reading / self._num_generating))
+        return int(min(READ_TOKENS, max(LEAST_READ_TOKENS, self._read_rate * seconds)))
 
     def _measure(self, tokens: int, seconds: float) -> None:
         if tokens >= LEAST_READ_TOKENS:

@@ -79,7 +79,6 @@ class Batcher:
         self._prefixes = Prefixes(most_bytes=prefix_bytes)
         self.context = model.config.context
         self._slots, self._most_waiting = slots, most_waiting
-        self._rows = self._new_rows()
         self._changed = threading.Condition()
         self._waiting: deque[Call] = deque()
         self._calls: dict[Row, Call] = {}
@@ -134,6 +133,7 @@ class Batcher:
 
     def _work(self) -> None:
         try:
+            self._rows = self._new_rows()  # here: a thread that fills memory has helpers for good (host/threads.py)
             while self._take_in():
                 self._step()
         finally:  # also when it is our own mistake: nobody must wait for a thread that is gone

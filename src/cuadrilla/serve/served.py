@@ -43,7 +43,10 @@ LONG_TEXT = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """How many sequences a model continues together (0: as memory allows) and how many more may wait (-1: as many)."""
+    """How many sequences a model continues together (0: as memory allows) and how many more may wait.
+
+    `waiting` -1: a quarter of the slots. More would not keep the slots fuller, and wait longer than a text takes.
+    """
 
     slots: int = 0
     waiting: int = -1
@@ -82,7 +85,7 @@ class ServedModel:
 
     async def start(self) -> None:
         slots = self.room.slots or slots_for(self.opened)
-        waiting = slots if self.room.waiting < 0 else self.room.waiting
+        waiting = max(1, slots // 4) if self.room.waiting < 0 else self.room.waiting
         batcher = Batcher(self.ready, slots=slots, most_waiting=waiting, prefix_bytes=self.room.prefix_bytes)
         self.tokens_per_second = await trial(batcher, token=self.opened.tokenizer.end_of_text)
         self._batcher = batcher
