@@ -19,7 +19,7 @@ import torch
 
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribution, Hello, Lease, Progress, ToCoordinator, Version
+from cuadrilla.link.base import Contribution, Hello, Lease, NodeReport, Progress, ToCoordinator, Version
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_calls import DEVICE_KEY
 from cuadrilla.link.grpc_client import SERVICE, Connection
@@ -48,12 +48,16 @@ class Heard:
         self.messages: defaultdict[str, queue.SimpleQueue[ToCoordinator]] = defaultdict(queue.SimpleQueue)
         self.goodbyes: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.progress: defaultdict[str, list[int]] = defaultdict(list)
+        self.reports: defaultdict[str, list[NodeReport]] = defaultdict(list)
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         self.messages[worker].put(message)
 
     def heard(self, worker: str, progress: Progress) -> None:
         self.progress[worker].append(progress.micro_steps)
+
+    def reported(self, worker: str, report: NodeReport) -> None:
+        self.reports[worker].append(report)
 
     def left(self, worker: str, reason: str) -> None:
         self.goodbyes.put((worker, reason))
@@ -233,10 +237,11 @@ WHOLE = bytes(LAYOUT.num_bytes)
 
 SEEDS = {
     pb.ToCoordinator: [
-        pb.ToCoordinator(hello=pb.Hello(protocol=1, speed_hint=1.0, environment={"torch": "2.10"})),
+        pb.ToCoordinator(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=1.0, environment={"torch": "2.10"})),
         pb.ToCoordinator(progress=pb.Progress(micro_steps=7)),
         pb.ToCoordinator(contribute=pb.Contribute(lease_id=3, tokens=5, loss_sum=1.0, upload="u")),
         pb.ToCoordinator(goodbye=pb.Goodbye(reason="done")),
+        pb.ToCoordinator(report=pb.Report(usage=pb.Usage(cpu_percent=3, gpus=[pb.Gpu(name="x")]), phase="waiting")),
     ],
     pb.ToWorker: [
         pb.ToWorker(version=pb.Version(version=4, parameters="version-4")),

@@ -7,6 +7,7 @@ CUADRILLA_HOME (or the system's place for a user's data)
   cache/           what a run needs, fetched from a coordinator
   trusted.json     hashes of code that this machine's owner has approved
   kernels.json     which kernels were measured to be the fastest here
+  paused.json      which nodes of the crew are to wait, and whether the work for others does on this machine
   ray.txt          what Ray's own code says while `cuadrilla gateway --ray` runs
 """
 
@@ -21,7 +22,7 @@ import platformdirs
 from cuadrilla.errors import LinkError
 from cuadrilla.rundir import make_private, write_json
 
-DOWN = "down"
+DOWN, PAUSED = "down", "paused.json"
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,22 @@ class Home:
         """Approve code by its hash. Raises ResourceError."""
         make_private(self.path)
         write_json(self.path / "trusted.json", {"sha256": sorted({*self.trusted(), sha256})})
+
+    @property
+    def paused_nodes(self) -> frozenset[str]:
+        """Nodes of the crew that this machine coordinates, which are to wait."""
+        names = read_object(self.path / PAUSED).get("nodes")
+        return frozenset(map(str, names)) if isinstance(names, list) else frozenset()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the work for others waits on this machine."""
+        return read_object(self.path / PAUSED).get("here") is True
+
+    def pause(self, *, nodes: frozenset[str], here: bool) -> None:
+        """Raises ResourceError."""
+        make_private(self.path)
+        write_json(self.path / PAUSED, {"nodes": sorted(nodes), "here": here})
 
     def open_crew(self) -> dict[str, Any]:
         """Address and process of the coordinator that runs on this machine. Raises LinkError if none does."""

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -35,6 +36,7 @@ from cuadrilla.messages import Message
 SCHEMA = 1
 PRIVATE_PREFIX = "cuadrilla-private-"
 MAX_JSON_BYTES = 100 * 2**20  # a manifest of a hundred thousand sources has a third of that
+MAX_NODE_FILE = 120
 MAX_LINE_CHARACTERS = 2**24  # a row with a sample has a few thousand
 
 
@@ -63,6 +65,11 @@ class RunDir:
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
+
+    @property
+    def nodes(self) -> Path:
+        """How each machine was: `NAME.jsonl`, bounded (`node_file`)."""
+        return self.path / "nodes"
 
     @property
     def status(self) -> Path:
@@ -106,6 +113,16 @@ class RunDir:
     @property
     def lock(self) -> Path:
         return self.path / "lock"
+
+
+def node_file(worker: str) -> str:
+    """What the file of a worker in `nodes` is called: one of a device is NODE/cuda:0, which is no name of a file."""
+    return f"{re.sub(r'[^a-zA-Z0-9@+._-]', '-', worker.replace('/', '@').replace(':', '+'))[:MAX_NODE_FILE]}.jsonl"
+
+
+def worker_of_node_file(name: str) -> str:
+    """Whose a file of this name is."""
+    return name.removesuffix(".jsonl").replace("@", "/").replace("+", ":")
 
 
 def typed(path: Path) -> str:

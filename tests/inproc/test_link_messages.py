@@ -16,8 +16,9 @@ from google.protobuf.message import DecodeError
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, NodeReport, SaidLine
 from cuadrilla.link.grpc_client import Connection
+from cuadrilla.link.reports import report_from_wire, report_to_wire
 from tests.hostile import (
     BIG,
     CEILING_SECONDS,
@@ -63,7 +64,10 @@ def test_ten_thousand_frames_raise_nothing_but_our_errors() -> None:
 
 def check_read(kind: Any, message: Any) -> None:
     """What came through is what the rest of the program may rely on."""
-    if kind is pb.ToCoordinator:
+    if kind is pb.ToCoordinator and message.WhichOneof("kind") == "report":
+        report = report_from_wire(message.report)
+        assert report_from_wire(report_to_wire(report)) == report
+    elif kind is pb.ToCoordinator:
         uploads = wire.Uploads(wire.Layout.of(PARAMETERS))
         uploads.put("u", PARAMETERS)
         match wire.from_worker(message, uploads=uploads):
@@ -83,17 +87,17 @@ def check_read(kind: Any, message: Any) -> None:
         assert len(assembly.buffer) == LAYOUT.num_bytes
 
 
-HELLO = to(hello=pb.Hello(protocol=1, speed_hint=1.0))
+HELLO = to(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=1.0))
 ENDED_BY = {
     "nothing": pb.ToCoordinator(),
     "an unknown kind": b"\xfa\x7f\x02hi",
-    "another protocol": to(hello=pb.Hello(protocol=2, speed_hint=1.0)),
+    "another protocol": to(hello=pb.Hello(protocol=wire.PROTOCOL + 1, speed_hint=1.0)),
     "no protocol": to(hello=pb.Hello(speed_hint=1.0)),
-    "speed NaN": to(hello=pb.Hello(protocol=1, speed_hint=float("nan"))),
-    "speed infinite": to(hello=pb.Hello(protocol=1, speed_hint=float("inf"))),
-    "speed negative": to(hello=pb.Hello(protocol=1, speed_hint=-1.0)),
-    "speed zero": to(hello=pb.Hello(protocol=1, speed_hint=0.0)),
-    "speed 1e300": to(hello=pb.Hello(protocol=1, speed_hint=1e300)),
+    "speed NaN": to(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=float("nan"))),
+    "speed infinite": to(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=float("inf"))),
+    "speed negative": to(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=-1.0)),
+    "speed zero": to(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=0.0)),
+    "speed 1e300": to(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=1e300)),
     "transfer NaN": to(contribute=pb.Contribute(lease_id=1, transfer_seconds=float("nan"))),
     "transfer negative": to(contribute=pb.Contribute(lease_id=1, transfer_seconds=-3.0)),
     "transfer infinite": to(contribute=pb.Contribute(lease_id=1, transfer_seconds=float("inf"))),
@@ -117,8 +121,12 @@ BORNE = {
     "numbers of 2^64-1": to(contribute=pb.Contribute(lease_id=HUGE, tokens=HUGE, valid=True)),
     "loss NaN": to(contribute=pb.Contribute(lease_id=1, loss_sum=float("nan"), valid=True)),
     "tensors of nobody": to(contribute=pb.Contribute(lease_id=1, upload="x" * MIB, valid=True)),
-    "an environment of 1 MB": to(hello=pb.Hello(protocol=1, speed_hint=1.0, environment={"x" * MIB: "y" * MIB})),
-    "100,000 facts": to(hello=pb.Hello(protocol=1, speed_hint=1.0, environment={str(i): "" for i in range(100_000)})),
+    "an environment of 1 MB": to(
+        hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=1.0, environment={"x" * MIB: "y" * MIB})
+    ),
+    "100,000 facts": to(
+        hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=1.0, environment={str(i): "" for i in range(100_000)})
+    ),
     "a goodbye of 1 MB": to(goodbye=pb.Goodbye(reason="x" * MIB)),
     "unknown fields": HELLO.SerializeToString() + b"\xfa\x7f\x02hi" * 1000,
     "two kinds at once": HELLO.SerializeToString() + to(progress=pb.Progress(micro_steps=1)).SerializeToString(),
@@ -344,3 +352,39 @@ def test_each_chunk_of_an_upload_is_progress(big_crew: Crew) -> None:
     assert num_chunks > 2
     assert heard == sorted(heard)
     assert set(range(1, num_chunks + 1)) <= set(heard)
+
+
+# Reports of how a machine is: nothing of the training depends on them
+
+
+def test_a_report_is_heard_and_a_flood_of_them_is_cut_and_said(crew: Crew) -> None:
+    def report(number: int) -> pb.ToCoordinator:
+        return pb.ToCoordinator(report=pb.Report(phase="computing", lines=[pb.LogLine(text=f"line {number}")]))
+
+    held = Held([hello_bytes()])
+    with abuser(crew, crew.node("luis")) as luis:
+        call = luis.stream("Session", held)
+        wait_for(lambda: bool(crew.server.workers()) and "luis" in crew.server.workers())
+        crew.heard.next("luis")
+        for number in range(30):
+            held.more.put(report(number).SerializeToString())
+        held.more.put(hello_bytes())  # what comes after them has been read once this is heard
+        crew.heard.next("luis")
+        told = [line.text for heard in crew.heard.reports["luis"] for line in heard.lines]
+        assert told == [f"line {number}" for number in range(5)]
+        crew.now += 10
+        held.more.put(report(30).SerializeToString())
+        wait_for(lambda: len(crew.heard.reports["luis"]) == 6)
+        assert crew.heard.reports["luis"][-1].dropped == 25
+        for number in range(200):
+            held.more.put(report(number).SerializeToString())
+        answers = [pb.ToWorker.FromString(raw) for raw in call]
+        assert "far more than its work needs" in answers[-1].stop.reason
+    assert crew.works()
+
+
+def test_a_worker_tells_how_its_machine_is(crew: Crew) -> None:
+    crew.session.report(NodeReport(phase="sending", lines=(SaidLine(level="warning", text="hot"),)))
+    wait_for(lambda: bool(crew.heard.reports["ana"]))
+    assert crew.heard.reports["ana"][0].lines == (SaidLine(level="warning", text="hot"),)
+    assert 0 < (crew.session.round_trip() or 0) < CEILING_SECONDS

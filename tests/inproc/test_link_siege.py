@@ -247,7 +247,7 @@ class Members:
 
     def joins(self, worker: str, *, speed_hint: float = 1.0, **facts: str) -> None:
         said = {**said_of(self.context), **facts}
-        self.says(worker, to(hello=pb.Hello(protocol=1, speed_hint=speed_hint, environment=said)))
+        self.says(worker, to(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=speed_hint, environment=said)))
 
     def leases(self, worker: str) -> list[Lease]:
         return [message for message in self.sent[worker] if isinstance(message, Lease)]

@@ -18,7 +18,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import grpc_check, wire
-from cuadrilla.link.base import Progress, Refused
+from cuadrilla.link.base import NodeReport, Progress, Refused
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_check import KNOWN_LAYOUT, known_tensors
 from cuadrilla.link.grpc_client import SERVICE, Connection
@@ -166,6 +166,8 @@ class Nobody:
     def deliver(self, worker: str, message: object) -> None: ...
 
     def heard(self, worker: str, progress: Progress) -> None: ...
+
+    def reported(self, worker: str, report: NodeReport) -> None: ...
 
     def left(self, worker: str, reason: str) -> None: ...
 

@@ -19,7 +19,7 @@ from cuadrilla.home import Home
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import COME_AGAIN, KICKED, NOT_LISTED
 from cuadrilla.link.invite import Invite
-from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import goes_on, is_what_one_worker_gives, make_run, reached, train, wait_for
 from tests.machines import Machine, down, invite, language_run, present, up
 
@@ -116,6 +116,41 @@ def test_the_workers_of_several_devices_end_with_the_machine_that_leaves(
     assert psutil.wait_procs(workers, timeout=10)[1] == []
     down(coordinator, crew)
     assert is_what_one_worker_gives(run)
+
+
+def test_machines_wait_while_they_are_paused(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
+    """One by the coordinator's owner, one by its own; what they were asked to be is known where the coordinator is."""
+    coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
+    crew = up(coordinator, run, port, workers="[1.0]")
+    text = invite(coordinator, "--uses", "2")
+    first = ana.start("join", "--name", "ana", "--low-priority", says=text)
+    second = luis.start("join", "--name", "luis", says=text)
+    wait_for(lambda: {"ana", "luis"} < present(run), crew)
+    wrong = coordinator.run("pause", "maria")
+    assert (wrong.returncode, "no node is named 'maria'" in wrong.stderr) == (2, True), wrong.stderr
+    assert coordinator.run("pause", "ana").returncode == 0
+    assert luis.run("pause").returncode == 0
+    wait_for(lambda: present(run) == {"here-1"}, crew)
+    wait_for(goes_on(run), crew)
+    assert present(run) == {"here-1"}
+    assert coordinator.run("unpause", "ana").returncode == 0
+    assert luis.run("unpause").returncode == 0
+    wait_for(lambda: {"ana", "luis"} < present(run), crew)
+    wait_for(goes_on(run), crew)
+    down(coordinator, crew)
+    said = first.communicate(timeout=150)[1]
+    assert first.returncode == 0, said
+    assert said.count("the coordinator has paused this machine") == 1
+    said = second.communicate(timeout=150)[1]
+    assert second.returncode == 0, said
+    assert said.count("waiting: paused: cuadrilla unpause") == 1
+    assert "working again" in said
+    assert is_what_one_worker_gives(run)
+    for name in ("ana", "luis", "coordinator", "here-1"):
+        kinds = [row["kind"] for row in read_jsonl(run.nodes / f"{name}.jsonl")]
+        assert kinds[:2] == ["hello", "usage"]
+    lines = [row["text"] for row in read_jsonl(run.nodes / "luis.jsonl") if row["kind"] == "log"]
+    assert any("waiting: paused" in line for line in lines)
 
 
 @pytest.mark.thorough

@@ -22,6 +22,7 @@ import typer
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import ask, emit, emit_json, options, say
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
+from cuadrilla.cli.pause import LowPriority, MaxMemory, OnPower, WhileIdle, manners_of
 from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.supervise import end_with
@@ -35,6 +36,7 @@ from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, w
 from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
+    from cuadrilla.engines.courtesy import Manners
     from cuadrilla.engines.crew import OpenCrew
     from cuadrilla.engines.devices import Devices
     from cuadrilla.engines.island import Island
@@ -261,6 +263,10 @@ def join(
     data: Annotated[
         Path | None, typer.Option(help="The run's prepared data, if this machine has it; nothing is fetched then.")
     ] = None,
+    while_idle: WhileIdle = False,
+    on_power: OnPower = False,
+    low_priority: LowPriority = False,
+    max_memory: MaxMemory = "",
 ) -> None:
     """Work for a crew's coordinator, before or during a run. Asks for the invite the first time.
 
@@ -271,6 +277,7 @@ def join(
 
     computes_with = Devices(devices, threads=threads)
     computes_with.require_named()
+    manners = manners_of(while_idle=while_idle, on_power=on_power, low_priority=low_priority, max_memory=max_memory)
     with _island(find_place(), devices=devices, ray=ray) as island:
         if island is not None and not island.place.leads:
             from cuadrilla.engines.island_crew import follow_for_crew
@@ -284,7 +291,8 @@ def join(
             crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
         set_up_logging(None, worker=crew.name, verbose=options.debug)
         known = _Known(home, crew)
-        reason = _work(known, computes_with, island=island, threads=threads, ray=ray, data=data)
+        ways = _ways(known, consent=_consent(ray), devices=computes_with, data=data, manners=manners)
+        reason = _work(known, ways, island=island, threads=threads, data=data)
     say("done       {reason}", reason=reason)
 
 
@@ -306,21 +314,17 @@ def _island(place: Place | None, *, devices: str, ray: bool | None) -> "Iterator
         yield island
 
 
-def _work(
-    known: "_Known",
-    devices: "Devices",
-    *,
-    island: "Island | None",
-    threads: int,
-    ray: bool | None,
-    data: Path | None,
-) -> str:
+def _consent(ray: bool | None) -> "Consent":
+    from cuadrilla.engines.ray.node import Consent
+
+    return Consent(ray, ask=_ask_for_ray if sys.stdin.isatty() else None)
+
+
+def _work(known: "_Known", ways: "Ways", *, island: "Island | None", threads: int, data: Path | None) -> str:
     """Until the run ends; why it ended."""
     from cuadrilla.engines.node import work_here, worker_options
-    from cuadrilla.engines.ray.node import Consent, work_through_ray
+    from cuadrilla.engines.ray.node import work_through_ray
 
-    consent = Consent(ray, ask=_ask_for_ray if sys.stdin.isatty() else None)
-    ways = _ways(known, consent=consent, devices=devices, data=data)
     if island is None:
         return work_through_ray(ways) or work_here(ways, moved=known.move, data=data)
     from cuadrilla.engines.island_crew import lead_for_crew
@@ -335,6 +339,10 @@ def work_with(
     device: Annotated[str, typer.Option()],
     threads: Annotated[int, typer.Option()] = 0,
     data: Annotated[Path | None, typer.Option()] = None,
+    while_idle: WhileIdle = False,
+    on_power: OnPower = False,
+    low_priority: LowPriority = False,
+    max_memory: MaxMemory = "",
 ) -> None:
     """Work with one of this machine's devices for a crew that it has joined; ends with the process that started it."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; `join` decides
@@ -352,14 +360,27 @@ def work_with(
         raise LinkError("this machine has not joined that crew", hint="see what is in CUADRILLA_HOME/joined")
     set_up_logging(None, worker=f"{crew.name}/{name}", verbose=options.debug)
     known = _Known(home, crew)
-    ways = _ways(known, consent=Consent(False), devices=Devices(device), data=data, quiet=True)
+    manners = manners_of(while_idle=while_idle, on_power=on_power, low_priority=low_priority, max_memory=max_memory)
+    ways = _ways(
+        known, consent=Consent(False), devices=Devices(device), data=data, manners=manners, apart=True, quiet=True
+    )
     ways = replace(ways, report=lambda line: say("{device}  {line}", device=name, line=line))
     emit(run_worker(worker_options(ways, Use(name=name, device=device, threads=threads), moved=known.move)))
 
 
-def _ways(known: "_Known", *, consent: "Consent", devices: "Devices", data: Path | None, quiet: bool = False) -> "Ways":
-    """`quiet`: what is fetched has been said before."""
+def _ways(
+    known: "_Known",
+    *,
+    consent: "Consent",
+    devices: "Devices",
+    data: Path | None,
+    manners: "Manners",
+    apart: bool = False,
+    quiet: bool = False,
+) -> "Ways":
+    """`quiet`: what is fetched has been said before. `apart`: this process was started by the one that has joined."""
     from cuadrilla.engines.bundle import fetch
+    from cuadrilla.engines.courtesy import Courtesy
     from cuadrilla.engines.ray.node import Ways
     from cuadrilla.link.base import KnownTerm
     from cuadrilla.link.tls import load_node
@@ -384,6 +405,7 @@ def _ways(known: "_Known", *, consent: "Consent", devices: "Devices", data: Path
         consent=consent,
         term=term,
         devices=devices,
+        courtesy=Courtesy(manners, home=known.home, root=os.getppid() if apart else None),
         report=say,
     )
 

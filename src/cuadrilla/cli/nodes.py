@@ -1,5 +1,7 @@
 """`cuadrilla nodes`: the machines of this machine's crew, of a run that uses Ray, or of a Ray cluster."""
 
+import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,10 +10,14 @@ import typer
 from cuadrilla.cli.output import emit_json, emit_table, options, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.home import Home, read_object
-from cuadrilla.monitor.attendance import NEWEST, at_work
-from cuadrilla.rundir import RunDir, is_abandoned, last_rows, private_folder, read_jsonl
+from cuadrilla.link.names import node_of
+from cuadrilla.monitor.crew import CrewMember, CrewReader
+from cuadrilla.monitor.nodes import NodeNow
+from cuadrilla.monitor.screen import PHASE_WORDS
+from cuadrilla.rundir import RunDir, is_abandoned, private_folder
 
 GIB = 2**30
+NOBODY = CrewMember(name="", here=False, node=NodeNow(name=""))
 
 
 def nodes(
@@ -51,7 +57,7 @@ def _show_crew(home: Home) -> None:
     rows: list[dict[str, Any]] = [{"node": name, "key": key.hex()[:16]} for name, key in sorted(listed.items())]
     run = RunDir(Path(str(home.open_crew()["run"]))) if home.open_file.exists() else None
     if run is not None and _trains(run):
-        _add_work(rows, run)
+        rows = _at_work(rows, run, paused=home.paused_nodes)
     cluster = _read(run) if run is not None else None
     if cluster is not None:
         there = {machine["node"]: machine["resources"] for machine in cluster["nodes"]}
@@ -68,16 +74,69 @@ def _trains(run: RunDir) -> bool:
         return False
 
 
-def _add_work(rows: list[dict[str, Any]], run: RunDir) -> None:
-    """A machine that is not there now has neither share nor speed."""
-    there = at_work(read_jsonl(run.events), last_rows(run.metrics)[-NEWEST:])
-    for row in rows:
-        found = there.get(row["node"])
-        share, speed = (found.share, found.tokens_per_second) if found else (None, None)
-        row["share"] = share if options.json or share is None else f"{share:.0%}"
-        row["tokens/s"] = speed if options.json or speed is None else f"{speed:,.0f}"
-    if not options.json and len(there) < len(rows):
+def _at_work(listed: Sequence[Mapping[str, Any]], run: RunDir, *, paused: Collection[str]) -> list[dict[str, Any]]:
+    """A row for each worker of a machine that is there now, and for each machine that is not."""
+    crew = CrewReader(run).read(now=time.time())
+    by_node: dict[str, list[CrewMember]] = {}
+    for member in crew.members:
+        by_node.setdefault(node_of(member.name), []).append(member)
+    rows = []
+    for row in listed:
+        members = by_node.get(row["node"], [])
+        for member in [each for each in members if each.here] or members[:1] or [NOBODY]:
+            rows.append({**row, **_work_of(member, now=crew.time, paused=row["node"] in paused)})
+    if options.json:
+        return rows
+    if not all(row["share"] for row in rows):
         say("without a share: not working now")
+    return [{key: value for key, value in row.items() if key != "key"} for row in rows]
+
+
+def _work_of(member: CrewMember, *, now: float, paused: bool) -> dict[str, Any]:
+    """What a worker does; a machine that is not there now has neither share nor speed."""
+    node, usage = member.node, member.node.usage
+    phase = "paused" if paused else node.phase if member.here else None
+    degrees = max(
+        (each for each in (usage.temperature_celsius, *(gpu.temperature_celsius for gpu in usage.gpus)) if each),
+        default=None,
+    )
+    found: dict[str, Any] = {
+        "device": node.facts.get("device"),
+        "phase": phase,
+        "share": member.share if member.here else None,
+        "tokens/s": member.tokens_per_second if member.here else None,
+        "waiting": node.waiting_part if member.here else None,
+        "link MB/s": [node.sent_bytes_per_second, node.received_bytes_per_second],
+        "round trip": node.round_trip_seconds if member.here else None,
+        "°C": degrees,
+        "heard": None if member.seen is None else max(0.0, now - member.seen),
+        "said": member.word.text if member.word is not None else None,
+    }
+    if options.json:
+        return found
+    words = {
+        "phase": PHASE_WORDS.get(phase or "", phase),
+        "share": _of(found["share"], "{value:.0%}"),
+        "tokens/s": _of(found["tokens/s"], "{value:,.0f}"),
+        "waiting": _of(found["waiting"], "{value:.0%}"),
+        "link MB/s": _speeds(node),
+        "round trip": _of(found["round trip"], "{value:.3f} s"),
+        "°C": _of(degrees, "{value:.0f}"),
+        "heard": _of(found["heard"], "{value:.0f} s"),
+    }
+    return {**found, **words}
+
+
+def _of(value: float | None, form: str) -> str | None:
+    return None if value is None else form.format(value=value)
+
+
+def _speeds(node: NodeNow) -> str | None:
+    """Up and down, while something travelled."""
+    up, down = (_of(None if rate is None else rate / 1e6, "{value:.1f}") or "-" for rate in (
+        node.sent_bytes_per_second, node.received_bytes_per_second
+    ))  # fmt: skip
+    return None if up == down == "-" else f"{up}↑ {down}↓"
 
 
 def _show_cluster(cluster: dict[str, Any]) -> None:

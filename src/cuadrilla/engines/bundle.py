@@ -41,6 +41,7 @@ class NotTrusted(Refused):
 
 def offer(config: Config, folder: Path) -> Offer:
     """What a node needs for this run in `folder`: the configuration, and the data folder or the task's file."""
+    config = config.for_others()
     if isinstance(config.task, FileTaskSection):
         path = (folder / config.task.path.rpartition(":")[0]).resolve()
         named = config.task.model_copy(update={"path": f"{path.name}:{config.task.path.rpartition(':')[2]}"})

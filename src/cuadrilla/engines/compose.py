@@ -21,6 +21,7 @@ ROLES = {
     "tensorboard": Message("curves of all runs, at http://127.0.0.1:6006"),
     "ray": Message("ray-head and ray-worker, for programs of your own; http://127.0.0.1:8265, with token"),
     "serve": Message("replica-1, replica-2 and their gateway: OpenAI's API at http://127.0.0.1:8001, with a key"),
+    "monitor": Message("dashboard, at http://127.0.0.1:8047, Prometheus and Grafana, at http://127.0.0.1:3000"),
     "dask": Message("scheduler and dask-worker, for programs of your own; http://127.0.0.1:8787, no token"),
 }
 """By profile of compose.yaml: what its services do."""

@@ -20,8 +20,10 @@ from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.children import Children
 from cuadrilla.engines.devices import Devices
 from cuadrilla.engines.ray.cluster import RunCluster, cluster_of
+from cuadrilla.engines.reporting import lines_kept, machine_facts, reporting
 from cuadrilla.engines.transports import NO_LISTENER, LinkTransport, RayTransport, RayUse, Transports, open_transports
 from cuadrilla.home import Home
+from cuadrilla.link.names import COORDINATOR
 from cuadrilla.link.tls import key_hash, node_request, save_node
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -71,6 +73,8 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         torch.set_num_threads(context.config.train.threads or 1)
     try:
         with private_folder() as private, ExitStack() as stack:
+            lines, send = stack.enter_context(lines_kept()), partial(context.coordination.reported, COORDINATOR)
+            stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
             if opening.cluster is None:
                 opening = replace(opening, cluster=stack.enter_context(_cluster(context, run, opening=opening)))
             return _run(context, run, opening=opening, private=private)

@@ -10,15 +10,18 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import nn
 
+from cuadrilla.engines.reporting import machine_facts, reporting
 from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.base import Link
 from cuadrilla.link.inproc import InProcServer
+from cuadrilla.link.phases import PhasedLink
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.messages import Message
 from cuadrilla.sync.statistics import refuse_private_buffers
@@ -154,8 +157,11 @@ def _work(
     if context.config.train.compile:
         compile_blocks(model)
     sync = context.strategy.worker(model, context.recipe)
+    phased = PhasedLink(link)
+    report = partial(context.coordination.reported, name)
     try:
-        train(link, task=context.task, model=model, sync=sync, worker=settings)
+        with reporting(report, facts=machine_facts(context.device), link=phased, folder=context.store.run.path):
+            train(phased, task=context.task, model=model, sync=sync, worker=settings)
     finally:
         link.close()
 

@@ -55,6 +55,7 @@ def worker_options(ways: Ways, use: Use, *, moved: Callable[[str], None]) -> Wor
         device=use.device,
         moved=moved,
         report=ways.report,
+        courtesy=ways.courtesy,
     )
 
 
@@ -105,5 +106,6 @@ def _work_apart(uses: Mapping[str, Use], ways: Ways, *, data: Path | None) -> st
 def _start(use: Use, children: Children, ways: Ways, *, data: Path | None) -> None:
     arguments = ["--crew", ways.crew.folder.name, "--name", use.name, "--device", use.device]
     arguments += ["--threads", str(use.threads), *(["--data", str(data)] if data else [])]
+    arguments += ways.courtesy.manners.options
     command = [sys.executable, "-m", "cuadrilla", "--json", "work-with", *arguments]
     children.start(use.name, command, environment=use.environment)

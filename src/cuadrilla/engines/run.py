@@ -24,6 +24,7 @@ from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
 from cuadrilla.runfile import Resolved, dump
+from cuadrilla.train.alarms import Alarms
 
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Opening
@@ -80,6 +81,7 @@ def train_run(
             from cuadrilla.engines.ray.cluster import cluster_of  # it imports gRPC
 
             cluster = stack.enter_context(cluster_of(engine, folder, practice=home is None, nodes=nodes))
+        alarms = stack.enter_context(Alarms(resolved.config.alarm, run=folder))
         from cuadrilla.engines.local import run_local  # torch is loaded while Ray is being started
         from cuadrilla.train.setup import assemble, make_task
         from cuadrilla.train.sinks import JsonlSink
@@ -103,6 +105,7 @@ def train_run(
                 allow_changes=allow_changes,
                 stop_at=stop_at,
             )
+            context.store.hear = alarms.hear
             write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
             write_json(folder.env, read_environment(), private=True)
             sinks.extend(audience.sinks(context))

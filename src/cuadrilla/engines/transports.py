@@ -127,6 +127,7 @@ class Transports:
             self.link.server.end_kicked()
             if home is not None:
                 self.link.server.adopt_invites(home.take_invites())
+                self.link.server.pause(home.paused_nodes)
         if self.ray is not None and time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._looked_at = time.monotonic()
             cluster = self.ray.cluster

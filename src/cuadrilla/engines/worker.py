@@ -8,15 +8,20 @@ the coordinator has told of in turn: one of them may have been promoted.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from cuadrilla.config import Config
+from cuadrilla.engines.courtesy import Courtesy
 from cuadrilla.engines.equipment import Equipment, equip
+from cuadrilla.engines.reporting import LinesKept, lines_kept, machine_facts, reporting
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import COME_AGAIN, KICKED, Link, Refused, Stop
-from cuadrilla.link.offer import RunConnection, RunDescription
+from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, Paused, Refused, Stop
+from cuadrilla.link.offer import RunConnection, RunDescription, Session
+from cuadrilla.link.phases import PhasedLink
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.link.watched import WatchedLink
 from cuadrilla.log import TALK
@@ -42,7 +47,8 @@ class WorkerOptions:
     """How this process takes part. `threads` 0: as many as this process may use. `device` "": what the run says.
 
     `connect` dials an address; `moved` is called with the address of the coordinator when it was found elsewhere.
-    `report` hears now and then how the work goes. `together`: where several processes are this worker.
+    `report` hears now and then how the work goes. `together`: where several processes are this worker. `courtesy`: when
+    to wait.
     """
 
     address: str
@@ -55,6 +61,7 @@ class WorkerOptions:
     moved: Callable[[str], None] | None = None
     report: Callable[[str], None] | None = None
     together: "Together | None" = None
+    courtesy: Courtesy | None = None
 
 
 class Together(Protocol):
@@ -72,51 +79,90 @@ class Together(Protocol):
 
 def run_worker(options: WorkerOptions) -> str:
     """Work until the run ends; why it ended. Raises LinkError when the coordinator refuses this node or stays away."""
+    with lines_kept() as lines:
+        return _work(options, lines)
+
+
+def _work(options: WorkerOptions, lines: LinesKept) -> str:
     worker: _Worker | None = None
-    pause, reached = FIRST_PAUSE_SECONDS, time.monotonic()
-    found = address = options.address
-    asked = False
+    patience = _Patience(options)
     while True:
+        if options.courtesy is not None:
+            patience.reached += options.courtesy.wait_until_welcome()
         began = time.monotonic()
-        connection = options.connect(address)
+        connection = options.connect(patience.address)
         try:
             if worker is None:
-                worker = _Worker(connection, options)
+                worker = _Worker(connection, options, lines=lines)
             else:
                 connection.describe()  # raises unless the coordinator answers
-                log.info("back at work", extra=TALK)
+                if not patience.paused:
+                    log.info("back at work", extra=TALK)
             stop = worker.train(connection)
-            reached, pause, asked = time.monotonic(), FIRST_PAUSE_SECONDS, False
+            patience.begin_anew()
             if not stop.again:
                 if stop.refused:
                     hint = COME_AGAIN if stop.reason == KICKED else "see the coordinator's log"
                     raise Refused(stop.reason, hint=hint)
                 return Message(stop.reason)
-            log.warning("%s: joining again", stop.reason)
+            if stop.reason not in (worker.held, PAUSED):
+                log.warning("%s: joining again", stop.reason)
         except Refused:
             raise
+        except Paused as error:
+            patience.wait_paused(error)
         except LinkError as error:
-            if worker is not None and worker.heard_at > reached:
-                reached, pause = worker.heard_at, FIRST_PAUSE_SECONDS
-            if time.monotonic() - reached > options.give_up_seconds:
-                raise
-            log.warning("%s; trying again in %.2g s", error.message, pause)
-            if not asked and time.monotonic() - reached > ASK_SECONDS:
-                asked = True
-                log.warning(
-                    "the coordinator may have another address now; its screen shows it: stop this here "
-                    "(Ctrl-C) and type `cuadrilla join THAT_ADDRESS`"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-            if time.monotonic() - reached > LOYAL_SECONDS:
-                address = _next(address, [found, *(worker.standbys if worker is not None else [])])
+            patience.wait(error, worker=worker)
         finally:
             connection.close()
-            if worker is not None and worker.heard_at > began and address != found:
-                found = address
-                if options.moved is not None:
-                    options.moved(address)
+            if worker is not None and worker.heard_at > began:
+                patience.found_at(patience.address)
+
+
+class _Patience:
+    """How long to go on asking a coordinator that does not answer, and where."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self._found = self.address = options.address
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """A session has been."""
+        self.reached, self._pause = time.monotonic(), FIRST_PAUSE_SECONDS
+        self._asked = self.paused = False
+
+    def found_at(self, address: str) -> None:
+        """The coordinator has answered there."""
+        if address != self._found:
+            self._found = address
+            if self._options.moved is not None:
+                self._options.moved(address)
+
+    def wait_paused(self, error: Paused) -> None:
+        """Whose owner wants it to wait."""
+        if not self.paused:
+            log.info("%s", error.message, extra=TALK)
+        self.paused, self.reached = True, time.monotonic()
+        time.sleep(LONGEST_PAUSE_SECONDS)
+
+    def wait(self, error: LinkError, *, worker: "_Worker | None") -> None:
+        """Before the next try, which may be at another address. Raises the error when that is enough."""
+        if worker is not None and worker.heard_at > self.reached:
+            self.reached, self._pause = worker.heard_at, FIRST_PAUSE_SECONDS
+        if time.monotonic() - self.reached > self._options.give_up_seconds:
+            raise error
+        log.warning("%s; trying again in %.2g s", error.message, self._pause)
+        if not self._asked and time.monotonic() - self.reached > ASK_SECONDS:
+            self._asked = True
+            log.warning(
+                "the coordinator may have another address now; its screen shows it: stop this here "
+                "(Ctrl-C) and type `cuadrilla join THAT_ADDRESS`"
+            )
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        if time.monotonic() - self.reached > LOYAL_SECONDS:
+            self.address = _next(self.address, [self._found, *(worker.standbys if worker is not None else [])])
 
 
 def _next(address: str, places: Sequence[str]) -> str:
@@ -127,7 +173,7 @@ def _next(address: str, places: Sequence[str]) -> str:
 class _Worker:
     """What a worker process loads once and keeps over sessions."""
 
-    def __init__(self, connection: RunConnection, options: WorkerOptions) -> None:
+    def __init__(self, connection: RunConnection, options: WorkerOptions, *, lines: LinesKept) -> None:
         config, folder = options.prepare(connection, connection.describe())
         self._together, speed = options.together, options.shape.speed
         if self._together is not None:
@@ -136,8 +182,15 @@ class _Worker:
             self._equipment = equip(config, folder, device=options.device, cores=options.threads, speed=speed)
         self._shape = options.shape
         self._report = options.report
+        self._lines, self._courtesy = lines, options.courtesy
+        self.held = ""
+        """Why it has left its session by itself."""
         self.heard_at = 0.0
         self.standbys: tuple[str, ...] = ()
+
+    def _hold(self, session: Session, reason: str) -> None:
+        self.held = reason
+        session.hold(reason)
 
     def train(self, connection: RunConnection) -> Stop:
         """One session, from Hello to Stop. Raises LinkError when it breaks."""
@@ -145,6 +198,7 @@ class _Worker:
         link: Link = session
         if self._shape != NO_SHAPE:
             link = ShapedLink(session, shape=self._shape)
+        link = phased = PhasedLink(link)
         if self._report is not None:
             section = self._equipment.config.train
             units = section.batch_sequences // section.unit_sequences
@@ -153,7 +207,12 @@ class _Worker:
         if self._together is not None:
             link = self._together.around(link, farewell=session.farewell)
         try:
-            return self._equipment.work(link)
+            facts = machine_facts(self._equipment.settings.device)
+            with (
+                reporting(session.report, facts=facts, link=phased, round_trip=session.round_trip, lines=self._lines),
+                self._courtesy.watching(partial(self._hold, session)) if self._courtesy is not None else nullcontext(),
+            ):
+                return self._equipment.work(link)
         except LinkError:
             stop = session.farewell() if self._together is None else None
             if stop is None:

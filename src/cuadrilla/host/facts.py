@@ -169,12 +169,12 @@ def read_limits(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"))
     paths = parse_cgroup_paths(read_text(proc / "self" / "cgroup"))
     memory: list[int | None] = []
     cores: list[float | None] = []
-    for folder in _cgroup_folders(root, paths.get("", "/")):
+    for folder in cgroup_folders(root, paths.get("", "/")):
         memory.append(parse_limit(read_text(folder / "memory.max")))
         cores.append(parse_cpu_max(read_text(folder / "cpu.max")))
-    for folder in _cgroup_folders(root / "memory", paths.get("memory", "/")):
+    for folder in cgroup_folders(root / "memory", paths.get("memory", "/")):
         memory.append(parse_limit(read_text(folder / "memory.limit_in_bytes")))
-    for folder in _cgroup_folders(root / "cpu", paths.get("cpu", "/")):
+    for folder in cgroup_folders(root / "cpu", paths.get("cpu", "/")):
         cores.append(cpu_quota(read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")))
     return (
         min((value for value in memory if value is not None), default=None),
@@ -182,7 +182,7 @@ def read_limits(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"))
     )
 
 
-def _cgroup_folders(root: Path, path: str) -> list[Path]:
+def cgroup_folders(root: Path, path: str) -> list[Path]:
     """`root` and the folders down to `path` below it. In a container `path` may name a folder only the host has."""
     parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
     return [root.joinpath(*parts[:count]) for count in range(len(parts) + 1)]

@@ -79,9 +79,11 @@ def output_of(argv: Sequence[str], *, timeout_seconds: float) -> str | None:
             process = _start(argv, stdout, stderr)
             if isinstance(process, OSError):
                 return None
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=timeout_seconds)
-            _kill(process)
+            try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=timeout_seconds)
+            finally:  # Ctrl-C does not reach it: it is in a group of its own
+                kill(process)
             return _read(stdout) if process.returncode == 0 else None
     except OSError:
         return None
@@ -119,7 +121,7 @@ def _finish(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=POLL_SECONDS)
     timed_out = process.poll() is None and not too_much
-    _kill(process)
+    kill(process)
     rows, garbage = parse_rows(_read(stdout))
     if rows and rows[-1].get("stage") == "end":  # a crash after that, in a driver's own clean-up, changes nothing
         return ProbeAnswer(rows=tuple(rows))
@@ -136,7 +138,7 @@ def _unasked(error: OSError) -> ProbeAnswer:
     return ProbeAnswer(fault=Message("could not be queried: {reason}", reason=error.strerror or error))
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return
     with contextlib.suppress(OSError):

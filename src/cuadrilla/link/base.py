@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from cuadrilla.errors import LinkError
+from cuadrilla.host.usage import Usage
 from cuadrilla.messages import Message
 
 if TYPE_CHECKING:
@@ -67,6 +68,36 @@ class Computed:
     """A lease is computed, and its Contribution on the way: the worker can do something else meanwhile."""
 
     lease_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaidLine:
+    """A line of a worker's log."""
+
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """How a worker's machine is, every few seconds, for who watches: nothing of the training depends on it.
+
+    `phase`: one of `PHASES`. `waiting_part`: of the time since the report before. Bytes per second: while tensors
+    travelled. `dropped`: how many lines there were beside `lines`. `facts`: what it is, in the first of a session.
+    """
+
+    usage: Usage = field(default_factory=Usage)
+    phase: str = ""
+    waiting_part: float | None = None
+    sent_bytes_per_second: float | None = None
+    received_bytes_per_second: float | None = None
+    round_trip_seconds: float | None = None
+    lines: tuple[SaidLine, ...] = ()
+    dropped: int = 0
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+PHASES = ("loading", "receiving", "computing", "sending", "waiting", "paused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +169,13 @@ class Refused(LinkError):
 
 class Busy(LinkError):
     """The coordinator was reached, and takes no more calls from here just now."""
+
+
+class Paused(Busy):
+    """The coordinator was reached, and its owner has told this node to wait."""
+
+
+PAUSED = Message("this node is paused (`cuadrilla unpause` where the coordinator runs)")
 
 
 ToCoordinator = Hello | Progress | Computed | Contribution | Goodbye

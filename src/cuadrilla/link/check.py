@@ -54,15 +54,14 @@ class Target:
 def check_link(target: Target) -> Iterator[CheckedStep]:
     """The steps as they are done; behind a broken one there is none. Raises LinkError for keys that cannot be used."""
     identity = load_node(target.folder)
-    for name, step in (
-        ("name", lambda: _name(target)),
-        ("route", lambda: _route(target)),
-        ("tcp", lambda: _tcp(target)),
-        ("tls", lambda: _tls(target, identity.ca.decode())),
-    ):
-        yield (row := _do(name, step))
-        if not row.ok:
-            return
+    row = None
+    for row in check_way(target):
+        yield row
+    if row is None or not row.ok:
+        return
+    yield (row := _do("tls", lambda: _tls(target, identity.ca.decode())))
+    if not row.ok:
+        return
     from cuadrilla.link.check_calls import Calls  # not before: it loads torch, which takes seconds
 
     with contextlib.closing(Calls(str(target.address), identity=identity, seconds=target.seconds)) as calls:
@@ -70,6 +69,18 @@ def check_link(target: Target) -> Iterator[CheckedStep]:
             yield (row := _do(name, step))
             if not row.ok:
                 return
+
+
+def check_way(target: Target) -> Iterator[CheckedStep]:
+    """The steps that need no keys: for a machine that has joined no crew yet."""
+    for name, step in (
+        ("name", lambda: _name(target)),
+        ("route", lambda: _route(target)),
+        ("tcp", lambda: _tcp(target)),
+    ):
+        yield (row := _do(name, step))
+        if not row.ok:
+            return
 
 
 def _do(name: str, step: Callable[[], tuple[str, str]]) -> CheckedStep:

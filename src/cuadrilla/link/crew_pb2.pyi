@@ -105,19 +105,110 @@ class Goodbye(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class Report(_message.Message):
+    __slots__ = ("usage", "phase", "waiting_part", "sent_bytes_per_second", "received_bytes_per_second", "round_trip_seconds", "lines", "dropped", "facts")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_PART_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    usage: Usage
+    phase: str
+    waiting_part: float
+    sent_bytes_per_second: float
+    received_bytes_per_second: float
+    round_trip_seconds: float
+    lines: _containers.RepeatedCompositeFieldContainer[LogLine]
+    dropped: int
+    facts: _containers.ScalarMap[str, str]
+    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., phase: _Optional[str] = ..., waiting_part: _Optional[float] = ..., sent_bytes_per_second: _Optional[float] = ..., received_bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., lines: _Optional[_Iterable[_Union[LogLine, _Mapping]]] = ..., dropped: _Optional[int] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class LogLine(_message.Message):
+    __slots__ = ("level", "text")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    level: str
+    text: str
+    def __init__(self, level: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("cpu_percent", "memory_used_bytes", "memory_bytes", "process_cpu_percent", "process_memory_bytes", "disk_free_bytes", "disk_bytes", "disk_read_bytes_per_second", "disk_written_bytes_per_second", "network_sent_bytes_per_second", "network_received_bytes_per_second", "temperature_celsius", "battery_percent", "on_battery", "gpus")
+    CPU_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_CPU_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DISK_WRITTEN_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_SENT_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_RECEIVED_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_CELSIUS_FIELD_NUMBER: _ClassVar[int]
+    BATTERY_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    ON_BATTERY_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    cpu_percent: float
+    memory_used_bytes: int
+    memory_bytes: int
+    process_cpu_percent: float
+    process_memory_bytes: int
+    disk_free_bytes: int
+    disk_bytes: int
+    disk_read_bytes_per_second: float
+    disk_written_bytes_per_second: float
+    network_sent_bytes_per_second: float
+    network_received_bytes_per_second: float
+    temperature_celsius: float
+    battery_percent: float
+    on_battery: bool
+    gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
+    def __init__(self, cpu_percent: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., process_cpu_percent: _Optional[float] = ..., process_memory_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_read_bytes_per_second: _Optional[float] = ..., disk_written_bytes_per_second: _Optional[float] = ..., network_sent_bytes_per_second: _Optional[float] = ..., network_received_bytes_per_second: _Optional[float] = ..., temperature_celsius: _Optional[float] = ..., battery_percent: _Optional[float] = ..., on_battery: _Optional[bool] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ...) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("index", "name", "busy_percent", "memory_used_bytes", "memory_bytes", "temperature_celsius", "power_watts")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUSY_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_CELSIUS_FIELD_NUMBER: _ClassVar[int]
+    POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    name: str
+    busy_percent: float
+    memory_used_bytes: int
+    memory_bytes: int
+    temperature_celsius: float
+    power_watts: float
+    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., busy_percent: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., power_watts: _Optional[float] = ...) -> None: ...
+
 class ToCoordinator(_message.Message):
-    __slots__ = ("hello", "progress", "contribute", "goodbye", "computed")
+    __slots__ = ("hello", "progress", "contribute", "goodbye", "computed", "report")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     contribute: Contribute
     goodbye: Goodbye
     computed: Computed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., contribute: _Optional[_Union[Contribute, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ...) -> None: ...
+    report: Report
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., contribute: _Optional[_Union[Contribute, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
 
 class Version(_message.Message):
     __slots__ = ("version", "parameters", "standbys", "term")

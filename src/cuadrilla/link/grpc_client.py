@@ -21,10 +21,13 @@ from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
     COME_AGAIN,
+    PAUSED,
     Busy,
     Contribution,
     Goodbye,
     KnownTerm,
+    NodeReport,
+    Paused,
     Progress,
     Refused,
     Stop,
@@ -38,6 +41,7 @@ from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.invite import check_node_name
 from cuadrilla.link.liveness import Liveness
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
+from cuadrilla.link.reports import report_to_wire
 from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
@@ -298,6 +302,17 @@ class GrpcLink:
                     self._upload(message.tensors, name=upload)
             self._outgoing.put(wire.to_coordinator(message, upload=upload))
 
+    def report(self, report: NodeReport) -> None:
+        self._check()
+        self._outgoing.put(pb.ToCoordinator(report=report_to_wire(report)))
+
+    def round_trip(self) -> float | None:
+        if self._transfers:
+            return None
+        began = time.perf_counter()
+        self._connection.clock()
+        return time.perf_counter() - began
+
     def upload(self, piece: Tensors, *, lease_id: int) -> None:
         self._check()
         self._upload(piece, name=wire.upload_name(lease_id))
@@ -312,6 +327,9 @@ class GrpcLink:
         self._check()
         with self._transfer(str(ref)):
             return self._connection.download(str(ref), self._parameters)
+
+    def hold(self, reason: str) -> None:
+        self._inbox.put(Stop(reason=reason, again=True))
 
     def farewell(self) -> Stop | None:
         """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""
@@ -397,6 +415,8 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
         case grpc.StatusCode.UNIMPLEMENTED:
             problem = "{address} does not know this call: {reason}"
             return LinkError(problem, address=address, reason=reason, hint=UPDATE)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if said == PAUSED:
+            return Paused("the coordinator has paused this machine", hint="cuadrilla unpause NAME, there")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             hint = "try again in half a minute"
             return Busy("{address} is busy: {reason}", address=address, reason=reason, hint=hint)

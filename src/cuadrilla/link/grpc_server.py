@@ -36,10 +36,12 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import (
     KICKED,
     NOT_LISTED,
+    PAUSED,
     Computed,
     Contribution,
     Goodbye,
     Lease,
+    NodeReport,
     Progress,
     Stop,
     ToCoordinator,
@@ -68,6 +70,7 @@ from cuadrilla.link.names import MAX_DEVICES, node_of, worker_name
 from cuadrilla.link.nodes import AllowList, NameTaken
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.rate_limit import RateLimit
+from cuadrilla.link.reports import report_from_wire
 from cuadrilla.link.tls import CoordinatorKeys, is_enrol, peer_certificate
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -86,6 +89,8 @@ KEPT_UPLOADS = 4
 STOP_SECONDS = 5.0
 NEWS_PER_SECOND, NEWS_AT_ONCE = 1.0, 60.0
 """Of one node, beside answers and heartbeats. One on a bad line begins a session and says Hello every few seconds."""
+REPORTS_PER_SECOND, REPORTS_AT_ONCE = 0.5, 5.0
+"""Of one worker: more than twice as many as it has reason to send."""
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +102,9 @@ class Receiver(Protocol):
 
     def heard(self, worker: str, progress: Progress) -> None:
         """A heartbeat: must return at once, whatever else is going on."""
+
+    def reported(self, worker: str, report: NodeReport) -> None:
+        """How its machine is. Must return at once, too."""
 
     def left(self, worker: str, reason: str) -> None: ...
 
@@ -118,6 +126,8 @@ class _Session:
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
     uploading: bool = False
     progress: Progress = field(default_factory=lambda: Progress(micro_steps=0))
+    cut_lines: int = 0
+    """Of its log, which came too fast."""
     chunks: int = 0
     """What has arrived of its uploads is progress too: on a slow line heartbeats wait behind them."""
     expected: bool = False
@@ -157,10 +167,12 @@ class CrewServer:
         self._admission = Admission()
         self._clock = clock
         self._pace = RateLimit(per_second=NEWS_PER_SECOND, at_once=NEWS_AT_ONCE)
+        self._report_pace = RateLimit(per_second=REPORTS_PER_SECOND, at_once=REPORTS_AT_ONCE)
         self._versions: dict[str, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._server: RunningServer | None = None
         self._gate = Gate()
+        self._paused: frozenset[str] = frozenset()
         self._listed, self._left = set(nodes.nodes()), set[str]()
 
     # -- for the engine ------------------------------------------------------------------------------------------------
@@ -233,6 +245,15 @@ class CrewServer:
             self._end(session, Stop(reason=told, refused=True))
             self._receiver.left(session.worker, Message("it has left the crew" if has_left else "it was kicked"))
         self._gate.forget_all_but(listed)
+
+    def pause(self, nodes: frozenset[str]) -> None:
+        """These are to wait, and no others: their sessions end, and no new ones begin."""
+        begun, self._paused = nodes - self._paused, nodes
+        with self._lock:
+            held = [session for session in self._sessions.values() if session.node in begun]
+        for session in held:
+            self._end(session, Stop(reason=PAUSED, again=True))
+            self._receiver.left(session.worker, PAUSED)
 
     def workers(self) -> list[str]:
         """Who has a session now."""
@@ -334,6 +355,8 @@ class CrewServer:
     def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
         worker = self._worker(context)
         session = _Session(worker, context, node_of(worker), uploads=wire.Uploads(self._contribution))
+        if session.node in self._paused:
+            refuse(context, PAUSED, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
         with self._lock:
             if not self._pace.admits(session.node, self._clock()):
                 refuse(context, "this node begins too many sessions", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -359,6 +382,9 @@ class CrewServer:
         """Everything one worker says, until its connection ends."""
         try:
             for request in requests:
+                if request.WhichOneof("kind") == "report":
+                    self._take_report(session, request.report)
+                    continue
                 message = wire.from_worker(request, uploads=session.uploads)
                 with self._lock:
                     if self._sessions.get(session.worker) is not session:
@@ -384,6 +410,21 @@ class CrewServer:
             self._forget(session)
             session.outbox.put(None)
             cut_off(session.context, after=END_SECONDS)
+
+    def _take_report(self, session: _Session, said: pb.Report) -> None:
+        """Who sends more of them than wanted is cut short, and at last sent home. Raises LinkError."""
+        now = self._clock()
+        with self._lock:
+            if self._sessions.get(session.worker) is not session or not session.joined or session.expected:
+                return
+            if not self._report_pace.admits(session.worker, now):
+                session.cut_lines += len(said.lines) + said.dropped
+                if not self._pace.admits(session.node, now):
+                    raise LinkError("it sends far more than its work needs", hint="install the same version there")
+                return
+            cut, session.cut_lines = session.cut_lines, 0
+        report = report_from_wire(said)
+        self._receiver.reported(session.worker, replace(report, dropped=report.dropped + cut))
 
     def _is_due(self, session: _Session, message: ToCoordinator) -> bool:
         with self._lock:

@@ -7,6 +7,8 @@ import re
 
 from cuadrilla.errors import LinkError
 
+COORDINATOR = "coordinator"
+"""What the coordinator's own machine is called among those of a run: no node may."""
 MAX_DEVICES = 8
 """Workers of one node."""
 _DEVICE = re.compile(r"(cpu|mps|cuda|xpu)(:[0-9]{1,2})?(\.[2-9])?")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.invite import MAX_NAME, NODE_NAME, check_node_name
+from cuadrilla.link.names import COORDINATOR
 from cuadrilla.link.tls import is_enrol, key_hash
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, make_private, write_json
@@ -69,8 +70,8 @@ class AllowList:
         with self._changing() as nodes:
             own = next((own for own, known in nodes.items() if known == new), "")
             if numbered:
-                name = own or _free(name, nodes)
-            if nodes.get(name, new) != new:
+                name = own or _free(name, {*nodes, COORDINATOR})
+            if nodes.get(name, new) != new or (name == COORDINATOR and own != name):
                 hint = "join under another name, or remove the old one with `cuadrilla kick {name}`"
                 raise NameTaken("another machine is in this crew under the name {name}", name=name, hint=hint)
             if own not in ("", name):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Link, Stop
+from cuadrilla.link.base import Link, NodeReport, Stop
 from cuadrilla.link.wire import CHUNK_BYTES, Layout
 from cuadrilla.rundir import fsync_folder, storage_errors
 
@@ -48,6 +48,15 @@ class Session(Link, Protocol):
     @property
     def standbys(self) -> tuple[str, ...]:
         """Where the run goes on if its coordinator is gone for good, as far as it has said."""
+
+    def report(self, report: NodeReport) -> None:
+        """Tell how this machine is. From any thread; raises LinkError when the session has broken."""
+
+    def round_trip(self) -> float | None:
+        """Seconds of a question and its answer just now; None where that is not known, or something else travels."""
+
+    def hold(self, reason: str) -> None:
+        """Leave the session in order at the next moment, as if its coordinator had said so. From any thread."""
 
     def farewell(self) -> Stop | None:
         """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""

@@ -39,7 +39,7 @@ from cuadrilla.link.base import (
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the protocol. A worker that speaks another is refused, whatever its versions of cuadrilla and torch."""
 CHUNK_BYTES = 2**18
 """Two seconds of a line of 1 Mbit/s: what arrives is a sign of life, and 5 s without one is a loss."""

@@ -17,7 +17,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from cuadrilla.errors import GuardError, ResourceError
-from cuadrilla.link.base import Contribution, Goodbye, Hello, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import (
+    Contribution,
+    Goodbye,
+    Hello,
+    NodeReport,
+    Progress,
+    Stop,
+    ToCoordinator,
+    ToWorker,
+    Version,
+)
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
@@ -25,6 +35,7 @@ from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train.evaluate import Beside
 from cuadrilla.train.guard import Guard, Verdict
+from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.referee import Referee
 from cuadrilla.train.sinks import Meter, Scalars, Sink, Watcher
 from cuadrilla.train.store import Keeper
@@ -97,6 +108,7 @@ class CoordinatorRuntime:
         referee: Referee | None = None,
         stop_at: int = 0,
         patience: int = 0,
+        node_logs: NodeLogs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`observe(version)` evaluates and samples when it is due and returns what to log with the commit; `beside`
@@ -119,6 +131,7 @@ class CoordinatorRuntime:
         self._patience = patience
         self._told_memorises = False
         self._clock = clock
+        self._node_logs = node_logs
         self._meter = Meter(clock)
         self._heard: dict[str, tuple[Progress, float]] = {}
         self._parts: dict[str, float] = {}
@@ -199,6 +212,11 @@ class CoordinatorRuntime:
         self._heard[worker] = (progress, self._clock())
         self._parts[worker] = progress.part
 
+    def reported(self, worker: str, report: NodeReport) -> None:
+        """How its machine is. From any thread; raises nothing."""
+        if self._node_logs is not None:
+            self._node_logs.report(worker, report)
+
     def tick(self) -> None:
         """Time has passed: a few times a second, for transports that cannot tell by themselves who is still there."""
         with self._failing_together(raises=False):
@@ -254,6 +272,8 @@ class CoordinatorRuntime:
                 self._tell_progress()
             case Goodbye():
                 self._heard.pop(worker, None)
+                if worker in self._coordinator.crew.members and not self._coordinator.finished:  # by itself
+                    self._store.event("left", worker=worker, reason=message.reason)
             case Contribution():
                 self._parts.pop(worker, None)
                 lease = self._work.ledger.leases.get(message.lease_id)

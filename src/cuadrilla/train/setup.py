@@ -40,6 +40,7 @@ from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
 from cuadrilla.train.kernels import PASS_TOKENS
 from cuadrilla.train.loop import WorkerSettings
+from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.referee import Referee, computes
@@ -50,7 +51,7 @@ from cuadrilla.train.store import InPlace, Store, Weights
 
 SPARE_DISK_BYTES = 2**30
 # A run may be resumed with other values of these; anything else changes what is being trained.
-FREE_ON_RESUME = ("checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device", "train.threads",
+FREE_ON_RESUME = ("alarm.", "checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device", "train.threads",
                   "train.compile", "train.pass_sequences", "train.shard", "data.folder", "task.path",
                   "model.gradient_checkpointing")  # fmt: skip
 ALLOWED_ON_RESUME = ("optim.", "schedule.", "outer.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
@@ -235,6 +236,7 @@ def assemble(
         ),
         stop_at=stop_at,
         patience=config.evaluate.patience,
+        node_logs=NodeLogs(run.nodes),
         clock=clock,
     )
     return RunContext(
@@ -388,7 +390,7 @@ def _check_supported(config: Config, strategy: Strategy, model: nn.Module, preci
 def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Module, task: Task) -> Store:
     section = config.checkpoint
     with_journal = section.journal == "on" or (section.journal == "auto" and has_several_workers(config))
-    identity = {"config": dump(config), "data": task.data_hash()}
+    identity = {"config": dump(config.for_others()), "data": task.data_hash()}
     tensors = model_tensors(model)
     return Store(
         run=run,

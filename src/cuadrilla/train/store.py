@@ -38,6 +38,11 @@ STATUS_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 Snapshot = Callable[[], dict[str, Any]]
+Hear = Callable[[str, Mapping[str, Any]], None]
+"""Takes an event's kind and its fields, and returns at once."""
+
+
+def _nobody(_kind: str, _fields: Mapping[str, Any]) -> None: ...
 
 
 class Keeper(Protocol):
@@ -120,6 +125,8 @@ class Store:
     with_journal: bool
     identity: Mapping[str, Any]
     beside: bool = False
+    hear: Hear = _nobody
+    """Is told of each event, too; in a run that trains, its alarms."""
     clock: Callable[[], float] = time.monotonic
     unlogged: Mapping[str, Any] | None = None
     """The row of the step that the journal led to, if its coordinator was killed before it could write one."""
@@ -370,6 +377,7 @@ class Store:
 
     def event(self, kind: str, **fields: Any) -> None:
         """One line in events.jsonl; never fails a run."""
+        self.hear(kind, fields)
         try:
             append_event(self.run.events, kind, **fields)
         except ResourceError as error:

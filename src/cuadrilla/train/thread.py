@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from cuadrilla.link.base import Progress, ToCoordinator
+from cuadrilla.link.base import NodeReport, Progress, ToCoordinator
 from cuadrilla.train.coordinate import CoordinatorRuntime, Outcome
 
 TICK_SECONDS = 0.1
@@ -43,6 +43,10 @@ class CoordinatorThread:
     def heard(self, worker: str, progress: Progress) -> None:
         """A heartbeat: it counts at the next tick, with the time at which it came."""
         self._coordination.heard(worker, progress)
+
+    def reported(self, worker: str, report: NodeReport) -> None:
+        """How its machine is."""
+        self._coordination.reported(worker, report)
 
     def _leave_word(self, call: Callable[[], None]) -> None:
         """Once the run is over there is nobody to read it: who comes then is told so at once."""

@@ -26,6 +26,7 @@ from types import FrameType
 import psutil
 
 from cuadrilla.config import Config
+from cuadrilla.engines.courtesy import Courtesy
 from cuadrilla.engines.devices import Devices
 from cuadrilla.engines.ray.cluster import (
     DEVICES_LABEL,
@@ -156,6 +157,7 @@ class Ways:
     consent: Consent
     term: KnownTerm
     devices: Devices
+    courtesy: Courtesy
     report: Callable[[str], None]
     """Hears how the work goes."""
 

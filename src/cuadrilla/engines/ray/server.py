@@ -30,6 +30,7 @@ from cuadrilla.link.base import Goodbye, Hello, Progress, Stop, ToWorker, Versio
 from cuadrilla.link.grpc_server import Receiver
 from cuadrilla.link.names import MAX_DEVICES, worker_name
 from cuadrilla.link.offer import Offer, OfferedFile, RunDescription
+from cuadrilla.link.reports import report_from_wire
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import uses_of
@@ -234,8 +235,13 @@ class RayServer:
         return any(parcel.kind == "ended" for parcel in parcels)
 
     def _take_message(self, worker: _Attended, encoded: bytes) -> None:
+        said = pb.ToCoordinator.FromString(encoded)
+        if said.WhichOneof("kind") == "report":
+            if worker.joined:
+                self._receiver.reported(worker.place.name, report_from_wire(said.report))
+            return
         try:
-            message = wire.from_worker(pb.ToCoordinator.FromString(encoded), uploads=worker.uploads)
+            message = wire.from_worker(said, uploads=worker.uploads)
         except LinkError as error:
             log.warning("%s: %s", worker.place.name, error.message)
             self.end(worker.place.name, error.message)

@@ -31,9 +31,20 @@ from cuadrilla.errors import CuadrillaError, ResourceError
 from cuadrilla.home import Home
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribution, Progress, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import (
+    Contribution,
+    NodeReport,
+    Progress,
+    Stop,
+    TensorRef,
+    Tensors,
+    ToCoordinator,
+    ToWorker,
+    Version,
+)
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.offer import OfferedFile, RunConnection, RunDescription, keep_file
+from cuadrilla.link.reports import report_to_wire
 from cuadrilla.link.shaped import parse_shape
 from cuadrilla.log import TALK, set_up_logging
 from cuadrilla.rundir import RunDir, write_atomic
@@ -222,6 +233,13 @@ class RayLink:
             encoded = wire.to_coordinator(message, upload=upload).SerializeToString()
             self._mail.outbox.put(Parcel(kind="message", message=encoded))
 
+    def report(self, report: NodeReport) -> None:
+        encoded = pb.ToCoordinator(report=report_to_wire(report)).SerializeToString()
+        self._mail.outbox.put(Parcel(kind="message", message=encoded))
+
+    def round_trip(self) -> float | None:
+        return None  # Ray moves what there is to move
+
     def upload(self, piece: Tensors, *, lease_id: int) -> None:
         self._upload(piece, name=wire.upload_name(lease_id))
 
@@ -230,6 +248,9 @@ class RayLink:
 
     def interrupted(self) -> bool:
         return self._mail.inbox.interrupted()
+
+    def hold(self, reason: str) -> None:
+        self._mail.inbox.put(Stop(reason=reason, again=True))
 
     def farewell(self) -> Stop | None:
         return self._mail.inbox.farewell()

@@ -1,0 +1,76 @@
+"""`nodes/NAME.jsonl` of a run: how each machine was, what it has logged, who it said it was.
+
+Invariants
+* Bounded: a file that has grown to `MOST_BYTES` becomes `NAME.jsonl.1`, in the place of the one before it, and there
+  are `MOST_NODES` names at most. A full disk loses rows, and never a run.
+* Rows come from machines that nobody vouches for: what is written is what `link/reports.py` has let through.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cuadrilla.errors import ResourceError
+from cuadrilla.host.usage import usage_data
+from cuadrilla.link.base import NodeReport
+from cuadrilla.rundir import make_private, node_file, open_private, storage_errors
+
+MOST_BYTES = 2**20
+MOST_NODES = 1000
+PLACES = 3
+
+log = logging.getLogger(__name__)
+
+
+class NodeLogs:
+    """Of one run. Used by any thread; raises nothing."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._names: set[str] = set()
+        self._told = False
+
+    def report(self, worker: str, report: NodeReport) -> None:
+        beside: dict[str, Any] = {
+            name: round(value, PLACES)
+            for name in ("waiting_part", "sent_bytes_per_second", "received_bytes_per_second", "round_trip_seconds")
+            if (value := getattr(report, name)) is not None
+        }
+        phase = {"phase": report.phase} if report.phase else {}
+        rows: list[dict[str, Any]] = [{"kind": "hello", "facts": dict(report.facts)}] if report.facts else []
+        rows.append({"kind": "usage", **usage_data(report.usage), **phase, **beside})
+        rows += [{"kind": "log", "level": line.level, "text": line.text} for line in report.lines]
+        if report.dropped:
+            rows.append({"kind": "cut", "lines": report.dropped})
+        self._write(worker, rows)
+
+    def _write(self, worker: str, rows: list[dict[str, Any]]) -> None:
+        now = round(self._clock(), PLACES)
+        text = "".join(json.dumps({"time": now, **row}, ensure_ascii=False) + "\n" for row in rows)
+        with self._lock:
+            self._names.add(worker)
+            if len(self._names) > MOST_NODES:
+                self._names.discard(worker)
+                return
+            try:
+                self._append(self._folder / node_file(worker), text)
+            except ResourceError as error:
+                if not self._told:
+                    log.warning("%s: how machines are is not kept", error.message)
+                self._told = True
+
+    def _append(self, path: Path, text: str) -> None:
+        make_private(path.parent)
+        with storage_errors(path):
+            with open(path, "a", encoding="utf-8", opener=open_private) as file:
+                file.write(text)
+                size = file.tell()
+            if size > MOST_BYTES:
+                os.replace(path, path.with_name(f"{path.name}.1"))

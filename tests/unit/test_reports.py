@@ -1,0 +1,209 @@
+"""What workers tell of their machines: it survives the wire, nothing hostile does, and the files stay bounded."""
+
+import json
+import logging
+import math
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuadrilla.engines.reporting import LinesKept, reporting
+from cuadrilla.errors import LinkError
+from cuadrilla.host.gpus import GpuUsage
+from cuadrilla.host.usage import Usage
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link.base import Contribution, Lease, NodeReport, SaidLine, ToCoordinator, ToWorker, Version
+from cuadrilla.link.phases import PhasedLink
+from cuadrilla.link.reports import MAX_LINE, MAX_LINES, report_from_wire, report_to_wire
+from cuadrilla.rundir import node_file, worker_of_node_file
+from cuadrilla.train import nodelog
+from cuadrilla.train.nodelog import NodeLogs
+
+pytestmark = pytest.mark.unit
+
+FULL = NodeReport(
+    usage=Usage(
+        cpu_percent=12.5,
+        memory_used_bytes=2**33,
+        memory_bytes=2**34,
+        on_battery=True,
+        gpus=(GpuUsage(index=0, name="RTX 3050", busy_percent=50.0), GpuUsage(index=1, name="RTX 4070 Ti")),
+    ),
+    phase="waiting",
+    waiting_part=0.25,
+    sent_bytes_per_second=2e6,
+    round_trip_seconds=0.5,
+    lines=(SaidLine(level="warning", text="¿qué pasa?"),),
+    dropped=3,
+    facts={"processor": "Xeon"},
+)
+
+
+def test_a_report_comes_out_as_it_went_in() -> None:
+    assert report_from_wire(pb.Report.FromString(report_to_wire(FULL).SerializeToString())) == FULL
+    assert report_from_wire(pb.Report()) == NodeReport()
+
+
+def test_a_report_of_a_few_hundred_bytes() -> None:
+    """A hundred workers that tell every five seconds: less than 10 kB a second."""
+    usual = Usage(
+        cpu_percent=12.5, memory_used_bytes=2**33, memory_bytes=2**34, process_cpu_percent=180.0,
+        process_memory_bytes=2**30, disk_free_bytes=2**38, disk_bytes=2**39, disk_read_bytes_per_second=1.5,
+        disk_written_bytes_per_second=2.5, network_sent_bytes_per_second=1e6, network_received_bytes_per_second=1e6,
+        temperature_celsius=60.0, battery_percent=50.0, on_battery=False, gpus=(GpuUsage(index=0, name="RTX 3050"),),
+    )  # fmt: skip
+    report = NodeReport(usage=usual, phase="computing", waiting_part=0.1, sent_bytes_per_second=1.0)
+    assert report_to_wire(report).ByteSize() < 200
+
+
+def test_nonsense_is_not_known_and_texts_act_on_no_terminal() -> None:
+    said = pb.Report(
+        usage=pb.Usage(cpu_percent=math.nan, memory_bytes=2**64 - 1, battery_percent=-3),
+        phase="\x1b[2J",
+        waiting_part=7,
+        sent_bytes_per_second=math.inf,
+        round_trip_seconds=-1,
+        lines=[pb.LogLine(level="\x1b", text="\x1b]0;a\x07\n" + "x" * 10_000)] * 1000,
+        dropped=2**32 - 1,
+        facts={f"{number}": "y" * 10_000 for number in range(1000)},
+    )
+    found = report_from_wire(said)
+    assert found.usage.cpu_percent is None
+    assert found.usage.battery_percent is None
+    assert (found.phase, found.waiting_part, found.sent_bytes_per_second, found.round_trip_seconds) == (
+        "", None, None, None,
+    )  # fmt: skip
+    assert len(found.lines) == MAX_LINES
+    assert all(line.level == "info" and "\x1b" not in line.text and len(line.text) <= MAX_LINE for line in found.lines)
+    assert found.dropped == 10**6
+    assert len(found.facts) == 20
+    assert max(map(len, found.facts.values())) <= 200
+
+
+def test_node_files_have_names_that_every_system_allows() -> None:
+    assert node_file("pc") == "pc.jsonl"
+    assert node_file("pc/cuda:0") == "pc@cuda+0.jsonl"
+    assert worker_of_node_file("pc@cuda+0.jsonl") == "pc/cuda:0"
+    assert "/" not in node_file("../../../etc/passwd")
+    assert len(node_file("x" * 1000)) < 130
+
+
+def test_rows_of_a_node(tmp_path: Path) -> None:
+    NodeLogs(tmp_path / "nodes", clock=lambda: 7.0).report("pc/cuda:0", FULL)
+    hello, usage, line, cut = map(json.loads, (tmp_path / "nodes" / "pc@cuda+0.jsonl").read_text().splitlines())
+    assert hello == {"time": 7.0, "kind": "hello", "facts": {"processor": "Xeon"}}
+    assert (usage["kind"], usage["phase"], usage["cpu_percent"], usage["waiting_part"]) == (
+        "usage",
+        "waiting",
+        12.5,
+        0.25,
+    )
+    assert [gpu["name"] for gpu in usage["gpus"]] == ["RTX 3050", "RTX 4070 Ti"]
+    assert line == {"time": 7.0, "kind": "log", "level": "warning", "text": "¿qué pasa?"}
+    assert cut == {"time": 7.0, "kind": "cut", "lines": 3}
+    assert (tmp_path / "nodes" / "pc@cuda+0.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_files_of_nodes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodelog, "MOST_BYTES", 1000)
+    monkeypatch.setattr(nodelog, "MOST_NODES", 3)
+    logs = NodeLogs(tmp_path)
+    for _ in range(20):
+        for worker in ("a", "b", "c", "d", "e"):
+            logs.report(worker, FULL)
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert set(sizes) == {f"{name}.jsonl{old}" for name in "abc" for old in ("", ".1")} or len(sizes) <= 6
+    assert max(sizes.values()) < 2000
+
+
+def test_a_full_disk_loses_rows_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "nodes").write_text("a file where the folder should be")
+    logs = NodeLogs(tmp_path / "nodes")
+    logs.report("a", FULL)
+    logs.report("a", FULL)
+    assert caplog.text.count("is not kept") == 1
+
+
+class Held:
+    """A link whose events come when the test says so."""
+
+    def __init__(self) -> None:
+        self.waits, self.go = threading.Event(), threading.Event()
+
+    def call(self, message: ToCoordinator) -> None: ...
+
+    def upload(self, piece, *, lease_id: int) -> None: ...
+
+    def next_event(self) -> ToWorker:
+        self.waits.set()
+        assert self.go.wait(10)
+        return Lease(lease_id=1, version=1, units=(1,), planned_tokens=1)
+
+    def interrupted(self) -> bool:
+        return False
+
+    def download(self, ref):
+        return {"w": torch.zeros(1000)}
+
+    def close(self) -> None: ...
+
+
+def test_phases_of_a_worker() -> None:
+    now = 0.0
+    inner = Held()
+    link = PhasedLink(inner, clock=lambda: now)
+    assert link.look().phase == "loading"
+    waiting = threading.Thread(target=link.next_event)
+    waiting.start()
+    assert inner.waits.wait(10)
+    now = 4.0
+    assert (link.look().phase, link.look().waiting_part) == ("waiting", 0.0)
+    now = 6.0
+    inner.go.set()
+    waiting.join()
+    now = 8.0
+    spent = link.look()
+    assert (spent.phase, spent.waiting_part, spent.sent_bytes_per_second) == ("computing", 0.5, None)
+
+
+def test_speeds_are_those_while_something_travels() -> None:
+    times = iter([0.0, 10.0, 12.0, 20.0, 24.0, 30.0])
+    link = PhasedLink(Held(), clock=lambda: next(times))
+    link.download(Version(version=1))
+    answer = Contribution(lease_id=1, tokens=1, loss_sum=1.0, tensors={"w": torch.zeros(2000)})
+    link.call(answer)
+    spent = link.look()
+    assert spent.received_bytes_per_second == 4000 / 2
+    assert spent.sent_bytes_per_second == 8000 / 4
+
+
+def test_lines_are_kept_a_few_at_a_time() -> None:
+    kept = LinesKept()
+    log = logging.getLogger("test-lines-kept")
+    log.propagate = False
+    log.addHandler(kept)
+    for number in range(MAX_LINES + 5):
+        log.warning("line %d", number)
+    log.info("not for people")
+    lines, dropped = kept.take()
+    assert (len(lines), dropped, lines[-1].text, lines[-1].level) == (MAX_LINES, 5, "line 24", "warning")
+    assert kept.take() == ((), 0)
+
+
+def test_reports_end_with_their_session() -> None:
+    heard: list[NodeReport] = []
+    broken = threading.Event()
+
+    def send(report: NodeReport) -> None:
+        heard.append(report)
+        if len(heard) == 2:
+            broken.set()
+            raise LinkError("the session has broken", hint="")
+
+    with reporting(send, facts={"system": "Linux"}, every_seconds=0.01):
+        assert broken.wait(10)
+    assert [dict(report.facts) for report in heard] == [{"system": "Linux"}, {}]
+    assert heard[0].usage.memory_bytes
+    assert not [thread for thread in threading.enumerate() if thread.name == "reports"]
