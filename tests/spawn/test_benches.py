@@ -42,6 +42,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "passes": "--sizes 1 2 --rounds 1 --threads 1 --vocabulary 300",
     "prepare": "TEXTS --rounds 1 --processes 1 --encoder tokenizers",
     "recovery": "--faults 1",
+    "reports": "--workers 2 --seconds 0.5 --turns 1",
     "serve": "--speed --shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
     "server": "--steps 22 --repeats 1 --stories 300",
     "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300",
