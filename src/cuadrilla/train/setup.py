@@ -224,21 +224,14 @@ def assemble(
         observe=observer,
         beside=Beside(observer) if isinstance(config.engine, CrewEngine) else None,
         referee=make_referee(
-            config,
-            strategy,
-            model,
-            task=task,
-            recipe=recipe,
-            coordinator=coordinator,
-            weights=lambda: merge.params,
-            device=device,
-            precision=precision,
+            config, strategy, model, task=task, recipe=recipe, coordinator=coordinator, weights=lambda: merge.params,
+            device=device, precision=precision,
         ),
         stop_at=stop_at,
         patience=config.evaluate.patience,
         node_logs=NodeLogs(run.nodes),
         clock=clock,
-    )
+    )  # fmt: skip
     return RunContext(
         config=config,
         task=computed,
