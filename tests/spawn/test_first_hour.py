@@ -1,66 +1,17 @@
 """What a newcomer sees at a terminal: how long it will take, that it works, that Ctrl-C is heard, what still holds."""
 
-import contextlib
-import os
-import pty
 import re
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cuadrilla.rundir import RunDir, read_jsonl
-from tests.commands import COMMAND, wait_for
+from tests.commands import wait_for
 from tests.inside import cuadrilla
+from tests.terminal import CTRL_C, Terminal
 
-CTRL_C = b"\x03"
-OWN_TERMINAL = """
-import fcntl, os, sys, termios
-os.setsid()
-fcntl.ioctl(0, termios.TIOCSCTTY)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 ENDLESS = ("--set", "train.tokens=40_000_000_000")
-
-
-class Terminal:
-    """A command at a terminal of its own; what it has shown there, without colours and movements."""
-
-    def __init__(self, arguments: Sequence[str], *, cwd: Path) -> None:
-        self._ours, theirs = pty.openpty()
-        self._shown = bytearray()
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", OWN_TERMINAL, *COMMAND, *arguments],
-            cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, text=True,
-        )  # fmt: skip
-        os.close(theirs)
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def shows(self, pattern: str) -> Callable[[], bool]:
-        return lambda: re.search(pattern, self.text()) is not None
-
-    def text(self) -> str:
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self._shown.decode(errors="replace"))
-
-    def types(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        os.close(self._ours)
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):  # nobody has the other end any more
-            while data := os.read(self._ours, 2**16):
-                self._shown += data
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Facts, device judgement and usage samples, from recorded texts."""
+"""Facts and device judgement, from recorded texts."""
 
 import dataclasses
 import json
@@ -31,7 +31,6 @@ from cuadrilla.host.facts import (
 )
 from cuadrilla.host.memory import num_killed_for_memory, parse_oom_kills
 from cuadrilla.host.probe import ProbeAnswer, describe_exit, parse_rows
-from cuadrilla.host.usage import GpuUsage, Sampler, parse_ioreg, parse_nvidia_smi
 
 pytestmark = pytest.mark.unit
 
@@ -351,43 +350,6 @@ class TestProbe:
         assert describe_exit(0xC0000005, stderr="", garbage="") == "failed with exit code 0xC0000005"
         assert describe_exit(0, stderr="", garbage="hola") == "gave an answer that cannot be read: 'hola'"
         assert describe_exit(0, stderr="", garbage="") == "gave no complete answer"
-
-
-class TestUsage:
-    def test_nvidia_smi(self):
-        first, second = parse_nvidia_smi(
-            "0, NVIDIA GeForce RTX 4070, 98, 8000, 12282, 71, 190.25\n"
-            "1, Tesla, [N/A], [N/A], 100, [Not Supported], nan\nbad\n"
-        )
-        assert first == GpuUsage(
-            index=0,
-            name="NVIDIA GeForce RTX 4070",
-            busy_percent=98.0,
-            memory_used_bytes=8000 * 2**20,
-            memory_bytes=12282 * 2**20,
-            temperature_celsius=71.0,
-            power_watts=190.25,
-        )
-        assert second == GpuUsage(index=1, name="Tesla", memory_bytes=100 * 2**20)
-
-    def test_ioreg(self):
-        text = '"model" = "Apple M2"\n"PerformanceStatistics" = {"In use system memory"=1024,"Device Utilization %"=37}'
-        assert parse_ioreg(text) == (GpuUsage(index=0, name="Apple M2", busy_percent=37.0, memory_used_bytes=1024),)
-        assert parse_ioreg("") == ()
-
-    def test_two_samples_of_this_machine(self):
-        sampler = Sampler(gpu_argv=[])
-        first = sampler.sample()
-        assert first.cpu_percent is None
-        assert sum(range(2_000_000)) > 0
-        second = sampler.sample()
-        assert 0 < (second.process_memory_bytes or 0) < (second.memory_bytes or 0)
-        assert (second.process_cpu_percent or 0) > 0
-        assert second.gpus == ()
-
-    def test_a_missing_process_and_gpu_program_are_unknown(self):
-        sample = Sampler(pid=2**22 + 1, gpu_argv=["/nonexistent/nvidia-smi"]).sample()
-        assert (sample.process_memory_bytes, sample.gpus) == (None, ())
 
 
 def test_the_kernels_count_of_processes_killed_for_memory():

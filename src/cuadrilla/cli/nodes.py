@@ -17,6 +17,7 @@ from cuadrilla.monitor.screen import PHASE_WORDS
 from cuadrilla.rundir import RunDir, is_abandoned, private_folder
 
 GIB = 2**30
+FOLDED = ("device", "said", "ray")
 NOBODY = CrewMember(name="", here=False, node=NodeNow(name=""))
 
 
@@ -64,7 +65,10 @@ def _show_crew(home: Home) -> None:
         for row in rows:
             found = there.get(row["node"])
             row["ray"] = found if options.json or found is None else _in_words(found)
-    emit_table(rows)
+    known = {key for row in rows for key, value in row.items() if value is not None}
+    emit_table(
+        [{key: value for key, value in row.items() if key in known or options.json} for row in rows], folded=FOLDED
+    )
 
 
 def _trains(run: RunDir) -> bool:

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -99,20 +99,28 @@ def emit(text: str, /, *, end: str = "\n", **fields: object) -> None:
     print(printable(text) if file.isatty() else text, end=end, file=file, flush=True)
 
 
-def emit_json(value: Any) -> None:
+def emit_json(value: Any, *, indent: int | None = 1) -> None:
     file = stdout()
     is_unicode = (file.encoding or "utf-8").lower().startswith("utf")
-    print(printable(json.dumps(value, indent=1, ensure_ascii=not is_unicode, default=str)), file=file, flush=True)
+    print(printable(json.dumps(value, indent=indent, ensure_ascii=not is_unicode, default=str)), file=file, flush=True)
 
 
-def emit_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour."""
+def emit_json_line(value: Any) -> None:
+    """One of many that follow each other: whoever reads them takes a line for a value."""
+    emit_json(value, indent=None)
+
+
+def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = ()) -> None:
+    """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour.
+
+    `folded`: the only columns that are broken where the table is too wide for the terminal (none named: all).
+    """
     if options.json:
         emit_json(list(rows))
         return
     table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else []:
-        table.add_column(_cell(column), overflow="fold")
+        table.add_column(_cell(column), overflow="fold", no_wrap=bool(folded) and column not in folded)
     for row in rows:
         table.add_row(*map(_cell, row.values()))
     Console(file=stdout(), highlight=False).print(table)

@@ -49,6 +49,7 @@ VERBS = {
     "report": Verb("report", "report", LOOK, "Write one HTML page: curves, machines, samples."),
     "dashboard": Verb("dashboard", "dashboard", LOOK, "Watch runs and their machines in a browser."),
     "doctor": Verb("doctor", "doctor", LOOK, "What will go wrong on this machine, and what repairs it."),
+    "bug-report": Verb("bug_report", "bug_report", LOOK, "Collect what is needed to look into a problem."),
     "devices": Verb("devices", "devices", LOOK, "This machine's devices; a broken one with the remedy."),
     "config": Verb("config", "app", LOOK, "See the settings that a run file results in."),
     "check": Verb("check", "app", LOOK, "Test what training will need."),

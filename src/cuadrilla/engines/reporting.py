@@ -21,6 +21,8 @@ from cuadrilla.printable import one_line
 from cuadrilla.version import __version__
 
 FIRST_SECONDS, REPORT_SECONDS = 1.0, 5.0
+END_SECONDS = 1.0
+"""The thread may measure the round trip of a connection that is dead: it ends with that."""
 
 
 class LinesKept(logging.Handler):
@@ -69,10 +71,10 @@ def reporting(
     `round_trip` measures it. A link that has broken ends the reports of its session; the first one comes soon, so that
     who watches sees a machine that has joined.
     """
-    ended = threading.Event()
+    ended, sampler = threading.Event(), Sampler(folder=folder)
 
     def work() -> None:
-        with suppress(LinkError), Sampler(folder=folder) as sampler:
+        with suppress(LinkError):
             sampler.sample()  # rates are since the last sample
             wait, told = min(FIRST_SECONDS, every_seconds), facts
             while not ended.wait(wait):
@@ -86,7 +88,8 @@ def reporting(
         yield
     finally:
         ended.set()
-        thread.join()
+        sampler.close()  # a driver that hangs is not waited for
+        thread.join(END_SECONDS)
 
 
 def machine_facts(device: torch.device | None = None) -> dict[str, str]:

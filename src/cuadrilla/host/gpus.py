@@ -158,6 +158,7 @@ class GpuSampler:
             nvml_argv = NVML_CHILD if argv is None and has_driver() else ()
         self._nvml = NvmlChild(nvml_argv) if nvml_argv else None
         self._nvml_pause_until = self._pause_until = 0.0
+        self._closed = False
         self.is_silent = False
         """Something here could have told of GPUs in the last sample, and did not."""
 
@@ -173,7 +174,7 @@ class GpuSampler:
             if gpus is not None:
                 return gpus
             self._nvml_pause_until = time.monotonic() + RETRY_SECONDS
-        if not self._argv or time.monotonic() < self._pause_until:
+        if self._closed or not self._argv or time.monotonic() < self._pause_until:
             return None
         text = output_of(self._argv, timeout_seconds=TIMEOUT_SECONDS)
         if text is None:
@@ -182,6 +183,8 @@ class GpuSampler:
         return parse_ioreg(text) if self._argv[0].endswith("ioreg") else parse_nvidia_smi(text)
 
     def close(self) -> None:
+        """From any thread: another one that waits for an answer goes on at once."""
+        self._closed = True
         if self._nvml is not None:
             self._nvml.close()
 

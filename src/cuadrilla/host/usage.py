@@ -116,6 +116,7 @@ class Sampler:
         self._folder = folder
         self._gpus = GpuSampler(argv=gpu_argv, nvml_argv=nvml_argv)
         self._cgroups = cgroups or (find_cgroups() if sys.platform == "linux" else None)
+        self._cores = _allowed_cores()
         self._last: dict[str, tuple[float, float]] = {}
         """By what is counted: the count, and when it was read (or out of how much)."""
         self._sensors: tuple[float | None, float | None, bool | None] = (None, None, None)
@@ -136,7 +137,7 @@ class Sampler:
         return self._gpus.is_silent
 
     def sample(self) -> Usage:
-        """The machine now. Never raises; may take some seconds when a driver hangs."""
+        """The machine now. Never raises; may take some seconds when a driver hangs, if nobody calls `close`."""
         memory_used, memory_total = self._sample_memory()
         process_cpu, process_memory = self._sample_process()
         disk_free, disk_total = _disk(self._folder) if self._folder is not None else (None, None)
@@ -167,13 +168,8 @@ class Sampler:
             seconds, cores = limited
             part = self._part("quota", seconds, time.monotonic() * cores)
         else:
-            try:
-                times = psutil.cpu_times()
-            except PSUTIL_ERRORS:
-                return None
-            # Guest time is already counted in user time.
-            total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-            part = self._part("cores", total - times.idle - getattr(times, "iowait", 0.0), total)
+            times = _cpu_times(self._cores)
+            part = None if times is None else self._part("cores", *times)
         return None if part is None else min(100.0, 100.0 * part)
 
     def _sample_memory(self) -> tuple[int | None, int | None]:
@@ -213,6 +209,27 @@ class Sampler:
         if last is None or total <= last[1]:
             return None
         return max(0.0, (counted - last[0]) / (total - last[1]))  # a counter may begin anew
+
+
+def _allowed_cores() -> frozenset[int]:
+    """Those that this process may run on if they are not all (`docker run --cpuset-cpus`), else none."""
+    if sys.platform != "linux":
+        return frozenset()
+    allowed = os.sched_getaffinity(0)
+    return frozenset(allowed) if len(allowed) < (os.cpu_count() or 1) else frozenset()
+
+
+def _cpu_times(cores: frozenset[int]) -> tuple[float, float] | None:
+    """(busy seconds, all seconds) of these cores, or of all, since the machine began."""
+    try:
+        each = psutil.cpu_times(percpu=True) if cores else [psutil.cpu_times()]
+    except PSUTIL_ERRORS:
+        return None
+    if cores and len(each) > max(cores):  # with a core that is switched off their places say nothing
+        each = [each[core] for core in sorted(cores)]
+    # Guest time is already counted in user time.
+    total = sum(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0) for times in each)
+    return total - sum(times.idle + getattr(times, "iowait", 0.0) for times in each), total
 
 
 def _disk(folder: Path) -> tuple[int | None, int | None]:

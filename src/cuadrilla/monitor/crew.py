@@ -129,6 +129,8 @@ class CrewReader:
             if version is None:
                 continue
             self._bits = bounded(row.get("val_bits_per_byte"), most=MOST_VALUE) or self._bits
+            if "val_loss" in row and version not in self._rows and version < max(self._rows, default=0):
+                continue  # what was found of a step long ago
             self._rows[version] = _figures(row)
             while len(self._rows) > NEWEST:
                 self._rows.pop(next(iter(self._rows)))

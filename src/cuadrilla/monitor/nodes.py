@@ -5,15 +5,18 @@ The coordinator writes these files and rotates them (`NAME.jsonl.1` is the older
 have ranges, texts are one line of bounded length in which nothing acts on a terminal, torn lines are skipped.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cuadrilla.host.gpus import bounded
 from cuadrilla.host.usage import MOST_RATE, Usage, parse_usage
+from cuadrilla.monitor.follow import FileFollower, parsed
 from cuadrilla.printable import one_line
-from cuadrilla.rundir import RunDir, finite_json, require_regular, worker_of_node_file
+from cuadrilla.rundir import RunDir, require_regular, worker_of_node_file
 
 TAIL_BYTES = 2**16
 """Of a machine: some 200 rows, a quarter of an hour."""
@@ -64,24 +67,20 @@ class NodeNow:
 
 
 class NodesReader:
-    """Reads a run's machines again and again; remembers the facts of those whose session began long ago."""
+    """Reads a run's machines again and again: what has been added since, from the second time on."""
 
     def __init__(self, run: RunDir) -> None:
         self._folder = run.nodes
-        self._facts: dict[str, Mapping[str, str]] = {}
+        self._tails: dict[Path, _NodeTail] = {}
 
     def read(self) -> list[NodeNow]:
         """By name. A run without such files has no machines to show."""
-        return [self._node(path) for path in node_files(self._folder)]
-
-    def _node(self, path: Path) -> NodeNow:
-        name = worker_of_node_file(path.name)
-        rows = tail_rows(path)
-        if name not in self._facts:
-            self._facts[name] = old_facts(path)
-        node = node_from(name, rows, facts=self._facts[name])
-        self._facts[name] = node.facts
-        return node
+        paths = node_files(self._folder)
+        for path in paths:
+            if path not in self._tails:
+                self._tails[path] = _tail_of(path)
+            self._tails[path].follow()
+        return [self._tails[path].now() for path in paths]
 
 
 def read_nodes(run: RunDir) -> list[NodeNow]:
@@ -97,78 +96,120 @@ def node_files(folder: Path) -> list[Path]:
     return found[:MOST_NODES]
 
 
-def tail_rows(path: Path, *, most_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """The last rows, oldest first: of the file, and of the older one while the file is short."""
-    newer, whole = _tail(path, most_bytes)
-    left = most_bytes - len(newer)
-    older = _tail(path.with_name(path.name + ".1"), left)[0] if whole and left > 0 else b""
-    return [row for part in (older, newer) for row in _rows(part)]
+def node_from(name: str, rows: Iterable[Mapping[str, Any]]) -> NodeNow:
+    """From a machine's rows, oldest first."""
+    tail = _NodeTail(name)
+    for row in rows:
+        tail.take(row)
+    return tail.now()
 
 
-def _tail(path: Path, most_bytes: int) -> tuple[bytes, bool]:
-    """The file's last bytes from the beginning of a line on, and whether that is all of it."""
+@dataclass
+class _NodeTail:
+    """What is kept of a machine's rows."""
+
+    name: str
+    follower: FileFollower | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    heard: float | None = None
+    used: deque[tuple[float, Mapping[str, Any], Usage, dict[str, float | None]]] = field(
+        default_factory=lambda: deque(maxlen=MOST_HISTORY)
+    )
+    log: deque[NodeLine] = field(default_factory=lambda: deque(maxlen=MOST_LOG_LINES))
+    cut_lines: int = 0
+
+    def follow(self) -> None:
+        more = self.follower is not None
+        while more and self.follower is not None:
+            news = self.follower.read()
+            if news.anew:
+                self.used.clear()
+                self.log.clear()
+            for row in news.rows:
+                self.take(row)
+            more = news.more
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        at = bounded(row.get("time"), least=1.0, most=MOST_TIME)
+        if at is None:
+            return
+        self.heard = at if self.heard is None else max(self.heard, at)
+        match row.get("kind"):
+            case "usage":
+                usage = parse_usage(row)
+                self.used.append((at, row, usage, figures(row, usage)))
+            case "log":
+                level, text = row.get("level"), row.get("text")
+                known = level if isinstance(level, str) and level in LEVELS else "info"
+                if isinstance(text, str):
+                    self.log.append(NodeLine(time=at, level=known, text=one_line(text, most=MOST_TEXT)))
+            case "cut":
+                self.cut_lines += int(bounded(row.get("lines"), most=1e9) or 0)
+            case "hello":
+                self.facts = parse_facts(row.get("facts"))
+
+    def now(self) -> NodeNow:
+        at, newest, usage, _ = self.used[-1] if self.used else (None, {}, Usage(), {})
+        phase = newest.get("phase")
+        return NodeNow(
+            name=one_line(self.name, most=MOST_NAME),
+            heard=self.heard,
+            time=at,
+            usage=usage,
+            phase=phase if isinstance(phase, str) and phase in PHASES else None,
+            waiting_part=bounded(newest.get("waiting_part"), most=1.0),
+            sent_bytes_per_second=bounded(newest.get("sent_bytes_per_second"), most=MOST_RATE),
+            received_bytes_per_second=bounded(newest.get("received_bytes_per_second"), most=MOST_RATE),
+            round_trip_seconds=bounded(newest.get("round_trip_seconds"), most=MOST_SECONDS),
+            facts=self.facts,
+            history={key: tuple(one[3][key] for one in self.used) for key in (self.used[0][3] if self.used else ())},
+            times=tuple(one[0] for one in self.used),
+            log=tuple(self.log),
+            cut_lines=self.cut_lines,
+        )
+
+
+def _tail_of(path: Path) -> _NodeTail:
+    """With what the older file has to say while the newer one is short, and whom the newest session is of."""
+    older = path.with_name(f"{path.name}.1")
+    follower = FileFollower(path, older=older, tail_bytes=TAIL_BYTES)
+    tail = _NodeTail(worker_of_node_file(path.name), follower, facts=old_facts(path))
+    left = TAIL_BYTES - len(_tail(path, TAIL_BYTES))
+    for row in _rows(_tail(older, left)) if left > 0 else ():
+        tail.take(row)
+    return tail
+
+
+def _tail(path: Path, most_bytes: int) -> bytes:
+    """The file's last bytes, from the beginning of a line on."""
     try:
         require_regular(path)
         with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            first = max(0, size - most_bytes)
-            file.seek(first)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most_bytes))
             raw = file.read(most_bytes)
     except OSError:
-        return b"", True
-    return (raw, True) if first == 0 else (raw.partition(b"\n")[2], False)
+        return b""
+    return raw if size <= most_bytes else raw.partition(b"\n")[2]
 
 
 def _rows(raw: bytes) -> Iterable[dict[str, Any]]:
     for line in raw.split(b"\n"):
-        try:
-            row = finite_json(line.decode(errors="replace"))
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            yield row
+        yield from parsed(line)
 
 
 def old_facts(path: Path) -> Mapping[str, str]:
-    """Of the newest `hello`, wherever in the files it is."""
-    for file in (path, path.with_name(path.name + ".1")):
-        raw, _ = _tail(file, MOST_FILE_BYTES)
+    """Of the newest `hello`, wherever in a machine's two files it is."""
+    for file in (path, path.with_name(f"{path.name}.1")):
+        raw = _tail(file, MOST_FILE_BYTES)
         end = len(raw)
         while (found := raw.rfind(HELLO, 0, end)) >= 0:
             first, last = raw.rfind(b"\n", 0, found) + 1, raw.find(b"\n", found)
-            for row in _rows(raw[first : last if last >= 0 else len(raw)]):
+            for row in parsed(raw[first : last if last >= 0 else len(raw)]):
                 if row.get("kind") == "hello":
                     return parse_facts(row.get("facts"))
             end = first
     return {}
-
-
-def node_from(name: str, rows: Sequence[Mapping[str, Any]], *, facts: Mapping[str, str] | None = None) -> NodeNow:
-    """From a machine's rows, oldest first. `facts`: what is known of it if no row says so."""
-    timed = [(at, row) for row in rows if (at := bounded(row.get("time"), least=1.0, most=MOST_TIME)) is not None]
-    used = [(at, row, parse_usage(row)) for at, row in timed if row.get("kind") == "usage"][-MOST_HISTORY:]
-    at, newest, usage = used[-1] if used else (None, {}, Usage())
-    said = next((row for _, row in reversed(timed) if row.get("kind") == "hello"), None)
-    phase = newest.get("phase")
-    history = [figures(row, usage) for _, row, usage in used]
-    return NodeNow(
-        name=one_line(name, most=MOST_NAME),
-        heard=max((at for at, _ in timed), default=None),
-        time=at,
-        usage=usage,
-        phase=phase if isinstance(phase, str) and phase in PHASES else None,
-        waiting_part=bounded(newest.get("waiting_part"), most=1.0),
-        sent_bytes_per_second=bounded(newest.get("sent_bytes_per_second"), most=MOST_RATE),
-        received_bytes_per_second=bounded(newest.get("received_bytes_per_second"), most=MOST_RATE),
-        round_trip_seconds=bounded(newest.get("round_trip_seconds"), most=MOST_SECONDS),
-        facts=parse_facts(said.get("facts")) if said is not None else facts or {},
-        history={key: tuple(one[key] for one in history) for key in (history[0] if history else ())},
-        times=tuple(at for at, _, _ in used),
-        log=_log(timed),
-        cut_lines=sum(
-            int(bounded(row.get("lines"), most=1e9) or 0) for _, row in timed if row.get("kind") == "cut"
-        ),
-    )  # fmt: skip
 
 
 def figures(row: Mapping[str, Any], usage: Usage) -> dict[str, float | None]:
@@ -206,16 +247,3 @@ def parse_facts(value: object) -> dict[str, str]:
         return {}
     told = [(key, text) for key, text in value.items() if isinstance(key, str) and isinstance(text, str)]
     return {one_line(key, most=MOST_FACT): one_line(text, most=MOST_FACT) for key, text in told[:MOST_FACTS]}
-
-
-def _log(timed: Sequence[tuple[float, Mapping[str, Any]]]) -> tuple[NodeLine, ...]:
-    lines = [(at, row.get("level"), row.get("text")) for at, row in timed if row.get("kind") == "log"]
-    return tuple(
-        NodeLine(
-            time=at,
-            level=level if isinstance(level, str) and level in LEVELS else "info",
-            text=one_line(text, most=MOST_TEXT),
-        )
-        for at, level, text in lines[-MOST_LOG_LINES:]
-        if isinstance(text, str)
-    )

@@ -9,13 +9,14 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message, language
+from cuadrilla.monitor.nodes import NodeNow, read_nodes
 from cuadrilla.rundir import RunDir, finite_json, last_rows, read_jsonl, read_regular, require_regular
 
 MAX_POINTS = 2000
@@ -80,6 +81,9 @@ WORDS = (
     Message("joined"),
     Message("lost"),
     Message("last reason"),
+    Message("device"),
+    Message("waits"),
+    Message("last word"),
     Message("time (UTC)"),
     Message("event"),
     Message("details"),
@@ -126,6 +130,11 @@ class WorkerRow:
     last_reason: str = ""
     share: float | None = None
     """Its mean part of a step; None for a run of one worker, or of a version that did not record it."""
+    device: str = ""
+    waits: float | None = None
+    """Mean part of its last minutes in which it had nothing to compute."""
+    word: str = ""
+    """Its last line of log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +182,7 @@ def read_report(run: RunDir) -> Report:
         best=_best(rows),
         rows=thinned(rows, most=MAX_POINTS),
         events=_timeline(happened),
-        machines=machines(happened, rows),
+        machines=with_nodes(machines(happened, rows), read_nodes(run)),
         samples=_samples(written)[-MAX_SAMPLES:],
         values=values,
         changed=sorted(key for key, origin in _part(config, "origins").items() if origin != "default"),
@@ -263,6 +272,22 @@ def machines(happened: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[str, 
         )
         for name in sorted(joined)
     ]
+
+
+def with_nodes(rows: Sequence[WorkerRow], nodes: Sequence[NodeNow]) -> list[WorkerRow]:
+    """What machines have said of themselves, beside what the run knows of them."""
+    said = {node.name: node for node in nodes}
+    return [_with_node(row, said[row.name]) if row.name in said else row for row in rows]
+
+
+def _with_node(row: WorkerRow, node: NodeNow) -> WorkerRow:
+    waits = [percent / 100 for percent in node.history.get("waiting_percent", ()) if percent is not None]
+    return replace(
+        row,
+        device=node.facts.get("device", ""),
+        waits=sum(waits) / len(waits) if waits else None,
+        word=node.log[-1].text if node.log else "",
+    )
 
 
 def _timeline(happened: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from cuadrilla.host.gpus import GpuUsage
 from cuadrilla.host.usage import Usage
 from cuadrilla.messages import ENGLISH, Message, shown, translated
-from cuadrilla.monitor.crew import RUNNING, CrewMember, CrewNow
+from cuadrilla.monitor.crew import COORDINATOR, RUNNING, CrewMember, CrewNow
 from cuadrilla.monitor.nodes import percent
 
 GIB = 2**30
@@ -257,7 +257,8 @@ def run_line(crew: CrewNow, style: ScreenStyle) -> str:
     if crew.tokens_per_second is not None:
         parts.append(Message("{speed:,.0f} tokens/s", speed=crew.tokens_per_second))
     if crew.state == RUNNING:
-        parts.append(Message("machines: {count:,}", count=sum(member.here for member in crew.members)))
+        at_work = sum(member.here and member.name != COORDINATOR for member in crew.members)
+        parts.append(Message("workers: {count:,}", count=at_work))
     elif crew.seen is not None:
         parts.append(Message("last seen {time} ago", time=duration(crew.time - crew.seen)))
     return GAP.join(_words(part, style) for part in parts)

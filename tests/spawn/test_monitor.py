@@ -1,0 +1,134 @@
+"""`cuadrilla monitor` as a process: at a terminal, into a pipe, until it is told to end; of a crew that trains."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.host.usage import Usage
+from cuadrilla.link.base import NodeReport, SaidLine
+from cuadrilla.rundir import FolderLock, RunDir
+from cuadrilla.train.nodelog import NodeLogs
+from tests.commands import COMMAND, make_run, start, stop, wait_for
+from tests.inside import cuadrilla
+from tests.terminal import CTRL_C, Terminal
+from tests.watched import add_rows
+
+LEFT_SCREEN, CURSOR = b"\x1b[?1049l", b"\x1b[?25h"
+OWN = b"\x1b[2J\x1b]0;owned\x07"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDir]:
+    """One that seems to train: its lock is this process's."""
+    run = RunDir(tmp_path / "mio")
+    run.path.mkdir()
+    add_rows(run.events, [{"time": 1.8e9, "event": "joined", "worker": name} for name in ("pc", "mac")])
+    with FolderLock(run.lock, purpose="a test"):
+        yield run
+
+
+def tell(run: RunDir, step: int, *, text: str = "") -> None:
+    """A step, and a report of one machine."""
+    shares = {"pc": 0.75, "mac": 0.25}
+    add_rows(run.metrics, [{"version": step, "loss": 2.0, "tokens_per_second": 400.0, "shares": shares}])
+    lines = (SaidLine(level="error", text=text),) if text else ()
+    NodeLogs(run.nodes).report("pc", NodeReport(usage=Usage(cpu_percent=50.0), phase="sending", lines=lines))
+
+
+def test_a_screen_that_is_drawn_again_until_ctrl_c(run: RunDir, tmp_path: Path) -> None:
+    tell(run, 1)
+    terminal = Terminal(["monitor", str(run.path), "--interval", "0.1"], cwd=tmp_path, LC_ALL="C.UTF-8", LANGUAGE="en")
+    try:
+        wait_for(terminal.shows(r"mio +running +step 1 .*workers: 2"), terminal.process)
+        wait_for(terminal.shows(r"pc +sending +75 %"), terminal.process)
+        tell(run, 2, text=f"bad {OWN.decode()} news")
+        wait_for(terminal.shows(r"step 2 "), terminal.process)
+        wait_for(terminal.shows(r"!! bad \\u001b\[2J\\u001b\]0;owned\\u0007 news"), terminal.process)
+        add_rows(run.events, [{"time": 1.8e9, "event": "left", "worker": "mac", "reason": "no heartbeat"}])
+        wait_for(terminal.shows(r"mac +gone .*no heartbeat"), terminal.process)
+        terminal.types(CTRL_C)
+        assert terminal.process.wait(timeout=60) == 0
+        wait_for(lambda: LEFT_SCREEN in terminal.raw())
+    finally:
+        terminal.close()
+    assert OWN not in terminal.raw()
+    assert terminal.raw().count(CURSOR) >= 1
+    last = terminal.raw().rpartition(LEFT_SCREEN)[2].decode()
+    assert re.search(r"step 2 .*workers: 1", last)  # the last one stays
+    assert "Traceback" not in last
+
+
+def test_this_machine_at_a_terminal(tmp_path: Path) -> None:
+    terminal = Terminal(["monitor", "--interval", "0.1"], cwd=tmp_path, LC_ALL="C.UTF-8", LANGUAGE="es")
+    try:
+        wait_for(terminal.shows(r"CPU +[█░]{20} +\d+ %  [▁-█]"), terminal.process)
+        wait_for(terminal.shows(r"memoria +[█░]{20}"), terminal.process)
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.process.wait(timeout=60) == 0
+        wait_for(lambda: LEFT_SCREEN in terminal.raw())
+    finally:
+        terminal.close()
+
+
+def test_lines_into_a_pipe(run: RunDir) -> None:
+    tell(run, 1)
+    command = [*COMMAND, "monitor", str(run.path), "--interval", "0.1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["version"] == 1
+        tell(run, 2)
+        while json.loads(process.stdout.readline())["version"] != 2:
+            pass
+        process.terminate()
+        process.stdout.read()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("of", ["this machine", "a run"])
+def test_it_needs_no_torch(run: RunDir, of: str) -> None:
+    code = (
+        "import sys; from cuadrilla.cli.app import run; code = run()\n"
+        "sys.exit(code or any(name in sys.modules for name in ('torch', 'numpy', 'fastapi', 'grpc')))"
+    )
+    arguments = ["monitor", "--once", *([str(run.path)] if of == "a run" else [])]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.thorough
+def test_a_practice_crew_is_seen_at_work_and_when_it_has_ended(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mio")
+    crew = ("--set", "engine.kind=crew", "--set", "engine.workers=[1.0, 0.5]", "--set", "engine.listen=127.0.0.1:0")
+    training = start(run, *crew)
+    try:
+        wait_for(lambda: all(node["usage"]["cpu_percent"] is not None for node in seen(run, 2)), training)
+        told = sample(run)
+        assert told["state"] == "running"
+        assert {machine["name"] for machine in told["machines"] if machine["here"]} >= {"worker-1", "worker-2"}
+        at_work = [machine for machine in told["machines"] if machine["name"].startswith("worker")]
+        assert sum(machine["share"] for machine in at_work) == pytest.approx(1.0, abs=0.05)
+        assert {machine["facts"]["device"] for machine in at_work} == {"cpu"}
+    finally:
+        stop(training)
+    told = sample(run)
+    assert told["state"] == "stopped"
+    assert not any(machine["here"] for machine in told["machines"])
+    assert all(machine["seen"] for machine in told["machines"])
+
+
+def sample(run: RunDir) -> dict[str, object]:
+    return json.loads(cuadrilla("monitor", run.path, "--once", "--json").stdout)
+
+
+def seen(run: RunDir, most: int) -> list[dict[str, object]]:
+    """As many workers with a report, or one that has nothing yet."""
+    found = [node for node in sample(run)["machines"] if node["name"].startswith("worker")]
+    return found if len(found) == most else [{"usage": {"cpu_percent": None}}]

@@ -1,0 +1,87 @@
+"""`cuadrilla monitor`, one sample: of this machine, of a run, as lines, as JSON, into a file."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.host.usage import Usage
+from cuadrilla.link.base import NodeReport
+from cuadrilla.rundir import RunDir, write_json
+from cuadrilla.train.nodelog import NodeLogs
+from tests.inside import cuadrilla
+from tests.watched import add_rows
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "mio")
+    run.path.mkdir()
+    run.run_file.write_text("schema = 1\n")
+    add_rows(run.events, [{"time": 1.8e9, "event": "joined", "worker": "\x1b]0;owned\x07"}])
+    add_rows(run.metrics, [{"version": 7, "tokens": 70, "loss": 2.5, "tokens_per_second": 9.0}])
+    NodeLogs(run.nodes).report("coordinator", NodeReport(usage=Usage(cpu_percent=5.0), phase="computing"))
+    write_json(run.status, {"state": "complete"})
+    return run
+
+
+def test_this_machine_once(tmp_path: Path) -> None:
+    done = cuadrilla("monitor", "--once", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert " CPU " in done.stdout.splitlines()[0]
+    assert "\x1b" not in done.stdout
+
+
+def test_this_machine_as_a_line_of_json(tmp_path: Path) -> None:
+    done = cuadrilla("monitor", "--once", "--json", "--log", tmp_path / "log.jsonl", cwd=tmp_path)
+    (line,) = done.stdout.splitlines()
+    told = json.loads(line)
+    assert set(told) == {"time", "machine", "gpus_silent", *Usage.__dataclass_fields__}
+    assert 0 <= told["cpu_percent"] <= 100
+    assert told["disk_bytes"] > 0
+    cuadrilla("monitor", "--once", "--log", tmp_path / "log.jsonl", cwd=tmp_path)
+    first, second = (json.loads(row) for row in (tmp_path / "log.jsonl").read_text().splitlines())
+    assert first == told
+    assert second["time"] > first["time"]
+    assert stat.S_IMODE((tmp_path / "log.jsonl").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("named", ["", "run.toml"])
+def test_a_run_once(run: RunDir, named: str) -> None:
+    done = cuadrilla("monitor", run.path / named, "--once")
+    assert done.returncode == 0, done.stderr
+    head, _, coordinator, hostile = done.stdout.splitlines()
+    assert "mio  complete  step 7  loss 2.500" in head
+    assert coordinator.split()[:3] == ["coordinator", "last", "seen"]
+    assert hostile.startswith("\\u001b]0;owned\\u0007  last seen  100 %")
+    assert "\x1b" not in done.stdout
+
+
+def test_a_run_as_json(run: RunDir) -> None:
+    told = json.loads(cuadrilla("monitor", run.path, "--once", "--json").stdout)
+    assert (told["state"], told["version"], told["loss"]) == ("complete", 7, 2.5)
+    coordinator, other = told["machines"]
+    assert coordinator["usage"]["cpu_percent"] == 5.0
+    assert (coordinator["here"], coordinator["phase"], other["share"]) == (False, None, 1.0)
+
+
+def test_a_run_in_spanish(run: RunDir) -> None:
+    done = cuadrilla("--lang", "es", "monitor", run.path, "--once", env={**os.environ})
+    assert "mio  completo  paso 7  pérdida 2,500" in done.stdout
+    assert "última señal" in done.stdout
+
+
+def test_what_is_no_run_and_no_file(tmp_path: Path) -> None:
+    missing = cuadrilla("monitor", tmp_path / "nothing", "--once")
+    assert missing.returncode == 2
+    assert "is no run" in missing.stderr
+    os.mkfifo(tmp_path / "pipe")
+    pipe = cuadrilla("monitor", "--once", "--log", tmp_path / "pipe")
+    assert (pipe.returncode, pipe.stdout) == (2, "")
+    assert "not a regular file" in pipe.stderr
+    folder = cuadrilla("monitor", "--once", "--log", tmp_path / "no" / "log.jsonl")
+    assert folder.returncode == 8
