@@ -32,6 +32,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
+    def do_POST(self) -> None:
+        self.server.bodies.append(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
+        self.do_GET()
+
     def do_CONNECT(self) -> None:
         """As a proxy: a tunnel to this very server's TLS side, whatever host is meant."""
         self.server.seen.append((f"CONNECT {self.path}", dict(self.headers)))
@@ -70,6 +74,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers: defaultdict[str, list[Answer]] = defaultdict(list)
         self.seen: list[tuple[str, dict[str, str]]] = []
+        self.bodies: list[bytes] = []
+        """Of what was posted."""
         self.tls = tls
         self.closing = threading.Event()
         self.reached = threading.Event()

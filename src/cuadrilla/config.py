@@ -6,6 +6,7 @@ it. A component receives its own section, never `Config`.
 """
 
 import re
+import typing
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -31,6 +32,7 @@ Rate = Annotated[float, Field(gt=0, le=100)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Speed = Annotated[float, Field(gt=0, le=1000)]
 DEVICE = r"cpu|mps|cuda(:\d+)?|xpu(:\d+)?"
+AlarmEvent = Literal["failed", "finished", "left", "late", "alarm", "stopped"]
 LINK_SHAPE = r"^(\d+(\.\d+)?[kmg]bit(\+\d+(\.\d+)?ms)?)?$"
 
 
@@ -346,6 +348,31 @@ class GuardSection(Section):
     """How often to go back to the last checkpoint after three skipped updates in fifty steps, before giving up."""
 
 
+class AlarmSection(Section):
+    """Who is told what happens: on the coordinator's machine only. Workers, standbys and checkpoints never hold it."""
+
+    command: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=64)] = []
+    """A program and its arguments, started without a shell, such as ["notify-send", "{title}", "{text}"]. In arguments
+    {title}, {text}, {run}, {event} and {time} are filled in."""
+    webhook_file: str = ""
+    """A file that only its owner may read, relative to the run file, with the https address that gets a message as
+    JSON. The address is a secret: it stays in that file. See docs/alarms.md."""
+    on: Annotated[list[AlarmEvent], BeforeValidator(_as_list)] = list(typing.get_args(AlarmEvent))
+    """What to tell: failed, finished, stopped (the run), left, late (a worker), alarm (a file could not be written)."""
+    least_seconds: Annotated[float, Field(ge=0, le=86_400)] = 60.0
+    """At least so long between two messages of one kind; those between are counted in the next one."""
+
+    @model_validator(mode="after")
+    def _is_program(self) -> Self:
+        if self.command and not self.command[0]:
+            raise ValueError(Message("the program has no name"))
+        if self.command and self.command[0].lower().endswith((".bat", ".cmd")):
+            raise ValueError(Message("a batch file is run by a shell; name a program"))
+        if any("\0" in word for word in self.command):
+            raise ValueError(Message("an argument cannot hold a null character"))
+        return self
+
+
 class Config(Section):
     """One run. Only `train(config, ...)` and the CLI see it whole."""
 
@@ -364,6 +391,7 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     sample: SampleSection = SampleSection()
     guard: GuardSection = GuardSection()
+    alarm: AlarmSection = AlarmSection()
 
     @model_validator(mode="after")
     def _task_has_data(self) -> Self:
@@ -378,3 +406,7 @@ class Config(Section):
         if not (self.train.tokens or self.train.epochs or self.train.steps):
             raise ValueError(Message("train.tokens, train.epochs or train.steps must say how long to train"))
         return self
+
+    def for_others(self) -> "Config":
+        """What other machines and checkpoints hold: who is told of this run is nobody else's."""
+        return self.model_copy(update={"alarm": AlarmSection()})

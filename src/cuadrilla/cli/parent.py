@@ -2,12 +2,13 @@
 
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import typer
 
 from cuadrilla.cli.output import options, say, stderr
 from cuadrilla.engines.supervise import supervise
+from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.link.gate import bind
 from cuadrilla.rundir import RunDir
 
@@ -21,12 +22,26 @@ def under_a_parent(run: RunDir, *, listen: str = "") -> None:
     if options.supervised or os.name == "nt":
         return
     with bind(listen) if listen else nullcontext() as listener:
-        raise typer.Exit(supervise(sys.argv[1:], run, report=_report, listener=listener))
+        try:
+            code = supervise(sys.argv[1:], run, report=_report, listener=listener)
+        except EnvironmentProblem as error:
+            _tell_failure(run, error)
+            raise
+        raise typer.Exit(code)
 
 
 def pid_to_signal() -> int:
     """The process that a person stops when this one coordinates."""
     return os.getppid() if options.supervised else os.getpid()
+
+
+def _tell_failure(run: RunDir, error: EnvironmentProblem) -> None:
+    """The child that would have told it was killed."""
+    from cuadrilla.runfile import read_run_config
+    from cuadrilla.train.alarms import Alarms
+
+    with suppress(CuadrillaError), Alarms(read_run_config(run).alarm, run=run) as alarms:
+        alarms.hear("failed", {"reason": error.message})
 
 
 def _report(text: str) -> None:

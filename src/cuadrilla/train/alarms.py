@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -181,7 +181,8 @@ class Alarms:
         self._is_over = self._closing = False
         self._cut_at = float("inf")
         self._thread: threading.Thread | None = None
-        self._last_problem = ""
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._warned: set[str] = set()
         if self._webhook is not None:
             try:
                 read_address(self._webhook)
@@ -194,8 +195,10 @@ class Alarms:
 
     def hear(self, kind: str, fields: Mapping[str, Any]) -> None:
         """An event of the run, as it is in its events."""
+        if not (self._section.command or self._webhook):
+            return
         found = alarm_of(kind, fields, run=self._run, at=time.time())
-        if found is None or not (self._section.command or self._webhook):
+        if found is None:
             return
         with self._changed:
             if self._is_over or self._closing:
@@ -236,7 +239,7 @@ class Alarms:
         with contextlib.ExitStack() as stack:
             program = _started(filled(self._section.command, fields)) if self._section.command else None
             if isinstance(program, subprocess.Popen):
-                stack.callback(kill, program)
+                stack.enter_context(self._killed_after(program))
             problems = []
             if self._webhook is not None:
                 problems.append(self._post(self._webhook, body_of(fields), alarm=alarm, since=started))
@@ -256,19 +259,28 @@ class Alarms:
             return child
         assert child.stdout is not None
         with child.stdout:
-            try:
+            with self._killed_after(child):
                 ended = self._in_time(child, alarm=alarm, since=since)
-            finally:
-                kill(child)
-            return _problem_in(child.stdout.read()) if ended else self._too_slow()
+            told = "its address did not answer within {seconds:g} s"
+            return _problem_in(child.stdout.read()) if ended else Message(told, seconds=self._limit_seconds)
+
+    @contextlib.contextmanager
+    def _killed_after(self, child: "subprocess.Popen[bytes]") -> Iterator[None]:
+        self._running.append(child)
+        try:
+            yield
+        finally:
+            kill(child)
+            self._running.remove(child)
 
     def _ended(self, program: "subprocess.Popen[bytes] | Message", *, alarm: Alarm, since: float) -> Message | None:
         if not isinstance(program, subprocess.Popen):
             return program
+        name = self._section.command[0]
         if not self._in_time(program, alarm=alarm, since=since):
-            return self._too_slow()
-        told = "{program} ended with exit code {code}"
-        return Message(told, program=self._section.command[0], code=program.returncode) if program.returncode else None
+            return Message("{program} took more than {seconds:g} s", program=name, seconds=self._limit_seconds)
+        code = program.returncode
+        return Message("{program} ended with exit code {code}", program=name, code=code) if code else None
 
     def _in_time(self, child: "subprocess.Popen[bytes]", *, alarm: Alarm, since: float) -> bool:
         """Whether it has ended by itself. What is not the last word has little time once the run is over."""
@@ -280,18 +292,15 @@ class Alarms:
                 child.wait(timeout=POLL_SECONDS)
         return True
 
-    def _too_slow(self) -> Message:
-        return Message("it took more than {seconds:g} s", seconds=self._limit_seconds)
-
     def _judge(self, problems: Sequence[Message]) -> None:
         for problem in problems:
             self._warn(problem)
         if not problems:
-            self._last_problem = ""
+            self._warned.clear()
 
     def _warn(self, problem: Message) -> None:
-        level = logging.INFO if problem == self._last_problem else logging.WARNING
-        self._last_problem = problem
+        level = logging.INFO if problem in self._warned else logging.WARNING
+        self._warned.add(problem)
         log.log(level, "a message of [alarm] was not sent: %s", problem)
 
     # -- from whoever trains -------------------------------------------------------------------------------------------
@@ -313,7 +322,11 @@ class Alarms:
             self._waiting.extend(last)
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(self._limit_seconds + 2 * MOMENT_SECONDS)
+            try:
+                self._thread.join(self._limit_seconds + 2 * MOMENT_SECONDS)
+            finally:  # a second Ctrl-C
+                for child in list(self._running):
+                    kill(child)
 
 
 def reason_of(error: Exception) -> Message:
