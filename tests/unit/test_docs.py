@@ -20,6 +20,7 @@ OLDER = ("older-guides.md", "guias-anteriores.md")
 """They quote what others tell to type."""
 TRANSLATED = {
     "README.md": "README.es.md",
+    "alarms.md": "alarmas.md",
     "alternatives.md": "alternativas.md",
     "containers.md": "contenedores.md",
     "dashboard.md": "dashboard.es.md",

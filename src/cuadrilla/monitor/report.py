@@ -170,7 +170,7 @@ def read_report(run: RunDir) -> Report:
         raise ConfigError("{path} has no training to report", path=run.path, hint="cuadrilla train it first")
     happened = list(read_jsonl(run.events))
     config = _read_object(run.config)
-    values = _flat(_part(config, "values"))
+    values = {key: value for key, value in _flat(_part(config, "values")).items() if not key.startswith("alarm.")}
     status = _read_object(run.status)
     return Report(
         name=run.path.resolve().name,
@@ -185,7 +185,9 @@ def read_report(run: RunDir) -> Report:
         machines=with_nodes(machines(happened, rows), read_nodes(run)),
         samples=_samples(written)[-MAX_SAMPLES:],
         values=values,
-        changed=sorted(key for key, origin in _part(config, "origins").items() if origin != "default"),
+        changed=sorted(
+            key for key, origin in _part(config, "origins").items() if origin != "default" and not key.startswith("alarm.")
+        ),
         environment=_environment(run),
         data=_data(run, values),
     )
