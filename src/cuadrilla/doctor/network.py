@@ -1,0 +1,235 @@
+"""Checks of the network: cards, the machine's own name, and what keeps others from the port of a coordinator.
+
+The firewalls are looked at only when a port is given (`--port`) or a coordinator runs here: a machine that joins a
+crew dials out and need not be reached. As far as a user may see them: iptables' rules are root's.
+"""
+
+import ipaddress
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cuadrilla.doctor.diagnosis import Diagnosis, as_root, fail, warn, well
+from cuadrilla.doctor.facts import Symptoms
+from cuadrilla.messages import Message
+
+SMALL_MTU = 1280  # the least that IPv6 allows; VPNs stay above it
+USUAL_MTU = 1500
+CLOSED = ("DROP", "REJECT")
+# Of a rule of iptables: options without which it is for this port or for all of them.
+HARMLESS = {"-p", "--protocol", "-m", "--match", "--dport", "--dports", "-j", "--reject-with", "--comment", "-i", "-A"}
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What INPUT does with a new connection to a port. `rule`: the one that decides; "" is the chain's policy."""
+
+    target: str
+    rule: str = ""
+    names_port: bool = False
+
+
+def address(seen: Symptoms) -> Iterator[Diagnosis]:
+    """There is a network at all."""
+    card = next((card for card in seen.cards if seen.address and seen.address in card.addresses), None)
+    if not seen.address and seen.host.container:
+        yield well(Message("this container has no network"))
+    elif not seen.address:
+        yield warn(
+            Message("no network that other machines could be on"),
+            remedy=Message("connect the cable or the Wi-Fi; one machine alone trains without"),
+        )
+    elif ipaddress.ip_address(seen.address).is_link_local:
+        yield warn(
+            Message("{address} is an address that the machine gave itself: no router answers", address=seen.address),
+            command=as_root("dhclient -v", is_root=seen.is_root) if seen.host.system == "Linux" else "ipconfig /renew",
+        )
+    elif card is not None:
+        yield well(Message("{address} ({card})", address=seen.address, card=card.name))
+
+
+def mtu(seen: Symptoms) -> Iterator[Diagnosis]:
+    """Packets of a card that leads to others are not tiny."""
+    for card in seen.cards:
+        if card.mtu < SMALL_MTU and (card.is_default or seen.address in card.addresses) and seen.address:
+            yield warn(
+                Message("the card {card} sends packets of {mtu} bytes: slow", card=card.name, mtu=card.mtu),
+                command=as_root(f"ip link set dev {shlex.quote(card.name)} mtu {USUAL_MTU}", is_root=seen.is_root)
+                if seen.host.system == "Linux"
+                else f"sudo ifconfig {shlex.quote(card.name)} mtu {USUAL_MTU}",
+                fixable=seen.host.system == "Linux",
+            )
+
+
+def own_name(seen: Symptoms) -> Iterator[Diagnosis]:
+    """The name leads somewhere; to loopback is usual, and matters to torch's own groups only."""
+    leads_to = seen.hostname_leads_to
+    if leads_to is None:
+        if not seen.host.container:
+            yield warn(
+                Message("this machine's own name, {name}, leads nowhere: programs wait for it", name=seen.hostname),
+                command=_hosts(seen),
+            )
+    elif "127.0.1.1" in leads_to:
+        yield well(
+            Message(
+                "{name} is 127.0.1.1 here, as on every Debian; `cuadrilla launch` tells torch the card",
+                name=seen.hostname,
+            )
+        )
+
+
+def _hosts(seen: Symptoms) -> str:
+    """A line more in a file that is root's."""
+    line = shlex.quote(f"127.0.1.1 {seen.hostname}")
+    return f"echo {line} | {as_root('tee -a /etc/hosts', is_root=seen.is_root)}"
+
+
+def port(seen: Symptoms) -> Iterator[Diagnosis]:
+    """Nobody else has it."""
+    if seen.port is None:
+        return
+    if seen.port_state == "ours":
+        yield well(Message("the coordinator of this machine listens on port {port}", port=seen.port))
+    elif seen.port_state == "free":
+        yield well(Message("port {port} is free; `cuadrilla up` will listen there", port=seen.port))
+    else:
+        yield _taken(seen)
+
+
+def _taken(seen: Symptoms) -> Diagnosis:
+    return fail(
+        Message("port {port} is taken by another program", port=seen.port),
+        remedy=Message("end it, or coordinate on another port: cuadrilla up RUN --listen ADDRESS:PORT"),
+        command=as_root(f"ss -ltnp sport = :{seen.port}", is_root=seen.is_root)
+        if seen.host.system == "Linux"
+        else f"netstat -an | grep {seen.port}",
+    )
+
+
+def firewall(seen: Symptoms) -> Iterator[Diagnosis]:
+    """Each firewall that this system may have."""
+    if seen.port is None:
+        return
+    found = [*_ufw(seen, seen.port), *_firewalld(seen, seen.port)] or [*_iptables(seen, seen.port)]
+    found += [*_defender(seen, seen.port), *_mac(seen, seen.port)]
+    yield from found
+
+
+def _ufw(seen: Symptoms, port: int) -> Iterator[Diagnosis]:
+    walls = seen.firewalls
+    told = walls.ufw.text if walls.ufw and walls.ufw.ok else ""
+    active = "Status: active" in told if told else walls.ufw_enabled
+    if not active:
+        return
+    command = as_root(f"ufw allow {port}/tcp", is_root=seen.is_root)
+    if not told:
+        cause = Message("the firewall ufw is on; only root can see whether it lets port {port} in", port=port)
+        yield warn(cause, command=command)
+    elif ufw_allows(told, port):
+        yield well(Message("the firewall ufw lets port {port} in", port=port))
+    else:
+        yield fail(Message("the firewall ufw does not let port {port} in", port=port), command=command, fixable=True)
+
+
+def ufw_allows(status: str, port: int) -> bool:
+    """From `ufw status`: the first row for the port or for all of them decides."""
+    for line in status.splitlines():
+        found = re.match(r"(Anywhere|[\d:,]+)(?:/(tcp|udp))?\s+(ALLOW|DENY|REJECT|LIMIT)\b", line.strip())
+        if not found or found[2] == "udp":
+            continue
+        if found[1] == "Anywhere" or _in_ports(found[1].replace(":", "-"), port):
+            return found[3] in ("ALLOW", "LIMIT")
+    return False
+
+
+def _in_ports(text: str, port: int) -> bool:
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and int(first) <= port <= (int(last) if last.isdigit() else int(first)):
+            return True
+    return False
+
+
+def _firewalld(seen: Symptoms, port: int) -> Iterator[Diagnosis]:
+    answer = seen.firewalls.firewalld
+    if answer is None or not answer.ok:
+        return  # not installed, not running, or not for this user to see
+    open_ports = (part.removesuffix("/tcp") for part in answer.text.split() if part.endswith("/tcp"))
+    if any(_in_ports(part, port) for part in open_ports):
+        yield well(Message("the firewall firewalld lets port {port} in", port=port))
+        return
+    yield fail(
+        Message("the firewall firewalld does not let port {port} in", port=port),
+        remedy=Message("to keep it after a restart: firewall-cmd --runtime-to-permanent"),
+        command=as_root(f"firewall-cmd --add-port={port}/tcp", is_root=seen.is_root),
+        fixable=True,
+    )
+
+
+def _iptables(seen: Symptoms, port: int) -> Iterator[Diagnosis]:
+    verdict = judge(seen.firewalls.iptables, port)
+    if verdict is None:
+        return
+    if verdict.target not in CLOSED:
+        yield well(Message("iptables lets port {port} in", port=port))
+        return
+    if verdict.rule:
+        cause = Message("iptables keeps others from port {port}: {rule}", port=port, rule=verdict.rule)
+    else:
+        cause = Message("iptables keeps others from port {port}: its policy is DROP", port=port)
+    command = f"iptables -I INPUT -p tcp --dport {port} -j ACCEPT"
+    if verdict.names_port:
+        command = "iptables " + re.sub(r"^-A", "-D", verdict.rule)
+    yield fail(cause, command=as_root(command, is_root=seen.is_root), fixable=True)
+
+
+def judge(rules: str, port: int) -> Ruling | None:
+    """What `iptables -S` says of a new TCP connection from anybody to the port; None if there are no rules to see.
+
+    Rules with a condition that is not understood (a sender, a state, another chain) are passed over.
+    """
+    policy = re.search(r"^-P INPUT (\w+)$", rules, re.MULTILINE)
+    if policy is None:
+        return None
+    for rule in re.findall(r"^-A INPUT .*$", rules, re.MULTILINE):
+        words = shlex.split(rule)
+        options = {word: words[place + 1] for place, word in enumerate(words[:-1]) if word.startswith("-")}
+        if "!" in words or options.keys() - HARMLESS or options.get("-i") == "lo":
+            continue
+        if options.get("-p", "tcp") not in ("tcp", "all") or options.get("-j") not in (*CLOSED, "ACCEPT"):
+            continue
+        ports = options.get("--dport") or options.get("--dports")
+        if ports is None or _in_ports(ports.replace(":", "-"), port):
+            return Ruling(options["-j"], rule, names_port=ports == str(port))
+    return Ruling(policy[1])
+
+
+def _defender(seen: Symptoms, port: int) -> Iterator[Diagnosis]:
+    answer = seen.firewalls.defender_rule
+    if answer is None:
+        return
+    if answer.ok and re.search(rf"\b{port}\b", answer.text):
+        yield well(Message("Windows' firewall lets port {port} in", port=port))
+        return
+    yield warn(
+        Message("Windows' firewall has no rule for port {port}", port=port),
+        command=f"New-NetFirewallRule -DisplayName cuadrilla -Direction Inbound -Action Allow -Protocol TCP "
+        f"-LocalPort {port} -Profile Private",
+        shell="administrator",
+    )
+
+
+def _mac(seen: Symptoms, port: int) -> Iterator[Diagnosis]:
+    state, program = seen.firewalls.mac, seen.firewalls.mac_program
+    if state is None or not state.ok or "disabled" in state.text.lower() or "State = 0" in state.text:
+        return
+    if program is not None and "permitted" in program.text.lower():
+        yield well(Message("the Mac's firewall lets this Python in"))
+        return
+    yield warn(
+        Message("the Mac's firewall may keep others from port {port}", port=port),
+        command=f"sudo /usr/libexec/ApplicationFirewall/socketfilterfw --unblockapp "
+        f"{shlex.quote(seen.installation.python)}",
+    )

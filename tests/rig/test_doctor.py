@@ -1,0 +1,121 @@
+"""`cuadrilla doctor` on a network with real faults: a firewall that drops or refuses, tiny packets, a taken port.
+
+Two machines on a switch. What `--head` says on one leads to what to type on the other; once it has been typed there,
+the way is free.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.lan import CARD, Member, lan
+from tests.commands import COMMAND
+from tests.machines import Machine
+from tests.networks import need_namespaces
+
+PORT = 47470
+LISTEN = (
+    f"import socket; s = socket.create_server(('{{}}', {PORT})); print('ready', flush=True); s.accept(); s.accept()"
+)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[list[Member]]:
+    need_namespaces()
+    with lan(2, rate="400mbit") as members:
+        yield members
+
+
+def doctor(member: Member, home: Path, *arguments: str) -> list[dict[str, Any]]:
+    """All that is found there."""
+    machine = Machine(home, prefix=member.prefix)
+    done = subprocess.run(
+        [*member.prefix, *COMMAND, "doctor", "--json", "--timeout", "0.1", *arguments],
+        env=machine.environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
+    return rows
+
+
+def of(rows: list[dict[str, Any]], check: str) -> dict[str, Any]:
+    (row,) = [row for row in rows if row["check"] == check]
+    return row
+
+
+def do(member: Member, command: str) -> None:
+    done = subprocess.run([*member.prefix, *shlex.split(command)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot be done here: {command}: {done.stderr.strip()}")
+
+
+@contextmanager
+def listening(member: Member) -> Iterator[None]:
+    """As a coordinator does, on its port."""
+    command = [*member.prefix, sys.executable, "-c", LISTEN.format(member.address, PORT)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (f"-p tcp --dport {PORT} -j REJECT", "nothing listens"),
+        pytest.param(f"-p tcp --dport {PORT} -j DROP", "did not answer within", marks=pytest.mark.thorough),
+        pytest.param("-p tcp -j REJECT --reject-with icmp-host-prohibited", "No route", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_firewall(network: list[Member], tmp_path: Path, rule: str, says: str) -> None:
+    head, worker = network
+    port, place = ("--port", str(PORT)), ("--head", f"{head.address}:{PORT}")
+    do(head, f"iptables -A INPUT {rule}")
+    try:
+        with listening(head):
+            broken = of(doctor(worker, tmp_path, *place), "link.tcp")
+            assert says in broken["cause"]
+            assert (broken["level"], broken["shell"]) == ("failure", "coordinator")
+            assert broken["command"] == f"cuadrilla doctor --port {PORT}"
+        row = of(doctor(head, tmp_path, *port), "network.firewall")
+        assert row["level"] == "failure"
+        assert row["fixable"]
+        assert row["command"].startswith("iptables -")
+        do(head, row["command"])
+        assert of(doctor(head, tmp_path, *port), "network.firewall")["level"] == "ok"
+        with listening(head):
+            assert of(doctor(worker, tmp_path, *place), "link.tcp")["level"] == "ok"
+    finally:
+        do(head, "iptables -F INPUT")
+
+
+def test_tiny_packets(network: list[Member], tmp_path: Path) -> None:
+    head, _ = network
+    do(head, f"ip link set dev {CARD} mtu 576")
+    row = of(doctor(head, tmp_path), "network.mtu")
+    assert row["fields"] == {"card": CARD, "mtu": 576}
+    do(head, row["command"])
+    assert not [row for row in doctor(head, tmp_path) if row["check"] == "network.mtu"]
+
+
+@pytest.mark.thorough
+def test_a_taken_port_and_no_network(network: list[Member], tmp_path: Path) -> None:
+    head, worker = network
+    with listening(head):
+        row = of(doctor(head, tmp_path, "--port", str(PORT)), "network.port")
+        assert row["command"].startswith("ss -ltnp")
+    assert of(doctor(head, tmp_path, "--port", str(PORT)), "network.port")["level"] == "ok"
+    do(worker, f"ip link set dev {CARD} down")
+    try:
+        rows = doctor(worker, tmp_path, "--head", f"{head.address}:{PORT}")
+        assert "no network" in of(rows, "network.address")["cause"]
+        assert of(rows, "link.route")["level"] == "failure"
+    finally:
+        do(worker, f"ip link set dev {CARD} up")

@@ -1,0 +1,407 @@
+"""`cuadrilla doctor` on real faults: programs that hang or print what sick ones print, full and tiny file systems, dead
+sockets, a clock of 1970; and each finding is gone once the command that was printed has been typed.
+
+A file system is made in a mount namespace of the process's own; nothing of the machine changes. What torch says of
+itself is not waited for, but where it is looked at.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from cuadrilla.doctor import facts
+from cuadrilla.doctor.schema import SCHEMA
+from cuadrilla.host import facts as host_facts
+from cuadrilla.host.reachability import read_reachability
+from tests.commands import COMMAND
+from tests.inside import cuadrilla
+from tests.spawn.test_clocks import CLOCK, set_clock
+
+QUICK = ("doctor", "--json", "--timeout", "0.1")
+FULL = ("doctor", "--json", "--timeout", "200")
+ROOT = Path(__file__).parents[2]
+Findings = list[dict[str, Any]]
+CARD = 'echo "NVIDIA GeForce RTX 3050, 580.82, 8.6"'
+WINDOWS = {"powershell_exe": "echo 34160648192", "netsh_exe": "exit 0", "powercfg_exe": "exit 1"}
+
+
+def programs(folder: Path, **texts: str) -> dict[str, str]:
+    """An environment in which these programs come first: name with `_` for a dot → the lines of a shell script."""
+    folder.mkdir(exist_ok=True)
+    for name, script in texts.items():
+        file = folder / name.replace("_exe", ".exe").replace("_", "-")
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def found(done: "subprocess.CompletedProcess[str]") -> Findings:
+    """The warnings and failures; the whole answer is as the schema says."""
+    assert done.stdout, done.stderr
+    answer = json.loads(done.stdout)
+    jsonschema.validate(answer, SCHEMA)
+    levels = [row["level"] for row in answer["findings"]]
+    assert (answer["failures"], answer["warnings"]) == (levels.count("failure"), levels.count("warning"))
+    assert done.returncode == (3 if answer["failures"] else 0), done.stderr
+    return [row for row in answer["findings"] if row["level"] != "ok"]
+
+
+def of(rows: Findings, check: str) -> dict[str, Any]:
+    (row,) = [row for row in rows if row["check"] == check]
+    return row
+
+
+def names(rows: Findings) -> set[str]:
+    """Without torch's, which had no time to answer."""
+    return {row["check"] for row in rows} - {"nvidia.torch"}
+
+
+def examine(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Findings:
+    return found(cuadrilla(*QUICK, *arguments, env=env, cwd=cwd))
+
+
+def test_it_starts_without_torch_and_looks_at_it_in_a_child() -> None:
+    script = (
+        "import sys; from cuadrilla.cli import app; "
+        f"sys.argv = {['cuadrilla', *FULL, '--port', '47470']}; app.run(); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["findings"]
+    assert any(row["check"] == "nvidia.torch" and row["level"] == "ok" for row in rows), rows
+
+
+@pytest.mark.parametrize(
+    "kind", ["here", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("container", "account"))]
+)
+def test_no_false_alarm(kind: str, tmp_path: Path) -> None:
+    """Docker that is installed and does not run is no false one; neither are a full disk or memory."""
+    true = {"docker.service", "machine.disk", "machine.memory", "machine.power"}
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    if kind == "account":
+        if os.geteuid() != 0 or shutil.which("setpriv") is None:
+            pytest.skip("needs root and the command setpriv (util-linux) to become another user")
+        os.chown(tmp_path, 65534, 65534)
+        # It may read where this Python is, which may be root's folder, and do nothing else that others may not.
+        user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all,+dac_read_search",
+                "--ambient-caps=-all,+dac_read_search"]  # fmt: skip
+        done = subprocess.run(
+            [*user, *COMMAND, *FULL], capture_output=True, text=True, check=False, env=bare, cwd=tmp_path
+        )
+    elif kind == "container":
+        done = cuadrilla(*FULL, env={**bare, "container": "podman"}, cwd=tmp_path)
+    else:
+        done = cuadrilla(*FULL)
+    assert {row["check"] for row in found(done)} <= true, done.stdout
+
+
+def test_the_schema_of_the_docs_is_the_one_that_is_printed() -> None:
+    printed = json.loads(cuadrilla("doctor", "--schema").stdout)
+    assert printed == SCHEMA == json.loads((ROOT / "docs" / "doctor.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_it_is_read_without_colour_in_two_languages() -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "many", "LANGUAGE": "es"}
+    done = cuadrilla("doctor", "--timeout", "0.1", env=environment)
+    assert " ! machine.variables    OMP_NUM_THREADS='many' no es un número de hilos\n" in done.stdout
+    assert "     escribe aquí:  unset OMP_NUM_THREADS\n" in done.stdout
+    assert "\x1b" not in done.stdout
+    english = cuadrilla("doctor", "--timeout", "0.1", env={**environment, "LANGUAGE": "en"})
+    assert " ✔ machine.memory" in english.stdout
+    assert "     type here:  unset OMP_NUM_THREADS\n" in english.stdout
+    del environment["OMP_NUM_THREADS"]
+    assert "OMP_NUM_THREADS" not in cuadrilla("doctor", "--timeout", "0.1", env=environment).stdout
+
+
+class TestPrograms:
+    """Stand-ins on the PATH that print what sick programs print."""
+
+    @pytest.fixture
+    def wsl(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """The kernel's name, by which WSL is known, from the system and in its files."""
+        kernel = tmp_path / "root/proc/sys/kernel/osrelease"
+        kernel.parent.mkdir(parents=True)
+        kernel.write_text("5.15.153.1-microsoft-standard-WSL2\n")
+        monkeypatch.setattr(host_facts.platform, "release", lambda: kernel.read_text().strip())
+        monkeypatch.setattr(facts, "read_reachability", partial(read_reachability, root=tmp_path / "root"))
+
+    def test_a_card_that_wsl_does_not_see_until_it_is_restarted(self, wsl: None, tmp_path: Path) -> None:
+        flag = tmp_path / "restarted"
+        says = f'[ -e {flag} ] && {CARD} && exit 0; echo "No devices were found"; exit 6'
+        env = programs(tmp_path / "bin", nvidia_smi=says, nvidia_smi_exe=CARD, wslinfo="echo nat", **WINDOWS)
+        row = of(examine(env=env), "nvidia.driver")
+        assert (row["level"], row["command"], row["shell"]) == ("failure", "wsl --shutdown", "powershell")
+        assert row["fields"] == {"name": "NVIDIA GeForce RTX 3050"}
+        flag.touch()  # what the command does: the next WSL sees it
+        assert "nvidia.driver" not in names(examine(env=env))
+
+    def test_a_driver_that_hangs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(facts, "PROGRAM_SECONDS", 0.5)
+        env = programs(tmp_path / "bin", nvidia_smi="sleep 1000 & sleep 1000")
+        row = of(examine(env=env), "nvidia.driver")
+        assert row["level"] == "failure"
+        assert "the driver hangs" in row["cause"]
+        assert row["command"].endswith("reboot")
+        assert "nvidia.driver" not in names(examine(env=programs(tmp_path / "bin", nvidia_smi=CARD)))
+
+    def test_a_driver_that_talks_for_ever(self, tmp_path: Path) -> None:
+        """It is stopped after a megabyte, and what it says is no order to a terminal."""
+        env = programs(tmp_path / "bin", nvidia_smi="yes \"$(printf '\\033[2J\\033]0;x\\007')\"")
+        done = cuadrilla("doctor", "--timeout", "0.1", env=env)
+        assert " ✘ nvidia.driver" in done.stdout
+        assert len(done.stdout) < 5000
+
+    @pytest.mark.thorough
+    def test_every_program_hangs(self, wsl: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(facts, "PROGRAM_SECONDS", 0.5)
+        monkeypatch.setattr(facts, "WINDOWS_SECONDS", 0.5)
+        hanging = ("nvidia_smi", "nvidia_smi_exe", "netsh_exe", "powershell_exe", "powercfg_exe", "docker", "ufw",
+                   "iptables", "dpkg_query", "firewall_cmd")  # fmt: skip
+        env = programs(tmp_path / "bin", wslinfo="echo nat", **dict.fromkeys(hanging, "exec sleep 1000"))
+        assert names(examine("--port", "47470", env=env)) >= {"nvidia.driver", "wsl.network"}
+
+    def test_a_stale_forward(self, wsl: None, tmp_path: Path) -> None:
+        table = tmp_path / "table"
+        row_of = "192.168.1.50    47470       {}   47470".format
+        table.write_text(row_of("172.19.4.7"))
+        env = programs(tmp_path / "bin", wslinfo="echo nat", **{**WINDOWS, "netsh_exe": f"cat {table}"})
+        row = of(examine(env=env), "wsl.stale")
+        assert row["shell"] == "administrator"
+        words = row["command"].split()
+        connect = next(word for word in words if word.startswith("connectaddress=")).partition("=")[2]
+        table.write_text(row_of(connect))  # what netsh does with it
+        assert "wsl.stale" not in names(examine(env=env))
+
+    @pytest.mark.thorough
+    def test_mirrored_with_its_firewall(self, wsl: None, tmp_path: Path) -> None:
+        windows = {**WINDOWS, "powershell_exe": "echo 34160648192; cat rules"}
+        env = programs(tmp_path / "bin", wslinfo="echo mirrored", **windows)
+        (tmp_path / "rules").write_text("")
+        row = of(examine("--port", "47470", env=env, cwd=tmp_path), "wsl.network")
+        assert row["command"].startswith("New-NetFirewallHyperVRule")
+        port = row["command"].split("-LocalPorts ")[1].split()[0]
+        (tmp_path / "rules").write_text(port)  # what PowerShell does with it
+        assert "wsl.network" not in names(examine("--port", "47470", env=env, cwd=tmp_path))
+
+    def test_ufw(self, tmp_path: Path) -> None:
+        rules = tmp_path / "rules"
+        rules.write_text("22/tcp ALLOW Anywhere\n")
+        status = f'status) echo "Status: active"; cat {rules};;'
+        script = f'case "$1" in {status} allow) echo "$2 ALLOW Anywhere" >> {rules};; esac'
+        env = programs(tmp_path / "bin", ufw=script, sudo='"$@"')
+        row = of(examine("--port", "47470", env=env), "network.firewall")
+        subprocess.run(shlex.split(row["command"]), env=env, check=True)
+        assert "network.firewall" not in names(examine("--port", "47470", env=env))
+
+
+class TestDocker:
+    @pytest.fixture(autouse=True)
+    def docker(self) -> None:
+        if shutil.which("docker") is None:
+            pytest.skip("needs the command docker")
+
+    def test_a_dead_one(self, tmp_path: Path) -> None:
+        """Its socket is there, and nobody behind it."""
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(tmp_path / "docker.sock"))
+        place = f"unix://{tmp_path}/docker.sock"
+        row = of(examine(env={**os.environ, "DOCKER_HOST": place}), "docker.service")
+        assert row["fields"] == {"context": place}
+        assert row["command"] == "unset DOCKER_HOST"
+        left = [row for row in examine() if row["check"] == "docker.service"]
+        assert all(row["command"] != "unset DOCKER_HOST" for row in left)
+
+    @pytest.mark.thorough
+    def test_one_that_does_not_answer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(facts, "PROGRAM_SECONDS", 1.0)
+        with socket.socket(socket.AF_UNIX) as mute:
+            mute.bind(str(tmp_path / "docker.sock"))
+            mute.listen()
+            place = f"unix://{tmp_path}/docker.sock"
+            row = of(examine(env={**os.environ, "DOCKER_HOST": place}), "docker.service")
+        assert "does not answer" in row["cause"]
+
+
+class TestFileSystems:
+    """In a mount namespace, where the printed command is typed as it stands."""
+
+    @pytest.fixture(autouse=True)
+    def namespace(self) -> None:
+        tried = ["unshare", "--mount", "true"]
+        if os.geteuid() != 0 or not shutil.which("unshare") or subprocess.run(tried, check=False).returncode:
+            pytest.skip("needs root and mount namespaces")
+
+    def in_namespace(self, folder: Path, made: str, check: str, *, says: str = "", root: str = "/") -> list[Findings]:
+        """The findings before and after the printed command of a check was typed. `made`: what is mounted."""
+        command = shlex.join([*COMMAND, *QUICK])
+        rows = f"(row for row in json.load(sys.stdin)['findings'] if row['check'] == {check!r})"
+        pick = f"import json, sys; print(next({rows})['command'])"
+        fix = f"echo {says} | {shlex.join([*COMMAND, 'doctor', '--timeout', '0.1', '--fix'])} >&2 || true"
+        (folder / "script").write_text(f"""
+            set -e
+            cd {folder / "full" if (folder / "full").exists() else folder}
+            {command} > {folder}/before || true
+            typed=$({sys.executable} -c {shlex.quote(pick)} < {folder}/before)
+            {fix if says else "eval $typed"}
+            {command} > {folder}/after || true
+            cat {folder}/before {folder}/after
+        """)
+        enter = f"set -e\n{made}\nexec chroot {root} sh {folder}/script"
+        done = subprocess.run(["unshare", "--mount", "sh", "-c", enter], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        self.said = done.stderr
+        decoder, text, answers = json.JSONDecoder(), done.stdout.strip(), []
+        while text:
+            answer, end = decoder.raw_decode(text)
+            answers.append([row for row in answer["findings"] if row["level"] != "ok"])
+            text = text[end:].strip()
+        return answers
+
+    @pytest.mark.thorough
+    def test_a_full_tmpfs(self, tmp_path: Path) -> None:
+        full = tmp_path / "full"
+        full.mkdir()
+        made = f"mount -t tmpfs -o size=64m none {full}; head -c 63m /dev/zero > {full}/x"
+        before, after = self.in_namespace(tmp_path, made, "machine.disk")
+        row = of(before, "machine.disk")
+        assert row["level"] == "failure"
+        assert row["command"] == f"mount -o remount,size=6G {full}"
+        assert "machine.disk" not in names(after)
+
+    @pytest.mark.thorough
+    def test_a_small_shared_memory(self, tmp_path: Path) -> None:
+        """On a copy of this machine's files that a container has left no mark on: there the command is another."""
+        new = tmp_path / "new"
+        new.mkdir()
+        made = f"""
+            mount -t tmpfs none {new}; mkdir {new}/upper {new}/work {new}/root
+            mount -t overlay -o lowerdir=/,upperdir={new}/upper,workdir={new}/work overlay {new}/root
+            rm -f {new}/root/.dockerenv
+            for each in proc dev sys; do mount --rbind /$each {new}/root/$each; done
+            mount -t tmpfs -o size=1m none {new}/root/dev/shm
+        """
+        before, after = self.in_namespace(tmp_path, made, "docker.shared_memory", root=f"{new}/root")
+        row = of(before, "docker.shared_memory")
+        assert "/dev/shm has 1 MiB" in row["cause"]
+        assert row["command"] == "mount -o remount,size=2G /dev/shm"
+        assert "docker.shared_memory" not in names(after)
+
+    IN_WSL = (
+        "import platform, sys; from cuadrilla.cli.app import run; from cuadrilla.doctor import facts; "
+        "platform.release = lambda: '{}'; facts.SPEED_SECONDS = {}; facts.PATIENCE_SECONDS = 8; sys.exit(run())"
+    )
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize(
+        ("kernel", "check", "milliseconds", "patience"),
+        [
+            pytest.param("5.15.153.1-microsoft-standard-WSL2", "wsl.files", 20, 60, id="slow"),
+            pytest.param("6.8.0", "machine.slow_disk", 100_000, 3, id="hangs"),
+        ],
+    )
+    def test_a_slow_folder_at_mnt_c(self, kernel: str, check: str, milliseconds: int, patience: int) -> None:
+        """16 MiB in reads of 128 KiB: with 20 ms for each it is 6.5 MB/s at most, whatever the machine."""
+        if not Path("/dev/fuse").exists():
+            pytest.skip("needs the kernel's FUSE (/dev/fuse)")
+        doctor = shlex.join([sys.executable, "-P", "-c", self.IN_WSL.format(kernel, patience), *QUICK])
+        slow = [sys.executable, "-m", "tests.slow_folder", str(milliseconds)]
+        both = ["sh", "-c", f"{doctor} || true; cd ~; {doctor} || true"]
+        done = subprocess.run(
+            ["unshare", "--mount", *slow, *both], capture_output=True, text=True, cwd=ROOT, check=False
+        )
+        decoder = json.JSONDecoder()
+        before, end = decoder.raw_decode(done.stdout)
+        after, _ = decoder.raw_decode(done.stdout[end:].strip())
+        row = of(before["findings"], check)
+        assert row["level"] == "warning"
+        assert row["fields"]["rate"] < 7
+        assert row["command"] == "cd ~"  # which has been typed
+        assert check not in names(after["findings"])
+
+    @pytest.mark.parametrize("answer", ["y", pytest.param("n", marks=pytest.mark.thorough)])
+    def test_fix_types_what_it_says_after_a_yes(self, answer: str, tmp_path: Path) -> None:
+        full = tmp_path / "full"
+        full.mkdir()
+        made = f"mount -t tmpfs -o size=64m none {full}"
+        before, after = self.in_namespace(tmp_path, made, "machine.disk", says=answer)
+        assert "machine.disk" in names(before)
+        assert ("machine.disk" in names(after)) == (answer == "n")
+        assert f"type this?  mount -o remount,size=6G {full}" in self.said
+        assert ("gone:" in self.said) == (answer == "y")
+
+
+def test_fix_without_an_answer_changes_nothing(tmp_path: Path) -> None:
+    """A program that is told to repair is asked all the same, and has nobody who answers."""
+    env = programs(tmp_path / "bin", sudo="exit 1", ufw='[ "$1" = status ] && echo "Status: active" || touch typed')
+    done = cuadrilla("doctor", "--timeout", "0.1", "--fix", "--port", "47470", env=env, cwd=tmp_path, says="")
+    assert done.returncode in (3, 130), done.stderr
+    assert not (tmp_path / "typed").exists()
+
+
+def moved_clock(folder: Path, *, seconds: int) -> dict[str, str]:
+    """An environment whose processes believe in another time."""
+    if os.uname().sysname != "Linux" or shutil.which("cc") is None:
+        pytest.skip("needs Linux and a C compiler (cc) to move a process's clock")
+    (folder / "clock.c").write_text(CLOCK)
+    library = folder / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O", "-o", library, folder / "clock.c", "-ldl"], check=True)
+    set_clock(folder / "offset", seconds)
+    return {**os.environ, "LD_PRELOAD": str(library), "CLOCK_OFFSET_FILE": str(folder / "offset")}
+
+
+def run(env: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*COMMAND, *QUICK], capture_output=True, text=True, check=False, env=env)
+
+
+@pytest.mark.thorough
+def test_a_clock_of_1970(tmp_path: Path) -> None:
+    moved = moved_clock(tmp_path, seconds=-int(time.time()))
+    row = of(found(run(moved)), "machine.clock")
+    assert row["level"] == "failure"
+    assert "days before cuadrilla was installed" in row["cause"]
+    set_clock(tmp_path / "offset", 0)  # what the service does that the command starts
+    assert "machine.clock" not in names(found(run(moved)))
+
+
+def test_two_torches_in_one_python(tmp_path: Path) -> None:
+    """Of the second one only what an installation writes down; a real one follows."""
+    info = tmp_path / "torch-2.9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    row = next(row for row in found(run(environment)) if "installed twice" in row["cause"])
+    assert row["fields"]["first"] == "2.9.0"
+    assert row["command"] == "unset PYTHONPATH"
+    del environment["PYTHONPATH"]
+    assert not [row for row in found(run(environment)) if "installed twice" in row["cause"]]
+
+
+@pytest.mark.thorough
+def test_a_second_wheel_that_does_not_load() -> None:
+    """A CUDA build without CUDA's libraries, in front of the one that works."""
+    folder = os.environ.get("CUADRILLA_OTHER_TORCH")
+    if not folder:
+        pytest.skip(
+            "needs CUADRILLA_OTHER_TORCH: a folder with an unpacked wheel of torch that cannot be imported here"
+        )
+    environment = {**os.environ, "PYTHONPATH": folder}
+    command = [*COMMAND, *FULL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert of(found(done), "nvidia.torch")["command"] == "unset PYTHONPATH"
+    assert json.loads(done.stdout)["failures"] == 1
+    del environment["PYTHONPATH"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert "nvidia.torch" not in {row["check"] for row in found(done)}
