@@ -17,7 +17,7 @@ system)
   ! command -v setcap >/dev/null || setcap -r "$(command -v ping)" 2>/dev/null || true
   getent passwd 1000 >/dev/null || useradd --uid 1000 --no-create-home --home-dir "$HOME" --shell /bin/bash cuadrilla
   # A new volume takes the mode of its folder here; compose runs a role as whoever called it.
-  install -d -m 1777 "$HOME" "$CUADRILLA_HOME" /crew /ray /serve /workspace
+  install -d -m 1777 "$HOME" "$CUADRILLA_HOME" /crew /monitor /ray /serve /workspace
   # /etc/profile sets PATH anew; it reads this afterwards.
   echo 'PATH=/opt/venv/bin:$PATH' >/etc/profile.d/venv.sh
   python3 -m venv /opt/venv

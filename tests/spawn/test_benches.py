@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cuadrilla.data import cuentos
+from tests.chromium import CHROMIUM
 
 pytestmark = pytest.mark.thorough
 
@@ -25,6 +26,7 @@ NEEDS = {
     "ray": "ray",
 }
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: one of them
+    "dashboard": "--workers 2 --rounds 40 --opens 1",
     "duplicates": "TEXTS --made 2",
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",
     "generate": "--shape 10m --prompt-tokens 4 --new-tokens 3 --repeats 1 --threads 1",
@@ -102,6 +104,8 @@ def test_it_measures(
 ) -> None:  # fmt: skip
     if (needed := NEEDS.get(name)) and find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed: pip install {needed}")
+    if name == "dashboard" and CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt install chromium")
     if name == "optimizers":
         shutil.copytree(stories, tmp_path / "data")
     places = {"TEXTS": str(texts), "TEXT": str(texts / "0.txt"), "DATA": str(tmp_path / "data")}

@@ -36,7 +36,7 @@ def test_each_role_is_a_profile() -> None:
     assert {profile for service in SERVICES.values() for profile in service["profiles"]} == set(ROLES)
     assert set(SERVICES) == {
         "ingest", "coordinator", "worker", "trainer", "tensorboard", "ray-head", "ray-worker", "scheduler",
-        "dask-worker", "replica-1", "replica-2", "gateway",
+        "dask-worker", "replica-1", "replica-2", "gateway", "dashboard", "prometheus", "grafana",
     }  # fmt: skip
 
 
@@ -60,6 +60,8 @@ def test_one_port_is_open_on_the_network_and_pages_on_the_loopback(name: str) ->
         "ray-head": "127.0.0.1:${RAY_PORT:-8265}:8265",
         "scheduler": "127.0.0.1:${DASK_PORT:-8787}:8787",
         "gateway": "127.0.0.1:${GATEWAY_PORT:-8001}:8001",
+        "dashboard": "127.0.0.1:${DASHBOARD_PORT:-8047}:8047",
+        "grafana": "127.0.0.1:${GRAFANA_PORT:-3000}:3000",
     }
     expected = [pages[name]] if name in pages else []
     if name == "coordinator":
@@ -81,6 +83,10 @@ def test_invite_and_token_go_through_files() -> None:
     gateway = SERVICES["gateway"]["command"][-1]
     assert '--key-file "$$CUADRILLA_HOME/key" --replica-key-file /serve/key' in gateway
     assert "umask 077" in gateway
+    dashboard = SERVICES["dashboard"]["command"][-1]
+    assert "--token-file /monitor/token" in dashboard
+    assert "umask 077" in dashboard
+    assert SERVICES["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/monitor/password"
     assert not any(re.search("secret|password", name.lower()) for name in lines(FILES[ENV]))
 
 
@@ -89,7 +95,7 @@ def test_who_is_to_write_in_the_folder_can() -> None:
         "ingest", "coordinator", "trainer", "ray-head", "ray-worker", "dask-worker",
     }  # fmt: skip
     assert SERVICES["tensorboard"]["volumes"] == [".:/workspace:ro"]
-    assert all(".:/workspace:ro" in SERVICES[name]["volumes"] for name in ("replica-1", "replica-2"))
+    assert all(".:/workspace:ro" in SERVICES[name]["volumes"] for name in ("replica-1", "replica-2", "dashboard"))
     assert "/var/lib/cuadrilla" in SERVICES["worker"]["volumes"]  # of its own, however many there are
 
 
@@ -126,6 +132,10 @@ def test_the_variables_of_a_machine() -> None:
         "RAY_PORT",
         "DASK_PORT",
         "GATEWAY_PORT",
+        "DASHBOARD_PORT",
+        "GRAFANA_PORT",
+        "PROMETHEUS_IMAGE",
+        "GRAFANA_IMAGE",
     }
     assert used - set(lines(FILES[ENV])) == have_a_default
 

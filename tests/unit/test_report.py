@@ -14,6 +14,7 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.monitor.report import WorkerRow, read_report, render, thinned
 from cuadrilla.rundir import RunDir, append_event, write_json
 from cuadrilla.train.sinks import JsonlSink
+from tests.watched import WrittenCrew, add_rows, rows_of
 
 
 def row(version: int, **more: Any) -> dict[str, Any]:
@@ -211,3 +212,14 @@ def test_weights_of_another_shape_leave_a_report(run: RunDir, header: bytes) -> 
     (run.path / "manifest.json").write_text('{"counts": {"val_windows_checked": "many"}, "vocab_size": []}')
     assert read_report(run).parameters in (None, 0)
     assert render(read_report(run))
+
+
+def test_what_machines_have_said_of_themselves(tmp_path: Path) -> None:
+    crew = WrittenCrew(folder=tmp_path, speeds={"ana": 3.0, "luis": 1.0}, rounds=10)
+    run = crew.write()
+    hello = {"time": crew.began, "kind": "hello", "facts": {"device": "<b>cuda"}}
+    usage = [crew.usage("ana", crew.began + step, step=step) | {"waiting_part": 0.25} for step in range(3)]
+    add_rows(rows_of(run, "ana"), [hello, *usage, {"time": crew.began, "kind": "log", "level": "info", "text": "hola"}])
+    ana, luis = read_report(run).machines
+    assert (ana.device, ana.waits, ana.word) == ("<b>cuda", 0.25, "hola")
+    assert (luis.device, luis.waits, luis.word) == ("", None, "")

@@ -139,9 +139,13 @@ def number_of(value: object, *, most: float) -> float | None:
     return None
 
 
-@lru_cache(maxsize=4096)
 def short_name(name: str) -> str:
     """Names come again in every row."""
+    return _short_name(name[:MOST_NAME])
+
+
+@lru_cache(maxsize=4096)
+def _short_name(name: str) -> str:
     return short(name, most=MOST_NAME)
 
 

@@ -203,11 +203,12 @@ function detail(details) {
 }
 
 function showTables() {
-  fillTable(
-    "machines",
-    [["machine"], ["share", true], ["joined", true], ["lost", true], ["last reason"]],
-    report.machines.map((m) => ({ cells: [m.name, percent(m.share), whole(m.joined), whole(m.lost), m.last_reason] })),
-  );
+  const columns = [
+    [["machine"], (m) => m.name], [["device"], (m) => m.device], [["share", true], (m) => percent(m.share)],
+    [["waits", true], (m) => (m.waits === null ? "" : percent(m.waits))], [["joined", true], (m) => whole(m.joined)],
+    [["lost", true], (m) => whole(m.lost)], [["last reason"], (m) => m.last_reason], [["last word"], (m) => m.word],
+  ].filter(([, of]) => report.machines.some((m) => of(m) !== ""));
+  fillTable("machines", columns.map(([column]) => column), report.machines.map((m) => ({ cells: columns.map(([, of]) => of(m)) })));
   const clock = (time) => (time ? new Date(time * 1000).toISOString().slice(0, 19).replace("T", " ") : "");
   fillTable(
     "events",

@@ -186,7 +186,9 @@ def read_report(run: RunDir) -> Report:
         samples=_samples(written)[-MAX_SAMPLES:],
         values=values,
         changed=sorted(
-            key for key, origin in _part(config, "origins").items() if origin != "default" and not key.startswith("alarm.")
+            key
+            for key, origin in _part(config, "origins").items()
+            if origin != "default" and not key.startswith("alarm.")
         ),
         environment=_environment(run),
         data=_data(run, values),

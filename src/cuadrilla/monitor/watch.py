@@ -21,7 +21,7 @@ from cuadrilla.monitor.machine import MOST_NAME, MOST_TIME, LogLine, WatchedNode
 from cuadrilla.monitor.nodes import node_files
 from cuadrilla.monitor.report import mean_shares
 from cuadrilla.monitor.series import Series, SeriesPlace
-from cuadrilla.rundir import RunDir, is_abandoned, read_regular
+from cuadrilla.rundir import RunDir, is_abandoned, read_regular, require_regular
 
 MOST_VERSION = 2**53
 MOST_VALUE = 1e300
@@ -36,6 +36,7 @@ NEWEST = 20
 REFRESH_SECONDS = 0.5
 NODES_SECONDS = 2.0
 FIGURE = re.compile(r"[a-z0-9_]{1,64}")
+MOST_LOCK_BYTES = 2**16
 QUIET_EVENTS = ("checkpoint",)
 RUNNING = "running"
 
@@ -306,7 +307,9 @@ def _detail(value: object) -> str | int | float:
     """Of an event, as text where it is no number."""
     if isinstance(value, int | float) and _is_figure("value", value):
         return value
-    return short(value if isinstance(value, str) else json.dumps(value), most=MOST_DETAIL)
+    with contextlib.suppress(RecursionError):
+        return short(value if isinstance(value, str) else json.dumps(value), most=MOST_DETAIL)
+    return ""
 
 
 def _modified(path: Path) -> float:
@@ -322,8 +325,8 @@ def _state_of(run: RunDir) -> str:
         found = json.loads(read_regular(run.status, most_bytes=2**20))
         state = short(found.get("state"), most=MOST_NAME) if isinstance(found, dict) else ""
     if state == RUNNING:
-        try:
+        with contextlib.suppress(OSError, RecursionError):
+            require_regular(run.lock, most_bytes=MOST_LOCK_BYTES)  # a pipe would be waited for
             return "stopped" if is_abandoned(run.lock) else RUNNING
-        except OSError:
-            return "stopped"
+        return "stopped"
     return state or "unknown"

@@ -85,13 +85,23 @@ KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 
 class Edge:
-    """`app` behind these checks. `key` "": nobody is asked; only for a service that no other machine reaches."""
+    """`app` behind these checks. `key` "": nobody is asked; only for a service that no other machine reaches.
+    `open_to_all`: routes that tell nothing, and ask for no key."""
 
-    def __init__(self, app: Application, *, key: str, hosts: Collection[str], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        app: Application,
+        *,
+        key: str,
+        hosts: Collection[str],
+        limits: Limits | None = None,
+        open_to_all: Collection[str] = (OPEN_TO_ALL,),
+    ) -> None:
         self._app = app
         self._key = _digest(key) if key else b""
         self._hosts = frozenset(host.lower() for host in hosts)
         self._limits = limits or Limits()
+        self._open_to_all = frozenset(open_to_all)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -112,7 +122,7 @@ class Edge:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() not in self._hosts:
             raise Refusal(403, "pages of other origins may not call this service", code="wrong_origin")
-        if scope["path"] != OPEN_TO_ALL and self._key:
+        if scope["path"] not in self._open_to_all and self._key:
             given = _digest(_credential(headers.get("authorization", "")))
             if not hmac.compare_digest(given, self._key):
                 refusal = Refusal(401, "the key is missing or wrong: Authorization: Bearer KEY", code="invalid_api_key")

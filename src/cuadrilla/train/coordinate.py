@@ -328,7 +328,7 @@ class CoordinatorRuntime:
         loss = sum(item.loss_sum for item in contributions) / max(tokens - action.tokens_before, 1)
         shares = _shares(action.answers)
         self._row = {"tokens": tokens, "loss": loss, "workers": len(shares)}
-        if len(shares) > 1:
+        if max(len(shares), len(self._coordinator.crew.members)) > 1:
             self._row["shares"] = shares
         if action.staleness is not None:
             self._row["staleness"] = action.staleness

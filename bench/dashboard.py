@@ -1,0 +1,115 @@
+"""How fast the dashboard opens a long run of a large crew, and what that costs, measured in Chromium.
+
+    python -m bench.dashboard [--workers 100] [--rounds 10000]
+
+Writes a run directory as a crew of so many workers leaves it, starts `cuadrilla dashboard` on it, and opens its page
+with an empty profile: seconds until all that the run holds is on the page (curves, shares, a row a machine), the
+memory of the page (its heap, and the private memory of its process), the memory of the dashboard; then
+what it reads and how long it takes when one row comes.
+"""
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.common import report as tell
+from tests.chromium import Browser, Tab
+from tests.watched import WrittenCrew, add_rows, rows_of
+
+SHOWN = (
+    "data.figures.x.length && data.shares.columns.size === {workers} && data.crew.length === {workers} && "
+    "!data.head.behind && document.querySelectorAll('.machines tbody tr').length === {workers}"
+)
+DRAWN = "document.querySelectorAll('#train canvas').length >= 4"
+
+
+def write(folder: Path, *, workers: int, rounds: int) -> WrittenCrew:
+    speeds = {f"maquina-{number:03d}": 1 + number % 7 for number in range(workers)}
+    crew = WrittenCrew(folder=folder, speeds=speeds, rounds=rounds)
+    run = crew.write()
+    for name in speeds:
+        add_rows(rows_of(run, name), [crew.usage(name, crew.began + 5 * step, step=step) for step in range(1200)])
+    return crew
+
+
+def opened(tab: Tab, link: str, *, workers: int) -> dict[str, float]:
+    began = time.perf_counter()
+    tab.open(link)
+    tab.until(SHOWN.format(workers=workers))
+    crew = time.perf_counter() - began
+    tab.value("openTab('train')")
+    tab.until(DRAWN)
+    curves = time.perf_counter() - began
+    heap = tab.call("Runtime.getHeapUsage")
+    return {"crew_seconds": crew, "curves_seconds": curves, "heap_mb": heap["usedSize"] / 1e6}
+
+
+def renderers() -> float:
+    """Private memory of the largest process that draws a page, in MB."""
+    found = [0.0]
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that has just ended
+            if "--type=renderer" in child.cmdline():
+                found.append(child.memory_full_info().uss / 1e6)
+    return max(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--opens", type=int, default=3)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        crew = write(Path(name, "run"), workers=chosen.workers, rounds=chosen.rounds)
+        tell("dashboard", **vars(chosen), **measure(crew, Path(name), workers=chosen.workers, opens=chosen.opens))
+
+
+def measure(crew: WrittenCrew, place: Path, *, workers: int, opens: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "cuadrilla", "dashboard", str(crew.folder), "--listen", "127.0.0.1:0"]
+    files = sum(path.stat().st_size for path in crew.folder.rglob("*.jsonl"))
+    found: dict[str, Any] = {"files_mb": files / 1e6, "opened": []}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        link = server.stdout.readline().strip()
+        process = psutil.Process(server.pid)
+        try:
+            with Browser(place / "profile") as browser:
+                for _ in range(opens):
+                    with browser.tab() as tab:
+                        figures = opened(tab, link, workers=workers)
+                        memory = {"page_mb": renderers(), "dashboard_mb": process.memory_info().rss / 1e6}
+                        found["opened"].append(figures | memory)
+                with browser.tab() as tab:
+                    opened(tab, link, workers=workers)
+                    found["followed"] = followed(tab, crew, process)
+        finally:
+            server.terminate()
+    return found
+
+
+def followed(tab: Tab, crew: WrittenCrew, process: psutil.Process) -> dict[str, float]:
+    """One more row: what is read for it, and until it is on the page."""
+    before = process.io_counters().read_chars
+    began = time.perf_counter()
+    row = crew.row(crew.rounds + 1)
+    add_rows(crew.run.metrics, [row])
+    tab.until(f"data.head.version === {crew.rounds + 1}")
+    seconds = time.perf_counter() - began
+    return {
+        "row_bytes": len(json.dumps(row)),
+        "read_bytes": process.io_counters().read_chars - before,
+        "row_seconds": seconds,
+    }
+
+
+if __name__ == "__main__":
+    main()

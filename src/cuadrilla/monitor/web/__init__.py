@@ -1,0 +1,1 @@
+"""The dashboard: one page, and what it asks for."""

@@ -1,0 +1,190 @@
+// What comes from a run enters the page as `textContent` only. Here: numbers as text, and curves.
+
+const $ = (id) => document.getElementById(id);
+const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#c98500", "#0b7285", "#c2255c", "#5f3dc4"];
+const OTHERS = "#868e96";
+const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
+const MOST_STACKED = 12;
+const MOST_MARKS = 60;
+const MISSING = "–";
+
+const known = (value) => typeof value === "number" && Number.isFinite(value);
+const decimals = (value, digits) => (known(value) ? value.toLocaleString(language, { maximumFractionDigits: digits }) : MISSING);
+const whole = (value) => decimals(value, 0);
+const short = (value) => (known(value) ? value.toLocaleString(language, { maximumSignificantDigits: 4 }) : MISSING);
+const percent = (part, digits = 0) => (known(part) ? part.toLocaleString(language, { style: "percent", maximumFractionDigits: digits }) : MISSING);
+const bytes = (value) => {
+  if (!known(value)) return MISSING;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let step = 0;
+  for (; value >= 1024 && step < units.length - 1; step += 1) value /= 1024;
+  return `${decimals(value, value < 10 && step ? 1 : 0)} ${units[step]}`;
+};
+const ofBytes = (used, all) => {
+  if (!known(used)) return "";
+  if (!known(all)) return bytes(used);
+  const [number, unit] = bytes(all).split(" ");
+  const scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].indexOf(unit);
+  return `${decimals(used / scale, 1)} / ${number} ${unit}`;
+};
+const rate = (value) => (known(value) ? `${bytes(value)}/s` : MISSING);
+const HOURS = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+const clock = (time, options = HOURS) => (time ? new Date(time * 1000).toLocaleString(language, options) : "");
+const dated = (time) => clock(time, { month: "short", day: "numeric", ...HOURS });
+
+function duration(seconds) {
+  if (!known(seconds)) return MISSING;
+  if (seconds < 1) return `${whole(seconds * 1000)} ms`;
+  if (seconds < 10) return `${decimals(seconds, 1)} s`;
+  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const first = parts.findIndex(([, size]) => seconds >= size);
+  const [unit, size] = parts[first];
+  const next = parts[first + 1];
+  const rest = next ? Math.floor((seconds % size) / next[1]) : 0;
+  return `${Math.floor(seconds / size)} ${unit}` + (rest && first < 2 ? ` ${rest} ${next[0]}` : "");
+}
+
+function make(tag, text, parent, attributes = {}) {
+  const made = Object.assign(document.createElement(tag), attributes);
+  if (text !== undefined && text !== null) made.textContent = text;
+  parent?.append(made);
+  return made;
+}
+
+// Curves that grow: points from `first` on replace what is there
+
+const emptySeries = () => ({ x: [], columns: new Map(), stride: 1 });
+
+function merge(series, news, missing) {
+  const { first } = news;
+  const kept = first ? series.columns : new Map();
+  series.stride = news.stride;
+  series.x.length = first;
+  series.x.push(...news.x);
+  for (const name of Object.keys(news.columns)) if (!kept.has(name)) kept.set(name, new Array(first).fill(missing));
+  for (const [name, values] of kept) {
+    values.length = first;
+    values.push(...(news.columns[name] ?? new Array(news.x.length).fill(missing)));
+  }
+  series.columns = kept;
+}
+
+function smoothed(values) {
+  const keep = Math.max(0, 1 - 100 / Math.max(values.length, 1));
+  let mean = null;
+  return values.map((value) => {
+    if (value === null) return mean;
+    mean = mean === null ? value : keep * mean + (1 - keep) * value;
+    return mean;
+  });
+}
+
+/** A box with a plot, which is made anew only when its lines change. `lines`: name, values, colour, faint, dots, shown. */
+class Chart {
+  constructor(parent, { height = 230, marks = () => [] } = {}) {
+    this.box = make("div", null, parent, { className: "chart" });
+    this.title = make("h3", "", this.box);
+    Object.assign(this, { height, marks, made: "", plot: null, width: 0 });
+    this.observer = new ResizeObserver(() => this.fit());
+    this.observer.observe(this.box);
+  }
+
+  fit() {
+    const width = this.box.clientWidth - 16;
+    if (!this.plot || width <= 0 || width === this.width) return;
+    this.width = width;
+    this.plot.setSize({ width, height: this.height });
+  }
+
+  show(title, x, lines, { log = false, filled = false, most = null, label = say("step") } = {}) {
+    this.title.textContent = title;
+    this.box.hidden = !x.length || !lines.length;
+    if (this.box.hidden || !this.box.clientWidth) return;
+    this.lines = lines;
+    const made = JSON.stringify([lines.map(({ name, colour, faint, dots }) => [name, colour, faint, dots]), log, filled, label, language, document.documentElement.dataset.theme, x.length === 1]);
+    const data = [x, ...lines.map(({ values }) => values)];
+    if (made === this.made) return this.plot.setData(data);
+    this.plot?.destroy();
+    this.made = made;
+    this.width = this.box.clientWidth - 16;
+    this.plot = new uPlot(this.options({ log, filled, most, label, single: x.length === 1 }), data, this.box);
+    this.plot.root.querySelector(".u-legend")?.setAttribute("aria-hidden", "true");
+  }
+
+  options({ log, filled, most, label, single }) {
+    const style = getComputedStyle(document.documentElement);
+    const axis = { stroke: style.getPropertyValue("--faint"), grid: { stroke: style.getPropertyValue("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const series = this.lines.map(({ name, colour, faint, dots }, index) => ({
+      label: name,
+      stroke: colour + (faint ? "70" : ""),
+      width: filled ? 0.5 : faint ? 1 : 2,
+      fill: filled ? colour : undefined,
+      spanGaps: !filled,
+      paths: dots ? () => null : undefined,
+      points: { show: Boolean(dots) || single, size: 6, fill: colour },
+      value: (_plot, value, _series, point) => short(point === null || point === undefined ? null : (this.lines[index].shown?.[point] ?? value)),
+    }));
+    return {
+      width: this.width, height: this.height,
+      scales: { x: { time: false }, y: log ? { distr: 3 } : most ? { range: [0, most] } : {} },
+      axes: [
+        { ...axis, size: 30, values: (_plot, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? whole(tick) : "")) },
+        { ...axis, size: 58, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) },
+      ],
+      series: [{ label, value: (_plot, value) => whole(value) }, ...series],
+      legend: { live: true },
+      cursor: { sync: { key: label } },
+      hooks: { draw: [(plot) => this.drawMarks(plot)] },
+    };
+  }
+
+  drawMarks(plot) {
+    const context = plot.ctx;
+    context.save();
+    context.setLineDash([4, 4]);
+    context.globalAlpha = 0.6;
+    for (const { version, event } of this.marks()) {
+      const x = plot.valToPos(version, "x", true);
+      if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) continue;
+      context.strokeStyle = MARKS[event];
+      context.beginPath();
+      context.moveTo(x, plot.bbox.top);
+      context.lineTo(x, plot.bbox.top + plot.bbox.height);
+      context.stroke();
+    }
+    context.restore();
+  }
+}
+
+/** Lines from the top of the pile to its bottom, each filled down to zero: what is below covers it. */
+function stacked(shares) {
+  const total = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
+  const sorted = [...shares.columns].sort((one, other) => total(other[1]) - total(one[1]));
+  const most = sorted.length > MOST_STACKED + 1 ? MOST_STACKED : sorted.length;
+  const parts = sorted.slice(0, most).map(([name, values], index) => ({ name, values, colour: COLOURS[index % COLOURS.length] }));
+  const rest = sorted.slice(most);
+  if (rest.length) parts.push({ name: say("others", { n: rest.length }), values: shares.x.map((_, at) => (rest[0][1][at] === null ? null : rest.reduce((sum, [, values]) => sum + values[at], 0))), colour: OTHERS });
+  const piled = new Array(shares.x.length).fill(0);
+  return parts.map(({ name, values, colour }) => ({
+    name, colour, values: values.map((value, at) => (value === null ? null : (piled[at] += 100 * value))), shown: values.map((value) => (value === null ? null : 100 * value)),
+  })).reverse();
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** How busy a machine was. `values`: 0 to 1, or null. */
+function spark(svg, values, label) {
+  svg.setAttribute("viewBox", "0 0 120 28");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("class", "spark");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", label);
+  const step = 120 / Math.max(values.length - 1, 1);
+  const points = values.map((value, at) => [at * step, 27 - 26 * Math.min(1, value ?? 0)].map((number) => number.toFixed(1)).join(","));
+  const [area = document.createElementNS(SVG, "polygon"), line = document.createElementNS(SVG, "polyline")] = svg.children;
+  area.setAttribute("class", "area");
+  area.setAttribute("points", values.length ? `0,28 ${points.join(" ")} 120,28` : "");
+  line.setAttribute("class", "busy");
+  line.setAttribute("points", points.join(" "));
+  if (!svg.childElementCount) svg.append(area, line);
+}

@@ -1,0 +1,313 @@
+// Asking, following, and what a person does
+
+const TABS = ["crew", "train", "runs", "samples", "logs", "doctor"];
+const SHOW = { crew: showCrew, train: showTrain, runs: showRuns, samples: showSamples, logs: showLogs, doctor: showDoctor };
+/** What of the news a page shows. */
+const SHOWS = { crew: ["crew", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], samples: ["samples"], logs: ["log"], doctor: [] };
+const RUNS_SECONDS = 4, AGAIN_SECONDS = 2;
+const TOKEN = "cuadrilla token";
+
+let token = "";
+let tab = "crew";
+let current = null;
+let following = null; // the AbortController of its stream
+let problem = null;
+
+class Refused extends Error {
+  constructor(status) {
+    super(String(status));
+    this.status = status;
+  }
+}
+
+async function ask(path, { method = "GET", signal } = {}) {
+  const headers = { Authorization: `Bearer ${token}`, ...(method === "POST" ? { "Content-Type": "application/json" } : {}) };
+  const answer = await fetch(location.origin + path, { method, headers, signal, body: method === "POST" ? "{}" : undefined, cache: "no-store", redirect: "error", credentials: "omit" });
+  if (!answer.ok) throw new Refused(answer.status);
+  return answer;
+}
+
+const pause = (seconds, signal) => new Promise((resolve) => {
+  const timer = setTimeout(resolve, 1000 * seconds);
+  signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); });
+});
+
+/** The events of a stream, until it ends. */
+async function* streamed(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let parts = [];
+  try {
+    while (true) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const [first, ...others] = value.split("\n");
+      parts.push(first);
+      for (const line of others) {
+        const whole = parts.join("");
+        parts = [line];
+        if (whole.startsWith("data:")) yield JSON.parse(whole.slice(5));
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+async function follow(key) {
+  following?.abort();
+  const control = following = new AbortController();
+  const { signal } = control;
+  while (!signal.aborted) {
+    try {
+      showLive("connecting");
+      const answer = await ask(`/api/follow?run=${encodeURIComponent(key)}`, { signal });
+      tell(null);
+      for await (const news of streamed(answer)) {
+        if (signal.aborted) return;
+        told(take(news));
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      tellOf(error);
+      if (error.status === 401) return;
+    }
+    await pause(AGAIN_SECONDS, signal);
+  }
+}
+
+let wanted = new Set();
+let isDrawing = false;
+
+function told(news) {
+  for (const name of Object.keys(news)) wanted.add(name);
+  if (news.anew) wanted = new Set(Object.values(SHOWS).flat());
+  showLive(data.head.behind ? "reading" : "live");
+  draw();
+}
+
+let isPressed = false; // a row that is made anew between a button's going down and up would swallow the click
+
+function draw() {
+  if (isDrawing || isPressed) return;
+  isDrawing = true;
+  requestAnimationFrame(() => {
+    isDrawing = false;
+    if (isPressed) return;
+    const names = wanted;
+    wanted = new Set();
+    showHead();
+    if (SHOWS[tab].some((name) => names.has(name))) SHOW[tab]();
+    document.body.dataset.told = "yes";
+  });
+}
+
+function showLive(key) {
+  $("live").dataset.state = key;
+  const text = key === "live" && data.head.state !== "running" ? "" : say(key);
+  if ($("live").textContent !== text) $("live").textContent = text;
+}
+
+// Trouble
+
+function tellOf(error) {
+  if (error.status === 401) return askForToken(token ? "wrongToken" : null);
+  if (error.status === 404) return void lookForRuns();
+  if (error.status === 503) return tell("tooMany");
+  tell(error.status ? "failed" : "lost", { status: error.status });
+}
+
+function tell(key, values = {}) {
+  problem = key && [key, values];
+  $("trouble").textContent = key ? say(key, values) : "";
+  if (key) $("live").textContent = "";
+}
+
+function askForToken(key) {
+  tell(key);
+  following?.abort();
+  $("key").hidden = false;
+  $("secret").focus();
+}
+
+async function useToken(event) {
+  event?.preventDefault();
+  const typed = $("secret").value.trim().replace(/^.*#token=/, "");
+  if (!/^[\x21-\x7e]+$/.test(typed)) return; // a header cannot carry it
+  token = typed;
+  $("secret").value = "";
+  $("key").hidden = true;
+  await start();
+}
+
+// Runs
+
+async function lookForRuns() {
+  try {
+    ({ runs } = await ask("/api/runs").then((answer) => answer.json()));
+  } catch (error) {
+    tellOf(error);
+    return;
+  }
+  if (problem && ["lost", "noRun"].includes(problem[0])) tell(null);
+  options($("run"), runs.map(({ key }) => [key, key]));
+  if (!runs.length) return tell("noRun");
+  if (!runs.some(({ key }) => key === current)) choose(runs[0].key);
+  $("run").value = current;
+  if (tab === "runs" && !isPressed && JSON.stringify(runs) !== shownRuns) {
+    if (runs.some(({ key, state }) => chosen.has(key) && state === "running")) await readCurves().catch(tellOf);
+    showRuns();
+  }
+}
+
+function choose(key) {
+  if (key === current) return;
+  current = key;
+  data = fresh();
+  opened.clear();
+  sampleAt = null;
+  $("run").value = key;
+  showHead();
+  showTab();
+  follow(key);
+}
+
+async function watchRuns() {
+  while (true) {
+    await pause(RUNS_SECONDS);
+    if (token && $("key").hidden && (!document.hidden || !current)) await lookForRuns();
+  }
+}
+
+async function examine() {
+  isExamining = true;
+  showDoctor();
+  try {
+    examined = await ask(`/api/doctor?language=${language}`, { method: "POST" }).then((answer) => answer.json());
+    examined.at = Date.now() / 1000;
+  } catch (error) {
+    tellOf(error);
+  }
+  isExamining = false;
+  showDoctor();
+}
+
+// The page
+
+function openTab(name, { focus = false } = {}) {
+  tab = name;
+  history.replaceState(null, "", `#/${name}`); // `#crew` would be an element, and get the focus
+  showTab();
+  if (focus) $(`tab-${name}`).focus();
+  if (name === "runs") lookForRuns();
+}
+
+function showTab() {
+  for (const name of TABS) {
+    $(name).hidden = name !== tab;
+    const button = $(`tab-${name}`);
+    button.setAttribute("aria-selected", name === tab);
+    button.tabIndex = name === tab ? 0 : -1;
+  }
+  $(`tab-${tab}`).scrollIntoView({ block: "nearest", inline: "nearest" });
+  $("figures").hidden = ["runs", "doctor"].includes(tab);
+  SHOW[tab]();
+}
+
+function moveTab(event) {
+  const at = TABS.indexOf(tab);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: TABS.length - 1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  openTab(TABS[(to + TABS.length) % TABS.length], { focus: true });
+}
+
+function show() {
+  document.documentElement.lang = language;
+  for (const element of document.querySelectorAll("[data-text]")) element.textContent = say(element.dataset.text);
+  for (const element of document.querySelectorAll("[data-label]:not(td)")) element.setAttribute("aria-label", say(element.dataset.label));
+  $("language").textContent = say("otherLanguage");
+  $("language").lang = language === "es" ? "en" : "es";
+  $("theme").textContent = say(document.documentElement.dataset.theme === "dark" ? "toLight" : "toDark");
+  if (problem) tell(...problem);
+  showLive($("live").dataset.state ?? "connecting");
+  showHead();
+  showTab();
+}
+
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+let theme = ""; // "": the system's
+
+function showTheme() {
+  document.documentElement.dataset.theme = theme || (isDark.matches ? "dark" : "light");
+  show();
+}
+
+function listen() {
+  for (const name of TABS) $(`tab-${name}`).addEventListener("click", () => openTab(name));
+  $("tabs").addEventListener("keydown", moveTab);
+  $("run").addEventListener("change", () => choose($("run").value));
+  $("key").addEventListener("submit", useToken);
+  $("language").addEventListener("click", () => {
+    language = language === "es" ? "en" : "es";
+    show();
+  });
+  $("theme").addEventListener("click", () => {
+    theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    showTheme();
+  });
+  isDark.addEventListener("change", showTheme);
+  $("sample").addEventListener("input", () => {
+    const place = Number($("sample").value);
+    sampleAt = place === data.samples.length - 1 ? null : data.samples[place].number;
+    showSamples();
+  });
+  for (const name of ["of", "level"]) $(name).addEventListener("change", showLogs);
+  $("contains").addEventListener("input", showLogs);
+  $("examine").addEventListener("click", examine);
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    $("main").focus();
+  });
+  addEventListener("hashchange", () => {
+    if (!readAddress()) return;
+    $("key").hidden = true; // a new link in the same tab
+    tell(null);
+    start();
+  });
+  const release = () => setTimeout(() => { // after the click
+    if (!isPressed) return;
+    isPressed = false;
+    draw();
+  });
+  addEventListener("pointerdown", () => { isPressed = true; }, true);
+  for (const name of ["pointerup", "pointercancel", "dragend", "blur"]) addEventListener(name, release, true);
+  addEventListener("pointermove", (event) => { if (isPressed && !event.buttons) release(); }, true);
+}
+
+/** `#token=…` is taken out of the address at once, so that it is neither bookmarked nor shown. */
+function readAddress() {
+  const given = location.hash.slice(1);
+  if (given.startsWith("token=")) {
+    token = given.slice(6);
+    history.replaceState(null, "", `#/${tab}`);
+    return true;
+  }
+  const name = given.replace("/", "");
+  if (TABS.includes(name) && name !== tab) openTab(name);
+  return false;
+}
+
+async function start() {
+  try {
+    sessionStorage.setItem(TOKEN, token); // of this tab, for when it is loaded again
+  } catch { /* a browser that keeps nothing */ }
+  current = null;
+  await lookForRuns();
+}
+
+listen();
+if (!readAddress()) try { token = sessionStorage.getItem(TOKEN) ?? ""; } catch { /* as above */ }
+showTheme();
+if (token) start();
+else askForToken(null);
+watchRuns();

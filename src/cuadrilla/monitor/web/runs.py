@@ -1,0 +1,137 @@
+"""Which runs a dashboard shows: run folders that were named, and those in folders that were named.
+
+A run is addressed by its key, a name of ours; no path comes from the page. Only runs that somebody looks at are kept
+in memory, the `MOST_OPEN` that were looked at last.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cuadrilla.errors import ConfigError
+from cuadrilla.monitor.machine import MOST_NAME, short
+from cuadrilla.monitor.watch import WatchedRun
+from cuadrilla.rundir import RunDir
+
+MOST_RUNS = 500
+MOST_OPEN = 24
+MOST_LOOKED_AT = 2000
+"""Of what is in one folder."""
+LOOK_SECONDS = 3.0
+NAMES = ("metrics.jsonl", "status.json", "config.json", "run.toml")
+
+
+class Runs:
+    """May be asked from any thread."""
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self._places = [place.parent if place.is_file() else place for place in places]
+        for place in self._places:
+            if not place.is_dir():
+                raise ConfigError(
+                    "{path} is not a folder", path=place, hint="name a run folder, or a folder that holds some"
+                )
+        self._lock = threading.Lock()
+        self._paths: dict[str, Path] = {}
+        self._looked = float("-inf")
+        self._open: OrderedDict[Path, WatchedRun] = OrderedDict()
+        self._ended: dict[Path, tuple[tuple[float, ...], dict[str, Any]]] = {}
+        """Rows of runs that have ended, and what their files looked like then: they need not be read again."""
+
+    def names(self) -> list[str]:
+        """Those that are there now, the one that wrote last first."""
+        with self._lock:
+            if time.monotonic() - self._looked > LOOK_SECONDS:
+                self._paths = _keyed(self._places)
+                self._looked = time.monotonic()
+            return list(self._paths)
+
+    def watched(self, key: str) -> WatchedRun | None:
+        """Read up to now; None where there is no such run."""
+        self.names()
+        with self._lock:
+            path = self._paths.get(key)
+            if path is None:
+                return None
+            found = self._open.setdefault(path, WatchedRun(RunDir(path)))
+            self._open.move_to_end(path)
+            while len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+        found.refresh()
+        return found
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """A row for each run."""
+        rows = ((key, self._summary(key)) for key in self.names())
+        return [{"key": key, **row} for key, row in rows if row is not None]
+
+    def _summary(self, key: str) -> dict[str, Any] | None:
+        path = self._paths.get(key)
+        if path is None:
+            return None
+        looks = tuple(_looks(path / name) for name in NAMES)
+        before = self._ended.get(path)
+        if before is not None and before[0] == looks:
+            return before[1]
+        watched = self.watched(key)
+        if watched is None:
+            return None
+        here = sum(row["here"] and row["works"] for row in watched.rows())
+        row = {"state": watched.state, "updated": watched.updated, "here": here, **watched.last}
+        if not watched.is_running and not watched.is_behind:
+            self._ended[path] = (looks, row)
+        return row
+
+
+def _keyed(places: Sequence[Path]) -> dict[str, Path]:
+    """By a name that tells them apart: of the folder, or of it and the one that it is in."""
+    found = sorted({path.resolve(): None for place in places for path in _found(place)}, key=_age)[:MOST_RUNS]
+    keyed: dict[str, Path] = {}
+    for path in found:
+        names = (path.name, f"{path.parent.name}/{path.name}", *(f"{path.name} ({n})" for n in range(2, MOST_RUNS + 2)))
+        key = next(name for name in (short(name, most=MOST_NAME) for name in names) if name not in keyed)
+        keyed[key] = path
+    return keyed
+
+
+def _found(place: Path) -> Iterator[Path]:
+    """Itself, or those in it and in its folders."""
+    if is_run(place):
+        yield place
+        return
+    for folder in _folders(place):
+        if is_run(folder):
+            yield folder
+        else:
+            yield from filter(is_run, _folders(folder))
+
+
+def _folders(place: Path) -> list[Path]:
+    """None of one that may not be looked into."""
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        names = [entry.name for entry in islice(entries, MOST_LOOKED_AT) if entry.is_dir()]
+        return [place / name for name in sorted(names) if not name.startswith(".")]
+    return []
+
+
+def is_run(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return any((folder / name).is_file() for name in NAMES)
+    return False
+
+
+def _age(path: Path) -> float:
+    return -_looks(path / NAMES[0])
+
+
+def _looks(path: Path) -> float:
+    """When it was written last; 0 where it is not there."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0

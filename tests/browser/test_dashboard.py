@@ -1,0 +1,285 @@
+"""The dashboard in a real browser: it follows a crew, shows hostile texts as texts, asks nobody else, needs its token.
+
+What a practice crew writes is real; what no crew would write is written by hand (tests/watched.py).
+"""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from cuadrilla.rundir import RunDir, append_event
+from tests.chromium import CHROMIUM, Browser, Tab
+from tests.commands import joined, make_run, reached, start, stop, wait_for
+from tests.dashboards import TOKEN, ShownDashboard, shown
+from tests.spawn.test_crew import worker
+from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
+]
+
+TOLD = "document.body?.dataset.told === 'yes'"
+BOTH = "data.crew.filter((machine) => machine.here && machine.works).length === 2"
+HOSTILE = "<img src=x onerror='window.owned = 1'><script>window.owned = 1</script>&lt;b&gt;"
+TABS = ("crew", "train", "runs", "samples", "logs", "doctor")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("chromium")) as made:
+        yield made
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Tab]:
+    """Says nothing on its console, and asks nobody but the dashboard that it was opened from."""
+    with browser.tab() as made:
+        yield made
+        assert made.complaints == []
+        others = {urlsplit(url).netloc for url in made.asked if not url.startswith("data:")}
+        assert others <= {made.value("location.host")}
+        assert not any(TOKEN in url for url in made.asked if "#" not in url)
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> WrittenCrew:
+    """Ended, with a machine's rows and a second run beside it."""
+    WrittenCrew(folder=tmp_path / "otra", speeds={"ana": 1.0}, rounds=90).write()
+    made = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 3.0, "luis": 1.0}, rounds=120)
+    run = made.write()
+    facts = {"time": made.began, "kind": "hello", "facts": {"device": "cpu", "system": "Debian"}}
+    rows = [made.usage("ana", made.began + 5 * step, step=step) for step in range(20)]
+    log = [
+        {"time": made.began + n, "kind": "log", "level": ("info", "warning")[n % 2], "text": f"line {n}"}
+        for n in range(6)
+    ]
+    add_rows(rows_of(run, "ana"), [facts, *rows, *log])
+    append_event(run.events, "evicted", worker="luis", reason="the connection ended")
+    return made
+
+
+@pytest.fixture
+def dashboard(crew: WrittenCrew) -> Iterator[ShownDashboard]:
+    with shown(crew.folder.parent) as found:
+        yield found
+
+
+def texts(tab: Tab, selector: str) -> list[str]:
+    found: list[str] = tab.value(
+        f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.innerText.trim())"
+    )
+    return found
+
+
+def go(tab: Tab, name: str) -> None:
+    tab.click(f"#tab-{name}")
+    tab.until(f"!document.getElementById('{name}').hidden")
+
+
+def test_a_run_that_has_ended(tab: Tab, dashboard: ShownDashboard) -> None:
+    tab.open(dashboard.link)
+    tab.until(TOLD)
+    assert tab.value("location.href") == f"{dashboard.url}/#/crew"  # the token is out of the address
+    tab.choose("#run", "casa")
+    tab.until("document.title.startsWith('casa') && document.querySelectorAll('.machines .name').length === 2")
+    assert texts(tab, ".machines .name") == ["ana", "luis"]
+    assert tab.text("#state") == "complete"
+    assert "1 " in tab.text("#figures") or "120" in tab.text("#figures")
+    tab.click(".machines .name")
+    tab.until("document.querySelector('.machines .alone') !== null")
+    assert "Debian" in tab.text(".machines .alone")
+    assert tab.value("document.querySelector('.spark polyline').getAttribute('points').split(' ').length") == 20
+    go(tab, "train")
+    tab.until("document.querySelectorAll('#train canvas').length === 5")
+    assert any("the connection ended" in text for text in texts(tab, ".events tbody tr"))
+    go(tab, "samples")
+    assert "(120)" in tab.text("#samples blockquote")
+    tab.value(
+        "(() => { const s = document.getElementById('sample'); s.value = 0; s.dispatchEvent(new Event('input')); })()"
+    )
+    assert "(40)" in tab.text("#samples blockquote")
+    go(tab, "logs")
+    assert len(texts(tab, ".log tbody tr")) == 6
+    tab.choose("#level", "warnings")
+    assert len(texts(tab, ".log tbody tr")) == 3
+    tab.click("#contains")
+    tab.type("LINE 5")
+    assert [text.split("\t")[-1] for text in texts(tab, ".log tbody tr")] == ["line 5"]
+
+
+def test_two_runs_are_compared(tab: Tab, dashboard: ShownDashboard) -> None:
+    tab.open(dashboard.link)
+    tab.until(TOLD)
+    go(tab, "runs")
+    tab.until("document.querySelectorAll('#runs .list tbody tr').length === 2")
+    for number in (1, 2):
+        tab.click(f"#runs .list tbody tr:nth-child({number}) input")
+        tab.until(f"chosen.size === {number} && curves.size === {number}")
+    tab.until("document.querySelectorAll('#runs canvas').length === 3")
+    assert sorted(texts(tab, "#runs .chart:first-child .u-label"))[:2] == ["casa", "otra"]
+    tab.value("[...document.querySelectorAll('#runs .list button')].find((one) => one.textContent === 'otra').click()")
+    tab.until("document.title.startsWith('otra')")
+
+
+def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
+    """The page follows by itself: steps, then who was killed, and who is left has all of the work."""
+    run = make_run(tmp_path / "run")
+    with start(run, "--practice", "1.0,0.5") as crew, shown(run.path) as dashboard:
+        try:
+            wait_for(joined(run, 2), crew)
+            tab.open(dashboard.link)
+            tab.until(BOTH)
+            assert tab.text("#state") == "running"
+            before = tab.value("data.head.version ?? 0")
+            tab.until(f"data.head.version > {before}")
+            worker(crew, "worker-2").send_signal(signal.SIGKILL)
+            tab.until("document.querySelector('.machines tr.gone .name')?.innerText.trim() === 'worker-2'")
+            assert "worker-1" in texts(tab, ".machines tbody tr:not(.gone) .name")
+            go(tab, "train")
+            assert any("left" in text and "worker-2" in text for text in texts(tab, ".events tbody tr"))
+            after = tab.value("data.head.version")
+            tab.until(f"data.head.version > {after}")
+            tab.until("data.crew.find((machine) => machine.name === 'worker-1').share === 1")
+        finally:
+            stop(crew)
+        tab.until("document.getElementById('state').innerText === 'stopped'")
+
+
+@pytest.mark.thorough
+def test_a_frozen_worker_is_shown_as_lost(tab: Tab, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with (
+        start(run, "--practice", "1.0,0.5", "--set", "engine.lost_after_seconds=2") as crew,
+        shown(run.path) as dashboard,
+    ):
+        try:
+            wait_for(joined(run, 2), crew)
+            wait_for(reached(run, 5), crew)
+            tab.open(dashboard.link)
+            tab.until(BOTH)
+            frozen = worker(crew, "worker-2")
+            frozen.suspend()
+            tab.until("document.querySelector('.machines tr.gone .name')?.innerText.trim() === 'worker-2'")
+            frozen.resume()
+            tab.until(BOTH)
+        finally:
+            stop(crew)
+
+
+def test_nothing_that_a_run_holds_becomes_html(tab: Tab, tmp_path: Path) -> None:
+    crew = WrittenCrew(folder=tmp_path / HOSTILE.replace("/", "_"), speeds={HOSTILE: 1.0, "__proto__": 1.0}, rounds=50)
+    run = crew.write()
+    add_rows(run.metrics, [crew.row(51) | {"sample": HOSTILE, "constructor": 1}])
+    add_rows(run.events, [{"time": 1.0, "event": HOSTILE, "worker": HOSTILE, HOSTILE: HOSTILE}])
+    append_event(run.events, "left", worker=HOSTILE, reason=HOSTILE)
+    rows = [{"time": time.time(), "kind": "hello", "facts": {HOSTILE: HOSTILE}}, crew.usage("x", time.time(), step=1)]
+    line = {"time": time.time(), "kind": "log", "level": "error", "text": HOSTILE}
+    gpus = [{"index": 0, "name": HOSTILE, "busy_percent": 50.0}]
+    add_rows(rows_of(run, "constructor"), [rows[0], rows[1] | {"gpus": gpus}, line])
+    with shown(tmp_path) as dashboard:
+        tab.open(dashboard.link)
+        tab.until(TOLD)
+        assert HOSTILE in texts(tab, ".machines .name")
+        for number in (0, 1, 2):
+            tab.value(f"document.querySelectorAll('.machines .name')[{number}].click()")
+        for name in TABS:
+            go(tab, name)
+        assert tab.value("document.querySelector('#samples blockquote').textContent") == HOSTILE
+        assert HOSTILE in tab.value("document.querySelector('.events tbody').textContent")
+        assert HOSTILE in tab.value("document.querySelector('.log tbody').textContent")
+        assert tab.value("document.querySelectorAll('img, main script, main iframe').length") == 0
+        assert tab.value("window.owned") is None
+
+
+def test_who_has_no_token_is_asked_for_it(tab: Tab, dashboard: ShownDashboard) -> None:
+    tab.open(dashboard.url)
+    assert tab.value("document.getElementById('key').hidden") is False
+    assert "casa" not in tab.text("body")
+    tab.click("#secret")
+    tab.type("wrong")
+    tab.press("Enter")
+    tab.until("document.getElementById('trouble').innerText.includes('wrong')")
+    tab.value("location.hash = '#token=wrong-too'")  # another link, pasted into the same tab
+    tab.until("location.hash === '#/crew' && !document.getElementById('key').hidden")
+    tab.click("#secret")
+    tab.type(dashboard.link)  # the whole link, as it is copied from a terminal
+    tab.press("Enter")
+    tab.until(TOLD)
+    assert tab.value("document.getElementById('key').hidden") is True
+    tab.call("Page.reload")
+    tab.until(TOLD)  # it is kept for as long as the tab is
+    tab.value(f"token = ''; current = null; data = fresh(); location.hash = '#token={TOKEN}'")
+    tab.until("data.head.name")
+
+
+def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard) -> None:
+    tab.open(dashboard.link, languages="es-ES,es;q=0.9")
+    tab.until(TOLD)
+    assert (tab.value("document.documentElement.lang"), tab.text("#tab-crew")) == ("es", "Cuadrilla")
+    tab.value("document.getElementById('tab-crew').focus()")
+    for name in (*TABS[1:], "crew", "train"):
+        tab.press("ArrowRight")
+        assert tab.value("document.activeElement.id") == f"tab-{name}"
+        assert tab.value(f"document.getElementById('{name}').hidden") is False
+    assert tab.value("document.querySelectorAll('[role=tab][tabindex=\"0\"]').length") == 1
+    assert "Pérdida" in tab.text("#train .chart h3")
+    assert tab.value("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    tab.value("document.querySelector('.skip').focus()")
+    assert tab.value("document.querySelector('.skip').getBoundingClientRect().left") >= 0
+    tab.press("Enter")
+    assert tab.value("document.activeElement.id") == "main"
+    tab.click("#language")
+    assert (tab.value("document.documentElement.lang"), tab.text("#tab-crew")) == ("en", "Crew")
+    assert "Loss" in tab.text("#train .chart h3")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_and_keeps_its_contrast(tab: Tab, dashboard: ShownDashboard, scheme: str) -> None:
+    tab.resize(400, 800, phone=True)
+    tab.colours(scheme)
+    tab.open(dashboard.link)
+    tab.until(TOLD)
+    for name in TABS:
+        go(tab, name)
+        assert tab.value("document.documentElement.scrollWidth") <= 400, name
+    style = "getComputedStyle(document.documentElement)"
+    colours = tab.value(f"['--paper', '--ink', '--faint'].map((name) => {style}.getPropertyValue(name))")
+    paper, ink, faint = map(luminance, colours)
+    assert contrast(paper, ink) > 7
+    assert contrast(paper, faint) > 4.5
+    assert (paper > ink) == (scheme == "light")
+
+
+def luminance(colour: str) -> float:
+    """Relative, of #rrggbb (WCAG 2)."""
+    parts = [int(colour.strip()[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: float, other: float) -> float:
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
+
+
+def test_a_dashboard_that_comes_back(tab: Tab, crew: WrittenCrew) -> None:
+    """It says that it is gone; with another token it asks for that."""
+    with shown(crew.folder) as dashboard:
+        tab.open(dashboard.link)
+        tab.until(TOLD)
+    tab.until("document.getElementById('trouble').innerText.includes('does not answer')")
+
+
+def test_a_run_that_begins_is_shown_by_itself(tab: Tab, tmp_path: Path) -> None:
+    with shown(tmp_path) as dashboard:
+        tab.open(dashboard.link)
+        tab.until("document.getElementById('trouble').innerText.includes('no run')")
+        run = WrittenCrew(folder=tmp_path / "nueva", speeds={"ana": 1.0}, rounds=3, state="running").write()
+        hold_lock(RunDir(run.path))
+        tab.until("document.title.startsWith('nueva') && document.getElementById('state').innerText === 'running'")
+        assert tab.text("#trouble") == ""

@@ -1,0 +1,249 @@
+"""The dashboard's answers: to whom, of which runs, and what of a run that grows, is hostile or has ended."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from cuadrilla.errors import ConfigError
+from cuadrilla.monitor.web.examine import Examiner, read_findings
+from cuadrilla.monitor.web.runs import MOST_OPEN, Runs
+from cuadrilla.rundir import append_event
+from tests.dashboards import TOKEN, ShownDashboard, shown
+from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
+
+pytestmark = pytest.mark.inproc
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
+FINDING = {
+    "check": "machine.disk", "level": "warning", "cause": "Address already in use", "remedy": "", "command": "df -h",
+    "shell": "here", "fixable": False, "template": "Address already in use", "fields": {},
+}  # fmt: skip
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> WrittenCrew:
+    return WrittenCrew(folder=tmp_path / "runs" / "casa", speeds={"ana": 3.0, "luis": 1.0}, rounds=60)
+
+
+@pytest.fixture
+def dashboard(crew: WrittenCrew) -> Iterator[ShownDashboard]:
+    crew.write()
+    with shown(crew.folder.parent) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownDashboard]:
+    """Of a run that has ended."""
+    folder = tmp_path_factory.mktemp("still")
+    WrittenCrew(folder=folder / "casa", speeds={"ana": 3.0, "luis": 1.0}, rounds=60).write()
+    with shown(folder) as found:
+        yield found
+
+
+@pytest.mark.parametrize("path", ["/api/runs", "/api/follow?run=casa", "/api/curves?run=casa", "/metrics", "/nothing"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Authorization": ""}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "", "Cookie": f"token={TOKEN}"}, 401),
+        ({"Host": "dashboard.example"}, 421),
+        ({"Host": "127.0.0.1"}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+def test_who_is_refused(still: ShownDashboard, path: str, headers: dict[str, str], status: int) -> None:
+    found, body, _ = still.ask(path, **headers)
+    assert found == status
+    assert b"casa" not in body
+
+
+def test_a_token_in_the_address_is_none(still: ShownDashboard) -> None:
+    assert still.ask(f"/api/runs?token={TOKEN}", Authorization="")[0] == 401
+
+
+def test_the_page_comes_without_a_token_and_tells_nothing(still: ShownDashboard) -> None:
+    status, body, headers = still.ask("/", Authorization="")
+    assert (status, b"casa" in body, TOKEN.encode() in body) == (200, False, False)
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    (nonce,) = set(re.findall(r"nonce-([\w-]+)", policy))
+    elements = re.findall(rb"<(?:script|style)[^>]*>", body)
+    assert all(f'nonce="{nonce}"'.encode() in element for element in elements)
+    assert not re.findall(rb"""(?:src|href)=["'](?!#|data:)""", body)
+    assert still.ask("/", Authorization="")[1] != body  # the nonce is of one answer
+    assert still.ask("/", Host="evil.example")[0] == 421
+
+
+def test_nothing_can_be_changed(dashboard: ShownDashboard, crew: WrittenCrew) -> None:
+    before = {path: path.stat().st_mtime_ns for path in crew.folder.rglob("*")}
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        for path in ("/", "/api/runs", "/api/follow?run=casa", "/metrics"):
+            assert dashboard.ask(path, method=method)[0] == 405
+    for path in ("/api/runs", "/api/curves?run=casa", "/metrics"):
+        assert dashboard.ask(path)[0] == 200
+    assert {path: path.stat().st_mtime_ns for path in crew.folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["../casa", "/etc", "casa/../casa", "", "x" * 5000])
+def test_only_runs_that_were_found_are_read(still: ShownDashboard, name: str) -> None:
+    for path in ("/api/follow", "/api/curves"):
+        assert still.ask(f"{path}?run={quote(name, safe='')}")[0] == 404
+
+
+def test_a_stream_tells_all_then_only_what_is_new(dashboard: ShownDashboard, crew: WrittenCrew) -> None:
+    run = crew.run
+    add_rows(rows_of(run, "ana"), [crew.usage("ana", crew.began, step=1)])
+    with dashboard.following("casa") as told:
+        first = next(told)
+        assert first["anew"]
+        assert (first["head"]["version"], len(first["figures"]["x"]), first["head"]["state"]) == (60, 60, "complete")
+        assert [(row["name"], row["share"]) for row in first["crew"]] == [("ana", 0.75), ("luis", 0.25)]
+        assert first["shares"]["columns"]["luis"] == [0.25] * 60
+        assert [sample["version"] for sample in first["samples"]] == [40]
+        add_rows(run.metrics, [crew.row(61)])
+        second = next(told)
+        assert set(second) == {"head", "figures", "shares"}
+        assert (second["figures"]["first"], second["figures"]["x"]) == (60, [61])
+        append_event(run.events, "evicted", worker="luis", reason="the connection ended")
+        third = next(told)
+        assert set(third) == {"crew", "events"}
+        assert third["events"][0]["details"] == {"worker": "luis", "reason": "the connection ended"}
+        rows = [{"time": crew.began, "kind": "log", "level": "error", "text": "one\ntwo"}]
+        add_rows(rows_of(run, "ana"), [*rows, {"time": crew.began, "kind": "cut", "lines": 7}])
+        fourth = next(told)
+        assert [(line["node"], line["text"], line["dropped"]) for line in fourth["log"]] == [
+            ("ana", "one\\ntwo", 0),
+            ("ana", "", 7),
+        ]
+
+
+def test_a_file_that_begins_anew_is_told_anew(dashboard: ShownDashboard, crew: WrittenCrew) -> None:
+    with dashboard.following("casa") as told:
+        next(told)
+        crew.run.metrics.write_text(json.dumps(crew.row(3)) + "\n")
+        again = next(told)
+        assert (again["anew"], again["figures"]["x"], again["head"]["version"]) == (True, [3], 3)
+
+
+def test_hostile_files(tmp_path: Path) -> None:
+    """Of a run that somebody sends: the answers are JSON, bounded, and texts are one line that nothing can act in."""
+    crew = WrittenCrew(folder=tmp_path / HOSTILE, speeds={HOSTILE: 1.0, "b": 1.0}, rounds=3)
+    run = crew.write()
+    add_rows(
+        run.metrics, [{"version": 4, "loss": 1e999, "tokens": [1], "shares": [1], "sample": "</script>\ud800" * 9999}]
+    )
+    with run.metrics.open("ab") as file:
+        file.write(b'{"version": 5, "loss": NaN}\n\xff\xff\n[]\n' + b"[" * 50_000 + b"\n")
+    add_rows(run.events, [{"event": ["x"], "time": "never", "worker": {}, "a": {"b": HOSTILE}}])
+    rows = [
+        {"time": 1.0, "kind": kind, "text": HOSTILE * 99, "level": [], "facts": [1], "lines": -5}
+        for kind in ("log", "cut", "hello", "x")
+    ]
+    add_rows(
+        rows_of(run, "b"),
+        [{"time": 1.0, "kind": "usage", "cpu_percent": "x", "gpus": [1, {"busy_percent": 1e9}], "phase": {}}, *rows],
+    )
+    run.status.write_text('{"state": {"a": 1}, "schema": 1}')
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(run.nodes / "pipe.jsonl")
+    with shown(tmp_path) as dashboard:
+        (row,) = json.loads(dashboard.ask("/api/runs")[1])["runs"]
+        with dashboard.following(row["key"]) as told:
+            news = next(told)
+        assert dashboard.ask("/metrics")[0] == 200
+    assert news["head"]["version"] == 5
+    assert len(news["samples"][-1]["text"]) == 8000
+    texts = json.dumps([news["crew"], news["log"], news["events"], row])
+    assert not re.search(r"\\u202e|\\u001b(?!\[2J)", texts.replace("\\\\u", ""))
+    assert max(len(line["text"]) for line in news["log"]) < 1000
+
+
+def test_runs_of_a_folder(tmp_path: Path) -> None:
+    for place in ("uno", "dos", "otros/uno", "otros/más adentro/tres"):
+        WrittenCrew(folder=tmp_path / place, speeds={"ana": 1.0}, rounds=2).write()
+    (tmp_path / "nothing").mkdir()
+    runs = Runs([tmp_path, tmp_path / "uno"])
+    assert set(runs.names()) == {"uno", "dos", "otros/uno"} or set(runs.names()) == {
+        "uno",
+        "dos",
+        f"{tmp_path.name}/uno",
+    }
+    assert {row["version"] for row in runs.summaries()} == {2}
+    assert set(Runs([tmp_path / "uno" / "metrics.jsonl"]).names()) == {"uno"}
+    with pytest.raises(ConfigError, match="is not a folder"):
+        Runs([tmp_path / "missing"])
+
+
+def test_runs_that_have_ended_are_read_once(tmp_path: Path) -> None:
+    for number in range(MOST_OPEN + 5):
+        WrittenCrew(folder=tmp_path / f"r{number}", speeds={"ana": 1.0}, rounds=2).write()
+    runs = Runs([tmp_path])
+    first = runs.summaries()
+    assert len(first) == MOST_OPEN + 5
+    assert len(runs._open) == MOST_OPEN
+    opened = dict(runs._open)
+    assert runs.summaries() == first
+    assert runs._open == opened
+
+
+def test_a_run_that_trains_is_told_from_one_that_was_broken_off(tmp_path: Path) -> None:
+    run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=2, state="running").write()
+    with shown(tmp_path) as dashboard, dashboard.following("casa") as told:
+        assert next(told)["head"]["state"] == "stopped"
+        hold_lock(run)
+        news = next(told)
+        assert (news["head"]["state"], news["crew"][0]["here"]) == ("running", True)
+
+
+def examiner(code: str, **options: Any) -> Examiner:
+    return Examiner(command=[sys.executable, "-c", code], **options)
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"),
+    [
+        ("raise SystemExit(2)", "missing"),
+        ("print('{')", "broken"),
+        ("print('[' * 100_000)", "broken"),
+        ("print('{}')", "broken"),
+        ("import time; time.sleep(600)", "slow"),
+    ],
+)
+def test_a_doctor_that_does_not_answer(crew: WrittenCrew, code: str, failed: str) -> None:
+    crew.write()
+    with shown(crew.folder, examiner=examiner(code, most_seconds=0.5 if failed == "slow" else 60)) as other:
+        assert json.loads(other.ask("/api/doctor", method="POST")[1]) == {"failed": failed}
+
+
+def test_a_doctor_that_does(crew: WrittenCrew) -> None:
+    crew.write()
+    code = f"""
+import json, sys
+assert sys.argv[1:] == ["doctor", "--json"]
+print(json.dumps({{"findings": [{FINDING}]}}))
+sys.exit(3)
+"""
+    with shown(crew.folder, examiner=examiner(code)) as dashboard:
+        status, body, _ = dashboard.ask("/api/doctor?language=es", method="POST")
+        assert dashboard.ask("/api/doctor")[0] == 405
+        assert dashboard.ask("/api/doctor", method="POST", Authorization="")[0] == 401
+    (finding,) = json.loads(body)["found"]
+    assert (status, finding["cause"], finding["command"]) == (200, "la dirección ya está en uso", "df -h")
+
+
+def test_what_a_doctor_found_is_shown_as_text() -> None:
+    strange = {**FINDING, "template": "{a.b[0]}", "fields": {"a": 1}, "cause": HOSTILE, "level": ["x"]}
+    (shown_one,) = read_findings(json.dumps({"findings": [strange, 7]}).encode(), 3, language="es")["found"]
+    assert shown_one["cause"] == HOSTILE
+    assert all(isinstance(value, str) for value in shown_one.values())

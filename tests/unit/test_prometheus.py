@@ -1,0 +1,164 @@
+"""What Prometheus reads of runs: names with units, values of the newest rows, hostile names that stay names."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cuadrilla.monitor.prometheus import metrics_text
+from cuadrilla.monitor.watch import WatchedRun
+from cuadrilla.rundir import RunDir, append_event
+from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
+
+pytestmark = pytest.mark.unit
+
+PROMTOOL = shutil.which("promtool")
+HOSTILE = 'luis"} 9\n# HELP x\\n<b>\u202e'
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def read(text: bytes) -> dict[Sample, float]:
+    """By name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def of(found: dict[Sample, float], name: str, **labels: str) -> float | None:
+    return found.get((f"cuadrilla_{name}", tuple(sorted(labels.items()))))
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> WatchedRun:
+    """Three machines, of which one has left; it holds the lock of a run that trains."""
+    crew = WrittenCrew(
+        folder=tmp_path / "casa", speeds={"ana": 3.0, "luis": 1.0, "eva": 1.0}, rounds=80, state="running"
+    )
+    run = crew.write()
+    add_rows(run.metrics, [crew.row(version, names=("ana", "luis")) for version in range(81, 121)])
+    append_event(run.events, "left", worker="eva", reason="the connection ended")
+    for name in crew.speeds:
+        usage = crew.usage(name, crew.began + 5, step=3)
+        gpu = {
+            "index": 0,
+            "name": "RTX 4070 Ti",
+            "busy_percent": 97.0,
+            "memory_used_bytes": 2**33,
+            "power_watts": 200.5,
+        }
+        add_rows(rows_of(run, name), [usage | ({"gpus": [gpu]} if name == "ana" else {})])
+    hold_lock(run)
+    watched = WatchedRun(run)
+    watched.refresh()
+    return watched
+
+
+def test_a_running_crew(running: WatchedRun) -> None:
+    found = read(metrics_text([("casa", running)]))
+    assert of(found, "run_active", run="casa") == 1
+    assert of(found, "versions_total", run="casa") == 120
+    assert of(found, "tokens_total", run="casa") == 120 * 3328
+    assert of(found, "loss", run="casa") == pytest.approx(running.last["loss"])
+    ratio = of(found, "held_out_compression_ratio", run="casa")
+    assert ratio == pytest.approx(running.last["val_bits_per_byte"] / 8)
+    assert [of(found, "node_up", run="casa", node=name) for name in ("ana", "luis", "eva")] == [1, 1, 0]
+    assert of(found, "node_share", run="casa", node="ana") == pytest.approx(0.75)
+    speeds = [of(found, "node_tokens_per_second", run="casa", node=name) or 0 for name in ("ana", "luis", "eva")]
+    assert sum(speeds) == pytest.approx(of(found, "tokens_per_second", run="casa"), rel=1e-3)
+    assert of(found, "node_losses_total", run="casa", node="eva") == 1
+    assert of(found, "events_total", run="casa", event="joined") == 3
+    assert of(found, "gpu_utilization_ratio", run="casa", node="ana", gpu="0") == pytest.approx(0.97)
+    assert of(found, "gpu_power_watts", run="casa", node="ana", gpu="0") == 200.5
+    assert of(found, "node_memory_bytes", run="casa", node="luis") == 16 * 2**30
+    assert of(found, "node_round_trip_seconds", run="casa", node="luis") == pytest.approx(0.0021)
+    assert of(found, "node_cpu_utilization_ratio", run="casa", node="eva") is None  # it has left
+
+
+def test_a_run_whose_process_is_gone_is_not_active(running: WatchedRun) -> None:
+    running.run.lock.unlink()
+    watched = WatchedRun(running.run)
+    watched.refresh()
+    found = read(metrics_text([("casa", watched)]))
+    assert (watched.state, of(found, "run_active", run="casa")) == ("stopped", 0)
+    assert of(found, "node_up", run="casa", node="ana") == 0
+
+
+@pytest.mark.parametrize(
+    "lock", ["pipe", "[" * 60_000, '{"pid": [], "host": 7}', '{"pid": "../..", "host": "x"}', "x" * 2**17]
+)
+def test_a_hostile_lock_is_no_reason_to_wait(tmp_path: Path, lock: str) -> None:
+    run = WrittenCrew(folder=tmp_path, speeds={"ana": 1.0}, rounds=2, state="running").write()
+    if lock != "pipe":
+        run.lock.write_text(lock)
+    elif hasattr(os, "mkfifo"):
+        os.mkfifo(run.lock)
+    watched = WatchedRun(run)
+    watched.refresh()
+    assert watched.state in ("stopped", "running")  # of another host: only that one can know
+
+
+def test_values_that_are_nested_deeply(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for depth in range(900, 1000, 7):
+        with run.events.open("a") as file:
+            file.write('{"event": "x", "a": ' + "[" * depth + "]" * depth + "}\n")
+    watched = WatchedRun(run)
+    watched.refresh()
+    assert all(event["event"] == "x" for event in watched.events)
+
+
+def test_hostile_names_and_values_stay_labels_and_numbers(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    shares = {HOSTILE: 1.0, "\ud800": 1e999, "b": "x", "c": True, "d": 10**400}
+    loss: Any = "7"
+    add_rows(run.metrics, [{"version": 1, "tokens": 10**400, "loss": loss, "val_loss": 1e999, "shares": shares}])
+    run.events.write_text('{"event": {"a": 1}, "worker": "x"}\n{"event": "\\ud800\\n", "worker": [1]}\n')
+    append_event(run.events, "joined", worker=HOSTILE)
+    watched = WatchedRun(run)
+    watched.refresh()
+    text = metrics_text([(HOSTILE, watched)])
+    found = read(text)
+    (share,) = [value for (name, _), value in found.items() if name == "cuadrilla_node_share"]
+    assert share == 1.0
+    assert not [name for name, _ in found if name in ("cuadrilla_loss", "cuadrilla_tokens_total")]
+    assert all(
+        line.startswith(("# HELP cuadrilla_", "# TYPE cuadrilla_", "cuadrilla_")) for line in text.decode().splitlines()
+    )
+
+
+def test_no_more_machines_and_events_than_allowed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    add_rows(run.events, [{"event": "joined", "worker": f"w{number}"} for number in range(2000)])
+    add_rows(run.events, [{"event": f"kind {number}"} for number in range(2000)])
+    watched = WatchedRun(run)
+    watched.refresh()
+    assert len(watched.rows()) == 256
+    assert len(watched.counts) == 40
+    assert len(watched.events) == 500
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt install prometheus")
+def test_promtool_finds_nothing(running: WatchedRun) -> None:
+    assert PROMTOOL is not None
+    text = metrics_text([("casa", running)])
+    done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, b"", b"")
+
+
+def test_grafana_asks_for_what_there_is(running: WatchedRun) -> None:
+    """Each metric that a panel names is one that a crew has."""
+    text = (resources.files("cuadrilla.monitor") / "grafana/dashboards/cuadrilla.json").read_text(encoding="utf-8")
+    queries = [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"cuadrilla_\w+", query)}
+    there = {name for name, _ in read(metrics_text([("casa", running)]))}
+    assert len(queries) > 20
+    assert asked - there == {"cuadrilla_gpu_temperature_celsius"}  # this card does not tell
