@@ -148,6 +148,10 @@ class TestNvidia:
         lost = NvidiaPrograms(smi=said("Failed to initialize NVML: Unknown Error", 255))
         assert only(replace(CONTAINER, nvidia=lost), "nvidia.driver").command == "docker restart NAME"
 
+    def test_the_image_for_processors_says_itself_that_there_is_no_card(self) -> None:
+        script = (Path(__file__).parents[2] / "docker" / "nvidia-smi").read_text()
+        assert sick(replace(CONTAINER, nvidia=NvidiaPrograms(smi=said(script, 1)))) == []
+
     @pytest.mark.parametrize("value", ["", "-1"])
     def test_a_variable_hides_the_cards(self, value: str) -> None:
         seen = replace(LINUX, environ={"CUDA_VISIBLE_DEVICES": value})

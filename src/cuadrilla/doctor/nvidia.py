@@ -21,6 +21,8 @@ NO_DEVICES = "No devices were found"
 NO_DRIVER = "couldn't communicate with the NVIDIA driver"
 MISMATCH = "version mismatch"
 LOST = "Unknown Error"
+OF_OUR_IMAGE = "this container has no NVIDIA card"
+"""What stands in for nvidia-smi in the image for processors (docker/Dockerfile): no card is meant to be there."""
 RESTART_WSL = "wsl --shutdown"
 
 
@@ -123,7 +125,7 @@ def hidden(seen: Symptoms) -> Iterator[Diagnosis]:
 def driver(seen: Symptoms) -> Iterator[Diagnosis]:
     """What nvidia-smi says when it does not list cards."""
     smi = seen.nvidia.smi
-    if smi is None or (smi.ok and NO_DEVICES not in smi.text):
+    if smi is None or (smi.ok and NO_DEVICES not in smi.text) or OF_OUR_IMAGE in smi.text:
         return
     if smi.code is None:
         yield _hangs(seen)
