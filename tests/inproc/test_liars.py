@@ -56,7 +56,7 @@ class Crew:
     def joins(self, *names: str) -> None:
         said = {**code_fingerprint(self.context.task, self.context.model), **environment(self.context.device)}
         for name in names:
-            self.says(name, to(hello=pb.Hello(protocol=1, speed_hint=1.0, environment=said)))
+            self.says(name, to(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=1.0, environment=said)))
 
     def lease_of(self, worker: str) -> Lease | None:
         leases = [message for message in self.sent[worker] if isinstance(message, Lease)]
@@ -299,7 +299,7 @@ def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
                 **code_fingerprint(crew.context.task, crew.context.model),
                 **environment(crew.context.device),
             }
-            crew.says("mala", to(hello=pb.Hello(protocol=1, speed_hint=speed, environment=environment_of)))
+            crew.says("mala", to(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=speed, environment=environment_of)))
         case ("progress", passes):
             crew.says("mala", to(progress=pb.Progress(micro_steps=passes)))
         case ("goodbye",):

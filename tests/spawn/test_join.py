@@ -137,6 +137,8 @@ def test_machines_wait_while_they_are_paused(machine: Callable[[str], Machine], 
     assert luis.run("unpause").returncode == 0
     wait_for(lambda: {"ana", "luis"} < present(run), crew)
     wait_for(goes_on(run), crew)
+    told = [run.nodes / f"{name}.jsonl" for name in ("ana", "luis", "coordinator", "here-1")]
+    wait_for(lambda: all(path.exists() for path in told), crew)
     down(coordinator, crew)
     said = first.communicate(timeout=150)[1]
     assert first.returncode == 0, said
@@ -146,9 +148,9 @@ def test_machines_wait_while_they_are_paused(machine: Callable[[str], Machine], 
     assert said.count("waiting: paused: cuadrilla unpause") == 1
     assert "working again" in said
     assert is_what_one_worker_gives(run)
-    for name in ("ana", "luis", "coordinator", "here-1"):
-        kinds = [row["kind"] for row in read_jsonl(run.nodes / f"{name}.jsonl")]
-        assert kinds[:2] == ["hello", "usage"]
+    for path in told:
+        kinds = [row["kind"] for row in read_jsonl(path)]
+        assert kinds[:2] == ["hello", "usage"], path
     lines = [row["text"] for row in read_jsonl(run.nodes / "luis.jsonl") if row["kind"] == "log"]
     assert any("waiting: paused" in line for line in lines)
 

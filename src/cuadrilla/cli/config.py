@@ -53,7 +53,7 @@ def show(
             if name in filled and not value:
                 value, origin = filled[name], f"preset {resolved.config.model.preset}"
             rows.append({"key": name, "value": repr(value), "origin": reasons.get(name, origin)})
-    emit_table(rows)
+    emit_table(rows, folded=("value",))
 
 
 @app.command()
