@@ -129,8 +129,12 @@ def test_prometheus_scrapes_a_crew_and_grafanas_queries_return_series(tmp_path: 
             with prometheus(tmp_path, port) as query:
                 wait_for(lambda: len(query('up{job="cuadrilla"} == 1')) == 1)
                 wait_for(lambda: len(query("cuadrilla_node_up == 1")) == 3, seconds=60)  # the coordinator's is one
-                workers = query("cuadrilla_node_share > 0")
-                assert {each["metric"]["node"] for each in workers} == {"worker-1", "worker-2"}
+                wait_for(
+                    lambda: (
+                        {each["metric"]["node"] for each in query("cuadrilla_node_share > 0")}
+                        == {"worker-1", "worker-2"}
+                    )
+                )
                 wait_for(lambda: len(query("rate(cuadrilla_tokens_total[10s]) > 0")) == 1)
                 for asked in grafana_queries():
                     if "gpu" not in asked and "held_out" not in asked and "node_temperature" not in asked:
