@@ -195,11 +195,18 @@ def _compare(
 # -- how fast ----------------------------------------------------------------------------------------------------------
 
 
-def speed(arguments: argparse.Namespace) -> dict[str, Any]:
-    model = random_model(arguments.shape, seed=0)
+@contextmanager
+def random_weights(model: GPT2) -> Iterator[Path]:
+    """A folder that holds them, in Hugging Face's layout."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer_path = written(tokenizer_of(model.config.vocab_size), Path(folder))
         save_hf(model, Path(folder), tokenizer_path=tokenizer_path)
+        yield Path(folder)
+
+
+def speed(arguments: argparse.Namespace) -> dict[str, Any]:
+    model = random_model(arguments.shape, seed=0)
+    with random_weights(model) as folder:
         stream = _transformers(model, arguments)
         rows = []
         with served(
@@ -212,11 +219,7 @@ def speed(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def overload(arguments: argparse.Namespace) -> dict[str, Any]:
-    model = random_model(arguments.shape, seed=0)
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer_path = written(tokenizer_of(model.config.vocab_size), Path(folder))
-        save_hf(model, Path(folder), tokenizer_path=tokenizer_path)
-        del model
+    with random_weights(random_model(arguments.shape, seed=0)) as folder:
         options = ["--slots", arguments.slots, "--queue", arguments.queue, "--precision", arguments.precision]
         with served(f"fast={folder}", *options) as url:
             alone = _load(url, 1, arguments)

@@ -1,5 +1,6 @@
 """When work waits: a battery, an owner at the machine, a pause."""
 
+import queue
 import subprocess
 import sys
 from pathlib import Path
@@ -53,15 +54,12 @@ def test_a_pause_of_this_machine_and_of_nodes_are_two_things(tmp_path: Path) -> 
 def test_a_watcher_says_once_that_work_is_not_welcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuadrilla.engines.courtesy.LOOK_SECONDS", 0.01)
     home = Home(tmp_path / "home")
-    heard: list[str] = []
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
     courtesy = Courtesy(Manners(), home=home)
-    with courtesy.watching(heard.append):
+    with courtesy.watching(heard.put):
         home.pause(nodes=frozenset(), here=True)
-        for _ in range(1000):
-            if heard:
-                break
-            subprocess.run(["sleep", "0.01"], check=True)
-    assert len(heard) == 1
+        assert "paused" in heard.get(timeout=10)
+    assert heard.empty()
     home.pause(nodes=frozenset(), here=False)
     assert courtesy.wait_until_welcome() < 10
 

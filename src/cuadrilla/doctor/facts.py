@@ -33,7 +33,7 @@ from cuadrilla.host.card import addresses
 from cuadrilla.host.devices import Device, probe_devices
 from cuadrilla.host.facts import Facts, read_facts, read_text
 from cuadrilla.host.reachability import Reachability, default_card, read_reachability
-from cuadrilla.host.usage import PSUTIL_ERRORS
+from cuadrilla.host.usage import PSUTIL_ERRORS, read_battery
 from cuadrilla.link.address import Address, lan_address
 from cuadrilla.messages import CATALOGUE
 
@@ -325,15 +325,9 @@ def read_firewalls(host: Facts, port: int | None) -> Firewalls:
 
 
 def read_power(host: Facts) -> Power:
-    try:
-        battery = psutil.sensors_battery()
-    except PSUTIL_ERRORS:
-        battery = None
+    percent, on_battery = read_battery()
     seconds, told_by = read_sleep(host)
-    if battery is None:
-        return Power(sleeps_after_seconds=seconds, told_by=told_by)
-    on_battery = None if battery.power_plugged is None else not battery.power_plugged
-    return Power(on_battery=on_battery, percent=battery.percent, sleeps_after_seconds=seconds, told_by=told_by)
+    return Power(on_battery=on_battery, percent=percent, sleeps_after_seconds=seconds, told_by=told_by)
 
 
 def read_sleep(host: Facts) -> tuple[int | None, str]:

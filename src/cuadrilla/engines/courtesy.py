@@ -19,6 +19,7 @@ import psutil
 
 from cuadrilla.errors import ConfigError, EnvironmentProblem
 from cuadrilla.home import Home
+from cuadrilla.host.usage import PSUTIL_ERRORS, read_battery
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 
@@ -29,7 +30,6 @@ LOOK_SECONDS = 2.0
 LOW_PRIORITY = 10
 """Of `nice`: programs of usual priority get nine times as much of a core."""
 LEAST_MEMORY_BYTES = 2**30
-ERRORS = (psutil.Error, OSError, RuntimeError, AttributeError, NotImplementedError)
 
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Courtesy:
         elif self._quiet_since is None:
             self._quiet_since = now
         quiet = 0.0 if self._quiet_since is None else now - self._quiet_since
-        on_battery = is_on_battery() if self.manners.on_power else None
+        on_battery = read_battery()[1] if self.manners.on_power else None
         return Surroundings(paused=self._home.is_paused, on_battery=on_battery, others=others, quiet_seconds=quiet)
 
     def _others(self) -> float | None:
@@ -141,7 +141,7 @@ class Courtesy:
             busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
             busy -= getattr(times, "nice", 0.0)  # whoever is nice is in nobody's way
             ours = 0.0 if self.manners.low_priority and os.name == "posix" else self._own_seconds()
-        except ERRORS:
+        except PSUTIL_ERRORS:
             return None
         last, self._last = self._last, (now, busy, ours)
         if last is None or now <= last[0]:
@@ -157,14 +157,6 @@ class Courtesy:
                 times = process.cpu_times()
                 seconds += times.user + times.system
         return seconds
-
-
-def is_on_battery() -> bool | None:
-    try:
-        battery = psutil.sensors_battery()
-    except ERRORS:
-        return None
-    return None if battery is None or battery.power_plugged is None else not battery.power_plugged
 
 
 def behave(manners: Manners) -> None:

@@ -196,7 +196,7 @@ class Sampler:
         """Of the CPU: degrees; of the battery: percent, and whether the machine runs on it."""
         if time.monotonic() >= self._sensors_until:
             self._sensors_until = time.monotonic() + SENSOR_SECONDS
-            self._sensors = (_temperature(), *_battery())
+            self._sensors = (_temperature(), *read_battery())
         return self._sensors
 
     def _rate(self, name: str, counted: float | None) -> float | None:
@@ -284,7 +284,8 @@ def cpu_temperature(chips: Mapping[str, Sequence[float | None]]) -> float | None
     return None
 
 
-def _battery() -> tuple[float | None, bool | None]:
+def read_battery() -> tuple[float | None, bool | None]:
+    """Percent, and whether the machine runs on it; None where there is none, or it does not say. Never raises."""
     try:
         found = psutil.sensors_battery()
     except PSUTIL_ERRORS:

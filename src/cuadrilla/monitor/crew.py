@@ -12,6 +12,7 @@ from typing import Any
 from cuadrilla.errors import ConfigError
 from cuadrilla.host.gpus import bounded
 from cuadrilla.host.usage import whole_usage_data
+from cuadrilla.link.names import COORDINATOR
 from cuadrilla.monitor.attendance import NEWEST, AtWork, at_work
 from cuadrilla.monitor.follow import FileFollower
 from cuadrilla.monitor.nodes import MOST_NAME, MOST_TEXT, MOST_TIME, NodeLine, NodeNow, NodesReader
@@ -25,8 +26,6 @@ MOST_VALUE = 1e300
 MOST_STATE_BYTES = 2**20
 RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
 STATES = (RUNNING, WAITING, STOPPED, "complete", "failed")
-COORDINATOR = "coordinator"
-"""The name of the file of the coordinator's own machine, which is no worker's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.host.usage import parse_usage, usage_data
+from cuadrilla.link.base import PHASES
 from cuadrilla.monitor.follow import FileFollower
-from cuadrilla.monitor.nodes import LEVELS, PHASES, old_facts, parse_facts
+from cuadrilla.monitor.nodes import LEVELS, old_facts, parse_facts
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import worker_of_node_file
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from cuadrilla.host.gpus import bounded
 from cuadrilla.host.usage import MOST_RATE, Usage, parse_usage
+from cuadrilla.link.base import PHASES
 from cuadrilla.monitor.follow import FileFollower, parsed
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import RunDir, require_regular, worker_of_node_file
@@ -28,7 +29,6 @@ MOST_LOG_LINES = 50
 MOST_TEXT, MOST_NAME, MOST_FACTS, MOST_FACT = 500, 200, 20, 200
 MOST_TIME = 1e11
 MOST_SECONDS = 1e6
-PHASES = ("loading", "receiving", "computing", "sending", "waiting", "paused")
 LEVELS = ("error", "warning", "info")
 HELLO = b'"hello"'
 

@@ -12,8 +12,9 @@ from rich.cells import cell_len, set_cell_size
 
 from cuadrilla.host.gpus import GpuUsage
 from cuadrilla.host.usage import Usage
+from cuadrilla.link.names import COORDINATOR
 from cuadrilla.messages import ENGLISH, Message, shown, translated
-from cuadrilla.monitor.crew import COORDINATOR, RUNNING, CrewMember, CrewNow
+from cuadrilla.monitor.crew import RUNNING, CrewMember, CrewNow
 from cuadrilla.monitor.nodes import percent
 
 GIB = 2**30

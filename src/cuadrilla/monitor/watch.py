@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cuadrilla.monitor.crew import state_of
 from cuadrilla.monitor.follow import FileFollower
 from cuadrilla.monitor.machine import MOST_NAME, MOST_TIME, LogLine, WatchedNode, node_of, number_of, short, short_name
 from cuadrilla.monitor.nodes import node_files
 from cuadrilla.monitor.report import mean_shares
 from cuadrilla.monitor.series import Series, SeriesPlace
-from cuadrilla.rundir import RunDir, is_abandoned, read_regular, require_regular
+from cuadrilla.rundir import RunDir
 
 MOST_VERSION = 2**53
 MOST_VALUE = 1e300
@@ -36,7 +37,6 @@ NEWEST = 20
 REFRESH_SECONDS = 0.5
 NODES_SECONDS = 2.0
 FIGURE = re.compile(r"[a-z0-9_]{1,64}")
-MOST_LOCK_BYTES = 2**16
 QUIET_EVENTS = ("checkpoint",)
 RUNNING = "running"
 
@@ -111,7 +111,7 @@ class WatchedRun:
             self._take_events()
             self._take_metrics()
             self._take_nodes(now)
-            self.state = _state_of(self.run)
+            self.state = state_of(self.run)
             self._refreshed = time.monotonic()
 
     def news(self, place: WatchPlace) -> tuple[dict[str, Any], WatchPlace]:
@@ -316,17 +316,3 @@ def _modified(path: Path) -> float:
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
     return 0.0
-
-
-def _state_of(run: RunDir) -> str:
-    """What `status.json` says. A run whose process is gone has stopped, whatever it says."""
-    state = ""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_regular(run.status, most_bytes=2**20))
-        state = short(found.get("state"), most=MOST_NAME) if isinstance(found, dict) else ""
-    if state == RUNNING:
-        with contextlib.suppress(OSError, RecursionError):
-            require_regular(run.lock, most_bytes=MOST_LOCK_BYTES)  # a pipe would be waited for
-            return "stopped" if is_abandoned(run.lock) else RUNNING
-        return "stopped"
-    return state or "unknown"
