@@ -26,6 +26,7 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 from cuadrilla.config import Config, LocalEngine
 from cuadrilla.engines.equipment import Equipment, equip
 from cuadrilla.engines.local import num_cores, run_local
+from cuadrilla.engines.pulse import Pulse
 from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.host.facts import read_text
 from cuadrilla.host.torchrun import Place
@@ -50,7 +51,8 @@ from cuadrilla.train.sinks import finite
 START_MINUTES = 10
 """People start torchrun on one machine after the other."""
 PATIENCE_MINUTES = 30
-"""Ranks wait for each other so long: while rank 0 evaluates, too. One whose process ends is missed at once."""
+"""Ranks wait for each other so long: while rank 0 evaluates, too. One whose process ends is missed at once, by Gloo or
+NCCL, or within a minute (`pulse.py`)."""
 SHOWN_DIGITS = 12
 CREW, PLACE, RUN, END, SETTLED = "crew", "place", "run", "end", "settled"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -81,6 +83,7 @@ class Island:
         self.cores = 1
         self.backend = Backend("", "")
         self._num_links = 0
+        self._pulse: Pulse | None = None
 
     def __str__(self) -> str:
         return Message(
@@ -101,7 +104,10 @@ class Island:
         machine = own_machine()
         card = _card(self.device) if self.device.type == "cuda" and dist.is_nccl_available() else ""
         mine = {"system": platform.system(), "machine": machine, "card": card}
+        own = self._store.clone()  # type: ignore[attr-defined]  # torch does not say so
+        self._pulse = Pulse(own, rank=self.place.rank, num_ranks=self.place.num_ranks)
         ranks = self.agree(PLACE, mine, minutes=START_MINUTES)
+        self._pulse.watch()
         require_one_system([rank["system"] for rank in ranks])
         machines = Counter(rank["machine"] for rank in ranks)
         self._num_machines = len(machines)
@@ -114,6 +120,11 @@ class Island:
             world_size=self.place.num_ranks,
             timeout=timedelta(minutes=PATIENCE_MINUTES),
         )
+
+    def leave(self) -> None:
+        """Nobody misses this rank from now on."""
+        if self._pulse is not None:
+            self._pulse.end()
 
     def agree(self, subject: str, facts: Facts, *, minutes: float = PATIENCE_MINUTES) -> list[Facts]:
         """What each rank says about a subject, rank 0 first. Raises IslandBroken if one has failed or does not come."""
@@ -273,6 +284,7 @@ def joined(place: Place) -> Iterator[Island]:
         island.failed(error)
         raise
     finally:
+        island.leave()
         if dist.is_initialized():
             dist.destroy_process_group()
 
