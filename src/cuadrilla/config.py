@@ -317,6 +317,8 @@ class CheckpointSection(Section):
     """Also save at every step whose number is a multiple of this (0: do not)."""
     keep: Annotated[int, Field(ge=2, le=10_000)] = 2
     """How many of the newest checkpoints to keep, besides the best."""
+    keep_steps: Annotated[list[Count], Field(max_length=100)] = []
+    """Save at these steps, and keep them."""
     journal: Literal["auto", "on", "off"] = "auto"
     """Write every merged update to a redo log, so that a killed coordinator loses no step.
     auto: if there is more than one worker."""
@@ -373,6 +375,99 @@ class AlarmSection(Section):
         return self
 
 
+Scalar = bool | int | float | str
+
+
+def _by_key(value: object) -> object:
+    """Dimensions by `section.key`, whether the tables were nested or the keys quoted."""
+    if not isinstance(value, dict):
+        return value
+    found: dict[str, object] = {}
+    for key, inner in value.items():
+        is_table = isinstance(inner, dict) and inner and all(isinstance(each, dict) for each in inner.values())
+        nested = _by_key(inner) if is_table and set(inner) != {"when"} else None
+        found |= {f"{key}.{rest}": each for rest, each in nested.items()} if isinstance(nested, dict) else {key: inner}
+    return found
+
+
+class DimensionSection(Section):
+    """What a setting may be: a list of choices, or numbers from `low` to `high`, whole ones if both are."""
+
+    choices: Annotated[list[Scalar], Field(max_length=1000)] = []
+    low: int | float | None = None
+    high: int | float | None = None
+    log: bool = False
+    """Draw the logarithm evenly."""
+    step: Annotated[float, Field(ge=0)] = 0.0
+    """Only multiples of this above `low` (0: any number)."""
+    when: dict[str, Scalar | list[Scalar]] = {}
+    """Only where these settings have such a value."""
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if self.choices:
+            if self.low is not None or self.high is not None or self.log or self.step:
+                raise ValueError(Message("choices, or low and high, not both"))
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError(Message("needs choices, or low and high"))
+        if not self.low < self.high:
+            raise ValueError(Message("low {low} is not below high {high}", low=self.low, high=self.high))
+        if self.log and self.low <= 0:
+            raise ValueError(Message("low {low} has no logarithm; use one above 0", low=self.low))
+        if self.log and self.step:
+            raise ValueError(Message("log, or step, not both"))
+        if self.step > self.high - self.low:
+            raise ValueError(Message("step {step} is larger than the range", step=self.step))
+        if self.is_whole and self.step != int(self.step):
+            raise ValueError(Message("step {step} is not whole, but low and high are", step=self.step))
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+class ConstraintSection(Section):
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+class TuneSection(Section):
+    """A search for better settings, by `cuadrilla tune`. Training does not look at it."""
+
+    function: Annotated[str, Field(pattern=r"^$|.+:[A-Za-z_]\w*$")] = ""
+    """Instead of trainings: `file.py:name`, a function that takes what `space` names and returns a score, or figures by
+    name. Such a run file has nothing to train."""
+    space: Annotated[dict[str, DimensionSection], BeforeValidator(_by_key), Field(max_length=100)] = {}
+    """Settings to choose, by section.key: `optim.lr = {low = 0.002, high = 0.2, log = true}`, `train.batch_sequences =
+    {choices = [8, 16, 32]}`."""
+    sampler: Literal["grid", "random", "tpe"] = "tpe"
+    """grid: all combinations; random: each trial by itself; tpe: from what earlier trials have shown (extra `tune`)."""
+    trials: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """How many combinations to try (0: a grid's whole, otherwise 20)."""
+    tokens: CountOrZero = 0
+    """Begin no trial that would make it more tokens than this altogether (0: no limit)."""
+    hours: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    """Begin nothing after this time, counted over all starts of the search (0: no limit)."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Decides what is tried. The trials' own seeds are run.seed."""
+    rungs: Annotated[int, Field(ge=1, le=8)] = 1
+    """1: every trial trains to the end. More: trials begin with short runs, and only the best go on to a longer one
+    (successive halving, ASHA)."""
+    factor: Annotated[int, Field(ge=2, le=16)] = 4
+    """A rung's runs are so many times as long as those of the rung before, and one in so many gets there."""
+    ahead: Annotated[int, Field(ge=1, le=1000)] = 4
+    """tpe: trials that may be under way beyond those whose results decide the next one. With a fixed number a search has
+    the same result on any machines, in any order."""
+    metric: str = ""
+    """What decides, as a row of metrics.jsonl calls it (empty: bits_per_byte, or val_loss; of a function, score)."""
+    maximize: bool = False
+    """Higher is better."""
+    constraints: dict[str, ConstraintSection] = {}
+    """Figures that the best must have, too: `parameters = {at_most = 2e6}`, `tokens_per_second = {at_least = 500.0}`."""
+
+
 class Config(Section):
     """One run. Only `train(config, ...)` and the CLI see it whole."""
 
@@ -392,9 +487,12 @@ class Config(Section):
     sample: SampleSection = SampleSection()
     guard: GuardSection = GuardSection()
     alarm: AlarmSection = AlarmSection()
+    tune: TuneSection = TuneSection()
 
     @model_validator(mode="after")
     def _task_has_data(self) -> Self:
+        if self.tune.function:
+            return self
         if self.task.kind == "file" and self.model.init:
             raise ValueError(
                 Message("model.init is for the language task; a task of your own loads its weights in model()")
@@ -408,5 +506,5 @@ class Config(Section):
         return self
 
     def for_others(self) -> "Config":
-        """What other machines and checkpoints hold: who is told of this run is nobody else's."""
-        return self.model_copy(update={"alarm": AlarmSection()})
+        """What other machines and checkpoints hold: who is told of this run is nobody else's, nor what a search tries."""
+        return self.model_copy(update={"alarm": AlarmSection(), "tune": TuneSection()})

@@ -23,6 +23,7 @@ from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.log import silence_grpc
 from cuadrilla.messages import LANGUAGES, VARIABLES, Message, language, translated
+from cuadrilla.user_file import MODULE_PREFIX
 from cuadrilla.version import __version__
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
@@ -197,9 +198,9 @@ def _report_unforeseen(error: Exception) -> int:
             ResourceError("cannot write {where}: {reason}", where=where, reason=error.strerror, hint="free some space")
         )
         return ResourceError.exit_code
-    say("error: unexpected {kind}: {error}", kind=type(error).__name__, error=error)
-    say("\nhint: run the same command with `cuadrilla --debug ...` and report what it prints")
-    return 1
+    hint = "run the same command with `cuadrilla --debug ...` and report what it prints"
+    report_error(CuadrillaError("unexpected {kind}: {error}", kind=type(error).__name__, error=error, hint=hint))
+    return CuadrillaError.exit_code
 
 
 def report_thread(failure: threading.ExceptHookArgs) -> None:
@@ -213,10 +214,8 @@ def report_thread(failure: threading.ExceptHookArgs) -> None:
 
 
 def _place_in_task(error: BaseException) -> str:
-    """`file.py:12 in loss` when the error came up in a user's task file or beside it; else nothing."""
-    task = sys.modules.get("cuadrilla.model.task")  # not imported here: it would import torch
-    prefix = getattr(task, "MODULE_PREFIX", None)
-    files = [module.__file__ for name, module in sys.modules.items() if prefix and name.startswith(prefix)]
+    """`file.py:12 in loss` when the error came up in a user's file or beside it; else nothing."""
+    files = [module.__file__ for name, module in sys.modules.items() if name.startswith(MODULE_PREFIX)]
     folders = {Path(file).parent for file in files if file}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if Path(frame.filename).parent in folders:

@@ -254,6 +254,7 @@ class Store:
         interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
         due = due or (bool(self.section.every_steps) and version % self.section.every_steps == 0)
+        due = due or version in self.section.keep_steps
         if not last and (due or best or self._save_now):
             self._save_meanwhile(snapshot, version=version)
         else:
@@ -340,7 +341,7 @@ class Store:
         """A checkpoint is whole: older ones and what leads to it may go."""
         self._saved_version, self._saved_at = version, self.clock()
         self._save_seconds = self._saved_at - began
-        protect = [*self._held, *([self.held_out.best[1]] if self.held_out.best else [])]
+        protect = [*self._held, *self.section.keep_steps, *([self.held_out.best[1]] if self.held_out.best else [])]
         files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect=protect)
         kept = files.list_checkpoints(self.run.checkpoints)
         self._journal.prune(oldest_checkpoint=files.version_of(kept[0]))

@@ -1,0 +1,305 @@
+"""`cuadrilla tune`: a search for better settings, by trials that are runs."""
+
+import gc
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from cuadrilla.cli.calls import Elsewhere, call_places
+from cuadrilla.cli.config import RunFile, Sets
+from cuadrilla.cli.output import emit_table, options, say, say_at_once, stderr
+from cuadrilla.cli.pools import CaOption, CertificateOption, InsecureOption, KeyOption, SchedulerOption
+from cuadrilla.cli.progress import in_words
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, LinkError
+from cuadrilla.home import read_object
+from cuadrilla.messages import Message, language, shown
+from cuadrilla.printable import one_line
+from cuadrilla.rundir import RunDir, typed
+from cuadrilla.runfile import literal, read_run_file
+
+if TYPE_CHECKING:
+    from cuadrilla.tune.places import Doing, Places
+    from cuadrilla.tune.run import Searching
+    from cuadrilla.tune.search import Job, TrialResult
+
+SHOWN_BEST = 5
+REDRAW_SECONDS = 1.0
+LOOK_SECONDS = 0.2
+
+
+def tune(
+    run: RunFile = Path("run.toml"),
+    sets: Sets = None,
+    together: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Trials at the same time on this machine (0: one on each accelerator, or one). Cores are divided.",
+        ),
+    ] = 0,
+    scheduler: SchedulerOption = None,
+    tls_ca_file: CaOption = None,
+    tls_cert: CertificateOption = None,
+    tls_key: KeyOption = None,
+    insecure_scheduler: InsecureOption = False,
+) -> None:
+    """Try combinations of settings, as the section `tune` of the run file says, and name the best.
+
+    Each trial is a run in RUN/tune, or a call of `tune.function`, which the workers of a Dask cluster can do, too.
+    Ctrl-C saves and stops; the same command goes on.
+    """
+    from cuadrilla.tune.run import open_search
+
+    run_file = run / "run.toml" if run.is_dir() else run
+    config = read_run_file(run_file, sets=sets or [], to_train=False).config
+    elsewhere = Elsewhere(scheduler, (tls_ca_file, tls_cert, tls_key), insecure_scheduler)
+    with ExitStack() as stack:
+        watched = stack.enter_context(_Watched())
+        if config.tune.function:
+            places: Doing = stack.enter_context(call_places(config, together=together, elsewhere=elsewhere))
+        else:
+            elsewhere.refuse()
+            places = _places(run_file, sets or [], together=together)
+        searching = stack.enter_context(open_search(run_file, sets=sets or [], places=places, hears=watched))
+        stack.enter_context(_stopping(searching))
+        searching.run()
+    _report(searching)
+
+
+def work_on(
+    threads: Annotated[int, typer.Option()] = 0,
+    device: Annotated[str, typer.Option()] = "",
+) -> None:
+    """Train the trials whose folders come by standard input; ends with the process that writes there."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches a whole group of processes; the search decides
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
+    from cuadrilla.engines.run import Audience, train_run
+    from cuadrilla.tune.places import tell_outcome
+
+    more = [f"train.threads={threads}"] if threads else []
+    more += [f"train.device={literal(device)}"] if device else []
+    audience = Audience(tell=say, stopping=partial(_until_terminated, stopped))
+    folders = _lines_of(sys.stdin.fileno())
+    while not stopped.is_set():
+        with suppress(queue.Empty):
+            folder = Path(folders.get(timeout=LOOK_SECONDS))
+            gc.collect()  # the model of the one before
+            outcome = train_run(read_run_file(folder, sets=more), RunDir(folder), allow_changes=True, audience=audience)
+            tell_outcome(folder, complete=outcome.complete, version=outcome.version)
+
+
+def _lines_of(descriptor: int) -> "queue.SimpleQueue[str]":
+    """What comes through a pipe; when its other end closes, this process ends at once."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        with open(descriptor, encoding="utf-8", closefd=False) as pipe:
+            for line in pipe:
+                lines.put(line.rstrip("\n"))
+        os._exit(LinkError.exit_code)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+@contextmanager
+def _until_terminated(stopped: threading.Event, request_stop: Callable[[str], None]) -> Iterator[None]:
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+        request_stop(Message("the search was stopped"))
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _stopping(searching: "Searching") -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: what is under way saves; twice: leave at once, which ends the trials' processes."""
+    received: list[int] = []
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            signal.default_int_handler(number, _frame)
+        searching.stop.set()
+        if searching.base.section.function:
+            say_at_once("stopping   calls under way are made again by the next start")
+        else:
+            say_at_once("stopping   trials save after this pass; once more: at once, without saving")
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+def _places(run_file: Path, sets: list[str], *, together: int) -> "Places":
+    """Of this machine: `together`, or one on each accelerator, or one. Raises ConfigError, DeviceError."""
+    from cuadrilla.engines.devices import Devices
+    from cuadrilla.engines.local import num_cores
+    from cuadrilla.tune.places import LocalPlace, Places
+
+    config = read_run_file(run_file, sets=sets).config
+    on_cards = [use for use in Devices("auto").choose(config).uses if use.device not in ("", "cpu")]
+    if config.train.device != "auto":
+        on_cards = []
+    number = together or len(on_cards) or 1
+    threads = config.train.threads or (0 if on_cards else max(1, num_cores() // number))
+    places = []
+    for at in range(number):
+        use = on_cards[at % len(on_cards)] if on_cards else None
+        places.append(
+            LocalPlace(
+                name=f"place-{at + 1}",
+                device=use.device if use else "",
+                threads=use.threads if use else threads,
+                environment=use.environment if use else {},
+            )
+        )
+    return Places(places, logs=run_file.parent / "tune" / "logs")
+
+
+class _Watched:
+    """What a person sees meanwhile: a line for each trial that ends, and below it, on a terminal, what is going on."""
+
+    def __init__(self) -> None:
+        self._searching: Searching | None = None
+        self._live: Live | None = None
+        self._drawn = 0.0
+
+    def __enter__(self) -> "_Watched":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def opened(self, searching: "Searching") -> None:
+        self._searching = searching
+        search, section = searching.search, searching.base.section
+        say(
+            "search     {number} trials of {settings} settings by {sampler}, in {folder}",
+            number=search.num_trials,
+            settings=len(section.space),
+            sampler=section.sampler,
+            folder=typed(searching.folder.path),
+        )
+        if section.function:
+            say("calls      of {function}", function=section.function)
+        elif section.rungs > 1:
+            steps = ", ".join(f"{steps:,}" for steps in searching.rung_steps)
+            say("rungs      runs of {steps} steps; one in {factor} goes on", steps=steps, factor=section.factor)
+        else:
+            say("runs       of {steps:,} steps each", steps=searching.rung_steps[0])
+        if search.results:
+            say("resumed    {number} runs are finished", number=len(search.results))
+        if section.sampler == "tpe" and len(searching.places.places) > section.ahead:
+            say(
+                "note       tune.ahead = {ahead} lets {ahead} of {places} places work",
+                ahead=section.ahead,
+                places=len(searching.places.places),
+            )
+        if stderr.is_terminal and not options.json:
+            self._live = Live(console=stderr, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def began(self, job: "Job", place: str) -> None:
+        pass
+
+    def ended(self, job: "Job", found: "TrialResult") -> None:
+        from cuadrilla.tune.folder import counted
+        from cuadrilla.tune.trial import describe
+
+        assert self._searching is not None
+        search = self._searching.search
+        best = search.best
+        say(
+            "{name}   {outcome}{mark}   {values}   ({done} of at most {most}, {left})",
+            name=job.name,
+            outcome=counted(found),
+            mark=Message("  best so far") if best is not None and best.key == job.key else "",
+            values=describe(job.values),
+            done=len(search.results),
+            most=search.most_jobs,
+            left=self._time_left(),
+        )
+
+    def looked(self) -> None:
+        if self._live is None or time.monotonic() - self._drawn < REDRAW_SECONDS:
+            return
+        self._drawn = time.monotonic()
+        self._live.update(Group(*map(_line, self._lines())), refresh=True)
+
+    def _lines(self) -> Iterator[str]:
+        from cuadrilla.tune.trial import describe
+
+        assert self._searching is not None
+        searching = self._searching
+        for place, job in sorted(searching.places.busy.items()):
+            status = read_object(searching.folder.run(job).status)
+            yield Message(
+                "{place}  {name}  {part:4.0%}  {values}",
+                place=place,
+                name=job.name,
+                part=_part(status, searching.rung_steps[job.rung]),
+                values=describe(job.values),
+            )
+        yield self._time_left()
+
+    def _time_left(self) -> Message:
+        assert self._searching is not None
+        seconds = self._searching.seconds_left()
+        if seconds is None:
+            return Message("measuring how long it takes")
+        return Message("about {time} more", time=in_words(seconds))
+
+
+def _line(text: str) -> Text:
+    return Text(one_line(shown(text, language())), no_wrap=True, overflow="ellipsis")
+
+
+def _part(status: Mapping[str, Any], steps: int) -> float:
+    version = status.get("version")
+    return min(version / steps, 1.0) if isinstance(version, int | float) else 0.0
+
+
+def _report(searching: "Searching") -> None:
+    """The best trials, and what to type next. Raises typer.Exit when the search was interrupted."""
+    rows = searching.table()
+    emit_table(rows if options.json else rows[:SHOWN_BEST])
+    search, best = searching.search, searching.search.best
+    if best is None:
+        say("\nno trial has finished yet")
+    elif searching.base.section.function:
+        say("\nthe best values are in {file}", file=typed(searching.folder.best_values))
+    elif best.rung == search.num_rungs - 1:
+        say("\nnext: cuadrilla eval {run}", run=typed(searching.folder.run(best).path))
+    if best is not None and not searching.base.section.function:
+        say(
+            "      cuadrilla train {run}    (a run of its own with these settings)",
+            run=typed(searching.folder.best.path),
+        )
+    if searching.stop.is_set():
+        say("\nthe search was stopped; the same command goes on")
+        raise typer.Exit(INTERRUPTED_EXIT_CODE)

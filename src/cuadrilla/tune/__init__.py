@@ -1,0 +1,1 @@
+"""Better settings for a run, searched by trials that are runs."""

@@ -1,0 +1,158 @@
+"""Where jobs are done on this machine: each place is a process, which does one job after the other.
+
+It ends with this one. It is told of a job by a line on its standard input, the folder, and leaves the outcome there. A
+process that is killed is no failure of its trial: the job goes on from its checkpoint. A training that fails by itself
+is, and its reason is kept; its process ends with it.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from cuadrilla.engines.children import Children
+from cuadrilla.home import read_object
+from cuadrilla.messages import Message
+from cuadrilla.rundir import RunDir, make_private, storage_errors, write_json
+from cuadrilla.tune.search import Job
+
+MAX_DEATHS = 3
+"""Of processes that work on one job: then it counts as failed."""
+OUTCOME = "outcome.json"
+"""In a job's folder: whether its run is complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """A job that a place does not do any more. `complete`: to the end. `reason`: why it failed; empty: somebody has to
+    go on with it, if it is not complete."""
+
+    job: Job
+    place: str
+    complete: bool
+    seconds: float
+    reason: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Of the call of a function."""
+
+
+class Doing(Protocol):
+    """Who does jobs, here or elsewhere. Used by one thread."""
+
+    @property
+    def places(self) -> Sequence[object]: ...
+
+    @property
+    def free(self) -> list[str]: ...
+
+    @property
+    def busy(self) -> dict[str, Job]: ...
+
+    def start(self, job: Job, run: RunDir, *, name: str) -> None:
+        """At a place that is free. Raises CuadrillaError."""
+
+    def look(self) -> list[Left]:
+        """Who has ended since. Raises CuadrillaError."""
+
+    def stop(self) -> None:
+        """Have all save, if they can, and end; `look` tells of them."""
+
+    def close(self) -> None:
+        """End whoever is still there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPlace:
+    """`device`: what the run file's `train.device` becomes (empty: what it says). `threads` 0: all cores."""
+
+    name: str
+    device: str = ""
+    threads: int = 0
+    environment: Mapping[str, str]
+
+    @property
+    def command(self) -> list[str]:
+        device = ["--device", self.device] if self.device else []
+        return [sys.executable, "-m", "cuadrilla", "--json", "work-on", "--threads", str(self.threads), *device]
+
+
+class Places:
+    """Of this machine. Used by one thread."""
+
+    def __init__(self, places: list[LocalPlace], *, logs: Path) -> None:
+        """`logs`: where the processes talk, a file for each."""
+        self.places = places
+        self._logs = logs
+        self._children = Children(died=lambda name, reason: self._reasons.__setitem__(name, reason))
+        self._reasons: dict[str, Message] = {}
+        self._at: dict[str, tuple[Job, RunDir, float]] = {}
+        self._deaths: Counter[tuple[int, int]] = Counter()
+
+    @property
+    def free(self) -> list[str]:
+        return [place.name for place in self.places if place.name not in self._at]
+
+    @property
+    def busy(self) -> dict[str, Job]:
+        return {name: job for name, (job, _, _) in self._at.items()}
+
+    def start(self, job: Job, run: RunDir, *, name: str) -> None:
+        """Raises ResourceError."""
+        place = next(place for place in self.places if place.name == name)
+        (run.path / OUTCOME).unlink(missing_ok=True)
+        if name not in self._children.alive:
+            make_private(self._logs)
+            with storage_errors(self._logs), open(self._logs / f"{name}.txt", "ab") as talk:
+                self._children.start(name, place.command, environment=place.environment, stderr=talk)
+        self._at[name] = job, run, time.monotonic()
+        with suppress(BrokenPipeError):  # it has just died, which `look` will find
+            stdin = self._children.alive[name].stdin
+            assert stdin is not None
+            stdin.write(f"{run.path}\n")
+            stdin.flush()
+
+    def look(self) -> list[Left]:
+        """Who has ended since."""
+        left = []
+        ended = self._children.look()
+        for name, (job, run, began) in list(self._at.items()):
+            outcome = read_object(run.path / OUTCOME)
+            if not outcome and name not in ended:
+                continue
+            del self._at[name]
+            reason = self._reasons.pop(name, Message(""))
+            if ended.get(name, 0) < 0 and not outcome:
+                self._deaths[job.key] += 1
+                reason = reason if self._deaths[job.key] >= MAX_DEATHS else Message("")
+            left.append(
+                Left(
+                    job=job,
+                    place=name,
+                    complete=outcome.get("complete") is True,
+                    seconds=time.monotonic() - began,
+                    reason="" if outcome else reason,
+                )
+            )
+        self._reasons.clear()  # of places that were idle
+        return left
+
+    def stop(self) -> None:
+        """Have all save and end; `look` tells of them."""
+        for pid in self._children.pids().values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def close(self) -> None:
+        """End whoever is still there."""
+        self._children.end(finish_seconds=0.0)
+
+
+def tell_outcome(folder: Path, *, complete: bool, version: int) -> None:
+    """How a job ended, for the process that handed it out. Raises ResourceError."""
+    write_json(folder / OUTCOME, {"complete": complete, "version": version}, private=True)

@@ -1,0 +1,349 @@
+"""One search, from its run file to its best trial: asks `Search` what is next, and has places do it.
+
+Whatever ends this process, the same command goes on: finished trials are in `trials.jsonl`, others in checkpoints.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from cuadrilla.config import Config
+from cuadrilla.errors import TaskError
+from cuadrilla.messages import Message
+from cuadrilla.rundir import (
+    FolderLock,
+    RunDir,
+    make_private,
+    private_folder,
+    read_regular,
+    typed,
+    write_atomic,
+    write_json,
+)
+from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
+from cuadrilla.tune.calls import TALK
+from cuadrilla.tune.folder import SearchFolder, check_same, read_identity, write_search
+from cuadrilla.tune.function import SCORE, TRIAL, Function, read_function
+from cuadrilla.tune.places import Doing, Left
+from cuadrilla.tune.results import read_found
+from cuadrilla.tune.sampler import make_sampler
+from cuadrilla.tune.search import Job, Search, TrialResult
+from cuadrilla.tune.space import Space
+from cuadrilla.tune.study import Study
+from cuadrilla.tune.trial import (
+    Base,
+    count_round_tokens,
+    discard_weights,
+    kept_step,
+    make_trial,
+    num_parameters,
+    num_steps,
+    rung_lengths,
+    settings_of,
+)
+
+LOOK_SECONDS = 0.25
+STOP_SECONDS = 120.0
+"""A pass of a large model takes its time, and its checkpoint too."""
+HOPELESS = 5
+"""Failed trials in a row, before the first that succeeds: then it is not the settings."""
+NOT_RELEVANT = ("engine.", "alarm.", "checkpoint.", "sample.", "train.device", "train.threads")
+UNSEARCHED = ("trials", "tokens", "hours", "constraints")
+"""Keys of the section that may change while a search goes on."""
+
+
+class Hears(Protocol):
+    """Who hears of a search: a command, or nobody."""
+
+    def opened(self, searching: "Searching") -> None: ...
+
+    def began(self, job: Job, place: str) -> None: ...
+
+    def ended(self, job: Job, found: TrialResult) -> None: ...
+
+    def looked(self) -> None:
+        """A few times a second."""
+
+
+@dataclass(kw_only=True)
+class Searching:
+    """A search under way."""
+
+    base: Base
+    folder: SearchFolder
+    search: Search
+    places: Doing
+    hears: Hears
+    study: Study
+    round_tokens: int
+    rung_steps: list[int]
+    stop: threading.Event = field(default_factory=threading.Event)
+    began: float = field(default_factory=time.monotonic)
+    spent_before: float = 0.0
+    _failures: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Over all starts."""
+        return self.spent_before + time.monotonic() - self.began
+
+    @property
+    def may_begin(self) -> bool:
+        hours = self.base.section.hours
+        return not hours or self.seconds < 3600 * hours
+
+    def seconds_left(self) -> float | None:
+        """If all trials are tried, by what finished ones took; None before there is one."""
+        search = self.search
+        done = [(search.jobs[key], found) for key, found in search.results.items() if found.seconds and found.tokens]
+        if not done:
+            return None
+        rate = sum(found.seconds for _, found in done) / sum(found.tokens for _, found in done)
+        limit = self.base.section.tokens or math.inf
+        tokens = min(search.whole_tokens, limit) - sum(search.job_tokens(job) for job, _ in done)
+        return max(rate * tokens, 0.0) / len(self.places.places)
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each finished run, the best first; of a trial that went on, its longest."""
+        search = self.search
+        last = {trial: rung for trial, rung in sorted(search.results)}
+        rows = []
+        for trial, rung in last.items():
+            job, found = search.jobs[trial, rung], search.results[trial, rung]
+            rows.append((*search.rank(job), {"run": job.name, "score": found.score, **job.values}))
+        rows.sort(key=lambda row: row[:-1])
+        keys = list(dict.fromkeys(key for row in rows for key in row[-1]))
+        return [{key: row[-1].get(key) for key in keys} for row in rows]
+
+    def run(self) -> None:
+        """To the end, or until `stop` is set: then what is under way is saved. Raises CuadrillaError."""
+        while not self.stop.is_set():
+            self._begin_all()
+            if not self.places.busy and self.search.is_idle:
+                return
+            self.stop.wait(LOOK_SECONDS)
+            self._take(self.places.look())
+            self.hears.looked()
+        self._stop_all()
+
+    def _begin_all(self) -> None:
+        for place in self.places.free:
+            while (job := self.search.next_job(more=self.may_begin)) is not None:
+                self.folder.began(job, place=place)
+                self.study.began(job)
+                if self._begin(job, place):
+                    break
+            if job is None:
+                return
+
+    def _begin(self, job: Job, place: str) -> bool:
+        """False if there was nothing to do: it is finished already."""
+        below = self.folder.run(Job(trial=job.trial, rung=job.rung - 1, values=job.values)).path if job.rung else None
+        try:
+            run = make_trial(job, self.base, folder=self.folder.path / job.name, below=below)
+            missed = self._too_large(run)
+        except (TaskError, ValueError) as error:  # a combination that the task does not take
+            missed = Message("{reason}", reason=getattr(error, "message", str(error)))
+        if missed:
+            self._finish(job, TrialResult(score=None, reason=missed, place=place))
+            return False
+        self.places.start(job, run, name=place)
+        self.hears.began(job, place)
+        return True
+
+    def _too_large(self, run: RunDir) -> Message | None:
+        """What a constraint says before anything is trained."""
+        limit = self.base.section.constraints.get("parameters")
+        if limit is None:
+            return None
+        number = num_parameters(settings_of(run), run.path)
+        if limit.at_most is not None and number > limit.at_most:
+            return Message("{number:,} parameters, at most {most:,.0f}", number=number, most=limit.at_most)
+        if limit.at_least is not None and number < limit.at_least:
+            return Message("{number:,} parameters, at least {least:,.0f}", number=number, least=limit.at_least)
+        return None
+
+    def _take(self, left: list[Left]) -> None:
+        for each in left:
+            if each.complete:
+                self._finish(each.job, self._read(each))
+            elif each.reason:
+                self._finish(
+                    each.job, TrialResult(score=None, reason=each.reason, seconds=each.seconds, place=each.place)
+                )
+            else:
+                self.search.give_back(each.job)
+
+    def _read(self, left: Left) -> TrialResult:
+        run, job = self.folder.run(left.job), left.job
+        below = self.folder.run(Job(trial=job.trial, rung=job.rung - 1, values=job.values)) if job.rung else None
+        config = settings_of(run)
+        return read_found(
+            run,
+            self.base.section,
+            from_step=kept_step(below) if below else 0,
+            seconds=left.seconds,
+            place=left.place,
+            num_parameters=num_parameters(config, run.path),
+        )
+
+    def _finish(self, job: Job, found: TrialResult) -> None:
+        self.search.finish(job, found)
+        self.folder.ended(job, found)
+        self.study.ended(job, found)
+        self.hears.ended(job, found)
+        self._failures = self._failures + 1 if found.score is None and self._failures >= 0 else -1
+        if self._failures >= HOPELESS:
+            raise TaskError(
+                "the first {number} trials have failed, the last one: {reason}",
+                number=self._failures,
+                reason=found.reason,
+                hint=self._where_to_look(self.folder.run(job)),
+            )
+        self._tidy()
+        self._write_best()
+
+    def _where_to_look(self, run: RunDir) -> Message:
+        return Message("cuadrilla train {run} shows it", run=typed(run.path))
+
+    def _tidy(self) -> None:
+        """Weights stay where they are needed: of the best, of those that may go on, of those that are under way."""
+        best = self.search.best
+        for key in self.search.results:
+            job = self.search.jobs[key]
+            if best is None or job.key != best.key:
+                discard_weights(self.folder.run(job), all_of_them=not self.search.may_go_on(job))
+
+    def _write_best(self) -> None:
+        """As a run folder of its own, ready to train; not over one that somebody has begun to train."""
+        best = self.search.best
+        if best is not None and not has_begun(self.folder.best):
+            make_private(self.folder.best.path)
+            text = self.base.run_file(best.values, folder=self.folder.best.path)
+            write_atomic(self.folder.best.run_file, text, private=True)
+
+    def _stop_all(self) -> None:
+        self.places.stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        while self.places.busy and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+            self._take(self.places.look())
+            self.hears.looked()
+
+
+@dataclass(kw_only=True)
+class FunctionSearching(Searching):
+    """Its trials are calls of a function. `seed`: given to it, if it takes one."""
+
+    function: Function
+    seed: int
+
+    def seconds_left(self) -> float | None:
+        search = self.search
+        done = [search.job_tokens(search.jobs[key]) for key, found in search.results.items() if found.seconds]
+        if not done:
+            return None
+        rate = sum(found.seconds for found in search.results.values()) / sum(done)
+        return max(rate * (search.whole_tokens - sum(done)), 0.0) / max(len(self.places.places), 1)
+
+    def _begin(self, job: Job, place: str) -> bool:
+        section, run = self.base.section, self.folder.run(job)
+        budget = section.factor ** -(section.rungs - 1.0 - job.rung)
+        make_private(run.path)
+        write_json(run.path / TRIAL, self.function.request(job.values, seed=self.seed, budget=budget), private=True)
+        self.places.start(job, run, name=place)
+        self.hears.began(job, place)
+        return True
+
+    def _read(self, left: Left) -> TrialResult:
+        name = self.base.section.metric or SCORE
+        if name not in left.figures:
+            known = ", ".join(left.figures)
+            reason = Message("the function gives no {name}; there are {known}", name=name, known=known)
+            return TrialResult(score=None, seconds=left.seconds, place=left.place, reason=reason)
+        figures = dict(left.figures)
+        return TrialResult(score=figures[name], figures=figures, seconds=left.seconds, place=left.place)
+
+    def _where_to_look(self, run: RunDir) -> Message:
+        return Message("{log} has what it printed", log=run.logs / TALK)
+
+    def _tidy(self) -> None:
+        pass
+
+    def _write_best(self) -> None:
+        """What to give to the function."""
+        if best := self.search.best:
+            found = {"trial": best.name, "score": self.search.results[best.key].score, "values": best.values}
+            write_json(self.folder.best_values, found, private=True)
+
+
+@contextmanager
+def open_search(run_file: Path, *, sets: Sequence[str], places: Doing, hears: Hears) -> Iterator[Searching]:
+    """The search of a run file, in `tune/` beside it, under its lock; one that has begun goes on.
+
+    Raises ConfigError for a space that cannot be searched, or where it began as another one; EnvironmentProblem.
+    """
+    text = read_regular(run_file).decode("utf-8-sig")
+    resolved = read_run_file(run_file, sets=sets, to_train=False)
+    section, folder = resolved.config.tune, SearchFolder(run_file.parent.resolve() / "tune")
+    base = Base(text=text, folder=run_file.parent.resolve(), sets=tuple(sets), section=section)
+    function = read_function(section, folder=base.folder) if section.function else None
+    space = Space(section, resolved.config)
+    space.try_extremes(text, sets)
+    suggest, num_trials = make_sampler(section, space)
+    make_private(folder.path)
+    with FolderLock(folder.lock, purpose=Message("the search")):
+        wanted = _identity(resolved.config) | ({"tune.function.sha256": function.sha256} if function else {})
+        if folder.search.exists():
+            check_same(folder, wanted, read_identity(folder))
+        steps, round_tokens = _lengths(base, folder)
+        write_search(folder, wanted, {"num_trials": num_trials, "rung_steps": steps})
+        search = Search(
+            section, suggest=suggest, num_trials=num_trials, rung_tokens=[each * round_tokens for each in steps]
+        )
+        folder.replay(search)
+        spent = folder.spent_seconds()
+        folder.started()
+        study = Study(folder, section, search)
+        kind = partial(FunctionSearching, function=function, seed=resolved.config.run.seed) if function else Searching
+        searching = kind(
+            base=base,
+            folder=folder,
+            search=search,
+            places=places,
+            hears=hears,
+            study=study,
+            rung_steps=steps,
+            round_tokens=round_tokens,
+            spent_before=spent,
+        )
+        try:
+            hears.opened(searching)
+            yield searching
+        finally:
+            places.close()
+
+
+def _lengths(base: Base, folder: SearchFolder) -> tuple[list[int], int]:
+    """Of the runs of each rung, in steps, and how many tokens a step has; of calls, in the shortest one. Raises
+    ConfigError, DataError, TaskError."""
+    section = base.section
+    if section.function:
+        return [section.factor**rung for rung in range(section.rungs)], 1
+    with private_folder(where=folder.path) as scratch:
+        config = base.settled({}, folder=scratch)
+        lengths = rung_lengths(config, section, num_steps=num_steps(config, scratch))
+        return [each.steps for each in lengths], count_round_tokens(config, scratch)
+
+
+def _identity(config: Config) -> dict[str, Any]:
+    """What a search must go on with: all that decides its results, but for how long it goes on."""
+    values = leaves(dump(config))
+    free = (*NOT_RELEVANT, *(f"tune.{key}" for key in UNSEARCHED))
+    return {key: value for key, value in values.items() if not key.startswith(free)}

@@ -1,0 +1,201 @@
+"""What a search may choose: each setting by its key in the run file, as numbers in a range or as a list. Where the
+search is over a function, each is the name of an argument.
+
+Pure. A combination holds a value for each setting that counts in it: one with `when` counts only where the settings
+that it names, chosen or fixed in the run file, have such a value. So a setting comes after those that it depends on.
+"""
+
+import difflib
+import itertools
+import keyword
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+from cuadrilla.config import Config, DimensionSection, Scalar, TuneSection
+from cuadrilla.errors import ConfigError, CuadrillaError
+from cuadrilla.messages import Message
+from cuadrilla.runfile import dump, leaves, literal, resolve
+
+Values = dict[str, Scalar]
+"""What was chosen, by section.key."""
+
+NOT_SEARCHED = ("tune.", "engine.", "alarm.", "checkpoint.", "schema", "task.kind", "sync.")
+LENGTHS = ("train.tokens", "train.epochs", "train.steps")
+MOST_OF_A_GRID = 100_000
+
+
+class Space:
+    """The settings to choose, in an order in which each comes after those that its `when` names."""
+
+    def __init__(self, section: TuneSection, config: Config) -> None:
+        """Raises ConfigError, with the key and what to write instead, for a space that cannot be searched."""
+        if not section.space:
+            hint = "add, for example:\n[tune.space]\noptim.lr = {low = 0.002, high = 0.2, log = true}"
+            raise ConfigError("tune.space is empty: there is nothing to choose", hint=hint)
+        self._of_function = bool(section.function)
+        self._fixed = {} if self._of_function else leaves(dump(config))
+        self._kinds = frozenset(key for key in section.space if key.endswith(".kind"))
+        for key in section.space:
+            if self._of_function:
+                _require_argument(key, section)
+            else:
+                self._require_searched(key, rungs=section.rungs)
+        self.dimensions = _in_order(section.space)
+
+    def __iter__(self) -> Iterator[tuple[str, DimensionSection]]:
+        return iter(self.dimensions.items())
+
+    def counts(self, key: str, chosen: Mapping[str, Scalar]) -> bool:
+        """Whether this setting is chosen where those before it are as `chosen`."""
+        for other, wanted in self.dimensions[key].when.items():
+            if other in self.dimensions and other not in chosen:
+                return False
+            value = chosen.get(other, self._fixed.get(other))
+            if value not in (wanted if isinstance(wanted, list) else [wanted]):
+                return False
+        return True
+
+    def draw(self, chance: random.Random) -> Values:
+        """A combination, by chance."""
+        chosen: Values = {}
+        for key, dimension in self:
+            if self.counts(key, chosen):
+                chosen[key] = _drawn(dimension, chance)
+        return chosen
+
+    def grid(self) -> list[Values]:
+        """All combinations. Raises ConfigError where a range has no step, and where there are too many."""
+        found: list[Values] = [{}]
+        for key, dimension in self:
+            points = _points(key, dimension)
+            found = [
+                {**chosen, **extra}
+                for chosen in found
+                for extra in ([{key: point} for point in points] if self.counts(key, chosen) else [{}])
+            ]
+            if len(found) > MOST_OF_A_GRID:
+                hint = 'larger steps, or sampler = "random"'
+                raise ConfigError("the grid has more than {most:,} combinations", most=MOST_OF_A_GRID, hint=hint)
+        return found
+
+    def try_extremes(self, text: str, sets: Sequence[str]) -> None:
+        """Whether the run file takes the smallest and the largest of each setting. Raises ConfigError.
+
+        What a function takes, only the function knows.
+        """
+        for key, dimension in self if not self._of_function else ():
+            needed = [f"{other}={literal(_one(wanted))}" for other, wanted in dimension.when.items()]
+            ends = [each for each in (dimension.low, dimension.high) if each is not None]
+            values: Sequence[Scalar] = dimension.choices or ends
+            for value in values:
+                try:
+                    resolve(text, sets=[*sets, *needed, f"{key}={literal(value)}"])
+                except CuadrillaError as error:
+                    raise ConfigError(
+                        "tune.space.{key}: {value!r} cannot be tried: {reason}",
+                        key=key,
+                        value=value,
+                        reason=error.message,
+                        hint=_remedy(key, error, dimension),
+                    ) from None
+
+    def _require_searched(self, key: str, *, rungs: int) -> None:
+        if key.startswith(NOT_SEARCHED):
+            hint = "choose settings of run, data, model, train, optim, schedule, outer, sample or guard"
+            raise ConfigError("tune.space.{key}: this is not what a search chooses", key=key, hint=hint)
+        if key in LENGTHS and rungs > 1:
+            hint = "leave out one of the two"
+            raise ConfigError("tune.space.{key}: with rungs, the rungs decide the length", key=key, hint=hint)
+        if key not in self._fixed and not self._may_appear(key):
+            near = difflib.get_close_matches(key, list(self._fixed), n=1, cutoff=0.6)
+            raise ConfigError(
+                "tune.space.{key}: unknown key",
+                key=key,
+                hint="did you mean {near}?" if near else "`cuadrilla config show --help-text` lists the keys",
+                near=near[0] if near else "",
+            )
+
+    def _may_appear(self, key: str) -> bool:
+        """A key of another kind of its section, where the kind itself is chosen or said in `when`."""
+        return f"{key.partition('.')[0]}.kind" in self._kinds
+
+
+def _require_argument(key: str, section: TuneSection) -> None:
+    if not key.isidentifier() or keyword.iskeyword(key):
+        hint = "the space of a function has the names of its arguments: letters, digits and _"
+        raise ConfigError("tune.space.{key}: this is no name of an argument", key=key, hint=hint)
+    for other in section.space[key].when:
+        if other not in section.space:
+            hint = "name another argument of the search there"
+            raise ConfigError(
+                "tune.space.{key}: `when` names {other}, which is not searched", key=key, other=other, hint=hint
+            )
+
+
+def _one(wanted: Scalar | list[Scalar]) -> Scalar:
+    return wanted[0] if isinstance(wanted, list) else wanted
+
+
+def _remedy(key: str, error: CuadrillaError, dimension: DimensionSection) -> str:
+    section = key.partition(".")[0]
+    if not dimension.when and "unknown key" in error.message:
+        return Message('if only one kind has it: when = {{"{section}.kind" = "..."}}', section=section)
+    return error.hint
+
+
+def _in_order(space: Mapping[str, DimensionSection]) -> dict[str, DimensionSection]:
+    """Raises ConfigError where settings depend on each other in a circle."""
+    ordered: dict[str, DimensionSection] = {}
+    rest = dict(space)
+    while rest:
+        ready = [key for key, dimension in rest.items() if not any(other in rest for other in dimension.when)]
+        if not ready:
+            keys, hint = ", ".join(rest), "take away one `when`"
+            raise ConfigError("tune.space: {keys} depend on each other", keys=keys, hint=hint)
+        for key in ready:
+            ordered[key] = rest.pop(key)
+    return ordered
+
+
+def _drawn(dimension: DimensionSection, chance: random.Random) -> Scalar:
+    if dimension.choices:
+        return chance.choice(dimension.choices)
+    low, high = dimension.low, dimension.high
+    assert low is not None
+    assert high is not None
+    if dimension.step:
+        return _at(dimension, chance.randrange(num_steps(dimension)))
+    if dimension.log:
+        if dimension.is_whole:  # so that the ends are as likely as their neighbours
+            drawn = math.exp(chance.uniform(math.log(low - 0.5), math.log(high + 0.5)))
+            return min(max(round(drawn), int(low)), int(high))
+        return min(max(math.exp(chance.uniform(math.log(low), math.log(high))), low), high)
+    return chance.randint(int(low), int(high)) if dimension.is_whole else chance.uniform(low, high)
+
+
+def num_steps(dimension: DimensionSection) -> int:
+    """How many values a range with a step has."""
+    assert dimension.low is not None
+    assert dimension.high is not None
+    return math.floor((dimension.high - dimension.low) / dimension.step + 1e-9) + 1
+
+
+def _at(dimension: DimensionSection, index: int) -> Scalar:
+    assert dimension.low is not None
+    value = dimension.low + index * dimension.step
+    return int(value) if dimension.is_whole else float(f"{value:.12g}")
+
+
+def _points(key: str, dimension: DimensionSection) -> list[Scalar]:
+    if dimension.choices:
+        return dimension.choices
+    if dimension.step:
+        return [_at(dimension, index) for index in range(num_steps(dimension))]
+    if dimension.is_whole and not dimension.log:
+        assert dimension.low is not None
+        assert dimension.high is not None
+        return [*itertools.islice(range(int(dimension.low), int(dimension.high) + 1), MOST_OF_A_GRID + 1)]
+    raise ConfigError(
+        "tune.space.{key}: a grid needs choices, or a step", key=key, hint='add a step, or sampler = "random"'
+    )

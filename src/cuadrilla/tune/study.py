@@ -1,0 +1,84 @@
+"""The search as a study of Optuna in an SQLite file, which optuna-dashboard opens. It decides nothing: `Search` does.
+
+It is made anew from the search at each start, so it cannot fall behind. Where Optuna is not installed there is none.
+"""
+
+import importlib.util
+from typing import Any
+
+from cuadrilla.config import TuneSection
+from cuadrilla.rundir import storage_errors
+from cuadrilla.tune.folder import SearchFolder
+from cuadrilla.tune.search import Job, Search, TrialResult
+
+NAME = "cuadrilla"
+
+
+class Study:
+    """Told of each job. `study` None: there is no Optuna."""
+
+    def __init__(self, folder: SearchFolder, section: TuneSection, search: Search) -> None:
+        """Raises ResourceError."""
+        self._search, self._section = search, section
+        self._trials: dict[int, Any] = {}
+        self._study: Any = None
+        if importlib.util.find_spec("optuna") is None:
+            return
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with storage_errors(folder.study):
+            folder.study.unlink(missing_ok=True)
+            self._study = optuna.create_study(
+                study_name=NAME,
+                storage=f"sqlite:///{folder.study}",
+                direction="maximize" if section.maximize else "minimize",
+                sampler=optuna.samplers.RandomSampler(),
+            )
+        for job in search.jobs.values():
+            self.began(job)
+            if job.key in search.results:
+                self.ended(job, search.results[job.key])
+
+    def began(self, job: Job) -> None:
+        if self._study is None or job.rung or job.trial in self._trials:
+            return
+        from cuadrilla.tune.sampler import distribution
+
+        self._study.enqueue_trial(dict(job.values))
+        self._trials[job.trial] = self._study.ask({key: distribution(self._section.space[key]) for key in job.values})
+
+    def ended(self, job: Job, found: TrialResult) -> None:
+        if self._study is None:
+            return
+        trial = self._trials[job.trial]
+        trial.set_user_attr("run", job.name)
+        if found.place:
+            trial.set_user_attr("place", found.place)
+        if found.score is None:
+            trial.set_user_attr("reason", found.reason)
+        else:
+            trial.report(found.score, step=job.rung)
+            if job.rung == 0 and self._section.constraints:
+                trial.set_constraint("violation", self._search.violation(found))
+        if job.rung == self._search.num_rungs - 1 or found.score is None:
+            self._tell(job, found.score)
+
+    def close(self) -> None:
+        """Of a search that is over: what did not get to the longest runs was pruned."""
+        for number, trial in self._trials.items():
+            rungs = [rung for at, rung in self._search.results if at == number]
+            if rungs and max(rungs) < self._search.num_rungs - 1:
+                self._study.tell(trial, state=_state("PRUNED"), skip_if_finished=True)
+
+    def _tell(self, job: Job, score: float | None) -> None:
+        if score is None:
+            self._study.tell(self._trials[job.trial], state=_state("FAIL"), skip_if_finished=True)
+        else:
+            self._study.tell(self._trials[job.trial], score, skip_if_finished=True)
+
+
+def _state(name: str) -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState[name]

@@ -1,0 +1,224 @@
+"""A real search: what it finds, and that no end of its processes loses or changes anything."""
+
+import json
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.runfile import read_run_file
+from tests.commands import COMMAND, RUN, TASK, train, wait_for
+from tests.inside import cuadrilla
+
+TUNE = """
+[tune]
+sampler = "random"
+trials = 4
+rungs = 2
+factor = 2
+seed = 3
+[tune.space]
+optim.lr = {low = 0.0001, high = 0.1, log = true}
+"""
+
+
+def make_search(folder: Path, *, steps: int = 40, tune: str = TUNE) -> Path:
+    folder.mkdir()
+    (folder / "task.py").write_text(TASK)
+    (folder / "run.toml").write_text(RUN.format(steps=steps) + tune)
+    return folder
+
+
+def results(folder: Path) -> dict[str, tuple[dict[str, Any], float | None]]:
+    """Values and score by the name of the job."""
+    values, found = {}, {}
+    for row in read_jsonl(folder / "tune" / "trials.jsonl"):
+        name = f"t{row.get('trial')}-r{row.get('rung')}"
+        if row["event"] == "begun":
+            values[name] = row["values"]
+        elif row["event"] == "ended":
+            assert name not in found, "twice"
+            found[name] = row["score"]
+    return {name: (values[name], found[name]) for name in found}
+
+
+def search(folder: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*COMMAND, "tune", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def steps_of(run: RunDir) -> list[int]:
+    return [row["version"] for row in read_jsonl(run.metrics)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_search(tmp_path_factory.mktemp("search") / "run")
+    done = cuadrilla("tune", folder, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["score"] for row in rows[:2]] == sorted(row["score"] for row in rows[:2])
+    return folder
+
+
+def test_the_best_go_on_to_a_longer_run_from_their_stable_phase(finished: Path) -> None:
+    found = results(finished)
+    assert {name for name in found if name.endswith("r0")} == {f"t{number}-r0" for number in range(4)}
+    assert len(found) == 6
+    short = {name: score for name, (_, score) in found.items() if name.endswith("r0")}
+    best = min(short, key=lambda name: short[name] or 0)
+    assert best.replace("r0", "r1") in found
+    long = next(path for path in (finished / "tune").glob("t*-r1"))
+    settings = read_run_file(long / "run.toml").config
+    assert settings.train.steps == 40
+    below = read_run_file(long.with_name(long.name.replace("r1", "r0")) / "run.toml").config
+    assert below.train.steps == 20
+    assert below.checkpoint.keep_steps == [8]  # a cool-down of 0.6
+    assert below.schedule.warmup * below.train.steps == pytest.approx(settings.schedule.warmup * settings.train.steps)
+    resumed = [row["version"] for row in read_jsonl(long / "metrics.jsonl")]
+    assert resumed == list(range(1, 41))
+
+
+def test_a_longer_run_is_what_it_had_been_without_the_shorter_one(finished: Path, tmp_path: Path) -> None:
+    """The steps before the cooling down are shared, bit by bit."""
+    long = next(path for path in sorted((finished / "tune").glob("t*-r1")))
+    alone = RunDir(tmp_path / "alone")
+    alone.path.mkdir()
+    text = (long / "run.toml").read_text()
+    (tmp_path / "alone" / "task.py").write_text(TASK)
+    before = read_run_file(long / "run.toml").config.task
+    assert before.kind == "file"
+    (alone.path / "run.toml").write_text(text.replace(before.path, "task.py:task"))
+    assert train(alone).returncode == 0
+    expected = {row["version"]: row["loss"] for row in read_jsonl(alone.metrics)}
+    assert {row["version"]: row["loss"] for row in read_jsonl(long / "metrics.jsonl")} == expected
+
+
+def test_the_best_is_a_run_of_its_own(finished: Path) -> None:
+    found = results(finished)
+    best = min((score, name) for name, (_, score) in found.items() if name.endswith("r1") and score is not None)[1]
+    config = read_run_file(finished / "tune" / "best" / "run.toml").config
+    assert isinstance(config.optim.lr, float)
+    assert config.optim.lr == found[best][0]["optim.lr"]
+    assert config.tune.space == {}
+    done = cuadrilla("train", finished / "tune" / "best", "--stop-at", "1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_same_command_again_does_nothing_more(finished: Path) -> None:
+    before = results(finished)
+    done = cuadrilla("tune", finished)
+    assert done.returncode == 0, done.stderr
+    assert "6 runs are finished" in done.stderr
+    assert results(finished) == before
+
+
+def test_more_trials_later_and_nothing_else(finished: Path) -> None:
+    refused = cuadrilla("tune", finished, "--set", "tune.seed=4")
+    assert refused.returncode == 2
+    assert "this search began with other settings: tune.seed" in refused.stderr
+    refused = cuadrilla("tune", finished, "--set", "optim.beta2=0.9")
+    assert "optim.beta2" in refused.stderr
+
+
+def test_weights_of_all_but_the_best_are_gone(finished: Path) -> None:
+    kept = {path.parent.name for path in (finished / "tune").glob("t*/checkpoints") if any(path.glob("v*"))}
+    assert len(kept) == 1
+    assert kept.pop().endswith("r1")
+
+
+@pytest.mark.thorough
+def test_optuna_dashboard_opens_the_store(finished: Path, port: int) -> None:
+    store = f"sqlite:///{finished / 'tune' / 'study.db'}"
+    command = [str(Path(COMMAND[0]).with_name("optuna-dashboard")), store, "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        answer: dict[str, Any] = {}
+
+        def answers() -> bool:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies/1", timeout=10) as reply:
+                    answer.update(json.load(reply))
+            except OSError:
+                return False
+            return True
+
+        wait_for(answers)
+    finally:
+        process.terminate()
+        process.wait(30)
+    states = [trial["state"] for trial in answer["trials"]]
+    assert len(states) == 4
+    assert states.count("Complete") == 2
+    assert all(trial["params"][0]["name"] == "optim.lr" for trial in answer["trials"])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_search_that_was_broken_off_is_the_same(how: signal.Signals, finished: Path, tmp_path: Path) -> None:
+    """Ended while a trial is under way; nothing finished is lost, and everything comes out as without a break."""
+    folder = make_search(tmp_path / "run")
+    process = search(folder)
+    wait_for(lambda: bool(results(folder)) and bool(steps_of(RunDir(folder / "tune" / "t0001-r0"))), process)
+    (child,) = psutil.Process(process.pid).children()
+    before = results(folder)
+    process.send_signal(how)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == (130 if how == signal.SIGINT else -how), said
+    assert "Traceback" not in said
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    done = cuadrilla("tune", folder)
+    assert done.returncode == 0, done.stderr
+    after = results(folder)
+    assert before.items() <= after.items()
+    assert after == results(finished)
+
+
+@pytest.mark.thorough
+def test_a_trial_whose_process_is_killed_goes_on(finished: Path, tmp_path: Path) -> None:
+    folder = make_search(tmp_path / "run")
+    process = search(folder)
+    wait_for(lambda: bool(steps_of(RunDir(folder / "tune" / "t0000-r0"))), process)
+    (child,) = psutil.Process(process.pid).children()
+    child.kill()
+    said = process.communicate(timeout=150)[1]
+    assert process.returncode == 0, said
+    assert results(folder) == results(finished)
+
+
+def test_trials_that_all_fail_end_the_search(tmp_path: Path) -> None:
+    folder = make_search(tmp_path / "run", tune=TUNE.replace("trials = 4", "trials = 20"))
+    (folder / "task.py").write_text(
+        TASK.replace("def model(self): ", "def model(self): raise ValueError('no such layer')\n    def other(self): ")
+    )
+    done = cuadrilla("tune", folder)
+    assert done.returncode == 2, done.stderr
+    assert "the first 5 trials have failed" in done.stderr
+    assert "no such layer" in done.stderr
+
+
+def test_a_constraint_is_known_before_anything_is_trained(tmp_path: Path) -> None:
+    folder = make_search(
+        tmp_path / "run", steps=2, tune=TUNE.replace("rungs = 2", "constraints.parameters.at_most = 10")
+    )
+    done = cuadrilla("tune", folder)
+    assert "4,801 parameters, at most 10" in done.stderr, done.stderr
+    assert not list((folder / "tune").glob("t*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("tune", "said"),
+    [("", "tune.space is empty"), (TUNE.replace("factor = 2", "factor = 16"), "has no room for 2 rungs")],
+)
+def test_what_cannot_be_searched_is_refused_before_it_begins(tmp_path: Path, tune: str, said: str) -> None:
+    folder = make_search(tmp_path / "run", steps=4, tune=tune)
+    done = cuadrilla("tune", folder)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not list((folder / "tune").glob("t*"))

@@ -1,0 +1,147 @@
+"""A search's space: what is drawn lies in it, what cannot be searched is refused with the key and a remedy."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cuadrilla.config import DimensionSection
+from cuadrilla.errors import ConfigError
+from cuadrilla.runfile import resolve
+from cuadrilla.tune.space import Space
+
+BASE = """
+[data]
+folder = "data"
+[train]
+steps = 100
+[optim]
+kind = "adamw"
+"""
+
+
+def space_of(text: str, more: str = "") -> Space:
+    whole = f"{BASE}\n[tune]\n{more}\n[tune.space]\n{text}"
+    resolved = resolve(whole)
+    space = Space(resolved.config.tune, resolved.config)
+    space.try_extremes(whole, [])
+    return space
+
+
+@given(seed=st.integers(0, 1000))
+def test_what_is_drawn_lies_in_the_space(seed: int) -> None:
+    space = space_of(
+        """
+        optim.lr = {low = 0.001, high = 0.1, log = true}
+        optim.beta2 = {low = 0.9, high = 0.99}
+        optim.weight_decay = {low = 0.0, high = 0.3, step = 0.1}
+        model.layers = {low = 1, high = 64, log = true}
+        train.batch_sequences = {choices = [8, 16]}
+        """
+    )
+    drawn = space.draw(random.Random(seed))
+    assert 0.001 <= float(drawn["optim.lr"]) <= 0.1
+    assert 0.9 <= float(drawn["optim.beta2"]) <= 0.99
+    assert drawn["optim.weight_decay"] in (0.0, 0.1, 0.2, 0.3)
+    assert drawn["model.layers"] in range(1, 65)
+    assert drawn["train.batch_sequences"] in (8, 16)
+
+
+def test_log_draws_each_factor_equally_often() -> None:
+    space, chance = space_of("optim.lr = {low = 0.0001, high = 1.0, log = true}"), random.Random(0)
+    drawn = [math.log10(float(space.draw(chance)["optim.lr"])) for _ in range(4000)]
+    counts = [sum(math.floor(each) == power for each in drawn) for power in (-4, -3, -2, -1)]
+    assert all(850 < count < 1150 for count in counts), counts
+
+
+def test_a_setting_counts_only_where_its_condition_holds() -> None:
+    space = space_of(
+        """
+        optim.momentum = {low = 0.8, high = 0.99, when = {"optim.kind" = "muon"}}
+        optim.beta1 = {low = 0.8, high = 0.99, when = {"optim.kind" = ["adamw"]}}
+        optim.kind = {choices = ["muon", "adamw"]}
+        """
+    )
+    assert list(space.dimensions)[0] == "optim.kind"
+    seen = set()
+    for seed in range(40):
+        drawn = space.draw(random.Random(seed))
+        seen.add(drawn["optim.kind"])
+        assert ("optim.momentum" in drawn) == (drawn["optim.kind"] == "muon")
+        assert ("optim.beta1" in drawn) == (drawn["optim.kind"] == "adamw")
+    assert seen == {"muon", "adamw"}
+
+
+def test_a_condition_may_name_what_the_run_file_says() -> None:
+    text = 'optim.beta1 = {low = 0.8, high = 0.99, when = {"optim.kind" = "adamw"}}'
+    assert "optim.beta1" in space_of(text).draw(random.Random(0))
+
+
+def test_a_grid_has_each_combination_once() -> None:
+    found = space_of(
+        """
+        optim.kind = {choices = ["muon", "adamw"]}
+        optim.beta1 = {low = 0.8, high = 0.9, step = 0.05, when = {"optim.kind" = "adamw"}}
+        run.seed = {low = 0, high = 1}
+        """
+    ).grid()
+    assert len(found) == (1 + 3) * 2
+    assert len({tuple(each.items()) for each in found}) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "tune.space is empty"),
+        ("optim.lt = {low = 0.1, high = 0.2}", "unknown key"),
+        ("optim.lr = {low = 0.2, high = 0.1}", "low 0.2 is not below high 0.1"),
+        ("optim.lr = {low = 0.0, high = 0.1, log = true}", "has no logarithm"),
+        ("optim.lr = {low = 0.1}", "needs choices, or low and high"),
+        ("optim.lr = {choices = []}", "needs choices, or low and high"),
+        ("optim.lr = {choices = [0.1], low = 0.1}", "not both"),
+        ("optim.lr = {low = 0.1, high = 200.0}", "tune.space.optim.lr: 200.0 cannot be tried"),
+        ("optim.lr = {choices = [\"fast\"]}", "'fast' cannot be tried"),
+        ("model.width = {choices = [128, 130]}", "130 cannot be tried: run.toml: model: width 130 is not divisible"),
+        ("model.layers = {low = 1, high = 8, step = 1.5}", "step 1.5 is not whole"),
+        ("engine.kind = {choices = [\"crew\"]}", "not what a search chooses"),
+        ("tune.trials = {low = 1, high = 8}", "not what a search chooses"),
+        (
+            'optim.lr = {low = 0.1, high = 0.2, when = {"optim.beta1" = 0.9}}\n'
+            'optim.beta1 = {low = 0.1, high = 0.2, when = {"optim.lr" = 0.1}}',
+            "depend on each other",
+        ),
+        ("optim.lr = 0.1", "optim.lr"),
+    ],
+)  # fmt: skip
+def test_a_bad_space_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        space_of(text)
+    assert said in refused.value.message
+    assert refused.value.hint
+
+
+def test_with_rungs_the_length_is_not_chosen() -> None:
+    with pytest.raises(ConfigError, match="the rungs decide the length"):
+        space_of("train.steps = {low = 1, high = 8}", more="rungs = 2")
+
+
+def test_a_grid_needs_steps() -> None:
+    with pytest.raises(ConfigError, match="a grid needs choices, or a step"):
+        space_of("optim.lr = {low = 0.1, high = 0.2}").grid()
+
+
+def test_a_grid_that_is_too_large_is_refused() -> None:
+    text = "\n".join(f"{key} = {{low = 0.0, high = 1.0, step = 0.001}}" for key in ("optim.beta1", "optim.beta2"))
+    with pytest.raises(ConfigError, match="more than 100,000 combinations"):
+        space_of(text).grid()
+
+
+def test_keys_may_be_nested_or_quoted() -> None:
+    nested = space_of(
+        "[tune.space.optim]\nlr = {low = 0.1, high = 0.2}\n[tune.space.model]\nlayers = {choices = [1, 2]}"
+    )
+    quoted = space_of('"optim.lr" = {low = 0.1, high = 0.2}\n"model.layers" = {choices = [1, 2]}')
+    assert nested.dimensions == quoted.dimensions
+    assert nested.dimensions["model.layers"] == DimensionSection(choices=[1, 2])
