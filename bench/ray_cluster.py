@@ -12,8 +12,10 @@ from typing import Any
 
 import psutil
 
+from cuadrilla.engines.courtesy import Courtesy, Manners
 from cuadrilla.engines.ray.cluster import NAME_LABEL, Cluster, short_folder, started
-from cuadrilla.engines.ray.node import RayNode
+from cuadrilla.engines.ray.node import Head, RayNode
+from cuadrilla.home import Home
 from cuadrilla.plan.devices import uses_of
 from cuadrilla.rundir import private_folder
 
@@ -39,9 +41,9 @@ class RayMachine:
         self._open = ExitStack()
         own = self._open.enter_context(private_folder(where=short_folder()))
         uses = uses_of(["cpu"], cores=1)
-        self._node = RayNode(
-            head=found["address"], token=found["token"], host=own_address, name=name, uses=uses, folder=own
-        )
+        place = Head(address=found["address"], token=found["token"], mine=own_address)
+        courtesy = Courtesy(Manners(), home=Home.of_user())
+        self._node = RayNode(place, name=name, uses=uses, courtesy=courtesy, folder=own)
         deadline = time.monotonic() + JOIN_SECONDS
         while not has_raylet():
             if not self._node.look() or time.monotonic() > deadline:

@@ -19,10 +19,8 @@ import argparse
 import asyncio
 import json
 import random
-import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -36,6 +34,7 @@ import torch
 import transformers
 
 from bench.common import report, tokenizer_of
+from bench.gateway import COMMAND, started
 from bench.generate import DTYPES, SHAPES, random_model
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.model.generate import for_inference, generate
@@ -45,7 +44,6 @@ from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve.answers import Spelling
 from cuadrilla.train.trained import LanguageModel, open_model
 
-COMMAND = [sys.executable, "-m", "cuadrilla"]
 LOW_PRIORITY = ["nice", "-n", "19"]
 """For the client, which shares the cores with the service."""
 EXCUSED = 1e-5
@@ -76,24 +74,6 @@ def main() -> None:
     report("serve", **found)
 
 
-@contextmanager
-def served(*arguments: object) -> Iterator[str]:
-    """The address of `cuadrilla serve ARGUMENTS`, while it runs."""
-    command = [*COMMAND, "serve", *map(str, arguments), "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            for line in process.stderr:
-                print(line, end="", file=sys.stderr)
-                if address := re.search(r"http://\S+", line):
-                    yield address[0]
-                    break
-            else:
-                raise SystemExit("the service did not start")
-        finally:
-            process.terminate()
-
-
 def written(tokenizer: Tokenizer, folder: Path) -> Path:
     tokenizer.save(folder / "own-tokenizer.json")
     return folder / "own-tokenizer.json"
@@ -107,7 +87,7 @@ def check(run: Path, *, clients: list[int], requests: int) -> list[dict[str, Any
     opened.model.compute_dtype = torch.float32
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         save_hf(opened.model, Path(folder), tokenizer_path=written(opened.tokenizer, Path(folder)))
-        with served(f"checked={folder}", "--slots", 16, "--queue", 1000, "--precision", "fp32") as url:
+        with started("serve", f"checked={folder}", "--slots", 16, "--queue", 1000, "--precision", "fp32") as url:
             return [asyncio.run(_with(number, url, opened, requests=requests)) for number in clients]
 
 
@@ -209,8 +189,8 @@ def speed(arguments: argparse.Namespace) -> dict[str, Any]:
     with random_weights(model) as folder:
         stream = _transformers(model, arguments)
         rows = []
-        with served(
-            f"fast={folder}", "--slots", arguments.slots, "--queue", 1000, "--precision", arguments.precision
+        with started(
+            "serve", f"fast={folder}", "--slots", arguments.slots, "--queue", 1000, "--precision", arguments.precision
         ) as url:
             for number in arguments.clients:
                 found = _load(url, number, arguments)
@@ -221,7 +201,7 @@ def speed(arguments: argparse.Namespace) -> dict[str, Any]:
 def overload(arguments: argparse.Namespace) -> dict[str, Any]:
     with random_weights(random_model(arguments.shape, seed=0)) as folder:
         options = ["--slots", arguments.slots, "--queue", arguments.queue, "--precision", arguments.precision]
-        with served(f"fast={folder}", *options) as url:
+        with started("serve", f"fast={folder}", *options) as url:
             alone = _load(url, 1, arguments)
             full = _load(url, arguments.slots, arguments)
             rate = arguments.times * full["tokens_per_second"] / arguments.new_tokens

@@ -15,6 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
+from cuadrilla.serve.listen import TURNED_AWAY
+
 
 @dataclass(kw_only=True)
 class State:
@@ -36,6 +38,8 @@ class State:
     ends_early: bool = False
     """A stream has no end."""
     has_ready_page: bool = True
+    turns_away: bool = False
+    """All its connections are taken, it says to whoever comes."""
     frozen: bool = False
     """It accepts, and says nothing."""
     busy: int = 0
@@ -49,8 +53,16 @@ class State:
 STATE = web.AppKey("state", State)
 
 
+def turned_away(state: State) -> web.Response:
+    state.counts["turned away"] += 1
+    headers = {"Retry-After": str(TURNED_AWAY.wait_seconds)}
+    return web.json_response(TURNED_AWAY.body, status=TURNED_AWAY.status, headers=headers)
+
+
 async def ready(request: web.Request) -> web.Response:
     state = request.app[STATE]
+    if state.turns_away:
+        return turned_away(state)
     if state.frozen:
         await asyncio.Event().wait()
     if not allowed(request):
@@ -82,6 +94,8 @@ async def complete(request: web.Request) -> web.StreamResponse:
     asked = await request.json()
     state.counts["requests"] += 1
     state.seen.append(dict(request.headers))
+    if state.turns_away:
+        return turned_away(state)
     if state.frozen:
         await asyncio.Event().wait()
     if not allowed(request):

@@ -1,9 +1,10 @@
 """A folder whose files are read slowly, at /mnt/c: a file system of a few lines, and a command that runs in it.
 
-    unshare --mount python -m tests.slow_folder MILLISECONDS COMMAND ...
+    unshare --mount python -m tests.slow_folder [OPERATION=]MILLISECONDS COMMAND ...
 
-Each read of at most 128 KiB takes so long. It speaks the kernel's FUSE protocol (include/uapi/linux/fuse.h, 7.31) on
-/dev/fuse and knows one folder of files in memory. Needs root and a mount namespace of its own, in which it ends.
+Each read of at most 128 KiB takes so long; or each `statfs` (how much room is there), or each `lookup` of a name. The
+others wait behind it. It speaks the kernel's FUSE protocol (include/uapi/linux/fuse.h, 7.31) on /dev/fuse and knows one
+folder of files in memory. Needs root and a mount namespace of its own, in which it ends.
 """
 
 import ctypes
@@ -25,13 +26,14 @@ CREATE, INTERRUPT, BATCH_FORGET = 35, 36, 42
 SILENT = (FORGET, BATCH_FORGET, INTERRUPT)
 DIRECT_IO = 1  # nothing is kept in the kernel's memory
 BLOCKS, BLOCK_BYTES = 10**7, 4096
+SLOW = {"read": READ, "statfs": STATFS, "lookup": LOOKUP}
 
 
 class Slow:
     """The files, by node."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, *, operation: int = READ) -> None:
+        self._seconds, self._slow = seconds, operation
         self._files: dict[int, bytearray] = {}
         self._names: dict[bytes, int] = {}
         self._answers: dict[int, Callable[[int, bytes], bytes]] = {
@@ -69,6 +71,8 @@ class Slow:
     def _answer(self, operation: int, node: int, body: bytes) -> tuple[int, bytes]:
         if operation not in self._answers:
             return errno.ENOSYS, b""
+        if operation == self._slow:
+            time.sleep(self._seconds)
         try:
             return 0, self._answers[operation](node, body)
         except FileNotFoundError:
@@ -105,7 +109,6 @@ class Slow:
         return struct.pack("<II", size, 0)
 
     def _read(self, node: int, body: bytes) -> bytes:
-        time.sleep(self._seconds)
         _, offset, size = struct.unpack_from("<QQI", body)
         return bytes(self._files[node][offset : offset + size])
 
@@ -122,7 +125,9 @@ def main() -> int:
     os.mkdir(PLACE)
     device = os.open("/dev/fuse", os.O_RDWR)
     mount("C:", PLACE, "fuse", f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other")
-    threading.Thread(target=Slow(float(sys.argv[1]) / 1000).serve, args=(device,), daemon=True).start()
+    operation, _, milliseconds = sys.argv[1].rpartition("=")
+    slow = Slow(float(milliseconds) / 1000, operation=SLOW[operation or "read"])
+    threading.Thread(target=slow.serve, args=(device,), daemon=True).start()
     return subprocess.run(["/bin/sh", "-c", f'cd {PLACE} && exec "$@"', "sh", *sys.argv[2:]], check=False).returncode
 
 

@@ -235,6 +235,19 @@ def append_event(path: Path, kind: str, **fields: Any) -> None:
         file.write(line + "\n")
 
 
+def write_failure(run: RunDir, *, reason: str) -> None:
+    """That a training has failed, in its events and its status, where no coordinator is there to say it. A disk that
+    takes nothing is no second failure."""
+    with suppress(ResourceError):
+        append_event(run.events, "failed", reason=reason)
+        try:
+            status = finite_json(read_regular(run.status))
+        except (OSError, ValueError, RecursionError):
+            status = {}
+        before = status if isinstance(status, dict) else {}
+        write_json(run.status, {**before, "state": "failed"}, private=True)
+
+
 def finite_json(raw: str | bytes) -> Any:
     """A JSON value in which NaN and infinities are None: Python writes them, and reads 1e999 as one.
 

@@ -68,11 +68,14 @@ class Resolved:
         return [f"{key}={literal(values[key])}" for key, origin in self.origins.items() if origin == KEPT]
 
 
-def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False) -> Resolved:
+def read_run_file(
+    path: Path, *, sets: Sequence[str] = (), processes: bool = False, to_train: bool = True
+) -> Resolved:
     """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy.
 
     A run that has begun keeps the `--set` values of its earlier starts, but for those of the section `engine`.
-    `processes`: workers are not to be threads; where the engine is `local`, it becomes `crew`.
+    `processes`: workers are not to be threads; where the engine is `local`, it becomes `crew`. `to_train`: refuse one
+    that only searches over a function.
     """
     try:
         if path.is_dir():
@@ -94,7 +97,16 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
         raise ConfigError(
             "{path} is not UTF-8 text (byte {byte})", path=path, byte=error.start, hint="save it as UTF-8"
         ) from error
-    return resolve(text, sets=sets, kept=_kept_sets(RunDir(path.parent)), name=str(path), processes=processes)
+    resolved = resolve(text, sets=sets, kept=_kept_sets(RunDir(path.parent)), name=str(path), processes=processes)
+    if to_train and resolved.config.tune.function:
+        raise ConfigError(
+            "{path} searches over a function, {function}: there is nothing to train",
+            path=path,
+            function=resolved.config.tune.function,
+            hint="cuadrilla tune {typed}",
+            typed=typed(path),
+        )
+    return resolved
 
 
 def _kept_sets(run: RunDir) -> list[str]:

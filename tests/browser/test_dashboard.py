@@ -5,17 +5,23 @@ What a practice crew writes is real; what no crew would write is written by hand
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from cuadrilla.cli.doctor import report
+from cuadrilla.doctor.checks import examine
+from cuadrilla.monitor.web.examine import Examiner
 from cuadrilla.rundir import RunDir, append_event
 from tests.chromium import CHROMIUM, Browser, Tab
 from tests.commands import joined, make_run, reached, start, stop, wait_for
 from tests.dashboards import TOKEN, ShownDashboard, shown
+from tests.patients import GIB, LINUX
 from tests.spawn.test_crew import worker
 from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
 
@@ -237,6 +243,44 @@ def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard) 
     tab.click("#language")
     assert (tab.value("document.documentElement.lang"), tab.text("#tab-crew")) == ("en", "Crew")
     assert "Loss" in tab.text("#train .chart h3")
+
+
+def test_the_doctor_speaks_the_language_of_the_page(tab: Tab, crew: WrittenCrew, tmp_path: Path) -> None:
+    """Also when it is changed afterwards, without being asked again."""
+    said = report([*examine(replace(LINUX, folder=replace(LINUX.folder, free_bytes=3 * GIB)))])
+    (tmp_path / "said").write_text(json.dumps(said))
+    told = f"import sys; sys.stdout.write(open({str(tmp_path / 'said')!r}).read())"
+    with shown(crew.folder, examiner=Examiner(command=[sys.executable, "-c", told])) as dashboard:
+        tab.open(dashboard.link, languages="es-ES,es;q=0.9")
+        tab.until(TOLD)
+        go(tab, "doctor")
+        tab.click("#examine")
+        tab.until("document.querySelectorAll('#doctor .checks li').length > 5")
+        first = texts(tab, "#doctor .checks li")[0]
+        assert "esto muestra qué ocupa el sitio; borra lo que no necesites" in first
+        assert "escribe aquí:" in first
+        assert "núcleos" in tab.text("#doctor .checks")
+        tab.click("#language")
+        first = texts(tab, "#doctor .checks li")[0]
+        assert "this lists what takes the room; delete what you do not need" in first
+        assert "type here:" in first
+        assert "cores" in tab.text("#doctor .checks")
+        assert sum("/api/doctor" in url for url in tab.asked) == 1
+
+
+def test_why_a_run_has_failed_is_said(tab: Tab, tmp_path: Path) -> None:
+    crew = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=3, state="failed")
+    append_event(crew.write().events, "failed", reason=f"the disk is full {HOSTILE}")
+    with shown(tmp_path) as dashboard:
+        tab.open(dashboard.link)
+        tab.until(TOLD)
+        assert tab.text("#state") == "failed"
+        assert tab.text("#why") == f"the disk is full {HOSTILE}"
+        assert texts(tab, ".machines .name") == ["ana"]
+        assert tab.value("data.crew[0].here") is False
+        go(tab, "doctor")
+        assert tab.value("document.getElementById('why').hidden") is True
+        assert tab.value("window.owned") is None
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

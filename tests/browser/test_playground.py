@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -30,6 +30,7 @@ from cuadrilla.model.sampling import Sampling
 from cuadrilla.runfile import resolve
 from cuadrilla.serve.app import Service, make_app
 from cuadrilla.serve.edge import Edge
+from cuadrilla.serve.gateway import Gateway
 from cuadrilla.serve.page import page
 from cuadrilla.serve.predictions import Predictor, Predictors
 from cuadrilla.serve.served import Models, Room, ServedModel
@@ -495,3 +496,38 @@ def test_a_service_that_has_only_a_task(tab: Tab) -> None:
             assert tab.text("#unpredicted").startswith(told)
         assert json.loads(tab.text("#outputs")) == [0.5, -0.25]
         assert "Answered in" in tab.text("#predicted")
+
+
+def test_the_page_of_a_gateway(tab: Tab, models: dict[str, LanguageModel]) -> None:
+    """It asks the services by way of the gateway, offers what all of them have, and goes on without one of them."""
+    here, there = service_of(models), service_of({**models, "third": models["uno"]})
+    with ExitStack() as stack:
+        dying = stack.enter_context(ExitStack())
+        urls = [dying.enter_context(listening(make_app(there))), stack.enter_context(listening(make_app(here)))]
+        gateway = Gateway(urls)
+        tab.open(stack.enter_context(listening(gateway.app())))
+        assert tab.value("[...document.querySelector('#model').options].map((one) => one.value)") == ["uno", "otro"]
+        tab.choose("#other", "otro")
+        write(tab, PROMPT, max_tokens=20, temperature=0)
+        tab.click("#go")
+        for column, name in enumerate(("uno", "otro")):
+            assert "(length)" in ended(tab, column=column)
+            assert output(tab, column=column) == greedy(models[name], PROMPT, tokens=20)
+        tab.choose("#other", "")
+        write(tab, PROMPT, max_tokens=CONTEXT - 10)
+        tab.click("#go")
+        tab.until("document.querySelectorAll('.piece').length > 20")
+        both = [Running(url, service) for url, service in zip(urls, (there, here), strict=True)]
+        assert sum(each.busy() for each in both) == 1
+        tab.press("Escape")
+        assert ended(tab) == "Stopped by you."
+        wait_for(lambda: sum(each.busy() for each in both) == 0)
+        dying.close()
+        for _ in range(2):
+            write(tab, "un barco", max_tokens=5)
+            tab.click("#go")
+            assert "(length)" in ended(tab)
+            assert output(tab) == greedy(models["uno"], "un barco", tokens=5)
+        gateway.drain()
+        tab.click("#go")
+        assert ended(tab).startswith("The service is not ready, or is ending.")

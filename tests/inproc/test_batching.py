@@ -1,19 +1,29 @@
 """Calls that join, wait, end and leave in any order get what each would get alone."""
 
 import asyncio
+import contextlib
 import random
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+import torch
 
+from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.errors import ResourceError
 from cuadrilla.model.generate import generate
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.rows import Row
 from cuadrilla.model.sampling import Sampling
+from cuadrilla.serve.app import Service, make_app
 from cuadrilla.serve.batching import Batcher, Call, Rate
 from cuadrilla.serve.edge import Refusal
+from cuadrilla.serve.predictions import Predictors
+from cuadrilla.serve.served import Models, Room, ServedModel
+from cuadrilla.train.precision import choose_precision
+from cuadrilla.train.trained import LanguageModel
 from tests.decided import decided_model
 
 pytestmark = pytest.mark.inproc
@@ -128,6 +138,62 @@ def test_a_step_that_fails_ends_its_calls_and_not_the_service(model: GPT2, monke
                 (first,) = service.submit([Row([1], GREEDY)])
                 assert [(step.token, step.reason) async for step in first] == [(None, "error")]
             assert len(await tokens_of(service.submit([Row([1], GREEDY)])[0])) == 20
+
+    asyncio.run(scene())
+
+
+def test_a_thread_that_cannot_begin_leaves_nobody_waiting(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[type[BaseException] | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: failed.append(told.exc_type))
+
+    async def scene() -> None:
+        monkeypatch.setattr(GPT2, "new_cache", _out_of_memory)
+        async with batcher(model) as service:
+            async with asyncio.timeout(30):
+                with contextlib.suppress(Refusal):  # it may be gone already
+                    (call,) = service.submit([Row([1], GREEDY)])
+                    assert [(step.token, step.reason) async for step in call] == [(None, "error")]
+            assert not service.works
+
+    asyncio.run(scene())
+    assert failed == [RuntimeError]
+
+
+def test_a_model_without_room_for_its_slots_does_not_start(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that started before it ends with it."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    tokenizer = Tokenizer.train(["Había una vez"] * 9, vocab_size=270)
+    opened = LanguageModel(
+        model=model, tokenizer=tokenizer, device=torch.device("cpu"),
+        precision=choose_precision("fp32", device=torch.device("cpu")), step=None,
+    )  # fmt: skip
+    models = {
+        name: ServedModel(name=name, opened=opened, ready=ready, computes="", room=Room(slots=2))
+        for name, ready in (("first", model), ("second", decided_model(vocabulary=VOCABULARY, context=CONTEXT)))
+    }
+    monkeypatch.setattr(models["second"].ready, "new_cache", _out_of_memory)
+    app = make_app(Service(models=Models(models), predictors=Predictors({}), most_seconds=5))
+
+    async def scene() -> None:
+        async with app.router.lifespan_context(app):
+            raise AssertionError("it has started")
+
+    with pytest.raises(ResourceError, match="second: there is no room for 2 texts together") as raised:
+        asyncio.run(scene())
+    assert "--slots 1" in raised.value.hint
+
+
+def test_whoever_could_not_wait_is_refused_before_anything_is_done(model: GPT2) -> None:
+    async def scene() -> None:
+        async with batcher(model, slots=1, waiting=1) as service:
+            calls = service.submit([Row([1], replace(GREEDY, max_tokens=60)) for _ in range(2)])
+            service.refuse_when_full(0)  # needs no slot
+            for number, status in ((1, 429), (3, 422)):
+                with pytest.raises(Refusal) as refused:
+                    service.refuse_when_full(number)
+                assert refused.value.status == status
+            for call in calls:
+                call.cancel()
 
     asyncio.run(scene())
 

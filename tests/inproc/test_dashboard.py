@@ -12,9 +12,11 @@ from urllib.parse import quote
 import pytest
 
 from cuadrilla.errors import ConfigError
+from cuadrilla.monitor.web import app
 from cuadrilla.monitor.web.examine import Examiner, read_findings
 from cuadrilla.monitor.web.runs import MOST_OPEN, Runs
 from cuadrilla.rundir import append_event
+from tests.commands import wait_for
 from tests.dashboards import TOKEN, ShownDashboard, shown
 from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
 
@@ -22,8 +24,9 @@ pytestmark = pytest.mark.inproc
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
 FINDING = {
-    "check": "machine.disk", "level": "warning", "cause": "Address already in use", "remedy": "", "command": "df -h",
-    "shell": "here", "fixable": False, "template": "Address already in use", "fields": {},
+    "check": "machine.disk", "level": "warning", "cause": "full", "remedy": "delete", "place": "type here",
+    "command": "df -h", "shell": "here", "fixable": False, "template": "full", "fields": {},
+    "translations": {"es": {"cause": "lleno", "remedy": "borra", "place": "escribe aquí"}},
 }  # fmt: skip
 
 
@@ -126,6 +129,21 @@ def test_a_stream_tells_all_then_only_what_is_new(dashboard: ShownDashboard, cre
             ("ana", "one\\ntwo", 0),
             ("ana", "", 7),
         ]
+
+
+def test_a_page_that_is_closed_gives_its_place_to_another(
+    dashboard: ShownDashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "MOST_STREAMS", 2)
+    path = "/api/follow?run=casa"
+    with dashboard.following("casa") as one:
+        next(one)
+        with dashboard.following("casa") as other:
+            next(other)
+            assert dashboard.ask(path)[0] == 503
+        wait_for(lambda: len(dashboard.dashboard._ends) == 1)
+        with dashboard.following("casa") as third:
+            assert next(third)["anew"]
 
 
 def test_a_file_that_begins_anew_is_told_anew(dashboard: ShownDashboard, crew: WrittenCrew) -> None:
@@ -235,15 +253,22 @@ print(json.dumps({{"findings": [{FINDING}]}}))
 sys.exit(3)
 """
     with shown(crew.folder, examiner=examiner(code)) as dashboard:
-        status, body, _ = dashboard.ask("/api/doctor?language=es", method="POST")
+        status, body, _ = dashboard.ask("/api/doctor", method="POST")
         assert dashboard.ask("/api/doctor")[0] == 405
         assert dashboard.ask("/api/doctor", method="POST", Authorization="")[0] == 401
     (finding,) = json.loads(body)["found"]
-    assert (status, finding["cause"], finding["command"]) == (200, "la dirección ya está en uso", "df -h")
+    assert (status, finding["command"]) == (200, "df -h")
+    assert finding["texts"] == {
+        "en": {"cause": "full", "remedy": "delete", "place": "type here"},
+        "es": {"cause": "lleno", "remedy": "borra", "place": "escribe aquí"},
+    }
 
 
 def test_what_a_doctor_found_is_shown_as_text() -> None:
     strange = {**FINDING, "template": "{a.b[0]}", "fields": {"a": 1}, "cause": HOSTILE, "level": ["x"]}
-    (shown_one,) = read_findings(json.dumps({"findings": [strange, 7]}).encode(), 3, language="es")["found"]
-    assert shown_one["cause"] == HOSTILE
-    assert all(isinstance(value, str) for value in shown_one.values())
+    for others in (None, [1], {"es": 5}, {"es": {"cause": ["x"]}}):
+        told = json.dumps({"findings": [{**strange, "translations": others}, 7]}).encode()
+        (shown_one,) = read_findings(told, 3)["found"]
+        assert shown_one["texts"]["en"]["cause"] == HOSTILE
+        english, spanish = shown_one["texts"]["en"], shown_one.pop("texts")["es"]
+        assert all(isinstance(each, str) for each in [*shown_one.values(), *english.values(), *spanish.values()])

@@ -74,14 +74,16 @@ class Crowd:
 
 
 @asynccontextmanager
-async def crowd(*states: State, key: str = "", replica_key: str = "", more: Sequence[str] = ()) -> AsyncIterator[Crowd]:
+async def crowd(
+    *states: State, key: str = "", replica_key: str = "", more: Sequence[str] = (), most_seconds: float = 600
+) -> AsyncIterator[Crowd]:
     made = Crowd(states)
     async with AsyncExitStack() as stack:
         for index in range(len(states)):
             await made.start(index)
             stack.push_async_callback(lambda index=index: made.runners[index].cleanup())
         urls = [f"http://127.0.0.1:{port}" for port in made.ports]
-        made.gateway = Gateway([*urls, *more], replica_key=replica_key)
+        made.gateway = Gateway([*urls, *more], replica_key=replica_key, most_seconds=most_seconds)
         made.url = await stack.enter_async_context(listening(made.gateway, key=key))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         made.session = await stack.enter_async_context(aiohttp.ClientSession(headers=headers))
@@ -93,7 +95,7 @@ async def listening(gateway: Gateway, *, key: str = "", port: int = 0) -> AsyncI
     """Its URL. Not through `listen`, which asks for the signals of a process."""
     with open_port(Port(address=Address("127.0.0.1", port))) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"
-        app: Any = Edge(gateway.app(), key=key, hosts=[host])
+        app: Any = gateway.counting(Edge(gateway.app(), key=key, hosts=[host]))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=1))
         serving = asyncio.create_task(server._serve(sockets=[listener]))
         await until(lambda: server.started)
@@ -286,6 +288,56 @@ def test_keys_and_headers_stay_on_their_side(caplog: pytest.LogCaptureFixture) -
                 async with aiohttp.ClientSession() as stranger, stranger.get(them.url + path) as response:
                     assert response.status == 401
             assert not any(key in text for key in (KEY, REPLICA_KEY) for text in (metrics, ready, caplog.text))
+
+    run(test)
+
+
+def test_a_call_that_takes_too_long_is_ended() -> None:
+    async def test() -> None:
+        state = State(speed=5)
+        async with crowd(state, most_seconds=0.5) as them:
+            status, headers, body = await them.ask(max_tokens=1000)
+            assert (status, headers["Retry-After"]) == (503, "1")
+            assert "not done within 0.5 seconds" in json.loads(body)["error"]["message"]
+            status, _, body = await them.ask(max_tokens=1000, stream=True)
+            assert (status, "not done within" in error_in(body)["message"]) == (200, True)
+            await until(lambda: state.busy == 0)
+            assert await them.status(0) == "ready"  # the caller has asked for much; that is no fault of its
+
+    run(test)
+
+
+def test_one_whose_connections_are_all_taken_is_alive() -> None:
+    """What it then has at hand must not be given up, and it is asked again when it has said."""
+
+    async def test() -> None:
+        state = State(speed=20)
+        async with crowd(state, State(status="loading")) as them:
+            asked = asyncio.create_task(them.ask(max_tokens=30))
+            await until(lambda: state.busy == 1)
+            for each in them.states:
+                each.turns_away = True
+            before = state.counts["turned away"]
+            await until(lambda: state.counts["turned away"] > before + 1)
+            assert [await them.status(index) for index in (0, 1)] == ["ready", "loading"]
+            status, headers, _ = await them.ask()
+            assert (status, headers["Retry-After"]) == (503, "1")
+            assert (await asked)[0] == 200
+
+    run(test)
+
+
+def test_its_own_page_and_the_routes_that_are_counted() -> None:
+    async def test() -> None:
+        async with crowd(State(model="uno")) as them:
+            status, page = await them.get("/")
+            assert (status, 'MODELS = ["uno"]' in page) == (200, True)
+            assert json.loads((await them.get("/readyz"))[1])["models"] == [{"model": "uno"}]
+            await them.get("/nowhere")
+            await them.ask()
+            counted = (await them.get("/metrics"))[1]
+            for labels in ('route="/v1/completions",status="200"', 'route="other",status="404"'):
+                assert f"cuadrilla_gateway_calls_total{{{labels}}} 1.0" in counted
 
     run(test)
 

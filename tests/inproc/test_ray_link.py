@@ -45,6 +45,7 @@ def test_a_worker_whose_node_has_gone_is_an_error_and_no_traceback(transport: Ru
     wait_for(lambda: not server.may_have_workers())
     assert "\n" not in server.failure().message
     assert "not schedulable" in server.failure().message
+    assert not server.holds("ana")  # it may come back over the crew link
     server.close()
 
 

@@ -6,6 +6,7 @@ the way is free.
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,6 +95,36 @@ def test_a_firewall(network: list[Member], tmp_path: Path, rule: str, says: str)
             assert of(doctor(worker, tmp_path, *place), "link.tcp")["level"] == "ok"
     finally:
         do(head, "iptables -F INPUT")
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule", "says"),
+    [
+        ("accept", f"tcp dport {PORT} reject", "nothing listens"),
+        pytest.param("accept", "tcp dport 47000-48000 counter drop", "did not", marks=pytest.mark.thorough),
+        pytest.param("drop", "ct state established,related accept", "did not", marks=pytest.mark.thorough),
+    ],
+)
+def test_rules_of_nftables(network: list[Member], tmp_path: Path, policy: str, rule: str, says: str) -> None:
+    if shutil.which("nft") is None:
+        pytest.skip("needs the command nft (nftables)")
+    head, worker = network
+    port, place = ("--port", str(PORT)), ("--head", f"{head.address}:{PORT}")
+    do(head, "nft add table inet mine")
+    try:
+        do(head, f"nft add chain inet mine incoming {{ type filter hook input priority 0 ; policy {policy} ; }}")
+        do(head, f"nft add rule inet mine incoming {rule}")
+        with listening(head):
+            assert says in of(doctor(worker, tmp_path, *place), "link.tcp")["cause"]
+        row = of(doctor(head, tmp_path, *port), "network.firewall")
+        assert (row["level"], row["fixable"]) == ("failure", True)
+        assert row["command"].startswith("nft ")
+        do(head, row["command"])
+        assert of(doctor(head, tmp_path, *port), "network.firewall")["level"] == "ok"
+        with listening(head):
+            assert of(doctor(worker, tmp_path, *place), "link.tcp")["level"] == "ok"
+    finally:
+        do(head, "nft delete table inet mine")
 
 
 def test_tiny_packets(network: list[Member], tmp_path: Path) -> None:

@@ -192,3 +192,38 @@ def documented(place: str) -> set[tuple[str, str]]:
     """The same from the table of ports in the documentation."""
     rows = [line.strip("| \n").split(" | ") for line in DOCUMENTED.read_text(encoding="utf-8").splitlines()]
     return {(row[1].strip("`"), row[2]) for row in rows if row[0] == place}
+
+
+def test_a_node_of_ray_is_paused_by_either_owner(machines: list[Machine], run: RunDir, tmp_path: Path) -> None:
+    """And whoever has typed `join` there sees why; Ray is not started while its own owner does not want it."""
+    coordinator, ana, *_ = machines
+    ana.talk = tmp_path / "talk"
+    crew = up(coordinator, run, PORT, *AUTO, "--ray-node", "ana", workers="[1.0]")
+    assert ana.run("pause").returncode == 0
+    joined = ana.start("join", "--name", "ana", "--ray", "--low-priority", says=invite(coordinator))
+    wait_for(lambda: ana.talk is not None and "waiting: paused" in ana.talk.read_text(), joined, seconds=SOON)
+    assert not rays(joined)
+    assert ana.run("unpause").returncode == 0
+    wait_for(lambda: present(run) == {"here-1", "ana"}, crew, seconds=SOON)
+    actors = [each for each in psutil.Process(joined.pid).children(recursive=True) if "RayWorker" in each.cmdline()[0]]
+    assert actors
+
+    for pauses in (coordinator, ana):
+        name = ("ana",) if pauses is coordinator else ()
+        assert pauses.run("pause", *name).returncode == 0
+        wait_for(lambda: present(run) == {"here-1"}, crew)
+        wait_for(goes_on(run), crew)
+        assert pauses.run("unpause", *name).returncode == 0
+        wait_for(lambda: present(run) == {"here-1", "ana"}, crew)
+    assert coordinator.run("pause", "here-1").returncode == 0  # a worker of the coordinator's own machine
+    wait_for(lambda: present(run) == {"ana"}, crew)
+    assert coordinator.run("unpause", "here-1").returncode == 0
+    wait_for(lambda: present(run) == {"here-1", "ana"}, crew)
+    assert all(lives(actor) for actor in actors)  # it kept what it had loaded
+    wait_for(lambda: ana.talk is not None and ana.talk.read_text().count("working again") == 2, joined)
+    down(coordinator, crew)
+    assert joined.wait(timeout=100) == 0
+    said = ana.talk.read_text()
+    assert said.count("the coordinator has paused this machine") == 1
+    assert said.count("waiting: paused: cuadrilla unpause") == 2
+    assert is_what_one_worker_gives(run)

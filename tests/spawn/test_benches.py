@@ -30,6 +30,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "duplicates": "TEXTS --made 2",
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",
     "generate": "--shape 10m --prompt-tokens 4 --new-tokens 3 --repeats 1 --threads 1",
+    "gateway": "--replicas 1 --rounds 1 --requests 5 --clients 2 --new-tokens 2",
     "goodput": "--minutes 1 --seconds 3",
     "grid": "TEXT --set train.epochs=0.1 --set optim.weight_decay=0,1 --characters 20000 --seeds 1 --vocabulary 300",
     "kernels": "--preset micro --rounds 1 --threads 1",
@@ -50,6 +51,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300",
     "throughput": "--unit-ms 20 40 --units 4 --rounds 1 --steps 1 --repeats 1 --rate 0",
     "train": "--size micro --steps 3 --threads 1",
+    "tune": "TEXT --characters 20000 --vocabulary 300 --tokens 20000 --trials 1 --halving-trials 4 --rungs 2 --seeds 1",
 }
 
 

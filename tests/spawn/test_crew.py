@@ -132,6 +132,7 @@ def test_without_workers_the_run_ends_and_can_go_on(crew: "subprocess.Popen[str]
     said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 3, said
     assert "all worker processes were killed" in said
+    assert [row["reason"] for row in events(run, "failed")] == ["all worker processes were killed"]
     assert goes_on_alone(run)
 
 

@@ -282,6 +282,19 @@ class TestFileSystems:
         assert "machine.disk" not in names(after)
 
     @pytest.mark.thorough
+    @pytest.mark.parametrize(
+        ("settings", "command"),
+        [("size=8g,nr_inodes=20", "mount -o remount,nr_inodes=1000000 {}"), ("size=8g,ro", "cd ~")],
+        ids=["no inodes", "read-only"],
+    )
+    def test_files_that_cannot_be_made(self, settings: str, command: str, tmp_path: Path) -> None:
+        full = tmp_path / "full"
+        full.mkdir()
+        before, after = self.in_namespace(tmp_path, f"mount -t tmpfs -o {settings} none {full}", "machine.files")
+        assert of(before, "machine.files")["command"] == command.format(full)
+        assert "machine.files" not in names(after)
+
+    @pytest.mark.thorough
     def test_a_small_shared_memory(self, tmp_path: Path) -> None:
         """On a copy of this machine's files that a container has left no mark on: there the command is another."""
         new = tmp_path / "new"
@@ -331,6 +344,22 @@ class TestFileSystems:
         assert row["command"] == "cd ~"  # which has been typed
         assert check not in names(after["findings"])
 
+    @pytest.mark.thorough
+    def test_a_home_that_does_not_answer(self) -> None:
+        """Of a server that has gone away: whoever looks into it would wait for ever."""
+        if not Path("/dev/fuse").exists():
+            pytest.skip("needs the kernel's FUSE (/dev/fuse)")
+        hurried = (
+            "import sys; from cuadrilla.cli.app import run; from cuadrilla.doctor import facts; "
+            "facts.HOME_SECONDS = 0.5; sys.exit(run())"
+        )
+        doctor = ["env", "-C", "/", "CUADRILLA_HOME=/mnt/c/home", sys.executable, "-P", "-c", hurried, *QUICK]
+        slow = [sys.executable, "-m", "tests.slow_folder", f"lookup={10**9}"]
+        done = subprocess.run(
+            ["unshare", "--mount", *slow, *doctor], capture_output=True, text=True, cwd=ROOT, check=False, timeout=100
+        )
+        assert "home" in of(found(done), "machine.unanswered")["fields"]["names"]
+
     @pytest.mark.parametrize("answer", ["y", pytest.param("n", marks=pytest.mark.thorough)])
     def test_fix_types_what_it_says_after_a_yes(self, answer: str, tmp_path: Path) -> None:
         full = tmp_path / "full"
@@ -364,6 +393,24 @@ def moved_clock(folder: Path, *, seconds: int) -> dict[str, str]:
 
 def run(env: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*COMMAND, *QUICK], capture_output=True, text=True, check=False, env=env)
+
+
+def test_without_a_home_and_with_a_folder_for_temporary_files_that_is_gone(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "CUADRILLA_HOME")}
+    gone = {**environment, "TMPDIR": str(tmp_path / "gone")}
+    assert of(examine(env=gone), "machine.variables")["command"] == "unset TMPDIR"
+    assert "machine.variables" not in names(examine(env=environment))
+
+
+@pytest.mark.thorough
+def test_without_torch(tmp_path: Path) -> None:
+    """As far as Python's import can tell."""
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    done = cuadrilla(*FULL, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    row = of(found(done), "nvidia.torch")
+    assert (row["level"], done.returncode) == ("failure", 3)
+    assert "No module named 'torch'" in row["cause"]
+    assert row["command"].endswith("-m pip install --force-reinstall torch")
 
 
 @pytest.mark.thorough

@@ -39,12 +39,13 @@ class Processes:
             for port in self.ports
         ]
         (folder / "replicas").write_text("".join(f"http://127.0.0.1:{port}\n" for port in self.ports[1:]))
+        self.log = folder / "log.txt"
         self.url = f"http://127.0.0.1:{(own := refusing_port())}"
         self.gateway = self._start(
             stack,
             [*COMMAND, "gateway", f"http://127.0.0.1:{self.ports[0]}", "--replicas-file", str(folder / "replicas"),
              "--listen", f"127.0.0.1:{own}", "--key-file", str(folder / "key"),
-             "--replica-key-file", str(folder / "replica-key")],
+             "--replica-key-file", str(folder / "replica-key"), "--most-body", "5000", "--log", str(self.log)],
         )  # fmt: skip
 
     def _start(self, stack: ExitStack, command: Sequence[str]) -> "subprocess.Popen[str]":
@@ -106,6 +107,9 @@ def test_a_killed_replica_a_caller_that_leaves_and_an_end_in_peace(processes: Pr
             assert len(broken) <= 4
             assert all(json.loads(body)["usage"]["completion_tokens"] == 20 for _, body in answers[1::2])
 
+            status, body = await ask(session, processes.url, prompt="a" * 5000)
+            assert (status, json.loads(body)["error"]["code"]) == (413, "too_large")
+
             leaves = [asyncio.create_task(ask(session, processes.url, max_tokens=10_000)) for _ in range(8)]
             for port in processes.ports[1:]:
                 await busy(session, port, 4)
@@ -123,6 +127,8 @@ def test_a_killed_replica_a_caller_that_leaves_and_an_end_in_peace(processes: Pr
         assert (processes.gateway.returncode, "Traceback" in said[1]) == (0, False), said[1]
         assert not any(key in said[1] for key in (KEY, REPLICA_KEY))
         assert f"127.0.0.1:{processes.ports[0]} gets no requests" in said[1]
+        log = processes.log.read_text()
+        assert ("/v1/completions 413 in" in log, KEY in log) == (True, False)
 
     asyncio.run(test())
 

@@ -126,6 +126,8 @@ def test_machines_wait_while_they_are_paused(machine: Callable[[str], Machine], 
     first = ana.start("join", "--name", "ana", "--low-priority", says=text)
     second = luis.start("join", "--name", "luis", says=text)
     wait_for(lambda: {"ana", "luis"} < present(run), crew)
+    told = [run.nodes / f"{name}.jsonl" for name in ("ana", "luis", "coordinator", "here-1")]
+    wait_for(lambda: all(path.exists() for path in told), crew)
     wrong = coordinator.run("pause", "maria")
     assert (wrong.returncode, "no node is named 'maria'" in wrong.stderr) == (2, True), wrong.stderr
     assert coordinator.run("pause", "ana").returncode == 0
@@ -133,12 +135,12 @@ def test_machines_wait_while_they_are_paused(machine: Callable[[str], Machine], 
     wait_for(lambda: present(run) == {"here-1"}, crew)
     wait_for(goes_on(run), crew)
     assert present(run) == {"here-1"}
+    for path in told[:2]:
+        assert [row["phase"] for row in read_jsonl(path) if "phase" in row][-1] == "paused"
     assert coordinator.run("unpause", "ana").returncode == 0
     assert luis.run("unpause").returncode == 0
     wait_for(lambda: {"ana", "luis"} < present(run), crew)
     wait_for(goes_on(run), crew)
-    told = [run.nodes / f"{name}.jsonl" for name in ("ana", "luis", "coordinator", "here-1")]
-    wait_for(lambda: all(path.exists() for path in told), crew)
     down(coordinator, crew)
     said = first.communicate(timeout=150)[1]
     assert first.returncode == 0, said

@@ -18,6 +18,7 @@ import pytest
 
 from cuadrilla.engines.bundle import bundle_hash
 from cuadrilla.home import Home
+from cuadrilla.link.base import PAUSED
 from cuadrilla.link.offer import OfferedFile, RunDescription
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import (
@@ -33,7 +34,9 @@ from tests.commands import (
     train,
     wait_for,
 )
+from tests.commands import coordinator as coordinating
 from tests.inside import cuadrilla
+from tests.machines import Machine, down, invite, language_run, present, up
 
 pytestmark = [
     pytest.mark.spawn,
@@ -321,6 +324,8 @@ def test_a_wrong_token_is_refused(head: Head, run: RunDir, tmp_path: Path) -> No
     said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 5, said
     assert "refuses this token" in said
+    (failed,) = events(run, "failed")
+    assert failed["reason"] in said
     assert "Traceback" not in said
 
 
@@ -359,3 +364,71 @@ def test_no_cluster_is_an_error(run: RunDir, tmp_path: Path) -> None:
     assert crew.returncode == 5, said
     assert "no Ray head answers at" in said
     assert "Traceback" not in said
+
+
+def test_a_node_that_works_through_ray_waits_while_it_is_paused(
+    head: Head, tmp_path: Path, stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the coordinator's owner and by its own; its process dies meanwhile, and the crew ends while it waits."""
+    for name, value in head.environment().items():
+        monkeypatch.setenv(name, value)
+    run, node = language_run(tmp_path / "run", stories), "ray-127-0-0-1"
+    coordinator, ana, there = Machine(tmp_path / "coordinator"), Machine(tmp_path / "ana"), Machine(head.home)
+    crew = up(coordinator, run, free_port(), "--set", 'engine.kind="auto"', "--set",
+              f'engine.ray_address="{head.address}"')  # fmt: skip
+    worker = ana.start("join", "--name", "ana", says=invite(coordinator))
+    try:
+        wait_for(lambda: present(run) == {node, "ana"}, crew)
+        wait_for(lambda: phases(run, node)[-1:] not in ([], ["paused"]), crew)
+
+        assert coordinator.run("pause", node).returncode == 0
+        wait_for(lambda: present(run) == {"ana"}, crew)
+        wait_for(lambda: phases(run, node)[-1:] == ["paused"], crew)
+        wait_for(goes_on(run), crew)
+        [actor] = head.actors()
+        actor.kill()
+        wait_for(lambda: bool(head.actors()) and actor not in head.actors(), crew)
+        assert coordinator.run("pause", "ana").returncode == 0  # nobody is left
+        wait_for(lambda: present(run) == set(), crew)
+        for name in (node, "ana"):
+            assert coordinator.run("unpause", name).returncode == 0
+        wait_for(lambda: present(run) == {node, "ana"}, crew)
+        wait_for(lambda: phases(run, node)[-1:] not in ([], ["paused"]), crew)
+        assert left(run, node) == [PAUSED]
+
+        assert there.run("pause").returncode == 0
+        wait_for(lambda: present(run) == {"ana"}, crew)
+        wait_for(lambda: phases(run, node)[-1:] == ["paused"], crew)
+        wait_for(goes_on(run), crew)
+        assert there.run("unpause").returncode == 0
+        wait_for(lambda: present(run) == {node, "ana"}, crew)
+        wait_for(goes_on(run), crew)
+        assert left(run, node) == [PAUSED, "paused: cuadrilla unpause"]
+
+        assert coordinator.run("pause", node).returncode == 0
+        wait_for(lambda: present(run) == {"ana"}, crew)
+        before = [row["worker"] for row in events(run, "joined")]
+        coordinating(crew).kill()
+        wait_for(lambda: len(events(run, "joined")) > len(before), crew)
+        wait_for(goes_on(run), crew)
+        assert [row["worker"] for row in events(run, "joined")] == [*before, "ana"]
+        down(coordinator, crew)
+        assert worker.wait(timeout=150) == 0
+        wait_for(lambda: not head.actors())
+    finally:
+        there.run("unpause")
+        for machine in (coordinator, ana):
+            machine.stop()
+    assert is_what_one_worker_gives(run, *STRICT)
+
+
+def phases(run: RunDir, worker: str) -> list[str]:
+    """What its rows say that it does."""
+    path = run.nodes / f"{worker}.jsonl"
+    rows = read_jsonl(path) if path.exists() else []
+    return [str(row.get("phase", "")) for row in rows if row["kind"] == "usage"]
+
+
+def left(run: RunDir, worker: str) -> list[str]:
+    """Why it has left, each time."""
+    return [row["reason"] for row in events(run, "left") if row["worker"] == worker]

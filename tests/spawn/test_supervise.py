@@ -13,10 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cuadrilla.monitor.crew import state_of
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import (
     COMMAND,
     coordinator,
+    events,
     is_what_one_worker_gives,
     make_run,
     reached,
@@ -93,6 +95,9 @@ def test_dying_again_and_again_ends_with_an_error(run: RunDir) -> None:
     assert "the coordinator died 3 times without a step in between (the last time by SIGSEGV)" in said
     assert "hint:" in said
     assert "Traceback" not in said
+    (failed,) = events(run, "failed")
+    assert "died 3 times" in failed["reason"]
+    assert state_of(run) == "failed"
 
 
 @pytest.mark.thorough
@@ -108,6 +113,7 @@ def test_a_signal_to_the_parent_saves_and_stops_once(
     assert crew.returncode == 130, said
     assert "and saved; the same command continues" in said
     assert json.loads(run.status.read_text())["state"] == "stopped"
+    assert not events(run, "failed")
     assert num_restarts(run) == 0
     assert len(psutil.wait_procs(everybody, timeout=30)[0]) == 3
     assert train(run, *STRICT, "--stop-at", str(max(versions(run)) + 5)).returncode == 0  # the same run, alone

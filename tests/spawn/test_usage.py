@@ -1,6 +1,9 @@
 """Asking drivers how busy their GPUs are: a child for NVML that answers, hangs, dies or talks rubbish."""
 
+import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,6 +15,7 @@ import pytest
 from cuadrilla.host import gpus
 from cuadrilla.host.gpus import NVML_CHILD, GpuSampler, GpuUsage
 from tests.commands import wait_for
+from tests.slow_folder import BLOCK_BYTES, BLOCKS
 
 SMI = "0, Tesla, 5, 1, 2, 40, 30"
 ANSWER = """
@@ -136,6 +140,44 @@ def test_the_real_child_asks_the_library(tmp_path: Path, monkeypatch: pytest.Mon
         GpuUsage(index=1, name="Other"),
         GpuUsage(index=2, name="GPU"),
     )
+
+
+ROOT = Path(__file__).parents[2]
+SLOW_BYTES = BLOCKS * BLOCK_BYTES
+ASKED = """
+import json, sys, threading
+from pathlib import Path
+import psutil
+from cuadrilla.host import room, usage
+first, second = usage.Sampler(gpu_argv=[], folder=Path()), usage.Sampler(gpu_argv=[], folder=Path())
+samples = [sampler.sample() for sampler in (first, second, first, second)]
+room.RETRY_SECONDS = 0
+samples += [first.sample(), second.sample()]
+waiting = len(psutil.Process().children())
+print(json.dumps([[[one.disk_bytes, bool(one.memory_bytes)] for one in samples], waiting, threading.active_count()]))
+"""
+
+
+@pytest.mark.parametrize("milliseconds", [0, 10**9])
+def test_a_file_system_that_does_not_answer(milliseconds: int) -> None:
+    """One child waits for it, whoever asks and however often; all else of a sample is there, and nobody is kept."""
+    tried = ["unshare", "--mount", "true"]
+    if os.geteuid() != 0 or not shutil.which("unshare") or subprocess.run(tried, check=False).returncode:
+        pytest.skip("needs root and mount namespaces")
+    if not Path("/dev/fuse").exists():
+        pytest.skip("needs the kernel's FUSE (/dev/fuse)")
+    asked = shlex.join([sys.executable, "-P", "-c", ASKED])
+    monitor = shlex.join([sys.executable, "-P", "-m", "cuadrilla", "monitor", "--once", "--json"])
+    done = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-m", "tests.slow_folder", f"statfs={milliseconds}",
+         "sh", "-c", f"{asked} && {monitor}"], capture_output=True, text=True, cwd=ROOT, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (samples, waiting, threads), row = map(json.loads, done.stdout.splitlines())
+    size = None if milliseconds else SLOW_BYTES
+    assert samples == [[size, True]] * 6
+    assert (waiting, threads) == (int(milliseconds > 0), 1)
+    assert (row["disk_bytes"], row["memory_bytes"] > 0) == (size, True)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux ties a process to cores")

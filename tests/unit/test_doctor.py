@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cuadrilla.cli.doctor import report
 from cuadrilla.doctor.checks import CHECKS, examine
 from cuadrilla.doctor.facts import (
     DockerSide,
@@ -18,13 +19,13 @@ from cuadrilla.doctor.facts import (
     NvidiaPrograms,
     Power,
     Symptoms,
-    parse_mounts,
     parse_packages,
     parse_pmset,
     parse_powercfg,
     parse_speed,
 )
 from cuadrilla.doctor.programs import decoded
+from cuadrilla.host.room import parse_mounts
 from cuadrilla.messages import Message
 from tests.patients import CARD, CONTAINER, CPU, GIB, HOST, KINDS, LINUX, MAC, NO_DEVICES, SMI, WSL, only, said, sick
 
@@ -170,6 +171,17 @@ class TestMachine:
         found = only(replace(LINUX, folder=tmpfs), "machine.disk")
         assert (found.command, found.fixable) == ("sudo mount -o remount,size=6G /mnt/x", True)
 
+    def test_files_that_cannot_be_made(self) -> None:
+        few = replace(LINUX.folder, free_files=12, mount="/home")
+        found = only(replace(LINUX, folder=few, home=replace(few, path="/home/ana")), "machine.files")
+        assert found.cause == "/home/ana/run takes 12 more files (inodes), however much room it has"
+        assert (found.level, found.command) == ("failure", "du --inodes -xd1 /home | sort -n | tail")
+        locked = replace(LINUX, home=replace(LINUX.home, writable=False))
+        assert only(locked, "machine.files").command.startswith("export CUADRILLA_HOME=")
+        assert sick(replace(locked, environ={"CUADRILLA_HOME": "/data"})) == []
+        found = only(replace(LINUX, folder=replace(LINUX.folder, writable=False)), "machine.files")
+        assert (found.level, found.command) == ("warning", "cd ~")
+
     def test_a_slow_network_folder(self) -> None:
         slow = replace(LINUX.folder, filesystem="nfs4", mount="/nas", path="/nas/run", read_bytes_per_second=11e6)
         assert "nfs4) reads 11 MB/s" in only(replace(LINUX, folder=slow), "machine.slow_disk").cause
@@ -258,6 +270,10 @@ class TestMachine:
         if harmless:
             assert sick(replace(LINUX, environ={name: harmless})) == []
 
+    def test_a_folder_for_temporary_files_that_is_not_there(self) -> None:
+        gone = replace(LINUX, environ={"TMPDIR": "/gone"}, temporary=False)
+        assert only(gone, "machine.variables").command == "unset TMPDIR"
+
 
 class TestMac:
     def test_rosetta_and_intel(self) -> None:
@@ -302,6 +318,21 @@ def test_every_check_is_tested() -> None:
     text = "".join(file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("test_doctor*.py"))
     silent = {"machine.system"}  # says what the machine is
     assert {name for name in CHECKS if f'"{name}"' not in text} <= silent
+
+
+def test_what_is_told_is_told_in_both_languages() -> None:
+    little = Folder(path="/home/ana/run", filesystem="ext4", total_bytes=900 * GIB, free_bytes=3 * GIB)
+    rows = {row["check"]: row for row in report([*examine(replace(LINUX, folder=little))])["findings"]}
+    disk, spanish = rows["machine.disk"], rows["machine.disk"]["translations"]["es"]
+    assert disk["remedy"] == "this lists what takes the room; delete what you do not need"
+    assert (disk["cause"], disk["place"]) == ("/home/ana/run has 3.0 GiB left", "type here")
+    assert spanish["remedy"] == "esto muestra qué ocupa el sitio; borra lo que no necesites"
+    assert spanish["place"] == "escribe aquí"
+    assert "3,0 GiB" in spanish["cause"]
+    system = rows["machine.system"]
+    assert system["cause"].endswith("16 cores")
+    assert system["translations"]["es"]["cause"].endswith("16 núcleos")  # a message in a message
+    assert (system["place"], system["translations"]["es"]["remedy"]) == ("", "")
 
 
 def test_symptoms_are_plain_data() -> None:

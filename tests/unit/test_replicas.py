@@ -28,6 +28,7 @@ from cuadrilla.serve.replicas import (
     parse_replicas,
     parse_url,
     progress,
+    shared_models,
     speeds,
     work_of,
 )
@@ -239,6 +240,26 @@ def test_what_a_service_says_is_not_trusted() -> None:
     assert parse_readiness(200, said) == Readiness(status="ready")
     assert parse_readiness(200, {**said, "tokens_per_second": float("inf")}).tokens_per_second == 0.0
     assert parse_readiness(503, said).status == "loading"
+
+
+def test_models_that_all_have_who_take_requests() -> None:
+    one, other, gone = them = replicas(100.0, 100.0, 100.0)
+    assert shared_models(them) == []
+    for replica, names in ((one, ["uno", "b", "c"]), (other, ["uno", "c", "d"]), (gone, ["uno"])):
+        said = {"status": "ready", "model": "uno", "models": [{"model": name} for name in names]}
+        heard(replica, parse_readiness(200, said), them)
+    assert shared_models(them) == ["uno"]
+    lose(gone, "gone", now=2.0)
+    assert shared_models(them) == ["uno", "c"]
+    lose(one, "gone", now=2.0)
+    lose(other, "gone", now=2.0)
+    assert shared_models(them) == []
+
+
+@pytest.mark.parametrize("listed", [None, {}, "uno", [None, 3, {}, {"model": None}, {"id": "uno"}]])
+def test_lists_of_models_that_are_none(listed: Any) -> None:
+    assert parse_readiness(200, {"status": "ready", "model": "uno", "models": listed}).models == ("uno",)
+    assert parse_readiness(200, {"status": "ready", "models": listed}).models == ()
 
 
 @pytest.mark.parametrize(

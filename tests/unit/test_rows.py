@@ -101,6 +101,41 @@ def test_nothing_is_computed_for_free_slots(model: GPT2, monkeypatch: pytest.Mon
     assert shapes == [(3, 5), (2, 1), (1, 1)]
 
 
+def test_what_one_reads_and_others_generate_takes_one_pass(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[list[tuple[int, ...]]] = []
+    whole = model.read_together
+    monkeypatch.setattr(
+        model, "read_together", lambda given: sizes.append([tuple(each.ids_BT.shape) for each in given]) or whole(given)
+    )
+    rows = Rows(model, slots=8)
+    joining = [Row([7] * length, Sampling(temperature=0, max_tokens=4)) for length in (2, 5, 3)]
+    rows.join(joining[0])
+    rows.step()
+    for row in joining[1:]:
+        rows.join(row)
+    while len(rows):
+        rows.step()
+    assert sizes == [[(1, 2)], [(1, 1), (2, 5)], [(3, 1)], [(3, 1)], [(2, 1)]]
+    for row in joining:
+        assert row.generated == alone(model, row.tokens[: -len(row.generated)], row.sampling)
+
+
+def test_what_a_step_reads_is_bounded_by_how_long_it_takes() -> None:
+    pace = module.ReadPace()
+    assert pace.most_read(reading=1, generating=0) == pace.most_read(reading=1, generating=9) == 256  # not known yet
+    pace.add(tokens=100, beside=False, seconds=0.1)
+    assert pace.most_read(reading=1, generating=0) == 400  # 0.4 s, in which nobody can join or leave
+    assert pace.most_read(reading=1, generating=9) == 50
+    assert pace.most_read(reading=4, generating=2) == 100
+    for _ in range(30):
+        pace.add(tokens=0, beside=True, seconds=0.05)
+        pace.add(tokens=100, beside=True, seconds=0.1)
+    assert pace.most_read(reading=1, generating=9) == pytest.approx(100, abs=1)  # a step takes 0.05 s longer for 100
+    for _ in range(30):
+        pace.add(tokens=100, beside=True, seconds=10.0)
+    assert pace.most_read(reading=1, generating=9) == module.LEAST_READ_TOKENS
+
+
 def test_what_no_row_can_be(model: GPT2) -> None:
     with pytest.raises(ConfigError, match="no tokens"):
         Row([], WAYS[0])
@@ -111,6 +146,25 @@ def test_what_no_row_can_be(model: GPT2) -> None:
         rows.join(Row([VOCABULARY], WAYS[0]))
     assert rows.free == 1
     assert Row([1], replace(WAYS[0], max_tokens=0)).reason == "length"
+
+
+def first_draws(seed: int) -> list[float]:
+    row = Row([1], Sampling(seed=seed))
+    found = [row.draw]
+    for _ in range(99):
+        row.tokens.append(1)
+        found.append(row.draw)
+    return found
+
+
+def test_every_bit_of_a_seed_counts() -> None:
+    seeds = [3, *(3 + 2**bit for bit in range(3, 64)), -3, -(2**63), 2**63 - 1]
+    found = {tuple(first_draws(seed)) for seed in seeds}
+    assert len(found) == len(seeds)
+    assert all(0 <= number < 1 for draws in found for number in draws)
+    assert first_draws(2**40 + 5) == first_draws(2**40 + 5)
+    old = torch.rand(64, generator=torch.Generator().manual_seed(7)).clamp(max=1 - 2**-20).tolist()
+    assert first_draws(7)[:64] == old  # those below 2**32 are as they always were: old samples can be made again
 
 
 def finished(rows: Rows, *joining: Row) -> None:

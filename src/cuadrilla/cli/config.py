@@ -35,8 +35,9 @@ def show(
     if help_text:
         emit_table(explain())
         return
-    resolved = read_run_file(run, sets=sets or [])
-    config, decisions = decide(resolved.config, RunDir(run if run.is_dir() else run.parent))
+    resolved = read_run_file(run, sets=sets or [], to_train=False)
+    folder = RunDir(run if run.is_dir() else run.parent)
+    config, decisions = (resolved.config, []) if resolved.config.tune.function else decide(resolved.config, folder)
     values = dump(config)
     if options.json:
         effective = dict(zip(SIZES, config.model.shape, strict=True))

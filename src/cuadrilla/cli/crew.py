@@ -22,7 +22,7 @@ import typer
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import ask, emit, emit_json, options, say
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
-from cuadrilla.cli.pause import LowPriority, MaxMemory, OnPower, WhileIdle, manners_of
+from cuadrilla.cli.pause import LowPriority, MaxMemory, OnPower, WhileIdle, forget, manners_of
 from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.supervise import end_with
@@ -291,7 +291,9 @@ def join(
             crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
         set_up_logging(None, worker=crew.name, verbose=options.debug)
         known = _Known(home, crew)
-        ways = _ways(known, consent=_consent(ray), devices=computes_with, data=data, manners=manners)
+        ways = _ways(
+            known, consent=_consent(ray), devices=computes_with, data=data, manners=manners, apart=bool(island)
+        )
         reason = _work(known, ways, island=island, threads=threads, data=data)
     say("done       {reason}", reason=reason)
 
@@ -456,6 +458,7 @@ def kick(name: Annotated[str, typer.Argument(help="A name from `cuadrilla nodes`
     from cuadrilla.link.nodes import AllowList
 
     AllowList(Home.of_user().nodes).remove(name)
+    forget(name)
     say("{name} is not in the crew any more", name=name)
 
 

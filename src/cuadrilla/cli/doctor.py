@@ -18,7 +18,7 @@ from cuadrilla.doctor.schema import SCHEMA, VERSION
 from cuadrilla.errors import ConfigError, EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.link.address import Address
-from cuadrilla.messages import Message
+from cuadrilla.messages import LANGUAGES, Message, shown
 from cuadrilla.version import __version__
 
 Found = tuple[str, Diagnosis]
@@ -78,23 +78,29 @@ def _head(address: Address) -> list[Found]:
 
 
 def report(found: Sequence[Found]) -> dict[str, Any]:
-    """As data: what `--schema` describes. Texts are the English ones."""
+    """As data: what `--schema` describes. Texts are the English ones, and beside them those in other languages."""
+    english, *others = LANGUAGES
     rows = [
         {
             "check": name,
             "level": each.level,
-            "cause": each.cause,
-            "remedy": each.remedy,
+            **_texts(each, english),
             "command": each.command,
             "shell": each.shell,
             "fixable": each.fixable,
             "template": getattr(each.cause, "template", each.cause),
             "fields": dict(getattr(each.cause, "fields", {})),
+            "translations": {language: _texts(each, language) for language in others},
         }
         for name, each in found
     ]
     failures, warnings = _counts(found)
     return {"schema": VERSION, "cuadrilla": __version__, "failures": failures, "warnings": warnings, "findings": rows}
+
+
+def _texts(each: Diagnosis, language: str) -> dict[str, str]:
+    texts = {"cause": each.cause, "remedy": each.remedy, "place": PLACES[each.shell] if each.command else ""}
+    return {name: shown(text, language) for name, text in texts.items()}
 
 
 def _counts(found: Sequence[Found]) -> tuple[int, int]:

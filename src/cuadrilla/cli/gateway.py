@@ -1,6 +1,7 @@
 """`cuadrilla gateway`: one address for several services of one model."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuadrilla.cli.output import say
-from cuadrilla.cli.serve import Certificate, HostNames, KeyFile, Listen, PrivateKey, ask_key, port_of, require_serving
+from cuadrilla.cli.serve import (
+    Certificate,
+    HostNames,
+    KeyFile,
+    Listen,
+    LogFile,
+    MostBody,
+    MostSeconds,
+    PrivateKey,
+    ask_key,
+    log_calls,
+    port_of,
+    require_serving,
+)
 from cuadrilla.errors import ConfigError
 from cuadrilla.home import Home
 from cuadrilla.log import libraries_apart, set_up_logging
@@ -36,8 +50,11 @@ def gateway(
         Path | None, typer.Option("--replica-key-file", help="A file with the key that the services ask for.")
     ] = None,
     host: HostNames = None,
+    most_seconds: MostSeconds = 600,
+    most_body: MostBody = 2**20,
     certificate: Certificate = None,
     private_key: PrivateKey = None,
+    log_file: LogFile = None,
     ray: Annotated[
         str, typer.Option("--ray", metavar="HOST:PORT", help="A Ray cluster that is to serve, instead of URLs.")
     ] = "",
@@ -50,7 +67,7 @@ def gateway(
     """One address for several services of one model: the least loaded one, relative to its speed, gets a request.
 
     A service that dies is left out; its requests go to another one, unless they have received something already.
-    SIGTERM or Ctrl-C lets requests end, for 10 seconds.
+    SIGTERM or Ctrl-C lets requests end, for 8 seconds.
     """
     require_serving()
     from cuadrilla.serve.gateway import refuse_itself
@@ -58,8 +75,9 @@ def gateway(
     port = port_of(listen, certificate=certificate, private_key=private_key)
     key = ask_key(key_file)
     port.check(key=key, command="cuadrilla gateway")
-    door = _Door(port=port, key=key, names=tuple(host or ()))
+    door = _Door(port=port, key=key, names=tuple(host or ()), most_seconds=most_seconds, most_body=most_body)
     set_up_logging(None)
+    log_calls(log_file)
     if ray:
         chosen = _only_model(model, urls, replicas_file, replica_key_file)
         _serve_on_ray(ray, chosen, number=replicas, num_gpus=gpus, door=door)
@@ -71,27 +89,33 @@ def gateway(
 
 @dataclass(frozen=True, kw_only=True)
 class _Door:
-    """Where callers come in, and what they show."""
+    """Where callers come in, what they show, and how much they may ask for."""
 
     port: "Port"
     key: str = field(repr=False)
     names: tuple[str, ...]
+    most_seconds: float
+    most_body: int
 
 
 def _answer(door: _Door, urls: Sequence[str], *, replica_key: str, find: "Find | None" = None) -> None:
     """Until a signal comes."""
-    from cuadrilla.serve.edge import Edge
+    from cuadrilla.serve.edge import Edge, Limits
     from cuadrilla.serve.gateway import Gateway
     from cuadrilla.serve.listen import listen, open_port
 
-    served = Gateway(urls, replica_key=replica_key, find=find)
-    edge = Edge(served.app(), key=door.key, hosts=door.port.hosts(*door.names))
+    served = Gateway(urls, replica_key=replica_key, find=find, most_seconds=door.most_seconds)
 
-    def ready() -> None:
-        open_to = "" if door.key else Message(" (this machine only, without a key)")
-        say("gateway    {url}{key}", url=door.port.url, key=open_to)
+    with closing(open_port(door.port)) as listener:
+        port = door.port.bound(listener)
+        limits = Limits(body_bytes=door.most_body)
+        edge = Edge(served.app(), key=door.key, hosts=port.hosts(*door.names), limits=limits)
 
-    listen(edge, port=door.port, listener=open_port(door.port), draining=served.drain, ready=ready)
+        def ready() -> None:
+            open_to = "" if door.key else Message(" (this machine only, without a key)")
+            say("gateway    {url}{key}", url=port.url, key=open_to)
+
+        listen(served.counting(edge), port=port, listener=listener, draining=served.drain, ready=ready)
 
 
 def _serve_on_ray(address: str, model: Path, *, number: int, num_gpus: int, door: _Door) -> None:

@@ -10,7 +10,7 @@ from cuadrilla.cli.output import options, say, stderr
 from cuadrilla.engines.supervise import supervise
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.link.gate import bind
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, write_failure
 
 
 def under_a_parent(run: RunDir, *, listen: str = "") -> None:
@@ -40,6 +40,7 @@ def _tell_failure(run: RunDir, error: EnvironmentProblem) -> None:
     from cuadrilla.runfile import read_run_config
     from cuadrilla.train.alarms import Alarms
 
+    write_failure(run, reason=error.message)
     with suppress(CuadrillaError), Alarms(read_run_config(run).alarm, run=run) as alarms:
         alarms.hear("failed", {"reason": error.message})
 

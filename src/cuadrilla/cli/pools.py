@@ -2,13 +2,16 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.pool import Pool
 from cuadrilla.errors import ConfigError, EnvironmentProblem
+
+if TYPE_CHECKING:
+    from cuadrilla.engines.dask import Scheduler
 
 LOCAL, DASK = ENGINES = ("local", "dask")
 ONLY_HERE = "--host 127.0.0.1 --dashboard-address 127.0.0.1"
@@ -58,8 +61,16 @@ def chosen_pool(
 def _dask_pool(
     scheduler: str, tls: tuple[Path | None, ...], *, insecure: bool, encoder: str
 ) -> AbstractContextManager[Pool]:
+    address = named_scheduler(scheduler, tls, insecure=insecure)
+    from cuadrilla.engines.dask import dask_pool
+
+    return dask_pool(address, encoder=encoder)
+
+
+def named_scheduler(scheduler: str, tls: tuple[Path | None, ...], *, insecure: bool) -> "Scheduler":
+    """Raises ConfigError, EnvironmentProblem, LinkError."""
     try:
-        from cuadrilla.engines.dask import TlsFiles, dask_pool, parse_scheduler
+        from cuadrilla.engines.dask import TlsFiles, parse_scheduler
     except ImportError as error:
         raise EnvironmentProblem("Dask is not installed: {error}", error=error, hint=INSTALL) from error
     ca, certificate, key = tls
@@ -68,4 +79,4 @@ def _dask_pool(
             "a certificate needs its key and an authority", hint="give --tls-ca-file, --tls-cert, --tls-key"
         )
     files = TlsFiles(ca=ca, certificate=certificate, key=key) if ca and certificate and key else None
-    return dask_pool(parse_scheduler(scheduler, tls=files, insecure=insecure), encoder=encoder)
+    return parse_scheduler(scheduler, tls=files, insecure=insecure)

@@ -41,6 +41,11 @@ HostNames = Annotated[
     typer.Option("--host", metavar="NAME:PORT", help="Another name that callers may use; may be repeated."),
 ]
 Certificate = Annotated[Path | None, typer.Option("--certificate", help="A PEM file, for https.")]
+MostSeconds = Annotated[float, typer.Option("--most-seconds", min=1, max=86_400, help="Time limit of a call.")]
+MostBody = Annotated[int, typer.Option("--most-body", min=1024, max=2**30, help="Bytes of a call's body, at most.")]
+LogFile = Annotated[
+    Path | None, typer.Option("--log", help="Write a line for each call to this file, without its text.")
+]
 PrivateKey = Annotated[Path | None, typer.Option("--private-key", help="The certificate's key, a PEM file.")]
 
 
@@ -67,16 +72,14 @@ def serve(
     queue: Annotated[
         int, typer.Option(min=-1, max=100_000, help="Texts that may wait for a slot (-1: a quarter of the slots).")
     ] = -1,
-    most_seconds: Annotated[float, typer.Option(min=1, max=86_400, help="Time limit of a call.")] = 300,
-    most_body: Annotated[int, typer.Option(min=1024, max=2**30, help="Bytes of a call's body, at most.")] = 2**20,
+    most_seconds: MostSeconds = 300,
+    most_body: MostBody = 2**20,
     certificate: Certificate = None,
     private_key: PrivateKey = None,
-    log_file: Annotated[
-        Path | None, typer.Option("--log", help="Write a line for each call to this file, without its text.")
-    ] = None,
+    log_file: LogFile = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="With --log: the prompts, too.")] = False,
 ) -> None:
-    """Serve models over HTTP: OpenAI's API, and a page to try them. SIGTERM or Ctrl-C lets calls end (10 s)."""
+    """Serve models over HTTP: OpenAI's API, and a page to try them. SIGTERM or Ctrl-C lets calls end (8 s)."""
     require_serving()
     if precision not in PRECISIONS:
         raise ConfigError(
@@ -108,10 +111,11 @@ def serve(
         limits = Limits(body_bytes=most_body)
         edge = Edge(make_app(service), key=key, hosts=port.hosts(*(host or ())), limits=limits)
         answer(
-            service.meters.counting(edge),
+            service.meters.calls.counting(edge),
             port=port,
             listener=listener,
             draining=service.drain,
+            late=service.end_calls,
             ready=lambda: _tell(served, predictors.names, port=port, key=key),
         )
 
@@ -170,10 +174,14 @@ def ask_key(path: Path | None) -> str:
 
 
 def log_calls(path: Path | None) -> None:
-    """Lines of the service's own log; nothing that a caller has written is in them."""
+    """Lines of the service's own log; nothing that a caller has written is in them. Raises ConfigError."""
     if path is None:
         return
-    handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8")
+    try:
+        handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8")
+    except OSError as error:
+        hint = "name a file in a folder that exists"
+        raise ConfigError("{path}: {reason}", path=path, reason=error.strerror, hint=hint) from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("cuadrilla.serve")
     log.setLevel(logging.INFO)

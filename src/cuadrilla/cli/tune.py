@@ -71,7 +71,9 @@ def tune(
     with ExitStack() as stack:
         watched = stack.enter_context(_Watched())
         if config.tune.function:
-            places: Doing = stack.enter_context(call_places(config, together=together, elsewhere=elsewhere))
+            folder = run_file.parent
+            opened = call_places(config, folder=folder, together=together, elsewhere=elsewhere)
+            places: Doing = stack.enter_context(opened)
         else:
             elsewhere.refuse()
             places = _places(run_file, sets or [], together=together)

@@ -13,6 +13,7 @@ CHECKS: Mapping[str, Check] = {
     "machine.python": machine.python,
     "machine.memory": machine.memory,
     "machine.disk": machine.disk,
+    "machine.files": machine.files,
     "machine.slow_disk": machine.slow_disk,
     "machine.unanswered": machine.unanswered,
     "machine.power": machine.power,

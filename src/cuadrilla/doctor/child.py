@@ -2,6 +2,7 @@
 
 speed FOLDER               bytes per second that are read from a new file there
 name                       the addresses that this machine's own name leads to
+port                       on which this machine coordinates a crew, if it does
 link ADDRESS FOLDER SECS   the steps of `cuadrilla check link`, a JSON object per line; it loads torch
 """
 
@@ -46,6 +47,18 @@ def own_addresses() -> list[str]:
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
 
+def own_port() -> int | None:
+    """As the home folder has it."""
+    from cuadrilla.errors import LinkError
+    from cuadrilla.home import Home
+    from cuadrilla.link.address import Address
+
+    try:
+        return Address.parse(str(Home.of_user().open_crew().get("address"))).port
+    except LinkError:
+        return None
+
+
 def link_steps(address: str, folder: Path, seconds: float) -> None:
     """Each step as it is done."""
     from cuadrilla.link.address import Address
@@ -83,6 +96,8 @@ def main() -> None:
                 sys.stdout.write(f"{speed(Path(arguments[0])):.0f}\n")
             case "name":
                 sys.stdout.write(" ".join(own_addresses()) + "\n")
+            case "port":
+                sys.stdout.write(f"{own_port() or ''}\n")
             case "link":
                 link_steps(arguments[0], Path(arguments[1]), float(arguments[2]))
     except OSError as error:

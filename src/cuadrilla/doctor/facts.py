@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import psutil
 
-from cuadrilla.doctor.child import SPEED_BYTES, child_argv
+from cuadrilla.doctor.child import SPEED_BYTES, child_argv, own_port
 from cuadrilla.doctor.programs import ProgramAnswer, answer_of
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
@@ -33,16 +33,17 @@ from cuadrilla.host.card import addresses
 from cuadrilla.host.devices import Device, probe_devices
 from cuadrilla.host.facts import Facts, read_facts, read_text
 from cuadrilla.host.reachability import Reachability, default_card, read_reachability
+from cuadrilla.host.room import is_slow, mount_of
 from cuadrilla.host.usage import PSUTIL_ERRORS, read_battery
-from cuadrilla.link.address import Address, lan_address
+from cuadrilla.link.address import lan_address
 from cuadrilla.messages import CATALOGUE
 
 DEVICES_SECONDS = 30.0
 PATIENCE_SECONDS = 10.0  # beyond that, for a file system that no time limit reaches
+HOME_SECONDS = 5.0
 PROGRAM_SECONDS = 10.0
 WINDOWS_SECONDS = 15.0  # the first program of Windows that WSL starts takes seconds
 SPEED_SECONDS = 10.0
-SLOW_FILESYSTEMS = ("9p", "drvfs", "v9fs", "virtiofs", "fuse", "fuseblk", "cifs", "smb3", "nfs", "nfs4")
 WSL_NVIDIA_SMI = "/usr/lib/wsl/lib/nvidia-smi"
 WINDOWS_SYSTEM = Path("/mnt/c/Windows/System32")
 SMI_QUERY = ("--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader")
@@ -63,6 +64,9 @@ class Folder:
     filesystem: str = ""
     total_bytes: int | None = None
     free_bytes: int | None = None
+    free_files: int | None = None
+    """How many more it takes (inodes), where it counts them."""
+    writable: bool | None = None
     read_bytes_per_second: float | None = None
 
 
@@ -117,6 +121,8 @@ class Firewalls:
     ufw_enabled: bool = False
     ufw: ProgramAnswer | None = None
     firewalld: ProgramAnswer | None = None
+    nft: ProgramAnswer | None = None
+    """All rules of nftables, as JSON."""
     defender_rule: ProgramAnswer | None = None
     mac: ProgramAnswer | None = None
     mac_program: ProgramAnswer | None = None
@@ -173,6 +179,8 @@ class Symptoms:
     firewalls: Firewalls = Firewalls()
     power: Power = Power()
     installation: Installation = Installation()
+    temporary: bool = True
+    """Whether the folder that TMPDIR names, if it does, is there."""
     unanswered: tuple[str, ...] = ()
     """Of these fields, those that nothing is known of because their reader hangs."""
 
@@ -184,7 +192,7 @@ class Symptoms:
 def read_symptoms(*, port: int | None = None, devices_seconds: float = DEVICES_SECONDS) -> Symptoms:
     """This machine, now. Never raises."""
     host = read_facts()
-    ours = _open_port()
+    ours, at_home = _open_port()
     port = ours if port is None else port
     address = _address()
     work: dict[str, Callable[[], Any]] = {
@@ -196,6 +204,7 @@ def read_symptoms(*, port: int | None = None, devices_seconds: float = DEVICES_S
         "power": lambda: read_power(host),
         "folder": lambda: read_folder(_here()),
         "home": lambda: read_folder(_home(), measured=host.wsl is not None),
+        "temporary": lambda: "TMPDIR" not in os.environ or os.path.isdir(os.environ["TMPDIR"]),
         "hostname_leads_to": read_name,
         "reachability": lambda: read_reachability(address, system=host.system),
         "time_service": lambda: read_time_service(host),
@@ -215,7 +224,7 @@ def read_symptoms(*, port: int | None = None, devices_seconds: float = DEVICES_S
         shm=read_folder(Path("/dev/shm")) if host.system == "Linux" and Path("/dev/shm").is_dir() else None,
         swap_bytes=_swap(),
         installation=read_installation(),
-        unanswered=tuple(name for name in work if name not in found),
+        unanswered=tuple(name for name in work if name not in found or (name == "home" and not at_home)),
         **found,
     )
 
@@ -321,6 +330,7 @@ def read_firewalls(host: Facts, port: int | None) -> Firewalls:
         ufw_enabled="ENABLED=yes" in read_text(Path("/etc/ufw/ufw.conf")).splitlines(),
         ufw=answer_of(["ufw", "status"], seconds=PROGRAM_SECONDS),
         firewalld=answer_of(["firewall-cmd", "--list-ports"], seconds=PROGRAM_SECONDS),
+        nft=answer_of(["nft", "-j", "list", "ruleset"], seconds=PROGRAM_SECONDS),
     )
 
 
@@ -366,22 +376,35 @@ def parse_powercfg(text: str) -> int | None:
 
 def read_folder(path: Path, *, measured: bool = False) -> Folder:
     """What holds a folder. A file system that may be slow, or hang, is looked at in a child process and measured."""
-    mount, filesystem = parse_mounts(read_text(Path("/proc/mounts")), str(path))
+    mount, filesystem = mount_of(str(path))
     total, free, speed = None, None, None
-    if measured or filesystem.partition(".")[0] in SLOW_FILESYSTEMS:
+    files, writable = None, None
+    if measured or is_slow(filesystem):
         total, free, speed = parse_speed(answer_of(child_argv("speed", str(path)), seconds=SPEED_SECONDS))
     else:
         with contextlib.suppress(OSError):
             usage = shutil.disk_usage(path)
             total, free = usage.total, usage.free
+            files = free_files(path)
+            writable = os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
     return Folder(
         path=str(path),
         mount=mount,
         filesystem=filesystem,
         total_bytes=total,
         free_bytes=free,
+        free_files=files,
+        writable=writable,
         read_bytes_per_second=speed,
     )
+
+
+def free_files(path: Path) -> int | None:
+    """None where files are not counted, as by btrfs and Windows. Raises OSError."""
+    if not hasattr(os, "statvfs"):
+        return None
+    found = os.statvfs(path)
+    return found.f_favail if found.f_files else None
 
 
 def parse_speed(said: ProgramAnswer | None) -> tuple[int | None, int | None, float | None]:
@@ -392,20 +415,6 @@ def parse_speed(said: ProgramAnswer | None) -> tuple[int | None, int | None, flo
         numbers = [*numbers, int(SPEED_BYTES / SPEED_SECONDS)] if len(numbers) == 2 else [0, 0, 0]
     total, free, speed = (*numbers, None, None, None)[:3]
     return total or None, free if total else None, speed
-
-
-def parse_mounts(text: str, path: str) -> tuple[str, str]:
-    """(mount point, type) of the file system with this path, from /proc/mounts: the longest and the last one."""
-    best = ("/", "")
-    for line in text.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        mount = fields[1].replace("\\040", " ")
-        inside = path == mount or path.startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= len(best[0]):
-            best = (mount, fields[2])
-    return best
 
 
 def read_name() -> tuple[str, ...] | None:
@@ -480,12 +489,14 @@ def _address() -> str:
         return ""
 
 
-def _open_port() -> int | None:
-    """Of the coordinator that runs on this machine."""
-    try:
-        return Address.parse(str(Home.of_user().open_crew().get("address"))).port
-    except LinkError:
-        return None
+def _open_port() -> tuple[int | None, bool]:
+    """Of the coordinator that runs on this machine; and whether the home folder has answered."""
+    home = os.path.abspath(Home.of_user().path)
+    if is_slow(mount_of(home)[1]):  # it may hang, and a thread that looks there would keep this process
+        said = answer_of(child_argv("port"), seconds=HOME_SECONDS)
+        told = said.text if said and said.ok else ""
+        return int(told) if told.isdigit() else None, said is None or said.code is not None
+    return own_port(), True
 
 
 def _here() -> Path:

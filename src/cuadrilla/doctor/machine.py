@@ -11,6 +11,8 @@ from cuadrilla.messages import Message
 
 GIB = 2**30
 NO_DISK_BYTES, LITTLE_DISK_BYTES = GIB, 5 * GIB
+FEW_FILES = 1000
+"""A run makes some dozens, and so does each checkpoint's neighbour."""
 NO_MEMORY_BYTES, LITTLE_MEMORY_BYTES, LITTLE_FREE_BYTES = 2 * GIB, 4 * GIB, GIB // 2
 SLOW_BYTES_PER_SECOND = 50e6
 DAY_SECONDS = 86_400
@@ -67,6 +69,38 @@ def _room(folder: Folder, *, is_root: bool) -> str:
         gigabytes = math.ceil((folder.total_bytes or 0) / GIB) + LITTLE_DISK_BYTES // GIB
         return as_root(f"mount -o remount,size={gigabytes}G {shlex.quote(folder.mount)}", is_root=is_root)
     return f"du -xhd1 {shlex.quote(folder.mount)} | sort -h | tail"
+
+
+def files(seen: Symptoms) -> Iterator[Diagnosis]:
+    """Files can be made, here and in the home folder."""
+    judged: set[str] = set()
+    for folder in (seen.folder, seen.home):
+        if folder.free_files is None or folder.free_files >= FEW_FILES or folder.mount in judged:
+            continue
+        judged.add(folder.mount)
+        yield fail(
+            Message("{path} takes {count:,} more files (inodes), however much room it has", path=folder.path,
+                    count=folder.free_files),
+            remedy=_remedy(folder),
+            command=_room_for_files(folder, is_root=seen.is_root),
+            fixable=folder.filesystem == "tmpfs",
+        )  # fmt: skip
+    if seen.home.writable is False and "CUADRILLA_HOME" not in seen.environ:
+        yield fail(
+            Message("{path} cannot be written to, and a crew's keys are kept there", path=seen.home.path),
+            remedy=Message("this keeps them in the folder where you are"),
+            command="export CUADRILLA_HOME=$PWD/.cuadrilla",
+        )
+    elif seen.folder.writable is False:
+        yield warn(
+            Message("{path} cannot be written to: no run can begin there", path=seen.folder.path), command="cd ~"
+        )
+
+
+def _room_for_files(folder: Folder, *, is_root: bool) -> str:
+    if folder.filesystem == "tmpfs":
+        return as_root(f"mount -o remount,nr_inodes=1000000 {shlex.quote(folder.mount)}", is_root=is_root)
+    return f"du --inodes -xd1 {shlex.quote(folder.mount)} | sort -n | tail"
 
 
 def slow_disk(seen: Symptoms) -> Iterator[Diagnosis]:
@@ -205,6 +239,8 @@ def variables(seen: Symptoms) -> Iterator[Diagnosis]:
 
 def _known_bad(seen: Symptoms) -> Iterator[tuple[str, str]]:
     given = seen.environ
+    if not seen.temporary:
+        yield "TMPDIR", Message("TMPDIR={value}: there is no such folder", value=given.get("TMPDIR", ""))
     cards = {card.name for card in seen.cards}
     if "GLOO_DEVICE_TRANSPORT" in given:
         value = given["GLOO_DEVICE_TRANSPORT"]

@@ -1,7 +1,7 @@
 """Checks of the network: cards, the machine's own name, and what keeps others from the port of a coordinator.
 
 The firewalls are looked at only when a port is given (`--port`) or a coordinator runs here: a machine that joins a
-crew dials out and need not be reached. As far as a user may see them: iptables' rules are root's.
+crew dials out and need not be reached. As far as a user may see them: the rules of iptables and nftables are root's.
 """
 
 import ipaddress
@@ -10,8 +10,10 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cuadrilla.doctor import nftables
 from cuadrilla.doctor.diagnosis import Diagnosis, as_root, fail, warn, well
 from cuadrilla.doctor.facts import Symptoms
+from cuadrilla.doctor.programs import ProgramAnswer
 from cuadrilla.messages import Message
 
 SMALL_MTU = 1280  # the least that IPv6 allows; VPNs stay above it
@@ -113,6 +115,10 @@ def firewall(seen: Symptoms) -> Iterator[Diagnosis]:
     if seen.port is None:
         return
     found = [*_ufw(seen, seen.port), *_firewalld(seen, seen.port)] or [*_iptables(seen, seen.port)]
+    closed = list(_nftables(seen, seen.port, judged=bool(found)))
+    if any(each.level != "ok" for each in closed):  # then it does not matter that the others let everybody in
+        found = [each for each in found if each.level != "ok"]
+    found += closed
     found += [*_defender(seen, seen.port), *_mac(seen, seen.port)]
     yield from found
 
@@ -204,6 +210,47 @@ def judge(rules: str, port: int) -> Ruling | None:
         if ports is None or _in_ports(ports.replace(":", "-"), port):
             return Ruling(options["-j"], rule, names_port=ports == str(port))
     return Ruling(policy[1])
+
+
+def _nftables(seen: Symptoms, port: int, *, judged: bool) -> Iterator[Diagnosis]:
+    """`judged`: another firewall has had its say, so that it is no news that this one lets everybody in."""
+    answer, walls = seen.firewalls.nft, seen.firewalls
+    ruleset = nftables.parse_ruleset(answer.text) if answer is not None and answer.ok else None
+    if answer is None or ruleset is None:
+        yield from _unseen(seen, answer, port)
+        return
+    card = next((card.name for card in seen.cards if seen.address and seen.address in card.addresses), "")
+    newcomer = nftables.Newcomer(port=port, address=seen.address, card=card)
+    firewalld = walls.firewalld is not None and walls.firewalld.ok
+    closed = list(nftables.closed_by(ruleset, newcomer, iptables=bool(walls.iptables), firewalld=firewalld))
+    for wall in closed:
+        yield _closed(seen, wall, port)
+    if ruleset.bases and not closed and not judged:
+        yield well(Message("nftables lets port {port} in", port=port))
+
+
+def _closed(seen: Symptoms, wall: nftables.Closed, port: int) -> Diagnosis:
+    chain = " ".join(wall.chain)
+    kept = "nftables keeps others from port {port}: rule {handle} of {chain}"
+    cause = Message(kept, port=port, handle=wall.handle, chain=chain)
+    if not wall.handle:
+        cause = Message("nftables keeps others from port {port}: the policy of {chain} is drop", port=port, chain=chain)
+    return fail(
+        cause,
+        remedy=Message("to keep it after a restart, change the file with these rules, such as /etc/nftables.conf"),
+        command=as_root(wall.opens(port), is_root=seen.is_root),
+        fixable=True,
+    )
+
+
+def _unseen(seen: Symptoms, answer: ProgramAnswer | None, port: int) -> Iterator[Diagnosis]:
+    if answer is None:
+        return
+    if not answer.ok and answer.code is not None and not seen.is_root:
+        command = f"sudo cuadrilla doctor --port {port}"
+        yield well(Message("only root can see what nftables lets in: {command}", command=command))
+        return
+    yield well(Message("what nftables lets in is not known: its rules cannot be read here"))
 
 
 def _defender(seen: Symptoms, port: int) -> Iterator[Diagnosis]:

@@ -68,7 +68,7 @@ class Children:
             self.last_words[name] = said = process.stdout.read()
             process.stdout.close()
             if process.returncode:
-                reason = _reason(said, process.returncode)
+                reason = reason_of(said, process.returncode)
                 if short and name in killed:
                     reason = Message(KILLED_FOR_MEMORY, reason=reason)
                 self._died(name, reason)
@@ -120,7 +120,8 @@ def _parse(said: str) -> Mapping[str, str] | None:
     return words if isinstance(words, dict) and "error" in words else None
 
 
-def _reason(said: str, returncode: int) -> Message:
+def reason_of(said: str, returncode: int) -> Message:
+    """Why a child ended otherwise than in order: what it said last, or its exit code."""
     words = _parse(said)
     if words:
         return Message("{error} (exit code {code})", error=words["error"], code=returncode)

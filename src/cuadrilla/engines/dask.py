@@ -1,8 +1,10 @@
-"""A Dask cluster does the jobs of a preparation (`data prepare --engine dask`).
+"""A Dask cluster does the jobs of a preparation (`data prepare --engine dask`), or the calls of a user's function (`tune
+--scheduler`).
 
 Invariants
 * Workers need none of our files: a job travels with the bytes that it reads, and those of its result come back, sealed.
-  A job depends on nothing else, so Dask may repeat it elsewhere when a worker dies.
+  A job depends on nothing else, so Dask may repeat it elsewhere when a worker dies. A call travels with the user's
+  files and is repeated by who asked for it.
 * This process dials the scheduler and nothing else, and listens on nothing.
 * Who reaches a scheduler can run programs on its workers, and who has taken one over can on this machine, because
   Dask's messages are pickles. So it must be a scheduler with TLS, which knows its members by their certificates, one
@@ -20,7 +22,7 @@ import ssl
 import time
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ from cuadrilla.data.chunks import place_chunk
 from cuadrilla.data.encode import FAST, PLAIN
 from cuadrilla.data.pool import AHEAD, Jobs, error_of, in_order
 from cuadrilla.data.work import Job, LoadJob, files_of, request, run_apart
+from cuadrilla.engines.calls import call_apart
 from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.link.address import Address
 from cuadrilla.log import to_files_only
@@ -216,12 +219,18 @@ def dask_pool(scheduler: Scheduler, *, encoder: str) -> Iterator["DaskPool"]:
     Raises LinkError (no scheduler, no workers), EnvironmentProblem (they have another program).
     """
     wanted = {name: value for name, value in program().items() if name != FAST or encoder != PLAIN}
+    with _connected(scheduler) as client:
+        pool = DaskPool(client, scheduler, wanted)
+        pool.check_workers()
+        yield pool
+
+
+@contextmanager
+def _connected(scheduler: Scheduler) -> Iterator[distributed.Client]:
     with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 GiB"}):
         client = _connect(scheduler)
         try:
-            pool = DaskPool(client, scheduler, wanted)
-            pool.check_workers()
-            yield pool
+            yield client
         finally:
             with suppress(TimeoutError, OSError):
                 client.close(timeout=CLOSE_SECONDS)
@@ -277,7 +286,7 @@ class DaskPool:
 
         The scheduler counts as one: it unpacks the jobs that it hands on.
         """
-        with self._answering():
+        with _answering(self._scheduler):
             try:
                 found = {str(self._scheduler): self._client.run_on_scheduler(differences, self._wanted)}
             except ImportError as error:
@@ -286,16 +295,12 @@ class DaskPool:
         if problems := [problem for each in (found | workers).items() if (problem := _problem(*each))]:
             raise problems[0]
         if not workers:
-            raise LinkError(
-                "the scheduler {scheduler} has no workers",
-                scheduler=self._scheduler,
-                hint="start one on each machine: dask worker {scheduler}, with the options in docs/dask.md",
-            )
+            raise _no_workers(self._scheduler)
 
     def _submit(self, job: Job, payload: bytes) -> Callable[[], None]:
         files = {name: path.read_bytes() for name, path in files_of(job).items()}
         given = [self._send_once(raw) if name == SHARED else raw for name, raw in files.items()]
-        with self._answering():
+        with _answering(self._scheduler):
             future = self._client.submit(
                 _work, self._wanted, request(job), payload, list(files), *given, pure=False, key=None
             )
@@ -309,7 +314,7 @@ class DaskPool:
         return self._shared[key]
 
     def _finish(self, job: Job, future: distributed.Future) -> None:
-        with self._answering():
+        with _answering(self._scheduler):
             while not future.done():
                 try:
                     future.exception(timeout=LOOK_SECONDS)  # waits, and does not fetch the result yet
@@ -326,73 +331,246 @@ class DaskPool:
 
     def _look(self) -> None:
         """How many threads the workers have now. Raises LinkError if there has been none for too long."""
-        with self._answering():
+        with _answering(self._scheduler):
             self._num_threads = sum(self._client.nthreads(callback_timeout=SILENT_SECONDS).values())
-        if self._num_threads:
-            self._last_worker = time.monotonic()
-        elif time.monotonic() - self._last_worker > ALONE_SECONDS:
-            raise LinkError(
-                "the scheduler {scheduler} has had no workers for {seconds:.0f} s",
-                scheduler=self._scheduler,
-                seconds=ALONE_SECONDS,
-                hint="start some, then run the same command again; finished work is kept",
-            )
+        self._last_worker = _last_worker(self._scheduler, self._last_worker, is_there=self._num_threads > 0)
 
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        """What may go wrong between a scheduler and us, as errors of ours."""
-        try:
-            yield
-        except CuadrillaError:
-            raise
-        except KilledWorker as error:
-            raise ResourceError(
-                "{deaths} workers ended during the same piece of work, the last one was {worker};"
-                " they may have run out of memory",
-                deaths=error.allowed_failures + 1,
-                worker=error.last_worker.address,
-                hint="give each worker more memory (--nworkers smaller, --memory-limit larger), then run the same"
-                " command again; finished work is kept",
-            ) from None
-        except ImportError as error:
-            raise EnvironmentProblem(
-                "a worker cannot run cuadrilla: {reason}",
-                reason=one_line(str(error)),
-                hint=INSTALL_THERE,
-                version=__version__,
-            ) from None
-        except (CancelledError, OSError) as error:
-            raise LinkError(
-                "the scheduler {scheduler} is gone: {reason}",
-                scheduler=self._scheduler,
-                reason=one_line(str(error) or type(error).__name__),
-                hint="start it and its workers, then run the same command again; finished work is kept",
-            ) from None
+
+@contextmanager
+def _answering(scheduler: Scheduler) -> Iterator[None]:
+    """What may go wrong between a scheduler and us, as errors of ours."""
+    try:
+        yield
+    except CuadrillaError:
+        raise
+    except KilledWorker as error:
+        raise ResourceError(
+            "{deaths} workers ended during the same piece of work, the last one was {worker};"
+            " they may have run out of memory",
+            deaths=error.allowed_failures + 1,
+            worker=error.last_worker.address,
+            hint="give each worker more memory (--nworkers smaller, --memory-limit larger), then run the same"
+            " command again; finished work is kept",
+        ) from None
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "a worker cannot run cuadrilla: {reason}",
+            reason=one_line(str(error)),
+            hint=INSTALL_THERE,
+            version=__version__,
+        ) from None
+    except (CancelledError, OSError) as error:
+        raise LinkError(
+            "the scheduler {scheduler} is gone: {reason}",
+            scheduler=scheduler,
+            reason=one_line(str(error) or type(error).__name__),
+            hint="start it and its workers, then run the same command again; finished work is kept",
+        ) from None
+
+
+def _no_workers(scheduler: Scheduler) -> LinkError:
+    return LinkError(
+        "the scheduler {scheduler} has no workers",
+        scheduler=scheduler,
+        hint="start one on each machine: dask worker {scheduler}, with the options in docs/dask.md",
+    )
+
+
+def _last_worker(scheduler: Scheduler, before: float, *, is_there: bool) -> float:
+    """When there was a worker last. Raises LinkError if that is too long ago."""
+    now = time.monotonic()
+    if is_there:
+        return now
+    if now - before > ALONE_SECONDS:
+        raise LinkError(
+            "the scheduler {scheduler} has had no workers for {seconds:.0f} s",
+            scheduler=scheduler,
+            seconds=ALONE_SECONDS,
+            hint="start some, then run the same command again; finished work is kept",
+        )
+    return before
 
 
 def _problem(address: str, answer: object) -> EnvironmentProblem | None:
     """What `differences` said, or why it could not."""
     if isinstance(answer, Exception):
-        return EnvironmentProblem(
-            "Dask's process {address} cannot run cuadrilla: {reason}",
-            address=address,
-            reason=one_line(str(answer)),
-            hint=INSTALL_THERE,
-            version=__version__,
-        )
+        return _unable(address, answer)
     return _other_program(address, answer) if isinstance(answer, dict) and answer else None
 
 
-def _other_program(address: str, differs: Mapping[str, list[str]]) -> EnvironmentProblem:
-    lines = [
+def _unable(address: str, error: Exception) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        "Dask's process {address} cannot run cuadrilla: {reason}",
+        address=address,
+        reason=one_line(str(error)),
+        hint=INSTALL_THERE,
+        version=__version__,
+    )
+
+
+def _in_lines(differs: Mapping[str, list[str]]) -> list[Message]:
+    return [
         Message("{name}: {theirs} there, {ours} here", name=name, theirs=theirs, ours=ours)
         for name, (theirs, ours) in differs.items()
     ]
+
+
+def _other_program(address: str, differs: Mapping[str, list[str]]) -> EnvironmentProblem:
     return EnvironmentProblem(
         "Dask's process {address} has another program than this machine and might make other bytes",
         address=address,
-        details=lines,
+        details=_in_lines(differs),
         hint="install the same there and restart it (without gigatoken: --encoder tokenizers)"
         if FAST in differs
         else "install the same on all machines and restart the workers",
+    )
+
+
+# -- calls of a user's function --------------------------------------------------------------------------------------
+
+
+def calls_program(packages: Collection[str]) -> dict[str, str]:
+    """What may decide a function's results on this machine: among others the versions of what it imports."""
+    found = {
+        "cuadrilla": __version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "distributed": distributed.__version__,
+    }
+    known = metadata.packages_distributions() if packages else {}
+    return found | {name: metadata.version(known[name][0]) for name in sorted(packages) if name in known}
+
+
+def _call(
+    wanted: dict[str, str], packages: list[str], request: dict[str, Any], code: dict[str, bytes]
+) -> dict[str, Any]:
+    """One call. A worker that joined late has not been looked at before."""
+    worker = distributed.get_worker()
+    if differs := _differing(calls_program(packages), wanted):
+        return {"worker": worker.address, "differs": differs}
+    key = worker.get_current_task()
+
+    def is_wanted() -> bool:
+        """Dask cancels what runs by calling it so: when who asked has gone, too."""
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state in ("executing", "long-running")
+
+    threads, where = worker.state.nthreads, worker.local_directory
+    return call_apart(request, code, threads=threads, where=where, is_wanted=is_wanted)
+
+
+def _differing(theirs: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, list[str]]:
+    return {name: [theirs.get(name, "-"), value] for name, value in wanted.items() if theirs.get(name) != value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallEnd:
+    """How a call on a worker ended: exit code, answer, and what it printed. `is_lost`: it has to be made elsewhere."""
+
+    code: int = 0
+    said: str = ""
+    talk: bytes = b""
+    is_lost: bool = False
+
+
+@contextmanager
+def dask_calls(scheduler: Scheduler, *, packages: Collection[str]) -> Iterator["DaskCalls"]:
+    """Who makes calls of a function that imports `packages`.
+
+    Raises LinkError (no scheduler, no workers), EnvironmentProblem (workers that differ from this machine, or, in what
+    this machine lacks, from each other).
+    """
+    with _connected(scheduler) as client:
+        calls = DaskCalls(client, scheduler, sorted(packages))
+        try:
+            calls.check_workers()
+            yield calls
+        finally:
+            calls.cancel()
+
+
+class DaskCalls:
+    """One call at a time on each worker. Used by one thread."""
+
+    def __init__(self, client: distributed.Client, scheduler: Scheduler, packages: list[str]) -> None:
+        self.workers: list[str] = []
+        """Their addresses, as they were a moment ago."""
+        self._client, self._scheduler, self._packages = client, scheduler, packages
+        self._wanted: dict[str, str] = {}
+        self._running: dict[str, distributed.Future] = {}
+        self._last_look = -LOOK_SECONDS
+        self._last_worker = time.monotonic()
+
+    def check_workers(self) -> None:
+        """The scheduler needs to have cuadrilla, too: it unpacks what it hands on. Raises LinkError,
+        EnvironmentProblem."""
+        with _answering(self._scheduler):
+            try:
+                self._client.run_on_scheduler(calls_program, [])
+            except ImportError as error:
+                raise _unable(str(self._scheduler), error) from None
+            found = self._client.run(calls_program, self._packages, on_error="return")
+        if not found:
+            raise _no_workers(self._scheduler)
+        for address, answer in sorted(found.items()):
+            if isinstance(answer, Exception):
+                raise _unable(address, answer)
+        here = calls_program(self._packages)
+        self._wanted = next(program for _, program in sorted(found.items())) | here
+        for address, theirs in sorted(found.items()):
+            if differs := _differing(theirs, self._wanted):
+                raise _other_versions(address, differs)
+        self._look_around()
+
+    def begin(self, worker: str, request: dict[str, Any], code: dict[str, bytes]) -> None:
+        with _answering(self._scheduler):
+            self._running[worker] = self._client.submit(
+                _call, self._wanted, self._packages, request, code, workers=[worker], allow_other_workers=False,
+                pure=False, key=None,
+            )  # fmt: skip
+
+    def look(self) -> dict[str, CallEnd]:
+        """Whose call has ended since, by worker. Raises LinkError, EnvironmentProblem."""
+        states = {worker: future.status for worker, future in self._running.items()}
+        self._look_around(now=any(state in ("cancelled", "lost") for state in states.values()))
+        ended = {}
+        for worker, state in states.items():
+            if state != "pending" or worker not in self.workers:
+                ended[worker] = self._end_of(self._running.pop(worker), state)
+        return ended
+
+    def cancel(self) -> None:
+        """Have no call go on; `look` tells of them."""
+        if self._running and self._client.status == "running":
+            with suppress(OSError, TimeoutError, CancelledError):
+                self._client.cancel(list(self._running.values()), force=True)
+
+    def _end_of(self, future: distributed.Future, state: str) -> CallEnd:
+        with _answering(self._scheduler):
+            if state == "finished":
+                answer = future.result()
+                if "differs" in answer:
+                    raise _other_versions(answer["worker"], answer["differs"])
+                return CallEnd(**answer)
+            if state == "error" and not isinstance(error := future.exception(), KilledWorker):
+                raise error
+            if state == "pending":
+                future.cancel()
+        return CallEnd(is_lost=True)
+
+    def _look_around(self, *, now: bool = False) -> None:
+        """Who is there. Raises LinkError if there has been nobody for too long."""
+        if not now and time.monotonic() - self._last_look < LOOK_SECONDS:
+            return
+        with _answering(self._scheduler):
+            self.workers = sorted(self._client.nthreads(callback_timeout=SILENT_SECONDS))
+        self._last_look = time.monotonic()
+        self._last_worker = _last_worker(self._scheduler, self._last_worker, is_there=bool(self.workers))
+
+
+def _other_versions(address: str, differs: Mapping[str, list[str]]) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        "Dask's process {address} has other versions and might give other results",
+        address=address,
+        details=_in_lines(differs),
+        hint="install the same on all machines and restart the workers",
     )

@@ -22,14 +22,14 @@ from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
-from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
+from cuadrilla.rundir import FolderLock, RunDir, make_private, write_failure, write_json
 from cuadrilla.runfile import Resolved, dump
-from cuadrilla.train.alarms import Alarms
+from cuadrilla.train.alarms import Alarms, reason_of
 
 if TYPE_CHECKING:
     from cuadrilla.engines.crew import Opening
     from cuadrilla.engines.island import Island
-    from cuadrilla.train.coordinate import Outcome
+    from cuadrilla.train.coordinate import CoordinatorRuntime, Outcome
     from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
 
@@ -76,12 +76,13 @@ def train_run(
             return follow(resolved.config, folder.path, island, stopping=audience.stopping)
         stack.enter_context(FolderLock(folder.lock, purpose=Message("training")))
         stack.enter_context(_logging_to(folder.logs, verbose=audience.verbose))
+        alarms = stack.enter_context(Alarms(resolved.config.alarm, run=folder))
+        word = stack.enter_context(_LastWord(folder))
         cluster = None
         if isinstance(engine, CrewEngine):
             from cuadrilla.engines.ray.cluster import cluster_of  # it imports gRPC
 
             cluster = stack.enter_context(cluster_of(engine, folder, practice=home is None, nodes=nodes))
-        alarms = stack.enter_context(Alarms(resolved.config.alarm, run=folder))
         from cuadrilla.engines.local import run_local  # torch is loaded while Ray is being started
         from cuadrilla.train.setup import assemble, make_task
         from cuadrilla.train.sinks import JsonlSink
@@ -105,7 +106,7 @@ def train_run(
                 allow_changes=allow_changes,
                 stop_at=stop_at,
             )
-            context.store.hear = alarms.hear
+            context.store.hear, word.coordination = alarms.hear, context.coordination
             write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
             write_json(folder.env, read_environment(), private=True)
             sinks.extend(audience.sinks(context))
@@ -128,6 +129,28 @@ def train_run(
         finally:
             for sink in sinks:
                 sink.close()
+
+
+class _LastWord:
+    """What makes a training fail is in its events, once: said by whoever coordinates, as soon as somebody does.
+
+    Who typed something wrong (ConfigError) is there to read it, and nothing has failed.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self.coordination: CoordinatorRuntime | None = None
+
+    def __enter__(self) -> "_LastWord":
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None or isinstance(error, ConfigError):
+            return
+        if self.coordination is not None:
+            self.coordination.note_failure(error)
+        elif isinstance(error, Exception):
+            write_failure(self._run, reason=reason_of(error))
 
 
 @contextmanager

@@ -173,6 +173,7 @@ class Follower:
         nodes = self.replica.keys / "nodes.json"
         if not nodes.exists() or nodes.read_bytes() != grown.nodes:
             write_atomic(nodes, grown.nodes, private=True)
+        self._pauses(frozenset(grown.paused))
         files = {file.path: file.num_bytes for file in grown.files}
         for path in sorted(files):
             found = JOURNAL_FILE.fullmatch(path)
@@ -180,6 +181,11 @@ class Follower:
                 self._segment(path, end=files[path])
         self._copied_at = time.monotonic()
         return files, grown.announced
+
+    def _pauses(self, nodes: frozenset[str]) -> None:
+        copied = Home(self.replica.folder)
+        if copied.paused_nodes != nodes:
+            copied.pause(nodes=nodes, here=False)
 
     def _segment(self, path: str, *, end: int) -> None:
         target = self.replica.run.path / path
@@ -282,6 +288,7 @@ def promote(home: Home, crew: Joined, replica: Replica) -> int:
     make_private(home.crew)
     for name in (*COORDINATOR_FILES, "nodes.json"):
         write_atomic(home.crew / name, (replica.keys / name).read_bytes(), private=True)
+    home.pause(nodes=Home(replica.folder).paused_nodes, here=home.is_paused)
     home.begin_term(crew.term + 1)
     return version
 

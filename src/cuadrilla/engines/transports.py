@@ -123,11 +123,14 @@ class Transports:
 
     def look(self, *, home: Home | None) -> None:
         """Who may not work any more, who may come: a few times a second."""
+        paused = home.paused_nodes if home is not None else frozenset[str]()
         if self.link is not None:
             self.link.server.end_kicked()
             if home is not None:
                 self.link.server.adopt_invites(home.take_invites())
-                self.link.server.pause(home.paused_nodes)
+                self.link.server.pause(paused)
+        if self.ray is not None:
+            self.ray.server.pause(paused)
         if self.ray is not None and time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._looked_at = time.monotonic()
             cluster = self.ray.cluster

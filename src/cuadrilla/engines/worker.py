@@ -8,8 +8,8 @@ the coordinator has told of in turn: one of them may have been promoted.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,7 @@ from cuadrilla.engines.courtesy import Courtesy
 from cuadrilla.engines.equipment import Equipment, equip
 from cuadrilla.engines.reporting import LinesKept, lines_kept, machine_facts, reporting
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, Paused, Refused, Stop
+from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, NodeReport, Paused, Refused, Stop
 from cuadrilla.link.offer import RunConnection, RunDescription, Session
 from cuadrilla.link.phases import PhasedLink
 from cuadrilla.link.shaped import Shape, ShapedLink
@@ -80,7 +80,11 @@ class Together(Protocol):
 def run_worker(options: WorkerOptions) -> str:
     """Work until the run ends; why it ended. Raises LinkError when the coordinator refuses this node or stays away."""
     with lines_kept() as lines:
-        return _work(options, lines)
+        try:
+            return _work(options, lines)
+        finally:
+            if options.courtesy is not None:
+                options.courtesy.close()
 
 
 def _work(options: WorkerOptions, lines: LinesKept) -> str:
@@ -190,10 +194,17 @@ class _Worker:
 
     def _hold(self, session: Session, reason: str) -> None:
         self.held = reason
+        with suppress(LinkError):
+            self._send(session, NodeReport())
         session.hold(reason)
+
+    def _send(self, session: Session, report: NodeReport) -> None:
+        """Raises LinkError."""
+        session.report(replace(report, phase="paused") if self.held else report)
 
     def train(self, connection: RunConnection) -> Stop:
         """One session, from Hello to Stop. Raises LinkError when it breaks."""
+        self.held = ""
         session = connection.session(parameters=self._equipment.parameters)
         link: Link = session
         if self._shape != NO_SHAPE:
@@ -207,9 +218,9 @@ class _Worker:
         if self._together is not None:
             link = self._together.around(link, farewell=session.farewell)
         try:
-            facts = machine_facts(self._equipment.settings.device)
+            facts, send = machine_facts(self._equipment.settings.device), partial(self._send, session)
             with (
-                reporting(session.report, facts=facts, link=phased, round_trip=session.round_trip, lines=self._lines),
+                reporting(send, facts=facts, link=phased, round_trip=session.round_trip, lines=self._lines),
                 self._courtesy.watching(partial(self._hold, session)) if self._courtesy is not None else nullcontext(),
             ):
                 return self._equipment.work(link)

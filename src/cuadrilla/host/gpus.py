@@ -92,12 +92,16 @@ class NvmlChild:
         self._reader: threading.Thread | None = None
 
     def ask(self) -> tuple[GpuUsage, ...] | None:
+        rows = self.rows()
+        return None if rows is None else parse_gpus(rows)
+
+    def rows(self, question: bytes = b"") -> list[Any] | None:
         """Never raises. Takes `TIMEOUT_SECONDS` at most, the first time `START_SECONDS`."""
         seconds = TIMEOUT_SECONDS if self._process is not None else START_SECONDS
         try:
             process = self._process or self._start()
             if process.stdin is not None:
-                process.stdin.write(b"\n")
+                process.stdin.write(question + b"\n")
                 process.stdin.flush()
             rows, _ = parse_rows(self._lines.get(timeout=seconds).decode(errors="replace"))
         except (OSError, ValueError, queue.Empty):  # ValueError: its pipe is closed
@@ -105,7 +109,8 @@ class NvmlChild:
         if not rows or not isinstance(rows[0].get("gpus"), list):
             self.close()
             return None
-        return parse_gpus(rows[0]["gpus"])
+        found: list[Any] = rows[0]["gpus"]
+        return found
 
     def _start(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
@@ -199,7 +204,7 @@ def gpu_argv() -> list[str]:
 
 def has_driver() -> bool:
     """Whether NVIDIA's driver is here. `nvidia-smi` alone proves nothing: our image for CPUs has one that says so."""
-    return any(os.path.exists(path) for path in DRIVER_FILES)
+    return any(os.path.exists(path) for path in DRIVER_FILES if os.path.isabs(path))  # not "C:..." in this folder
 
 
 def parse_nvidia_smi(text: str) -> tuple[GpuUsage, ...]:

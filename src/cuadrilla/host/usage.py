@@ -18,6 +18,7 @@ import psutil
 
 from cuadrilla.host.container import Cgroups, find_cgroups, read_cpu, read_memory
 from cuadrilla.host.gpus import MOST_CELSIUS, GpuSampler, GpuUsage, bounded, count, parse_gpus
+from cuadrilla.host.room import UNKNOWN, room_of
 
 PSUTIL_ERRORS = (psutil.Error, OSError, RuntimeError, ValueError, KeyError, AttributeError, NotImplementedError)
 SENSOR_SECONDS = 15.0
@@ -140,7 +141,7 @@ class Sampler:
         """The machine now. Never raises; may take some seconds when a driver hangs, if nobody calls `close`."""
         memory_used, memory_total = self._sample_memory()
         process_cpu, process_memory = self._sample_process()
-        disk_free, disk_total = _disk(self._folder) if self._folder is not None else (None, None)
+        disk_free, disk_total = room_of(self._folder) if self._folder is not None else UNKNOWN
         read, written = _counters(lambda: psutil.disk_io_counters(nowrap=False), "read_bytes", "write_bytes")
         sent, received = _network()
         temperature, battery, on_battery = self._sample_sensors()
@@ -230,15 +231,6 @@ def _cpu_times(cores: frozenset[int]) -> tuple[float, float] | None:
     # Guest time is already counted in user time.
     total = sum(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0) for times in each)
     return total - sum(times.idle + getattr(times, "iowait", 0.0) for times in each), total
-
-
-def _disk(folder: Path) -> tuple[int | None, int | None]:
-    """Bytes that we may still write there, and all."""
-    try:
-        found = psutil.disk_usage(str(folder))
-    except PSUTIL_ERRORS:
-        return None, None
-    return found.free, found.total
 
 
 def _counters(read: Callable[[], Any], *names: str) -> tuple[float | None, ...]:

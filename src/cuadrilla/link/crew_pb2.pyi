@@ -352,16 +352,18 @@ class Following(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class Grown(_message.Message):
-    __slots__ = ("announced", "incarnation", "nodes", "files")
+    __slots__ = ("announced", "incarnation", "nodes", "files", "paused")
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     announced: int
     incarnation: int
     nodes: bytes
     files: _containers.RepeatedCompositeFieldContainer[GrownFile]
-    def __init__(self, announced: _Optional[int] = ..., incarnation: _Optional[int] = ..., nodes: _Optional[bytes] = ..., files: _Optional[_Iterable[_Union[GrownFile, _Mapping]]] = ...) -> None: ...
+    paused: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, announced: _Optional[int] = ..., incarnation: _Optional[int] = ..., nodes: _Optional[bytes] = ..., files: _Optional[_Iterable[_Union[GrownFile, _Mapping]]] = ..., paused: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GrownFile(_message.Message):
     __slots__ = ("path", "num_bytes")

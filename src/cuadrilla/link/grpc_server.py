@@ -248,11 +248,13 @@ class CrewServer:
 
     def pause(self, nodes: frozenset[str]) -> None:
         """These are to wait, and no others: their sessions end, and no new ones begin."""
-        begun, self._paused = nodes - self._paused, nodes
         with self._lock:
+            begun, self._paused = nodes - self._paused, nodes
+            self._standby.paused = nodes
             held = [session for session in self._sessions.values() if session.node in begun]
         for session in held:
             self._end(session, Stop(reason=PAUSED, again=True))
+            self._receiver.reported(session.worker, NodeReport(phase="paused"))
             self._receiver.left(session.worker, PAUSED)
 
     def workers(self) -> list[str]:
@@ -355,9 +357,9 @@ class CrewServer:
     def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
         worker = self._worker(context)
         session = _Session(worker, context, node_of(worker), uploads=wire.Uploads(self._contribution))
-        if session.node in self._paused:
-            refuse(context, PAUSED, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
-        with self._lock:
+        with self._lock:  # a pause either finds the session, or is found
+            if session.node in self._paused:
+                refuse(context, PAUSED, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
             if not self._pace.admits(session.node, self._clock()):
                 refuse(context, "this node begins too many sessions", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
             others = [other for other in self._sessions.values() if other.worker != worker]

@@ -42,6 +42,8 @@ class StandbyServer:
     run: Path = Path()
     announced: int = 0
     """The newest version that workers have been told."""
+    paused: frozenset[str] = frozenset()
+    """Nodes that are to wait, also where the crew goes on."""
     _incarnation: int = field(default_factory=lambda: secrets.randbits(63))
     _addresses: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,7 +78,8 @@ class StandbyServer:
             name = standby(context, seconds=CUT_SECONDS)
             self._place(name, only(requests, context).address, context)
             announced, nodes = self.announced, (self.keys / "nodes.json").read_bytes()
-            return pb.Grown(announced=announced, incarnation=self._incarnation, nodes=nodes, files=list(self._files()))
+            files, paused = list(self._files()), sorted(self.paused)
+            return pb.Grown(announced=announced, incarnation=self._incarnation, nodes=nodes, files=files, paused=paused)
 
         def copy(requests: Iterator[pb.CopyRequest], context: Any) -> Iterator[pb.Chunk]:
             standby(context, seconds=COPY_SECONDS)

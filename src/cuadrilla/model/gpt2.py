@@ -114,14 +114,14 @@ class Attention(nn.Module):
         self.c_attn = Linear(config.width, 3 * config.width)
         self.c_proj = Linear(config.width, config.width)
 
-    def forward(self, x_BTC: Tensor, *, layer: int, step: "CachedStep | None") -> Tensor:
+    def forward(self, x_BTC: Tensor, *, layer: int, step: "CachedStep | JoinedStep | None") -> Tensor:
         q_BHTD, k_BHTD, v_BHTD = (
             y_BTC.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for y_BTC in self.c_attn(x_BTC).split(x_BTC.shape[-1], -1)
         )
         dropout = self.dropout if self.training else 0.0
         if step is not None:
-            y_BHTD = attend_cached(q_BHTD, k_BHTD, v_BHTD, step=step, layer=layer, scale=self.scale)
+            y_BHTD = step.attend(q_BHTD, k_BHTD, v_BHTD, layer=layer, scale=self.scale)
         elif x_BTC.device.type == "cpu" and self.kernels.attends_in_blocks(x_BTC.dtype) and not dropout:
             y_BHTD = attend_in_blocks(q_BHTD, k_BHTD, v_BHTD, scale=self.scale)
         else:
@@ -155,7 +155,7 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x_BTC: Tensor, step: "CachedStep | None" = None) -> Tensor:
+    def forward(self, x_BTC: Tensor, step: "CachedStep | JoinedStep | None" = None) -> Tensor:
         x_BTC = x_BTC + self.attn(self.ln_1(x_BTC), layer=self.layer, step=step)
         x_BTC = x_BTC + self.mlp(self.ln_2(x_BTC))
         return x_BTC
@@ -257,13 +257,26 @@ class GPT2(nn.Module):
 
     def read_cached(self, ids_BT: Tensor, cache: "KVCache", *, counts: list[int] | None = None) -> Tensor:
         """As `forward_cached`, but returns the last hidden states `(B, T, C)`, for `logits`."""
-        length = ids_BT.shape[1]
+        x_BTC, _ = self._read(ids_BT, self._next_step(cache, length=ids_BT.shape[1]))
+        cache.advance(counts or [ids_BT.shape[1]] * len(ids_BT))
+        return x_BTC
+
+    def read_together(self, readings: "Sequence[CachedReading]") -> list[Tensor]:
+        """As `read_cached` each, in one pass, which reads the weights once for all of them."""
+        if len(readings) == 1:
+            return [self.read_cached(each.ids_BT, each.cache, counts=each.counts) for each in readings]
+        steps = [self._next_step(each.cache, length=each.ids_BT.shape[1]) for each in readings]
+        joined = JoinedStep(steps, [each.ids_BT.shape for each in readings])
+        x_1NC, _ = self._read(torch.cat([each.ids_BT.flatten() for each in readings])[None], joined)
+        for each in readings:
+            each.cache.advance(each.counts)
+        parts = torch.split(x_1NC[0], [each.ids_BT.numel() for each in readings])
+        return [x_NC.view(*each.ids_BT.shape, -1) for x_NC, each in zip(parts, readings, strict=True)]
+
+    def _next_step(self, cache: "KVCache", *, length: int) -> "CachedStep":
         step = cache.next_step(length)
         assert step.end <= min(self.config.context, cache.capacity), f"no room for {step.end} positions"
-        x_BTC, _ = self._read(ids_BT, step)
-        counts = counts or [length] * len(ids_BT)
-        cache.lengths = [done + count for done, count in zip(cache.lengths, counts, strict=True)]
-        return x_BTC
+        return step
 
     def logits(self, x_BC: Tensor) -> Tensor:
         """`(B, V)` in fp32, without gradient."""
@@ -276,7 +289,7 @@ class GPT2(nn.Module):
         """What logits are computed with: the embedding, or a matrix of its own."""
         return self.transformer.wte if self.config.tied else self.lm_head
 
-    def _read(self, ids_BT: Tensor, step: "CachedStep | None" = None) -> tuple[Tensor, Tensor]:
+    def _read(self, ids_BT: Tensor, step: "CachedStep | JoinedStep | None" = None) -> tuple[Tensor, Tensor]:
         """The last hidden states `(B, T, C)`, normalized, and the weight of the head."""
         if self.config.tied:
             token_BTC, head_VC = embed(self.transformer.wte.weight, ids_BT)
@@ -330,6 +343,9 @@ class KVCache:
         ragged = length == 1 and device.type == "cpu" and self._wasted_bytes > len(self.lengths) * BYTES_PER_CALL
         return CachedStep(self, positions_BT=positions_BT, start=None, end=end, mask=mask, is_ragged=ragged)
 
+    def advance(self, counts: Sequence[int]) -> None:
+        self.lengths = [done + count for done, count in zip(self.lengths, counts, strict=True)]
+
     @property
     def _wasted_bytes(self) -> int:
         """Of a layer's keys and values, what is read in vain if all rows are read up to the longest."""
@@ -348,6 +364,44 @@ class CachedStep:
     mask: Tensor | None
     is_ragged: bool = False
     """One position of every row, and it pays on this CPU to read each no further than it goes."""
+
+    def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, layer: int, scale: float) -> Tensor:
+        return attend_cached(q_BHTD, k_BHTD, v_BHTD, step=self, layer=layer, scale=scale)
+
+
+@dataclass(frozen=True)
+class CachedReading:
+    """T more positions of every row of a cache, of which the first `counts[b]` are real and the others padding."""
+
+    ids_BT: Tensor
+    cache: KVCache
+    counts: list[int]
+
+
+@dataclass(frozen=True)
+class JoinedStep:
+    """Several readings whose N positions stand in one row, one reading behind the other: products see them all at once,
+    attention sees each by itself."""
+
+    steps: Sequence[CachedStep]
+    shapes: Sequence[torch.Size]
+    """(B, T) of each."""
+
+    @property
+    def positions_BT(self) -> Tensor:
+        """Of all, (1, N)."""
+        each = zip(self.steps, self.shapes, strict=True)
+        return torch.cat([step.positions_BT.expand(shape).flatten() for step, shape in each])[None]
+
+    def attend(self, q_1HND: Tensor, k_1HND: Tensor, v_1HND: Tensor, *, layer: int, scale: float) -> Tensor:
+        lengths = [shape.numel() for shape in self.shapes]
+        parts = zip(*(torch.split(x_1HND[0], lengths, 1) for x_1HND in (q_1HND, k_1HND, v_1HND)), strict=True)
+        attended = []
+        for step, shape, part in zip(self.steps, self.shapes, parts, strict=True):
+            q_BHTD, k_BHTD, v_BHTD = (x_HND.unflatten(1, shape).transpose(0, 1) for x_HND in part)
+            y_BHTD = attend_cached(q_BHTD, k_BHTD, v_BHTD, step=step, layer=layer, scale=scale)
+            attended.append(y_BHTD.transpose(0, 1).flatten(1, 2))
+        return torch.cat(attended, 1)[None]
 
 
 # Attention over a cache whose rows are of unequal length computes all of them up to the longest one. Row by row costs

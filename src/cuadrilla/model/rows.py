@@ -3,8 +3,10 @@
 Invariants
 * What a row gets depends on its own tokens and seed, up to the rounding of products of another size: its random numbers
   come from a generator of its own, and it reads nothing of other rows.
-* A step reads at most `READ_TOKENS` of prompts, and while others generate no more than takes about `READ_SECONDS`, so
-  that nobody waits long for somebody else's prompt; longer, up to `MOST_READ_SECONDS`, when more read than generate.
+* A step is one pass over the model, with the newest tokens of those that generate and parts of the prompts of those
+  that read: the weights, whose reading is most of the time on a CPU, are read once for both.
+* A step reads at most `READ_TOKENS` of prompts, and while others generate no more than makes it about `READ_SECONDS`
+  longer, so that nobody waits long for somebody else's prompt; up to `MOST_READ_SECONDS` when more read than generate.
 * When a row fills the context, its last half is read again at position 0 (as GPT-2 has absolute positions, a cache
   cannot be shifted). Of a longer prompt only the last `context` tokens are read.
 * Slots of the cache: rows that generate come first, then those that read. Nothing is computed for free slots.
@@ -25,20 +27,20 @@ import torch
 from torch import Tensor
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.model.gpt2 import GPT2, KVCache, last_of
+from cuadrilla.model.gpt2 import GPT2, CachedReading, KVCache, last_of
 from cuadrilla.model.prefixes import Prefixes
-from cuadrilla.model.sampling import Sampling, choose
+from cuadrilla.model.sampling import Sampling, choose, draws
 
 Reason = Literal["stop", "length", "error"]
 """`error`: the model's numbers are not finite."""
 READ_TOKENS = 2048
-LEAST_READ_TOKENS = 32
+LEAST_READ_TOKENS, FIRST_READ_TOKENS = 32, 256
+"""The latter while it is not known how fast prompts are read."""
+LEAST_PART = 0.2
+"""Of a step's time, which prompts are taken to have cost whatever the mean of others says."""
 READ_SECONDS, MOST_READ_SECONDS = 0.05, 0.4
 SCORED_AT_ONCE = 128
 """Positions of a prompt whose logits are held at a time."""
-DRAWS_AT_ONCE = 64
-MOST_DRAW = 1 - 2**-20
-"""So that a draw times the total of a distribution stays below the total."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Row:
         if not self.tokens:
             raise ConfigError("a prompt has no tokens", hint="begin with the end-of-text token")
         self._num_prompt = len(self.tokens)
-        self._generator = torch.Generator().manual_seed(self.sampling.seed)
+        self._uniform = draws(self.sampling.seed)
         self._draws: list[float] = []
         self._counts: Counter[int] = Counter()
         if not self.sampling.max_tokens and not self.scores_prompt:
@@ -89,7 +91,7 @@ class Row:
         """The uniform random number that chooses its next token."""
         number = len(self.tokens) - self._num_prompt
         if number == len(self._draws):
-            self._draws += torch.rand(DRAWS_AT_ONCE, generator=self._generator).clamp_(max=MOST_DRAW).tolist()
+            self._draws.append(next(self._uniform))
         return self._draws[number]
 
     def take(self, token: int) -> int | None:
@@ -126,7 +128,7 @@ class Rows:
         self._rows: list[Row] = []
         self._num_generating = 0
         self._prefixes = prefixes
-        self._read_rate = math.inf  # prompt tokens a second, a running mean
+        self._pace = ReadPace()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -179,7 +181,7 @@ class Rows:
 
         Rows that have ended have left.
         """
-        chosen = self._generate() + self._read()
+        chosen = self._pass()
         for row, _ in chosen:
             if row.reason is not None:
                 self.leave(row)
@@ -187,37 +189,56 @@ class Rows:
                 self._read_again(slot)
         return chosen
 
-    def _generate(self) -> list[tuple[Row, int | None]]:
-        rows = self._rows[: self._num_generating]
-        if not rows:
+    def _pass(self) -> list[tuple[Row, int | None]]:
+        """Once through the model, with the newest token of all that generate and a part of each prompt."""
+        began = time.perf_counter()
+        generating = self._rows[: self._num_generating]
+        reading, parts = self._parts()
+        given = [self._reading(0, [row.tokens[-1:] for row in generating])] if generating else []
+        given += [self._reading(len(generating), parts)] if reading else []
+        if not given:
             return []
-        ids_B1 = torch.tensor([row.tokens[-1:] for row in rows], device=self._device)
-        return _chosen(rows, self._model.logits(self._forward(0, ids_B1, [1] * len(rows))[:, -1]))
+        hidden = self._model.read_together(given)
+        self._cache.lengths[: len(generating) + len(reading)] = [n for each in given for n in each.cache.lengths]
+        last = [hidden[0][:, -1]] if generating else []
+        rows = list(generating)
+        if reading:
+            done = self._take_parts(reading, parts, hidden[-1])
+            last.append(last_of(hidden[-1], [len(part) for part in parts])[done])
+            rows += [reading[place] for place in done]
+        chosen = _chosen(rows, self._model.logits(torch.cat(last))) if rows else []
+        num_read = sum(each.ids_BT.numel() for each in given) - len(generating)
+        self._pace.add(tokens=num_read, beside=bool(generating), seconds=time.perf_counter() - began)
+        return chosen
 
-    def _read(self) -> list[tuple[Row, int | None]]:
-        """A part of each prompt; padding is written behind the shorter ones, and later overwritten."""
+    def _parts(self) -> tuple[list[Row], list[list[int]]]:
+        """Who reads in this step, and what."""
         first, rows = self._num_generating, self._rows[self._num_generating :]
-        most = self._most_read()
+        most = self._pace.most_read(reading=len(rows), generating=first)
         rows = rows[:most]
         if not rows:
-            return []
-        began = time.perf_counter()
+            return [], []
         room = self._cache.capacity - max(self._cache.lengths[first : first + len(rows)])
         length = min(max(len(row.unread) for row in rows), max(1, most // len(rows)), room)
-        parts = [row.unread[:length] for row in rows]
+        return rows, [row.unread[:length] for row in rows]
+
+    def _reading(self, first: int, parts: list[list[int]]) -> CachedReading:
+        """Into the slots from `first` on; padding is written behind the shorter ones, and later overwritten."""
+        slots, length = slice(first, first + len(parts)), max(map(len, parts))
         ids_BT = torch.tensor([part + [0] * (length - len(part)) for part in parts], device=self._device)
-        x_BTC = self._forward(first, ids_BT, [len(part) for part in parts])
+        keys, values = self._cache.k_LBHSD[:, slots], self._cache.v_LBHSD[:, slots]
+        return CachedReading(ids_BT, KVCache(keys, values, self._cache.lengths[slots]), [len(part) for part in parts])
+
+    def _take_parts(self, rows: list[Row], parts: list[list[int]], x_BTC: Tensor) -> list[int]:
+        """They have been read. The places of those whose prompt is now whole, and who generate from now on."""
         for row, part, x_TC in zip(rows, parts, x_BTC, strict=True):
             if row.scores_prompt:
                 self._score_prompt(row, x_TC[: len(part)])
             row.unread = row.unread[len(part) :]
-        logits_BV = self._model.logits(last_of(x_BTC, [len(part) for part in parts]))
         done = [place for place, row in enumerate(rows) if not row.unread]
         for place in done:
             self._begin(rows[place])
-        chosen = _chosen([rows[place] for place in done], logits_BV[done]) if done else []
-        self._measure(length * len(rows), time.perf_counter() - began)
-        return chosen
+        return done
 
     def _begin(self, row: Row) -> None:
         """Its prompt is read: it generates from now on."""
@@ -236,19 +257,6 @@ class Rows:
             logits_NV = self._model.logits(x_TC[start : start + len(part)])
             row.prompt_scores += _scores(logits_NV, part, num_top=row.num_top or 0)
 
-    def _most_read(self) -> int:
-        """Tokens of prompts in this step."""
-        if not self._num_generating:
-            return READ_TOKENS
-        reading = len(self._rows) - self._num_generating
-        seconds = min(MOST_READ_SECONDS, READ_SECONDS * max(1.0, reading / self._num_generating))
-        return int(min(READ_TOKENS, max(LEAST_READ_TOKENS, self._read_rate * seconds)))
-
-    def _measure(self, tokens: int, seconds: float) -> None:
-        if tokens >= LEAST_READ_TOKENS:
-            rate = tokens / max(seconds, 1e-6)
-            self._read_rate = rate if math.isinf(self._read_rate) else 0.7 * self._read_rate + 0.3 * rate
-
     def _read_again(self, slot: int) -> None:
         """The row that generates in `slot` has filled the context."""
         self._num_generating -= 1
@@ -256,18 +264,6 @@ class Rows:
         row = self._rows[self._num_generating]
         row.unread = row.tokens[-max(self._context // 2, 1) :]
         self._cache.lengths[self._num_generating] = 0
-
-    def _forward(self, first: int, ids_BT: Tensor, counts: list[int]) -> Tensor:
-        """Read positions into the slots from `first` on; their last hidden states `(B, T, C)`."""
-        slots = slice(first, first + len(ids_BT))
-        cache = KVCache(
-            k_LBHSD=self._cache.k_LBHSD[:, slots],
-            v_LBHSD=self._cache.v_LBHSD[:, slots],
-            lengths=self._cache.lengths[slots],
-        )
-        x_BTC = self._model.read_cached(ids_BT, cache, counts=counts)
-        self._cache.lengths[slots] = cache.lengths
-        return x_BTC
 
     def _move(self, source: int, target: int) -> None:
         """The row of one slot into another one, whose own row is gone."""
@@ -288,6 +284,34 @@ class Rows:
             kept[:, [one, other], :, :length] = kept[:, [other, one], :, :length]
         lengths[one], lengths[other] = lengths[other], lengths[one]
         self._rows[one], self._rows[other] = self._rows[other], self._rows[one]
+
+
+class ReadPace:
+    """How long steps take, as running means, and what of prompts a step may therefore read."""
+
+    def __init__(self) -> None:
+        self._tokens_per_second = math.inf
+        """Of prompts: what a step takes longer for them."""
+        self._seconds = 0.0
+        """Of a step without prompts."""
+
+    def most_read(self, *, reading: int, generating: int) -> int:
+        """Tokens of prompts."""
+        seconds = MOST_READ_SECONDS
+        if generating:
+            seconds = min(seconds, READ_SECONDS * max(1.0, reading / generating))
+        most = FIRST_READ_TOKENS if math.isinf(self._tokens_per_second) else self._tokens_per_second * seconds
+        return int(min(READ_TOKENS, max(LEAST_READ_TOKENS, most)))
+
+    def add(self, *, tokens: int, beside: bool, seconds: float) -> None:
+        """Of a step, which read so many tokens of prompts, `beside` generating for others."""
+        if not tokens:
+            self._seconds = 0.7 * self._seconds + 0.3 * seconds if self._seconds else seconds
+        elif tokens >= LEAST_READ_TOKENS:
+            own = max(seconds - self._seconds, seconds * LEAST_PART) if beside else seconds
+            rate = tokens / max(own, 1e-6)
+            known = self._tokens_per_second
+            self._tokens_per_second = rate if math.isinf(known) else 0.7 * known + 0.3 * rate
 
 
 def _chosen(rows: Sequence[Row], logits_BV: Tensor) -> list[tuple[Row, int | None]]:

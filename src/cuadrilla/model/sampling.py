@@ -3,6 +3,8 @@
 Letters in tensor names: B rows, V vocabulary, K of its tokens.
 """
 
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +15,10 @@ from cuadrilla.errors import ConfigError
 MOST_PENALTY = 2.0
 LEAST_TEMPERATURE = LEAST_PART = 1e-6
 """Below, a temperature is greedy, and a part of the distribution one token: in fp32 both might be 0."""
+DRAWS_AT_ONCE = 64
+MOST_DRAW = 1 - 2**-20
+"""So that a draw times the total of a distribution stays below the total."""
+SEEDS, SEEDS_OF_TORCH = 2**64, 2**32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,21 @@ class Sampling:
                 raise ConfigError("{name} is not in -2 to 2", name=name, hint=hint)
         if not all(self.stop):
             raise ConfigError("a stop string is empty", hint="leave it out")
+
+
+def draws(seed: int) -> Iterator[float]:
+    """Uniform random numbers in [0, 1), without end; every of the seed's 64 bits counts.
+
+    torch's generator looks at the lower 32 bits of a seed only. Beyond them Python's draws, whose numbers are promised
+    to stay the same: https://docs.python.org/3/library/random.html#notes-on-reproducibility.
+    """
+    if 0 <= seed < SEEDS_OF_TORCH:
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            yield from torch.rand(DRAWS_AT_ONCE, generator=generator).clamp_(max=MOST_DRAW).tolist()
+    chance = random.Random(seed % SEEDS)
+    while True:
+        yield min(chance.random(), MOST_DRAW)
 
 
 def choose(logits_BV: Tensor, *, sampling: Sampling, draws_B: Tensor) -> Tensor:

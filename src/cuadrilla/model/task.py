@@ -1,8 +1,6 @@
 """The `Task` protocol: everything cuadrilla needs to know about a model, and how to load one from a user's file."""
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +11,7 @@ from torch import Tensor, nn
 from cuadrilla.data.loader import Dataset
 from cuadrilla.errors import TaskError
 from cuadrilla.messages import Message
-
-MODULE_PREFIX = "cuadrilla_task_"
-"""A user's file is loaded as a module of this name and its own."""
+from cuadrilla.user_file import load_file
 
 Batch = Mapping[str, Tensor]  # the leading dimension of every tensor counts sequences (examples)
 
@@ -122,23 +118,7 @@ def load_task(spec: str, *, folder: Path) -> Task:
     if not path.is_file():
         hint = "task.path is file.py:name, relative to the run file"
         raise TaskError("task file {path} does not exist", path=path, hint=hint)
-    module_spec = importlib.util.spec_from_file_location(f"{MODULE_PREFIX}{path.stem}", path)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last: a file named like an installed package must not replace it
-    sys.modules[module_spec.name] = module  # dataclasses and pickling of the user's own classes look here
-    try:
-        module_spec.loader.exec_module(module)
-    except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError) as error:
-        raise TaskError(
-            "{path} cannot be loaded: {kind}: {reason}",
-            path=path,
-            kind=type(error).__name__,
-            reason=error,
-            hint="run it with python",
-        ) from error
+    module = load_file(path)
     make = getattr(module, name, None)
     if make is None:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]

@@ -13,9 +13,9 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.host.gpus import bounded
 from cuadrilla.host.usage import whole_usage_data
 from cuadrilla.link.names import COORDINATOR
-from cuadrilla.monitor.attendance import NEWEST, AtWork, at_work
+from cuadrilla.monitor.attendance import NEWEST, Attendance, Attendant, AtWork, at_work
 from cuadrilla.monitor.follow import FileFollower
-from cuadrilla.monitor.nodes import MOST_NAME, MOST_TEXT, MOST_TIME, NodeLine, NodeNow, NodesReader
+from cuadrilla.monitor.nodes import MOST_NAME, NodeLine, NodeNow, NodesReader
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import RunDir, finite_json, is_abandoned, read_regular, require_regular
 
@@ -46,11 +46,12 @@ class CrewMember:
 
 @dataclass(frozen=True, kw_only=True)
 class CrewNow:
-    """A run at `time`. `seen`: when anything of it was heard last."""
+    """A run at `time`. `seen`: when anything of it was heard last. `reason`: why it has failed, or stopped."""
 
     name: str
     state: str
     time: float
+    reason: str = ""
     version: int | None = None
     tokens: int | None = None
     loss: float | None = None
@@ -62,20 +63,11 @@ class CrewNow:
 
 
 @dataclass
-class _Came:
-    """What the events say of a machine."""
-
-    here: bool = False
-    time: float | None = None
-    reason: str = ""
-
-
-@dataclass
 class CrewReader:
     """Reads a run again and again."""
 
     run: RunDir
-    _came: dict[str, _Came] = field(default_factory=dict)
+    _attendance: Attendance = field(default_factory=lambda: Attendance(most=MOST_MEMBERS))
     _rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The newest steps."""
     _bits: float | None = None
@@ -92,15 +84,17 @@ class CrewReader:
         state = state_of(self.run)
         nodes = {node.name: node for node in self._nodes.read()}
         rows = list(self._rows.values())
-        here = {name for name, came in self._came.items() if came.here} if state == RUNNING else set()
-        at = at_work(({"event": "joined", "worker": name} for name in here or self._came), rows)
-        names = sorted({*self._came, *nodes}, key=lambda name: (name != COORDINATOR, name))[:MOST_MEMBERS]
-        members = [_member(name, nodes.get(name), self._came.get(name), at.get(name), state=state) for name in names]
+        came = self._attendance.by_name
+        here = self._attendance.here if state == RUNNING else set[str]()
+        at = at_work(here or set(came), rows)
+        names = sorted({*came, *nodes}, key=lambda name: (name != COORDINATOR, name))[:MOST_MEMBERS]
+        members = [_member(name, nodes.get(name), came.get(name), at.get(name), state=state) for name in names]
         newest = rows[-1] if rows else {}
         return CrewNow(
             name=one_line(self.run.path.resolve().name, most=MOST_NAME),
             state=state,
             time=now,
+            reason="" if state == RUNNING else self._attendance.reason,
             version=_whole(newest.get("version")),
             tokens=_whole(newest.get("tokens")),
             loss=bounded(newest.get("loss"), least=-MOST_VALUE, most=MOST_VALUE),
@@ -111,16 +105,8 @@ class CrewReader:
         )
 
     def _read_events(self) -> None:
-        for row in self._news(self._events, forget=self._came.clear):
-            at = bounded(row.get("time"), least=1.0, most=MOST_TIME)
-            kind, name = row.get("event"), one_line(str(row.get("worker", "")), most=MOST_NAME)
-            if kind == "finished":
-                for came in self._came.values():
-                    came.time = at if came.here else came.time
-                    came.here = False
-            elif kind in ("joined", "left", "evicted") and (name in self._came or len(self._came) < MOST_MEMBERS):
-                reason = "" if kind == "joined" else one_line(str(row.get("reason", "")), most=MOST_TEXT)
-                self._came[name] = _Came(here=kind == "joined", time=at, reason=reason)
+        for row in self._news(self._events, forget=self._attendance.clear):
+            self._attendance.take(row)
 
     def _read_metrics(self) -> None:
         for row in self._news(self._metrics, forget=self._rows.clear):
@@ -208,10 +194,10 @@ def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
     return figures
 
 
-def _member(name: str, node: NodeNow | None, came: _Came | None, at: AtWork | None, *, state: str) -> CrewMember:
-    here = state == RUNNING and (came is None or came.here)
+def _member(name: str, node: NodeNow | None, came: Attendant | None, at: AtWork | None, *, state: str) -> CrewMember:
+    here = state == RUNNING and (came is None or came.is_here)
     node = node or NodeNow(name=name)
-    gone = came is not None and not came.here
+    gone = came is not None and not came.is_here
     times = (node.heard, came.time if came is not None and not here else None)
     works = at is not None and (here or (state != RUNNING and at.share > 0))
     return CrewMember(

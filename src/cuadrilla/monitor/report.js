@@ -1,53 +1,12 @@
 "use strict";
-// Everything that comes from the run is put in as text (textContent), never as HTML.
+// The page of a run; report_shared.js comes before it.
 
-const report = JSON.parse(document.getElementById("report").textContent);
-const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#e8a300", "#0b7285", "#c2255c", "#5f3dc4"];
-const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
+const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", failed: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
 const WORTH_A_WARNING = 0.01;
 const steps = report.rows.map((row) => row.version);
 
-const language = document.documentElement.lang;
-const WORDS = new Map(Object.entries(report.words));
-const say = (words, ...values) => (WORDS.get(words) ?? words).replace(/%s/g, (blank) => values.shift() ?? blank);
-const whole = (value) => Math.round(value).toLocaleString(language);
-const decimal = (text) => (language === "es" ? text.replace(".", ",") : text);
-const short = (value) => (value === null || value === undefined ? "–" : decimal(Number(value.toPrecision(4)).toString()));
-const rough = (value) => decimal(Number(value.toPrecision(2)).toString());
-const percent = (part) => (part === null ? "–" : `${decimal((100 * part).toFixed(1))} %`);
-
 const measure = (key) => say(key.replace("val_", "").replaceAll("_", " "));
 const isMeasure = (key) => key.startsWith("val_") && !key.endsWith("_error");
-
-function duration(seconds) {
-  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
-  const first = parts.findIndex(([, size]) => seconds >= size);
-  if (first < 0) return "0 s";
-  const [unit, size] = parts[first];
-  const next = parts[first + 1];
-  const rest = next ? Math.floor((seconds % size) / next[1]) : 0;
-  return `${Math.floor(seconds / size)} ${unit}` + (rest ? ` ${rest} ${next[0]}` : "");
-}
-
-function element(tag, text, className) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (className) made.className = className;
-  return made;
-}
-
-function fillTable(section, columns, rows) {
-  const table = document.querySelector(`#${section} table`);
-  if (!rows.length) return document.getElementById(section).classList.add("empty");
-  const head = element("tr");
-  for (const [name, number] of columns) head.append(element("th", say(name), number ? "number" : ""));
-  table.append(head);
-  for (const { cells, set } of rows) {
-    const line = element("tr", undefined, set ? "set" : "");
-    cells.forEach((cell, index) => line.append(element("td", cell, columns[index][1] ? "number" : "")));
-    table.append(line);
-  }
-}
 
 // -- head ------------------------------------------------------------------------------------------------------------
 
@@ -81,11 +40,7 @@ function showHead() {
     document.getElementById("warning").textContent = text;
   }
   if (span()) figures.push(["from first to last event", duration(span())]);
-  for (const [name, value] of figures) {
-    const card = element("div");
-    card.append(element("dt", say(name)), element("dd", value));
-    document.getElementById("figures").append(card);
-  }
+  showFigures(figures);
 }
 
 // -- curves ----------------------------------------------------------------------------------------------------------
@@ -121,34 +76,8 @@ function drawMarks(plot) {
 }
 
 function chart(title, series, { log = false } = {}) {
-  const box = element("div", undefined, "chart");
-  box.append(element("h3", say(title)));
-  document.querySelector("#curves .charts").append(box);
-  const style = getComputedStyle(document.documentElement);
-  const axis = { stroke: style.getPropertyValue("--faint"), grid: { stroke: style.getPropertyValue("--line") } };
-  const lines = series.map(({ name, dots, faint }, index) => ({
-    label: name,
-    stroke: COLOURS[index % COLOURS.length] + (faint ? "66" : ""),
-    width: faint ? 1 : 2,
-    spanGaps: true,
-    paths: dots ? () => null : undefined,
-    points: { show: Boolean(dots) || steps.length === 1, size: 7, fill: COLOURS[index % COLOURS.length] },
-    value: (_plot, value) => short(value),
-  }));
-  const size = () => ({ width: box.clientWidth - 16, height: 260 });
-  const plot = new uPlot(
-    {
-      ...size(),
-      scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
-      axes: [{ ...axis }, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
-      series: [{ label: say("step") }, ...lines],
-      cursor: { sync: { key: "steps" } },
-      hooks: { draw: [drawMarks] },
-    },
-    [steps, ...series.map(({ values }) => values)],
-    box,
-  );
-  new ResizeObserver(() => plot.setSize(size())).observe(box);
+  const shown = { x: steps, label: say("step"), log, options: { cursor: { sync: { key: "steps" } }, hooks: { draw: [drawMarks] } } };
+  drawChart(document.querySelector("#curves .charts"), say(title), series, shown);
 }
 
 function showCurves() {

@@ -1,22 +1,21 @@
 """One HTML page about a run, complete in itself: curves, machines, what happened, samples, data, configuration.
 
-`read_report` reads the run directory into plain data; `render` puts that, the scripts and the charts' library into one
-page. The page loads nothing (its policy forbids it), so it can be mailed, archived and opened without a network. All
-that comes from the run enters it as JSON and is shown as text, never as HTML: a sample may hold any characters.
+`read_report` reads the run directory into plain data; `render` puts that into one page (`pages.py`).
 """
 
-import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.messages import Message, language
+from cuadrilla.messages import Message
+from cuadrilla.monitor.attendance import Attendance, mean_shares
+from cuadrilla.monitor.crew import state_of
 from cuadrilla.monitor.nodes import NodeNow, read_nodes
+from cuadrilla.monitor.pages import one_page
 from cuadrilla.rundir import RunDir, finite_json, last_rows, read_jsonl, read_regular, require_regular
 
 MAX_POINTS = 2000
@@ -45,7 +44,7 @@ WORDS = (
     Message("complete"),
     Message("stopped"),
     Message("failed"),
-    Message("unknown"),
+    Message("waiting"),
     Message("step"),
     Message("tokens"),
     Message("loss"),
@@ -116,7 +115,7 @@ WORDS = (
     Message("all-zero gradient"),
     Message("all-zero gradient confirmed"),
 )
-"""What the page says by itself; `%%...%%` in its HTML, `say` in its script, `%s` for a value."""
+"""What the page says by itself."""
 MEANS = ("loss", "grad_norm", "tokens_per_second", "lr_factor", "seconds")
 
 
@@ -171,10 +170,9 @@ def read_report(run: RunDir) -> Report:
     happened = list(read_jsonl(run.events))
     config = _read_object(run.config)
     values = {key: value for key, value in _flat(_part(config, "values")).items() if not key.startswith("alarm.")}
-    status = _read_object(run.status)
     return Report(
         name=run.path.resolve().name,
-        state=str(status.get("state", "unknown")),
+        state=state_of(run),
         made=time.time(),
         version=rows[-1]["version"],
         tokens=int(rows[-1].get("tokens") or 0),
@@ -220,14 +218,8 @@ def _mean(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if known:
             merged[key] = sum(known) / len(known)
     if any("shares" in row for row in rows):
-        merged["shares"] = mean_shares(rows)
+        merged["shares"] = mean_shares([row.get("shares", {}) for row in rows])
     return merged
-
-
-def mean_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Each worker's mean share over rows; a worker that is not in a row had none of it."""
-    names = {name for row in rows for name in row.get("shares", {})}
-    return {name: sum(row.get("shares", {}).get(name, 0.0) for row in rows) / len(rows) for name in sorted(names)}
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,27 +246,20 @@ def _environment(run: RunDir) -> dict[str, Any]:
 
 def machines(happened: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[WorkerRow]:
     """Everybody who has ever joined, by name."""
-    joined: dict[str, int] = {}
-    lost: dict[str, int] = {}
-    reasons: dict[str, str] = {}
+    attendance = Attendance()
     for event in happened:
-        name = str(event.get("worker", ""))
-        match event.get("event"):
-            case "joined":
-                joined[name] = joined.get(name, 0) + 1
-            case "left" | "evicted":
-                lost[name] = lost.get(name, 0) + 1
-                reasons[name] = str(event.get("reason", ""))
-    shares = mean_shares(rows)
+        attendance.take(event)
+    shares = mean_shares([row.get("shares", {}) for row in rows])
     return [
         WorkerRow(
             name=name,
-            joined=joined[name],
-            lost=lost.get(name, 0),
-            last_reason=reasons.get(name, ""),
+            joined=attendant.joined,
+            lost=attendant.lost,
+            last_reason=attendant.reason,
             share=shares.get(name, 0.0) if shares else None,
         )
-        for name in sorted(joined)
+        for name, attendant in sorted(attendance.by_name.items())
+        if attendant.joined
     ]
 
 
@@ -378,19 +363,4 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def render(report: Report) -> str:
     """The page."""
-    here = resources.files("cuadrilla.monitor")
-    page = (here / "report.html").read_text(encoding="utf-8")
-    # "<" never appears inside the script element that holds the data: nothing there can end it.
-    words = {str(word): word.in_language(language()) for word in WORDS}
-    data = json.dumps({**asdict(report), "words": words}, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-    data = data.encode(errors="replace").decode()  # halves of a character, which JSON can spell
-    parts = {
-        **words,
-        "LANGUAGE": language(),
-        "STYLE": (here / "vendor" / "uPlot.min.css").read_text() + (here / "report.css").read_text(encoding="utf-8"),
-        "CHARTS": (here / "vendor" / "uPlot.iife.min.js").read_text(encoding="utf-8"),
-        "SCRIPT": (here / "report.js").read_text(encoding="utf-8"),
-        "DATA": data,
-    }
-    before, *pieces = page.split("%%")
-    return before + "".join(parts.get(piece, piece) for piece in pieces)
+    return one_page("report", asdict(report), words=WORDS)

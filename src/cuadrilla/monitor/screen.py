@@ -153,15 +153,16 @@ def _gpu_line(place: int, gpu: GpuUsage, samples: Sequence[Usage], style: Screen
 
 def _disk_line(usage: Usage, style: ScreenStyle) -> list[ScreenLine]:
     free, total = usage.disk_free_bytes, usage.disk_bytes
-    if free is None or not total:
+    if free is None and usage.disk_read_bytes_per_second is None:
         return []
     details = [
-        Message("{free:,.0f} GiB free", free=free / GIB),
+        Message("{free:,.0f} GiB free", free=free / GIB) if free is not None else "",
         _rate_words(Message("reads"), usage.disk_read_bytes_per_second),
         _rate_words(Message("writes"), usage.disk_written_bytes_per_second),
     ]
-    line = _device(Message("disk"), percent(total - free, total), NO_PAST, details, style)
-    return [ScreenLine(text=line.text, style=RED if free < GIB else "")]
+    used = None if free is None or total is None else total - free
+    line = _device(Message("disk"), percent(used, total), NO_PAST, details, style)
+    return [ScreenLine(text=line.text, style=line.style if free is None else RED if free < GIB else "")]
 
 
 def _network_line(usage: Usage, samples: Sequence[Usage], style: ScreenStyle) -> list[ScreenLine]:
@@ -262,6 +263,8 @@ def run_line(crew: CrewNow, style: ScreenStyle) -> str:
         parts.append(Message("workers: {count:,}", count=at_work))
     elif crew.seen is not None:
         parts.append(Message("last seen {time} ago", time=duration(crew.time - crew.seen)))
+    if crew.reason:
+        parts.append(crew.reason)
     return GAP.join(_words(part, style) for part in parts)
 
 

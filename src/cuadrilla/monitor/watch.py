@@ -5,23 +5,25 @@ It reads files only, each from where it stopped the last time (`follow.py`), and
 """
 
 import contextlib
-import itertools
 import json
 import re
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from cuadrilla.host.gpus import bounded
+from cuadrilla.monitor.attendance import NEWEST, Attendance, Attendant, mean_shares
 from cuadrilla.monitor.crew import state_of
 from cuadrilla.monitor.follow import FileFollower
-from cuadrilla.monitor.machine import MOST_NAME, MOST_TIME, LogLine, WatchedNode, node_of, number_of, short, short_name
-from cuadrilla.monitor.nodes import node_files
-from cuadrilla.monitor.report import mean_shares
+from cuadrilla.monitor.nodes import MOST_NAME, MOST_TEXT, MOST_TIME, NodeLine, NodeNow, NodesReader
 from cuadrilla.monitor.series import Series, SeriesPlace
+from cuadrilla.printable import one_line
 from cuadrilla.rundir import RunDir
 
 MOST_VERSION = 2**53
@@ -31,11 +33,10 @@ POINTS, SHARE_POINTS = 1200, 300
 MOST_FIGURES, MOST_NODES = 40, 256
 MOST_EVENTS, MOST_SAMPLES, MOST_LOG = 500, 100, 1000
 MOST_SAMPLE = 8000
+POINTS_OF = ("cpu_percent", "gpu_percent", "waiting_percent")
+"""Of a machine's history, what the page draws."""
 MOST_DETAIL = 400
-NEWEST = 20
-"""Steps of which a machine's share is the mean."""
 REFRESH_SECONDS = 0.5
-NODES_SECONDS = 2.0
 FIGURE = re.compile(r"[a-z0-9_]{1,64}")
 QUIET_EVENTS = ("checkpoint",)
 RUNNING = "running"
@@ -54,16 +55,6 @@ class WatchPlace:
     life: int = 0
 
 
-@dataclass(kw_only=True)
-class Attendant:
-    """A machine as the run's events and rows tell of it."""
-
-    is_here: bool = False
-    joined: int = 0
-    lost: int = 0
-    reason: str = ""
-
-
 @dataclass
 class WatchedRun:
     """`refresh` and `news` may be called from any thread."""
@@ -76,8 +67,8 @@ class WatchedRun:
     shares: Series = field(default_factory=lambda: Series(SHARE_POINTS, MOST_NODES, fills=True))
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     samples: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
-    nodes: dict[str, WatchedNode] = field(default_factory=dict)
-    crew: dict[str, Attendant] = field(default_factory=dict)
+    nodes: dict[str, NodeNow] = field(default_factory=dict)
+    crew: Attendance = field(default_factory=lambda: Attendance(most=MOST_NODES))
     counts: dict[str, int] = field(default_factory=dict)
     """Events by name."""
     updated: float = 0.0
@@ -86,13 +77,13 @@ class WatchedRun:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers: Iterator[int] = itertools.count(1)
         self._number = 0
         self._life = 0
         self._version = 0  # of the events
         self._newest: deque[dict[str, float]] = deque(maxlen=NEWEST)
         self._metrics, self._events = FileFollower(self.run.metrics), FileFollower(self.run.events)
-        self._refreshed = self._looked_for_nodes = float("-inf")
+        self._nodes = NodesReader(self.run, numbers=_Numbers(self), most=MOST_NODES)
+        self._refreshed = float("-inf")
 
     @property
     def name(self) -> str:
@@ -110,7 +101,7 @@ class WatchedRun:
                 return
             self._take_events()
             self._take_metrics()
-            self._take_nodes(now)
+            self.nodes = {node.name: node for node in self._nodes.read()}
             self.state = state_of(self.run)
             self._refreshed = time.monotonic()
 
@@ -125,7 +116,7 @@ class WatchedRun:
             since = place.number
             head, crew = self._head(), self.rows()
             told = (json.dumps(head), json.dumps(crew))
-            log = [asdict(line) for line in self._log() if line.number > since]
+            log = [{"node": name, **asdict(line)} for name, line in self._log(since)]
             parts = {
                 "head": head if told[0] != place.head else None,
                 "crew": crew if told[1] != place.crew else None,
@@ -142,32 +133,36 @@ class WatchedRun:
             )
             return found, here
 
-    def _log(self) -> list[LogLine]:
-        """The newest lines of all machines, in the order in which they came."""
-        lines = itertools.chain.from_iterable(node.lines for node in self.nodes.values())
-        return sorted(lines, key=lambda line: (line.time, line.number))[-MOST_LOG:]
+    def _log(self, since: int) -> list[tuple[str, NodeLine]]:
+        """The newest lines of all machines, with their names, in the order in which they came."""
+        lines = [(name, line) for name, node in self.nodes.items() for line in node.lines if line.number > since]
+        return sorted(lines, key=lambda named: (named[1].time, named[1].number))[-MOST_LOG:]
 
     def _head(self) -> dict[str, Any]:
-        return {"name": self.name, "state": self.state, "updated": self.updated, "behind": self.is_behind, **self.last}
+        head = {"name": self.name, "state": self.state, "updated": self.updated, "behind": self.is_behind}
+        return {**self.last, **head, "reason": "" if self.is_running else self.crew.reason}
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each machine: those who are here first. The coordinator's own has a row, too, and no work."""
-        names = {*self.crew, *self.nodes}
+        names = {*self.crew.by_name, *self.nodes}
         shares = self._mean_shares()
         speed = self.last.get("tokens_per_second", 0.0)
         rows = [self._row(name, shares.get(name, 0.0), speed) for name in names]
         return sorted(rows, key=lambda row: (not row["here"], row["name"]))
 
     def _row(self, name: str, share: float, speed: float) -> dict[str, Any]:
-        attendant = self.crew.get(name, Attendant(is_here=self.is_running))
+        crew = self.crew.by_name
+        attendant = crew.get(name, Attendant(is_here=self.is_running))
         here = attendant.is_here and self.is_running
-        row: dict[str, Any] = {"name": name, "here": here, "works": name in self.crew or not self.crew}
+        row: dict[str, Any] = {"name": name, "here": here, "works": name in crew or not crew}
         row |= {"share": round(share, 4)}
         row |= {"tokens_per_second": round(share * speed, 1) if here else 0.0}
         row |= {"joined": attendant.joined, "lost": attendant.lost, "reason": attendant.reason}
         if node := self.nodes.get(name):
-            row |= {"seen": node.seen, "phase": node.phase if here else "", "usage": node.usage, "facts": node.facts}
-            if line := node.last_line:
+            row |= {"seen": node.heard or 0.0, "phase": (node.phase or "") if here else ""}
+            row |= {"usage": node.usage_and_link, "facts": node.facts}
+            if node.lines:
+                line = node.lines[-1]
                 row |= {"word": line.text, "word_level": line.level, "word_dropped": line.dropped}
         return row
 
@@ -175,15 +170,15 @@ class WatchedRun:
         """A step of one worker names nobody."""
         if alone := self._alone():
             return {alone: 1.0} if self.last else {}
-        return mean_shares([{"shares": each} for each in self._newest]) if self._newest else {}
+        return mean_shares(self._newest)
 
     def _alone(self) -> str:
         """Who does everything, if there is one."""
-        here = [name for name, attendant in self.crew.items() if attendant.is_here] if self.crew else list(self.nodes)
-        return here[0] if len(here) == 1 else ""
+        here = self.crew.here if self.crew.by_name else self.nodes
+        return next(iter(here)) if len(here) == 1 else ""
 
     def _next(self) -> int:
-        self._number = next(self._numbers)
+        self._number += 1
         return self._number
 
     # What was read
@@ -231,7 +226,8 @@ class WatchedRun:
         if news.anew:
             self._life += 1
             self.events.clear()
-            self.crew, self.counts, self._version = {}, {}, 0
+            self.crew.clear()
+            self.counts, self._version = {}, 0
         for row in news.rows:
             self._take_event(row)
 
@@ -239,50 +235,22 @@ class WatchedRun:
         kind = short(row.get("event"), most=MOST_NAME)
         if kind in self.counts or len(self.counts) < MOST_FIGURES:
             self.counts[kind] = self.counts.get(kind, 0) + 1
-        version = number_of(row.get("version"), most=MOST_VERSION)
+        self.crew.take(row)
+        version = bounded(row.get("version"), most=MOST_VERSION)
         self._version = max(self._version, int(version or 0), int(self.last.get("version", 0)))
-        worker = row.get("worker")
-        if isinstance(worker, str):
-            self._attend(kind, short(worker, most=MOST_NAME), row)
-        if kind == "finished":
-            for attendant in self.crew.values():
-                attendant.is_here = False
         if kind not in QUIET_EVENTS:
             details = {
                 short(key, most=MOST_NAME): _detail(value)
                 for key, value in list(row.items())[:MOST_FIGURES]
                 if key not in ("time", "event", "version", "units")
             }
-            at = number_of(row.get("time"), most=MOST_TIME)
+            at = bounded(row.get("time"), most=MOST_TIME)
             event = {"time": at, "event": kind, "version": self._version, "details": details}
             self.events.append({"number": self._next(), **event})
 
-    def _attend(self, kind: str, worker: str, row: Mapping[str, Any]) -> None:
-        if worker not in self.crew and len(self.crew) >= MOST_NODES:
-            return
-        match kind:
-            case "joined":
-                attendant = self.crew.setdefault(worker, Attendant())
-                attendant.is_here = True
-                attendant.joined += 1
-            case "left" | "evicted":
-                attendant = self.crew.setdefault(worker, Attendant())
-                attendant.is_here = False
-                attendant.lost += 1
-                attendant.reason = short(row.get("reason"))
-
-    def _take_nodes(self, now: float) -> None:
-        if now - self._looked_for_nodes > NODES_SECONDS:
-            self._looked_for_nodes = now
-            for path in node_files(self.run.nodes)[:MOST_NODES]:
-                node = node_of(path)
-                self.nodes.setdefault(node.name, node)
-        for node in self.nodes.values():
-            node.refresh(_Numbers(self))
-
 
 class _Numbers(Iterator[int]):
-    """Of a run's events, samples and lines, in the order in which they were read."""
+    """Of a run's events, samples, usage rows and lines, in the order in which they were read."""
 
     def __init__(self, watched: WatchedRun) -> None:
         self._watched = watched
@@ -291,8 +259,31 @@ class _Numbers(Iterator[int]):
         return self._watched._next()
 
 
-def _points(node: WatchedNode, since: int) -> list[list[float | None]]:
-    return [point for number, point in node.points if number > since]
+def _points(node: NodeNow, since: int) -> list[list[float | None]]:
+    """Of its newest rows: when, and how busy its processor and its GPU were and how long it waited, as parts."""
+    first = bisect_right(node.numbers, since)
+    curves = [node.history[name][first:] for name in POINTS_OF] if node.numbers else []
+    return [[at, *map(_part, values)] for at, *values in zip(node.times[first:], *curves, strict=True)]
+
+
+def _part(percent: float | None) -> float | None:
+    return None if percent is None else round(percent / 100, 3)
+
+
+def short_name(name: str) -> str:
+    """Names come again in every row."""
+    return _short_name(name[:MOST_NAME])
+
+
+@lru_cache(maxsize=4096)
+def _short_name(name: str) -> str:
+    return short(name, most=MOST_NAME)
+
+
+def short(value: object, *, most: int = MOST_TEXT) -> str:
+    """Text of one line."""
+    text = value if isinstance(value, str) else "" if value is None else str(value)
+    return one_line(text[:most])
 
 
 def _is_figure(key: str, value: object) -> bool:

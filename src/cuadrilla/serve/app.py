@@ -9,7 +9,6 @@ import hashlib
 import logging
 import secrets
 import time
-import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -74,6 +73,10 @@ class Service:
     def drain(self) -> None:
         self.draining = True
 
+    async def end_calls(self) -> None:
+        """Whoever still waits for more of a text is told that there is no more (`error`)."""
+        await asyncio.gather(*(model.close() for model in self.models.by_name.values()))
+
     def refuse_when_draining(self) -> None:
         if self.draining:
             raise Refusal(503, "the service is ending", code="draining", wait_seconds=1)
@@ -84,16 +87,14 @@ def make_app(service: Service) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        for model in service.models.by_name.values():
-            await model.start()
-            service.meters.watch(model.name, model.busyness)
-        service.ready = True
-        try:
-            yield
-        finally:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(service.predictors.close)
+            stack.push_async_callback(service.end_calls)
             for model in service.models.by_name.values():
-                await model.close()
-            service.predictors.close()
+                await model.start()
+                service.meters.watch(model.name, model.busyness)
+            service.ready = True
+            yield
 
     app = FastAPI(title="cuadrilla", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     _handle_errors(app)
@@ -126,9 +127,8 @@ def _handle_errors(app: FastAPI) -> None:
         return answer
 
     @app.exception_handler(Exception)
-    async def unforeseen(request: Request, error: Exception) -> JSONResponse:
-        place = "".join(traceback.format_tb(error.__traceback__))  # what it says may hold what a caller has sent
-        log.error("%s has failed: %s", request.url.path, f"{type(error).__name__}\n{place}")
+    async def unforeseen(request: Request, _error: Exception) -> JSONResponse:
+        """The log is told by whoever calls the application, to whom the error is raised again."""
         return await refused(request, Refusal(500, "the service has failed; its log says how"))
 
 
@@ -244,6 +244,8 @@ async def _begin(service: Service, asked: CompletionRequest | ChatRequest) -> Co
         max_tokens = USUAL_TOKENS if asked.max_tokens is None else asked.max_tokens
         echo = bool(asked.echo)
     sampling = asked.sampling(max_tokens=max_tokens, end_of_text=model.opened.tokenizer.end_of_text)
+    has_work = bool(max_tokens) or (echo and num_top is not None)
+    model.batcher.refuse_when_full(len(given) * (asked.n or 1) if has_work else 0)  # encoding a prompt costs, too
     prompts = [await model.prompt_ids(prompt) for prompt in given]
     rows = [
         row

@@ -98,6 +98,11 @@ class Batcher:
             prefix_bytes=self._prefixes.num_bytes,
         )
 
+    @property
+    def works(self) -> bool:
+        """False once its thread has ended, or is to."""
+        return not self._closing
+
     def submit(self, rows: Sequence[Row]) -> list[Call]:
         """All of them, or none. Raises Refusal when so many more cannot wait."""
         calls = [Call(row) for row in rows]
@@ -105,24 +110,34 @@ class Batcher:
             if call.row.reason is not None:  # nothing is to be generated
                 call.steps.put_nowait(Progressed(None, call.row.reason))
         waiting = [call for call in calls if call.row.reason is None]
-        if len(waiting) > self._slots + self._most_waiting:
-            most = self._slots + self._most_waiting
-            raise Refusal(422, f"that is more than the {most} texts that this service takes at once", param="n")
         with self._changed:
-            if self._closing:
-                raise Refusal(503, "the service is ending", code="draining", wait_seconds=LEAST_WAIT_SECONDS)
-            free = self._slots - len(self._calls)
-            if len(self._waiting) + len(waiting) > free + self._most_waiting:
-                raise Refusal(429, "too many calls wait already", code="overloaded", wait_seconds=self._patience())
+            self._check_room(len(waiting))
             self._waiting.extend(waiting)
             self._changed.notify()
         return calls
 
+    def refuse_when_full(self, number: int) -> None:
+        """Raises Refusal where so many rows could not be submitted now: before anything is done for them."""
+        with self._changed:
+            self._check_room(number)
+
+    def _check_room(self, number: int) -> None:
+        most = self._slots + self._most_waiting
+        if number > most:
+            raise Refusal(422, f"that is more than the {most} texts that this service takes at once", param="n")
+        if self._closing:
+            raise Refusal(503, "the service is ending", code="draining", wait_seconds=LEAST_WAIT_SECONDS)
+        if number and len(self._waiting) + len(self._calls) + number > most:
+            raise Refusal(429, "too many calls wait already", code="overloaded", wait_seconds=self._patience())
+
     async def close(self) -> None:
-        """Ends the thread; calls at hand end with the reason `error`."""
+        """Calls at hand end with the reason `error`, at once; the thread ends after its step."""
         with self._changed:
             self._closing = True
+            ended = [*self._calls.values(), *self._waiting]
             self._changed.notify()
+        for call in ended:
+            call.steps.put_nowait(Progressed(None, "error"))
         await asyncio.to_thread(self._thread.join)
 
     def _patience(self) -> int:
@@ -186,8 +201,9 @@ class Batcher:
             self._calls.clear()
             if self._closing:
                 self._waiting.clear()
-            self._rows = self._new_rows()
         self._tell([(call, Progressed(None, "error")) for call in ended])
+        if not self._closing:
+            self._rows = self._new_rows()
 
     def _tell(self, told: Sequence[tuple[Call, Progressed]]) -> None:
         def hand_over() -> None:

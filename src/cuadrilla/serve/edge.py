@@ -21,6 +21,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -249,10 +250,26 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
     return received
 
 
+def raw_refusal(refusal: Refusal) -> bytes:
+    return raw_answer(refusal.status, refusal.body, **refusal.headers)
+
+
+def raw_answer(status: int, body: Mapping[str, Any], **more: str) -> bytes:
+    """As it goes over a connection that ends with it."""
+    content, headers = _parts(body, more)
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *map(": ".join, headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+def _parts(body: Mapping[str, Any], more: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
+    content = json.dumps(body).encode()
+    length = str(len(content))
+    return content, {"Content-Type": JSON_TYPE, "Content-Length": length, "Connection": "close", **more}
+
+
 async def _answer(refusal: Refusal, send: Send, *, lingering: Callable[[], Awaitable[None]] | None = None) -> None:
     """The connection ends: what is left of the body is not worth reading; `lingering` throws it away."""
-    content = json.dumps(refusal.body).encode()
-    headers = {"Content-Type": JSON_TYPE, "Content-Length": str(len(content)), "Connection": "close", **refusal.headers}
+    content, headers = _parts(refusal.body, refusal.headers)
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
     await send({"type": "http.response.body", "body": content, "more_body": lingering is not None})

@@ -32,16 +32,30 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.link.address import Address
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
-from cuadrilla.serve.edge import Refusal
+from cuadrilla.serve.edge import Application, Refusal
 from cuadrilla.serve.gateway_metrics import GatewayMetrics
-from cuadrilla.serve.relay import FROM_GATEWAY, GET_PATHS, POST_PATHS, Line, Relay
-from cuadrilla.serve.replicas import GatewayReplica, Readiness, hear, lose, miss, move, parse_readiness, speeds
+from cuadrilla.serve.listen import TURNED_AWAY
+from cuadrilla.serve.page import page
+from cuadrilla.serve.relay import FROM_GATEWAY, GET_PATHS, POST_PATHS, USUAL_MOST_SECONDS, Line, Relay
+from cuadrilla.serve.replicas import (
+    GatewayReplica,
+    Readiness,
+    hear,
+    lose,
+    miss,
+    move,
+    parse_models,
+    parse_readiness,
+    shared_models,
+    speeds,
+)
 
 CHECK_LIMIT_SECONDS = 2.0
 MOST_READY_BYTES = 64 * 1024
 FIND_SECONDS = 1.0
 IDLE_SECONDS = 3.0
 """A connection to a replica is used again within this time; services keep theirs open for longer."""
+OWN_PATHS = ("/", "/healthz", "/readyz", "/metrics")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Find = Callable[[], Sequence[str]]
@@ -53,22 +67,32 @@ class Gateway:
     """The replicas and what watches over them. Make it, then serve `app()`; `drain` may be called by a signal.
 
     `find`: where the replicas are now, in the order of `urls`, for those that may move; called in another thread.
+    `most_seconds`: of one call.
     """
 
-    def __init__(self, urls: Sequence[str], *, replica_key: str = "", find: Find | None = None) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        replica_key: str = "",
+        find: Find | None = None,
+        most_seconds: float = USUAL_MOST_SECONDS,
+    ) -> None:
         self._number = secrets.token_hex(8)
         self._model = ""
         self._key = replica_key
         self._draining = False
         self._find = find
+        self._most_seconds = most_seconds
         self._lines = [Line(GatewayReplica(url=url)) for url in urls]
         self._replicas = [line.replica for line in self._lines]
-        self._metrics = GatewayMetrics(self._replicas)
+        self._metrics = GatewayMetrics(self._replicas, routes=(*OWN_PATHS, *GET_PATHS, *POST_PATHS))
 
     def app(self) -> Starlette:
-        relay = Relay(self._lines, metrics=self._metrics, number=self._number)
+        relay = Relay(self._lines, metrics=self._metrics, number=self._number, most_seconds=self._most_seconds)
         return Starlette(
             routes=[
+                Route("/", self._page, methods=["GET"]),
                 Route("/healthz", _alive, methods=["GET"]),
                 Route("/readyz", self._ready, methods=["GET"]),
                 Route("/metrics", self._measured, methods=["GET"]),
@@ -78,6 +102,10 @@ class Gateway:
             exception_handlers={HTTPException: _refused},
             lifespan=lambda _app: self._living(relay),
         )
+
+    def counting(self, app: Application) -> Application:
+        """`app` with each of its calls counted and logged."""
+        return self._metrics.calls.counting(app)
 
     def drain(self) -> None:
         """No new requests; those at hand go on."""
@@ -134,7 +162,7 @@ class Gateway:
         asked_at = monotonic()
         try:
             async with asyncio.timeout(CHECK_LIMIT_SECONDS):
-                return await _readiness(session, replica.url)
+                return await _readiness(session, replica.url, was_ready=replica.status == "ready")
         except TimeoutError:
             return asked_at
         except (aiohttp.ClientError, OSError) as error:
@@ -175,6 +203,7 @@ class Gateway:
         said = {
             "status": status,
             "model": self._model,
+            "models": [{"model": name} for name in shared_models(self._replicas)],
             "gateway": self._number,
             "busy": sum(replica.requests for replica in ready),
             "tokens_per_second": round(sum(speed[replica.url] for replica in ready), 2),
@@ -192,6 +221,10 @@ class Gateway:
             "tokens_per_second": round(speed, 2),
         }
 
+    async def _page(self, request: Request) -> Response:
+        """What it asks for comes from the replicas, by way of the gateway."""
+        return page(shared_models(self._replicas), languages=request.headers.get("accept-language", ""))
+
     async def _measured(self, _request: Request) -> Response:
         return Response(self._metrics.text(), media_type=METRICS_TYPE)
 
@@ -207,8 +240,9 @@ async def _refused(_request: Request, error: Exception) -> Response:
     return JSONResponse(refusal.body, refusal.status, refusal.headers)
 
 
-async def _readiness(session: aiohttp.ClientSession, url: str) -> Readiness:
+async def _readiness(session: aiohttp.ClientSession, url: str, *, was_ready: bool) -> Readiness:
     """What a service says at `/readyz`; another server, which has no such page, is ready when it lists its models.
+    One whose connections are all taken is what it was.
 
     Raises ValueError with a reason, aiohttp.ClientError, OSError.
     """
@@ -216,12 +250,14 @@ async def _readiness(session: aiohttp.ClientSession, url: str) -> Readiness:
     if status == 404:
         status, said = await _get(session, f"{url}/v1/models")
         if status == 200 and isinstance(said, dict) and isinstance(models := said.get("data"), list):
-            named = next((model["id"] for model in models if isinstance(model, dict) and "id" in model), "")
-            return Readiness(status="ready", model=str(named))
+            names = parse_models(models, key="id")
+            return Readiness(status="ready", model=next(iter(names), ""), models=names)
     if status in (401, 403):
         raise ValueError(Message("it refuses the key that it is shown: name another with --replica-key-file"))
     if status == 421:
         raise ValueError(Message("it does not go by the name in this URL"))
+    if status == 503 and isinstance(said, dict) and said.get("error") == TURNED_AWAY.body["error"]:
+        return Readiness(status="ready" if was_ready else "loading")
     if status not in (200, 503):
         raise ValueError(Message("what answers there is no such service (HTTP {status})", status=status))
     return parse_readiness(status, said)

@@ -1,11 +1,12 @@
 """What a gateway counts and measures, as Prometheus reads it: for each replica, by its HOST:PORT."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cuadrilla.serve.meters import CallMeters
 from cuadrilla.serve.replicas import GatewayReplica, speeds
 
 PREFIX = "cuadrilla_gateway"
@@ -17,9 +18,11 @@ Value = Callable[[GatewayReplica], float]
 class GatewayMetrics:
     """Of one gateway: nothing is kept in the library's global registry."""
 
-    def __init__(self, replicas: Sequence[GatewayReplica]) -> None:
+    def __init__(self, replicas: Sequence[GatewayReplica], *, routes: Collection[str]) -> None:
+        """`routes`: whose calls are counted by name."""
         registry = self._registry = CollectorRegistry()
         registry.register(_Now(replicas))
+        self.calls = CallMeters(PREFIX, routes=routes, registry=registry)
         by_replica = ["replica"]
         self.requests = Counter(
             f"{PREFIX}_requests", "Requests that a replica was given, by how they ended.", ["replica", "outcome"],

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,18 +14,52 @@ OTHER = "other"
 log = logging.getLogger(__name__)
 
 
-class Meters:
-    """Of one service; `routes`: those that are counted by name."""
+class CallMeters:
+    """Calls of a service or a gateway; `routes`: those that are counted by name."""
 
-    def __init__(self, *, routes: frozenset[str]) -> None:
-        self._routes = routes
+    def __init__(self, prefix: str, *, routes: Collection[str], registry: CollectorRegistry) -> None:
+        self._routes = frozenset(routes)
+        names = ("route", "status")
+        self._calls = Counter(f"{prefix}_calls", "Calls by route and status.", names, registry=registry)
+        self._seconds = Histogram(
+            f"{prefix}_call_seconds", "From a call's head to its end.", ("route",), buckets=SECONDS, registry=registry
+        )
+
+    def counting(self, app: Application) -> Application:
+        """`app` with each of its calls counted and logged, those that are refused included."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            route = scope["path"] if scope["path"] in self._routes else OTHER
+            began, status = time.perf_counter(), "cut off"
+
+            async def sent(event: Event) -> None:
+                nonlocal status
+                if event["type"] == "http.response.start":
+                    status = str(event["status"])
+                await send(event)
+
+            try:
+                await app(scope, receive, sent)
+            finally:
+                self._calls.labels(route, status).inc()
+                seconds = time.perf_counter() - began
+                self._seconds.labels(route).observe(seconds)
+                log.info("%s %s in %.3f s", route, status, seconds)
+
+        return counted
+
+
+class Meters:
+    """Of one service."""
+
+    def __init__(self, *, routes: Collection[str]) -> None:
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         registry = self._registry
-        self.calls = Counter("cuadrilla_calls", "Calls by route and status.", ("route", "status"), registry=registry)
-        self.call_seconds = Histogram(
-            "cuadrilla_call_seconds", "From a call's head to its end.", ("route",), buckets=SECONDS, registry=registry
-        )
+        self.calls = CallMeters("cuadrilla", routes=routes, registry=registry)
         self.prompt_tokens = Counter("cuadrilla_prompt_tokens", "Tokens of prompts.", ("model",), registry=registry)
         self.tokens = Counter("cuadrilla_generated_tokens", "Tokens generated.", ("model",), registry=registry)
         self.waiting_seconds = Histogram(
@@ -53,29 +87,3 @@ class Meters:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
-
-    def counting(self, app: Application) -> Application:
-        """`app` with each of its calls counted, those that are refused included."""
-
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http":
-                await app(scope, receive, send)
-                return
-            route = scope["path"] if scope["path"] in self._routes else OTHER
-            began, status = time.perf_counter(), "cut off"
-
-            async def sent(event: Event) -> None:
-                nonlocal status
-                if event["type"] == "http.response.start":
-                    status = str(event["status"])
-                await send(event)
-
-            try:
-                await app(scope, receive, sent)
-            finally:
-                self.calls.labels(route, status).inc()
-                seconds = time.perf_counter() - began
-                self.call_seconds.labels(route).observe(seconds)
-                log.info("%s %s in %.3f s", route, status, seconds)
-
-        return counted

@@ -4,13 +4,23 @@ const tasks = {
   schemas: [], state: "", values: {}, failure: null, asking: false,
 
   async read() {
-    const told = await (await ask("/v1/predict")).json();
-    this.schemas = Array.isArray(told) ? told : [];
+    this.schemas = await this.known();
     if (!MODELS.length && !this.schemas.length) throw new Failure("nothing");
     $("tasks").hidden = !this.schemas.length;
     $("task").replaceChildren();
     this.schemas.forEach((schema, place) => make("option", String(schema?.model), $("task"), { value: place }));
     if (this.schemas.length) this.choose();
+  },
+
+  /** None of a server of another make, behind a gateway, which has no such page. */
+  async known() {
+    try {
+      const told = await (await ask("/v1/predict")).json();
+      return Array.isArray(told) ? told : [];
+    } catch (error) {
+      if (error instanceof Failure && error.status === 404) return [];
+      throw error;
+    }
   },
 
   get schema() {

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from cuadrilla.train.trained import Trained
 
 MOST_BATCH, MOST_WAITING = 256, 4096
 """Inputs."""
-CLOSE_SECONDS = 2.0
+CLOSE_SECONDS = 0.3
 ANNOTATE = "annotate it: def predict(self, model: nn.Module, inputs: list[In]) -> list[Out]"
 
 log = logging.getLogger(__name__)
@@ -83,10 +84,13 @@ class Predictor:
             raise Refusal(503, f"not done within {seconds:g} seconds", wait_seconds=1) from None
         return f'{{"model":{json.dumps(self.name)},"outputs":[{",".join(outputs)}]}}'.encode()
 
-    def close(self) -> None:
-        """A `predict` that does not return is left alone: it ends with the process."""
+    def stop(self) -> None:
+        """After what it does now."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_SECONDS)
+
+    def close(self, *, seconds: float) -> None:
+        """A `predict` that does not return is left alone: it ends with the process."""
+        self._thread.join(seconds)
         if not self._thread.is_alive():
             self._loop.close()
 
@@ -197,5 +201,9 @@ class Predictors:
         return self.by_name[name]
 
     def close(self) -> None:
+        """All together within `CLOSE_SECONDS`."""
+        until = time.monotonic() + CLOSE_SECONDS
         for predictor in self.by_name.values():
-            predictor.close()
+            predictor.stop()
+        for predictor in self.by_name.values():
+            predictor.close(seconds=max(until - time.monotonic(), 0.0))

@@ -43,8 +43,8 @@ FROM_GATEWAY = "X-Cuadrilla-Gateway"
 MOST_GATEWAYS = 4
 """In a row."""
 CONNECT_SECONDS = 3.0
-FIRST_SECONDS = 600.0
-"""Until the first part of an answer; a replica that is found dead meanwhile is given up at once."""
+USUAL_MOST_SECONDS = 600.0
+"""Of a whole call. A replica that is found dead before the first part of its answer is given up at once."""
 NEXT_SECONDS = 60.0
 """Between two parts of an answer."""
 MOST_ANSWER_BYTES = 64 * 2**20
@@ -70,9 +70,9 @@ class Line:
         self._waiting: set[asyncio.Timeout] = set()
 
     @asynccontextmanager
-    async def patience(self, seconds: float) -> AsyncIterator[None]:
-        """TimeoutError after that time, or as soon as the replica is given up."""
-        async with asyncio.timeout(seconds) as limit:
+    async def patience(self) -> AsyncIterator[None]:
+        """TimeoutError as soon as the replica is given up."""
+        async with asyncio.timeout(None) as limit:
             self._waiting.add(limit)
             try:
                 yield
@@ -123,13 +123,16 @@ class _Try:
 
 
 class Relay:
-    """The ASGI application of what goes to a replica. `number`: the gateway's."""
+    """The ASGI application of what goes to a replica. `number`: the gateway's. `most_seconds`: of a call."""
 
-    def __init__(self, lines: Sequence[Line], *, metrics: GatewayMetrics, number: str) -> None:
+    def __init__(
+        self, lines: Sequence[Line], *, metrics: GatewayMetrics, number: str, most_seconds: float = USUAL_MOST_SECONDS
+    ) -> None:
         self._lines = {line.replica: line for line in lines}
         self._replicas = [line.replica for line in lines]
         self._metrics = metrics
         self._number = number
+        self._most_seconds = most_seconds
         self._session: aiohttp.ClientSession
         self._is_draining: Callable[[], bool] = bool
 
@@ -165,9 +168,15 @@ class Relay:
 
     async def _answer(self, call: _Call) -> None:
         try:
-            await self._ask_around(call)
+            async with asyncio.timeout(self._most_seconds):
+                await self._ask_around(call)
         except Refusal as refusal:
             await _refuse(call, refusal)
+        except TimeoutError:
+            told = f"not done within {self._most_seconds:g} seconds"
+            await (
+                _break_off(call, told, code=None) if call.begun else _refuse(call, Refusal(503, told, wait_seconds=1))
+            )
         except _Broken as broken:
             await _break_off(call, str(broken))
         except asyncio.CancelledError:
@@ -199,7 +208,7 @@ class Relay:
         replica = line.replica
         with self._counted(call, line) as current:
             try:
-                async with line.patience(FIRST_SECONDS):
+                async with line.patience():
                     response = await self._send(call, replica)
             except FAILURES as error:
                 raise _Another("unreachable" if self._doubted(line, error) else "no answer") from None
@@ -311,7 +320,7 @@ class Relay:
                     async with asyncio.timeout(NEXT_SECONDS):
                         part = await response.content.readany()
                 else:
-                    async with line.patience(FIRST_SECONDS):
+                    async with line.patience():
                         part = await response.content.readany()
             except FAILURES as error:
                 broke = self._doubted(line, error)
@@ -390,8 +399,8 @@ async def _refuse(call: _Call, refusal: Refusal) -> None:
     await call.send({"type": "http.response.body", "body": content})
 
 
-async def _break_off(call: _Call, reason: str) -> None:
+async def _break_off(call: _Call, reason: str, *, code: str | None = "replica_lost") -> None:
     """The last event of a stream that has no end; an answer that is no stream is cut, which its length tells."""
     if call.is_stream:
-        event = b"data: " + json.dumps(Refusal(502, reason, code="replica_lost").body).encode() + b"\n\n"
+        event = b"data: " + json.dumps(Refusal(502, reason, code=code).body).encode() + b"\n\n"
         await call.send({"type": "http.response.body", "body": event})

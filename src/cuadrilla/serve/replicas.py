@@ -33,7 +33,7 @@ MOST_FAILED = 3
 REMEMBERED = 0.9
 """Of what was measured, with each request after it."""
 UNKNOWN_SPEED = 1.0
-MOST_REPLICAS = 256
+MOST_REPLICAS, MOST_MODELS = 256, 256
 PATHS = ("", "/", "/v1", "/v1/")
 
 Status = Literal["unknown", "ready", "loading", "draining", "down", "refused"]
@@ -41,10 +41,12 @@ Status = Literal["unknown", "ready", "loading", "draining", "down", "refused"]
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
-    """What a service has said of itself. `model` "": it did not say. `gateway`: a gateway's number, if it is one."""
+    """What a service has said of itself. `model` "": it did not say; `models`: that continue texts, this one first.
+    `gateway`: a gateway's number, if it is one."""
 
     status: Literal["ready", "loading", "draining"]
     model: str = ""
+    models: tuple[str, ...] = ()
     tokens_per_second: float = 0.0
     gateway: str = ""
 
@@ -76,6 +78,7 @@ class GatewayReplica:
     reason: str = ""
     """Why it is not ready."""
     model: str = ""
+    models: tuple[str, ...] = ()
     claimed: float = 0.0
     """Tokens per second, by its own word."""
     measured: Measured = field(default_factory=Measured)
@@ -191,6 +194,7 @@ def hear(
     replica.heard_at = now
     replica.failures = replica.missed = 0
     replica.model = report.model or replica.model
+    replica.models = report.models or replica.models
     if replica.status != "ready":  # without requests: what it says of itself at work is something else
         replica.claimed = report.tokens_per_second or replica.claimed
     if report.gateway and report.gateway == gateway:
@@ -284,9 +288,23 @@ def parse_readiness(status: int, said: Any) -> Readiness:
     return Readiness(
         status="loading" if status == 503 and word == "ready" else word,
         model=model if isinstance(model, str) else "",
+        models=parse_models(said.get("models"), key="model") or ((model,) if isinstance(model, str) else ()),
         tokens_per_second=float(speed) if isinstance(speed, int | float) and 0 < speed < 1e12 else 0.0,
         gateway=gateway if isinstance(gateway, str) else "",
     )
+
+
+def parse_models(listed: Any, *, key: str) -> tuple[str, ...]:
+    """Their names in a list of objects."""
+    rows = listed[:MOST_MODELS] if isinstance(listed, list) else []
+    names = [row.get(key) for row in rows if isinstance(row, dict)]
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
+
+
+def shared_models(replicas: Iterable[GatewayReplica]) -> list[str]:
+    """Models that every replica has which takes requests, whichever is asked; in the order of the first one."""
+    ready = [replica for replica in replicas if replica.status == "ready"]
+    return [name for name in ready[0].models if all(name in other.models for other in ready)] if ready else []
 
 
 def work_of(body: Any) -> int:

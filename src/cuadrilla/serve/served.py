@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 from cuadrilla.config import LanguageTaskSection
 from cuadrilla.data.cuentos import stories
 from cuadrilla.data.shards import MANIFEST
-from cuadrilla.errors import ConfigError
+from cuadrilla.errors import ConfigError, ResourceError
 from cuadrilla.home import Home
 from cuadrilla.messages import Message
 from cuadrilla.model.generate import for_inference
@@ -84,10 +85,23 @@ class ServedModel:
         return self.opened.model.config.context
 
     async def start(self) -> None:
+        """Raises ResourceError where memory is too small for its slots."""
         slots = self.room.slots or slots_for(self.opened)
         waiting = max(1, slots // 4) if self.room.waiting < 0 else self.room.waiting
         batcher = Batcher(self.ready, slots=slots, most_waiting=waiting, prefix_bytes=self.room.prefix_bytes)
-        self.tokens_per_second = await trial(batcher, token=self.opened.tokenizer.end_of_text)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(batcher.close)
+            with suppress(Refusal):  # its thread has ended already
+                self.tokens_per_second = await trial(batcher, token=self.opened.tokenizer.end_of_text)
+            if not batcher.works:
+                raise ResourceError(
+                    "{name}: there is no room for {slots} texts together",
+                    name=self.name,
+                    slots=slots,
+                    hint="--slots {fewer}, or a smaller model",
+                    fewer=max(slots // 2, 1),
+                )
+            stack.pop_all()
         self._batcher = batcher
 
     async def close(self) -> None:

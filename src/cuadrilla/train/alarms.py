@@ -329,10 +329,11 @@ class Alarms:
                     kill(child)
 
 
-def reason_of(error: Exception) -> Message:
-    if isinstance(error, CuadrillaError):
-        return error.message
-    return Message("{kind}: {error}", kind=type(error).__name__, error=str(error)[:MOST_TEXT])
+def reason_of(error: Exception) -> str:
+    """Why a run failed: a person reads it in the alarm and in the run's events, so it has an end."""
+    told = Message("{kind}: {error}", kind=type(error).__name__, error=str(error)[:MOST_TEXT])
+    reason = error.message if isinstance(error, CuadrillaError) else told
+    return reason if len(reason) <= MOST_TEXT else reason[:MOST_TEXT]
 
 
 def _started(argv: Sequence[str], *, says: bytes | None = None) -> "subprocess.Popen[bytes] | Message":

@@ -3,7 +3,7 @@
 Messages come in through `receive` and `deliver`, all of them in one thread (`thread.py`; alone, the worker's own);
 actions go out as messages, merges, journal records, checkpoints, evaluations and rows of metrics. The order of a
 commit is: merge, judge, journal (fsync), step, announce. A run that fails here fails as a whole: `failure` holds the
-reason and every worker is told to stop.
+reason, its events and its status say it, and every worker is told to stop.
 """
 
 import logging
@@ -33,6 +33,7 @@ from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.strategy import MergeHalf
+from cuadrilla.train.alarms import reason_of
 from cuadrilla.train.evaluate import Beside
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.nodelog import NodeLogs
@@ -254,12 +255,24 @@ class CoordinatorRuntime:
 
     def fail(self, error: BaseException) -> None:
         """Remember the first reason and send everyone home."""
-        if self.failure is None:
-            self.failure = error
-            self._store.status("failed", version=self._coordinator.version, row=self._row)
+        self.note_failure(error)
         self._coordinator.finished = True
         for member in list(self._coordinator.crew.members):
             self._send(member, Stop(reason=Message("the run failed")))
+
+    def note_failure(self, error: BaseException) -> None:
+        """The first reason is the run's: it is in its status and its events, once. Who interrupts a run stops it."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        if self.outcome is not None:  # its last word has been said
+            return
+        version, failed = self._coordinator.version, isinstance(error, Exception)
+        self._store.status("failed" if failed else "stopped", version=version, row=self._row)
+        if isinstance(error, Exception):
+            self._store.event("failed", reason=reason_of(error))
+        else:
+            self._store.event("finished", version=version, complete=False, reason=Message("interrupted"))
 
     def _said(self, worker: str, message: ToCoordinator) -> events.Said:
         """What the state machine is told: an answer is only valid if its numbers can be."""

@@ -19,11 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cuadrilla.engines.calls import REQUEST
 from cuadrilla.errors import CuadrillaError, TaskError
 from cuadrilla.home import read_object
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
-from cuadrilla.tune.function import SCORE, TRIAL, code_sha256, read_code
+from cuadrilla.tune.function import SCORE, code_sha256, read_code
 from cuadrilla.user_file import load_file
 
 MOST_FIGURES, MOST_NAME, MOST_REASON = 100, 80, 500
@@ -33,7 +34,7 @@ WHAT_TO_RETURN = Message("return a number, or up to 100 numbers by name, all of 
 
 def call_trial(folder: Path) -> dict[str, Any]:
     """The answer: {"complete", "figures", "seconds"}. Raises TaskError."""
-    trial = read_object(folder / TRIAL)
+    trial = read_object(folder / REQUEST)
     path, name = (folder / trial["file"]).resolve(), trial["function"]
     if code_sha256(read_code(path)) != trial["sha256"]:
         raise TaskError("{path} has changed since the search began", path=path, hint="put it back as it was")

@@ -4,13 +4,13 @@ A process that is killed is no failure of its trial, unless that happens again a
 that ends by itself without a result is.
 """
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from cuadrilla.engines.calls import call_command, call_limits
 from cuadrilla.engines.children import Children
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, finite_json, make_private, storage_errors
@@ -27,7 +27,7 @@ class CallPlaces:
 
     def __init__(self, number: int, *, threads: int) -> None:
         self.places: Sequence[str] = [f"place-{at + 1}" for at in range(number)]
-        self._environment = limits(threads)
+        self._environment = call_limits(threads)
         self._children = Children(died=lambda name, reason: self._reasons.__setitem__(name, reason))
         self._reasons: dict[str, Message] = {}
         self._at: dict[str, tuple[Job, float]] = {}
@@ -44,9 +44,8 @@ class CallPlaces:
     def start(self, job: Job, run: RunDir, *, name: str) -> None:
         """Raises ResourceError."""
         make_private(run.logs)
-        command = [sys.executable, "-m", "cuadrilla", "--json", "call-function", str(run.path)]
         with storage_errors(run.logs), open(run.logs / TALK, "ab") as talk:
-            self._children.start(name, command, environment=self._environment, stderr=talk)
+            self._children.start(name, call_command(run.path), environment=self._environment, stderr=talk)
         self._at[name] = job, time.monotonic()
 
     def look(self) -> list[Left]:
@@ -70,12 +69,6 @@ class CallPlaces:
     def close(self) -> None:
         """End whoever is still there."""
         self._children.end(finish_seconds=0.0)
-
-
-def limits(threads: int) -> Mapping[str, str]:
-    """Variables by which numerical libraries take that many threads, unless the function says otherwise."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "LOKY_MAX_CPU_COUNT")
-    return dict.fromkeys(names, str(threads))
 
 
 def parse_answer(text: str) -> Mapping[str, Any] | None:

@@ -15,8 +15,6 @@ from cuadrilla.config import Scalar, TuneSection
 from cuadrilla.errors import ConfigError, TaskError
 from cuadrilla.rundir import read_regular
 
-TRIAL = "trial.json"
-"""In a trial's folder: what is called, with which arguments."""
 SCORE = "score"
 SEED, BUDGET = "seed", "budget"
 MAX_FILE_BYTES = 2**20

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cuadrilla.config import Config
-from cuadrilla.errors import TaskError
+from cuadrilla.engines.calls import REQUEST
+from cuadrilla.errors import ConfigError, DataError, TaskError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import (
     FolderLock,
@@ -29,7 +30,7 @@ from cuadrilla.rundir import (
 from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
 from cuadrilla.tune.calls import TALK
 from cuadrilla.tune.folder import SearchFolder, check_same, read_identity, write_search
-from cuadrilla.tune.function import SCORE, TRIAL, Function, read_function
+from cuadrilla.tune.function import SCORE, Function, code_sha256, read_code, read_function
 from cuadrilla.tune.places import Doing, Left
 from cuadrilla.tune.results import read_found
 from cuadrilla.tune.sampler import make_sampler
@@ -148,8 +149,8 @@ class Searching:
         try:
             run = make_trial(job, self.base, folder=self.folder.path / job.name, below=below)
             missed = self._too_large(run)
-        except (TaskError, ValueError) as error:  # a combination that the task does not take
-            missed = Message("{reason}", reason=getattr(error, "message", str(error)))
+        except (ConfigError, TaskError, DataError) as error:  # a combination that the task does not take
+            missed = error.message
         if missed:
             self._finish(job, TrialResult(score=None, reason=missed, place=place))
             return False
@@ -255,8 +256,11 @@ class FunctionSearching(Searching):
     def _begin(self, job: Job, place: str) -> bool:
         section, run = self.base.section, self.folder.run(job)
         budget = section.factor ** -(section.rungs - 1.0 - job.rung)
+        if code_sha256(read_code(self.function.path)) != self.function.sha256:
+            hint = "put it back and type the same command again; finished trials are kept"
+            raise ConfigError("{path} has changed while the search goes on", path=self.function.path, hint=hint)
         make_private(run.path)
-        write_json(run.path / TRIAL, self.function.request(job.values, seed=self.seed, budget=budget), private=True)
+        write_json(run.path / REQUEST, self.function.request(job.values, seed=self.seed, budget=budget), private=True)
         self.places.start(job, run, name=place)
         self.hears.began(job, place)
         return True

@@ -58,6 +58,10 @@ DEVICES_LABEL = "cuadrilla-devices"
 """Of a node that is to work with several: such as cuda-0_cuda-1_cpu."""
 PROGRESS_FILE = "CUADRILLA_PROGRESS_FILE"
 """Names the file in which a node's workers write how it goes, for who has joined there."""
+SAID_SUFFIX = ".said"
+"""Of the file beside it in which they write why they wait."""
+COURTESY = "CUADRILLA_COURTESY"
+"""What a node's owner asks of the workers there (`Courtesy.data`), as JSON."""
 LONGEST_FOLDER = 8
 """A socket's name may have 107 bytes on Linux; what we and Ray put behind the usual folder's name takes up to 99."""
 KILL_SECONDS = 10.0

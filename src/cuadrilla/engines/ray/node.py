@@ -29,10 +29,12 @@ from cuadrilla.config import Config
 from cuadrilla.engines.courtesy import Courtesy
 from cuadrilla.engines.devices import Devices
 from cuadrilla.engines.ray.cluster import (
+    COURTESY,
     DEVICES_LABEL,
     NAME_LABEL,
     PROGRESS_FILE,
     RESOURCE,
+    SAID_SUFFIX,
     TOKEN_FILE,
     kill,
     settled,
@@ -61,6 +63,7 @@ RENEWED_SECONDS = 60.0
 """Another cluster runs by then; else the crew link is used."""
 PAUSE_SECONDS = 1.0
 LOOK_SECONDS = 2.0
+MOST_NEWS_BYTES = 2**16
 
 log = logging.getLogger(__name__)
 
@@ -68,23 +71,24 @@ log = logging.getLogger(__name__)
 class RayNode:
     """Ray on this machine, as a node of the cluster at `head`: a worker for each of `uses`, without other cards.
 
-    `folder`: a private one, with a short name.
+    `folder`: a private one, with a short name. `name`: of this node.
     """
 
-    def __init__(self, *, head: str, token: str, host: str, name: str, uses: Sequence[Use], folder: Path) -> None:
-        self.member = token_hash(token)
+    def __init__(self, head: "Head", *, name: str, uses: Sequence[Use], courtesy: Courtesy, folder: Path) -> None:
+        self.member = token_hash(head.token)
         self._family: set[psutil.Process] = set()
         self._token, self._progress = folder / "ray.token", folder / "progress"
-        self._told = ""
-        write_token(self._token, token)
+        self._told, self._said_bytes = "", 0
+        write_token(self._token, head.token)
         options = {
-            "--address": head,
-            "--node-ip-address": host,
+            "--address": head.address,
+            "--node-ip-address": head.mine,
             "--temp-dir": str(folder / "ray"),
             "--resources": json.dumps({RESOURCE: len(uses)}),
             "--labels": f"{NAME_LABEL}={name}",
         }
         environment = {TOKEN_FILE: str(self._token), PROGRESS_FILE: str(self._progress)}
+        environment[COURTESY] = json.dumps(courtesy.data())
         if len(uses) > 1:
             devices = "_".join(use.name.partition(".")[0].replace(":", "-") for use in uses)
             options["--labels"] += f",{DEVICES_LABEL}={devices}"
@@ -109,11 +113,22 @@ class RayNode:
             self._family.update(psutil.Process(self._process.pid).children(recursive=True))
         return True
 
-    def progress(self) -> str:
-        """What its worker has said since the last time; empty for nothing new."""
+    def progress(self) -> list[str]:
+        """What its workers have said since the last time: why they wait, and how it goes."""
         line = self._progress.read_text(encoding="utf-8") if self._progress.exists() else ""
         told, self._told = self._told, line
-        return "" if line == told else line
+        return [*self._said(), *([line] if line != told else [])]
+
+    def _said(self) -> list[str]:
+        path = self._progress.with_name(self._progress.name + SAID_SUFFIX)
+        if not path.exists():
+            return []
+        with open(path, "rb") as file:
+            file.seek(self._said_bytes)
+            news = file.read(MOST_NEWS_BYTES)
+        whole = news[: news.rfind(b"\n") + 1]
+        self._said_bytes += len(whole)
+        return whole.decode("utf-8", errors="replace").splitlines()
 
     def stop(self) -> None:
         """End Ray here, with all its processes. Safe to call twice."""
@@ -191,10 +206,9 @@ def work_through_ray(ways: Ways) -> str | None:
             connection.close()
         if head is None:
             return None
+        ways.courtesy.wait_until_welcome()  # Ray itself is some work, too
         with private_folder(where=short_folder()) as folder:
-            node = RayNode(
-                head=head.address, token=head.token, host=head.mine, name=ways.crew.name, uses=uses, folder=folder
-            )
+            node = RayNode(head, name=ways.crew.name, uses=uses, courtesy=ways.courtesy, folder=folder)
             try:
                 reason = _stay(node, ways)
             finally:
@@ -213,7 +227,7 @@ def _stay(node: RayNode, ways: Ways) -> str:
         while node.look():
             if refusal := connection.ray_head(pb.RayNode(member=node.member)).refusal:
                 return Message("out of the Ray cluster: {reason}", reason=refusal)
-            if line := node.progress():
+            for line in node.progress():
                 ways.report(line)
             time.sleep(LOOK_SECONDS)
     except Refused:

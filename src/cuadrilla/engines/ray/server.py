@@ -5,12 +5,15 @@ holds one call of `outgoing` open; what it brings goes to the `Receiver`. Ray sa
 starts it again, at most `MAX_RESTARTS` times; a silent one (frozen, cut off) is found by the coordinator's clock.
 
 The driver owns the actors: when it dies, Ray ends them.
+
+A paused node's actors keep what they have loaded and say nothing: they leave in order, and a Hello that was on its way
+is answered with the same Stop.
 """
 
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -26,9 +29,9 @@ from cuadrilla.engines.ray.worker import GROUPS, Arrays, Parcel, RayPlace, RayWo
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.base import Goodbye, Hello, Progress, Stop, ToWorker, Version
+from cuadrilla.link.base import PAUSED, Goodbye, Hello, NodeReport, Progress, Stop, ToWorker, Version
 from cuadrilla.link.grpc_server import Receiver
-from cuadrilla.link.names import MAX_DEVICES, worker_name
+from cuadrilla.link.names import MAX_DEVICES, node_of, worker_name
 from cuadrilla.link.offer import Offer, OfferedFile, RunDescription
 from cuadrilla.link.reports import report_from_wire
 from cuadrilla.log import TALK
@@ -61,6 +64,8 @@ class _Attended:
     """It has said Hello, and was not lost since."""
     expected: bool = False
     """Its end is no news: it said goodbye, or was told to stop."""
+    away: bool = False
+    """It waits, because it was told to or by itself, and is to come again."""
     ended_at: float = math.inf
 
 
@@ -80,6 +85,7 @@ class RayServer:
         self._told_to_offer = False
         self._closing = threading.Event()
         self._last_error: CuadrillaError | None = None
+        self._paused: frozenset[str] = frozenset()
 
     def place(self, place: RayPlace) -> None:
         """Start a worker. Returns at once: it is heard of when it joins."""
@@ -91,6 +97,9 @@ class RayServer:
         worker.thread = threading.Thread(target=self._attend, args=(worker,), name=f"attends-{place.name}", daemon=True)
         with self._lock:
             self._workers[place.name] = worker
+            worker.away = node_of(place.name) in self._paused
+        if worker.away:
+            _tell_to_wait([worker], waits=True)
         worker.thread.start()
 
     def _start(self, place: RayPlace) -> Any:
@@ -146,9 +155,24 @@ class RayServer:
             attended.actor.deliver.remote(wire.to_worker(message, parameters=name).SerializeToString(), refs)
 
     def holds(self, worker: str) -> bool:
-        """Whether this transport leads to that worker."""
+        """Whether that worker has come by this transport and is there: a node may come back by another one."""
         with self._lock:
-            return worker in self._workers
+            return worker in self._workers and self._workers[worker].joined
+
+    def pause(self, nodes: frozenset[str]) -> None:
+        """Workers of these nodes are to wait, and no others: they leave in order, and come back when they may."""
+        with self._lock:
+            begun, ended, self._paused = nodes - self._paused, self._paused - nodes, nodes
+            workers = list(self._workers.values()) if begun or ended else []
+            held = [worker for worker in workers if worker.joined and node_of(worker.place.name) in begun]
+            for worker in held:
+                worker.joined, worker.expected, worker.away = False, True, True
+        _tell_to_wait([worker for worker in workers if node_of(worker.place.name) in begun], waits=True)
+        _tell_to_wait([worker for worker in workers if node_of(worker.place.name) in ended], waits=False)
+        for worker in held:
+            _stop_for_now(worker)
+            self._receiver.reported(worker.place.name, NodeReport(phase="paused"))
+            self._receiver.left(worker.place.name, PAUSED)
 
     def end(self, worker: str, reason: str) -> None:
         """Send a worker home for good, and say so."""
@@ -185,16 +209,17 @@ class RayServer:
         self.close(finish_seconds=0.0)
 
     def close(self, *, finish_seconds: float = FINISH_SECONDS) -> None:
-        """Send everybody home; whoever does not go in time is ended."""
+        """Send everybody home; whoever does not go in time is ended, at once where it has no session to finish."""
         with self._lock:
             workers = list(self._workers.values())
+            away = [worker for worker in workers if worker.away]
         for worker in workers:
             self.send(worker.place.name, Stop(reason=Message("the run has ended")))
         self._closing.set()
         for patience in (finish_seconds, None):
             for worker in workers:
                 assert worker.thread is not None
-                worker.thread.join(timeout=patience)
+                worker.thread.join(timeout=0.0 if worker in away and patience is not None else patience)
                 if worker.thread.is_alive():
                     ray.kill(worker.actor)
 
@@ -216,6 +241,8 @@ class RayServer:
                 if ray.wait([done], timeout=RESTART_SECONDS)[0]:  # not to be started again
                     self._failed(worker, error)
                     return
+                if self._waits(worker):  # the new process does not know
+                    _tell_to_wait([worker], waits=True)
             except (RayError, OSError) as error:  # its node has gone for good; a file that it asks for cannot be read
                 self._failed(worker, error)
                 return
@@ -247,11 +274,26 @@ class RayServer:
             self.end(worker.place.name, error.message)
             return
         if isinstance(message, Goodbye):
-            worker.joined, worker.expected = False, True
+            worker.joined, worker.expected, worker.away = False, True, worker.away or not worker.expected
         elif isinstance(message, Hello):
+            if not self._admit(worker):
+                return
             log.info("%s joined", worker.place.name, extra=TALK)
-            worker.joined, worker.expected = True, False
         self._receiver.deliver(worker.place.name, message)
+
+    def _admit(self, worker: _Attended) -> bool:
+        """Whether a worker that comes may work now; one that may not is told to wait."""
+        with self._lock:  # a pause either finds it here, or is found
+            waits = node_of(worker.place.name) in self._paused
+            worker.joined, worker.expected, worker.away = not waits, waits, waits
+        if waits:
+            _tell_to_wait([worker], waits=True)
+            _stop_for_now(worker)
+        return not waits
+
+    def _waits(self, worker: _Attended) -> bool:
+        with self._lock:
+            return node_of(worker.place.name) in self._paused
 
     def _take_upload(self, worker: _Attended, parcel: Parcel) -> None:
         try:
@@ -332,6 +374,17 @@ def places_of(node: Mapping[str, Any]) -> list[RayPlace]:
     except LinkError as error:  # its owner writes the labels
         log.warning("%s: %s", name, error.message)
         return []
+
+
+def _tell_to_wait(workers: Iterable[_Attended], *, waits: bool) -> None:
+    """Beside its session: it may have none."""
+    for worker in workers:
+        worker.actor.pause.remote(waits)
+
+
+def _stop_for_now(worker: _Attended) -> None:
+    """End its session; it asks for another one once it may."""
+    worker.actor.deliver.remote(wire.to_worker(Stop(reason=PAUSED, again=True)).SerializeToString())
 
 
 def _first_line(error: RayError | OSError) -> str:

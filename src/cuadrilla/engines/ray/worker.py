@@ -6,15 +6,19 @@ order of the calls in it. Messages are the crew link's own, in its encoding. Ten
 arrays of bytes, beside the message that names them.
 
 The driver owns the actor: it ends with the coordinator. An actor that dies is started again by Ray, and joins anew.
+
+On a machine of its own an actor also does what that machine's owner asks (`engines/courtesy.py`): it leaves its session
+in order, waits, and joins again. Who has typed `cuadrilla join` there hears of it through files.
 """
 
 import itertools
+import json
 import logging
 import os
 import queue
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,8 +28,10 @@ import numpy as np
 import ray
 
 from cuadrilla.config import Config
+from cuadrilla.engines import courtesy as courtesies
 from cuadrilla.engines.bundle import fetch
-from cuadrilla.engines.ray.cluster import PROGRESS_FILE
+from cuadrilla.engines.courtesy import Courtesy
+from cuadrilla.engines.ray.cluster import COURTESY, PROGRESS_FILE, SAID_SUFFIX
 from cuadrilla.engines.worker import WorkerOptions, run_worker
 from cuadrilla.errors import CuadrillaError, ResourceError
 from cuadrilla.home import Home
@@ -34,6 +40,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import (
     Contribution,
     NodeReport,
+    Paused,
     Progress,
     Stop,
     TensorRef,
@@ -47,10 +54,11 @@ from cuadrilla.link.offer import OfferedFile, RunConnection, RunDescription, kee
 from cuadrilla.link.reports import report_to_wire
 from cuadrilla.link.shaped import parse_shape
 from cuadrilla.log import TALK, set_up_logging
-from cuadrilla.rundir import RunDir, write_atomic
+from cuadrilla.rundir import RunDir, open_private, write_atomic
 from cuadrilla.runfile import read_run_config
 
 HEARTBEAT_SECONDS = 1.0
+MOST_SAID_BYTES = 2**20
 GROUPS = {"in": 1, "out": 1, "work": 1}
 
 log = logging.getLogger(__name__)
@@ -102,6 +110,8 @@ class Mailbox:
     """References to the version that was read last and to those announced since, the oldest first."""
     micro_steps: int = 0
     heard_at: float = 0.0
+    paused: bool = False
+    """The coordinator's owner wants it to wait."""
 
 
 class RayWorker:
@@ -140,6 +150,11 @@ class RayWorker:
         return self._mail.micro_steps, parcels
 
     @ray.method(concurrency_group="in")
+    def pause(self, waits: bool) -> None:
+        """No session is to begin until it hears otherwise; one that goes on is ended by a Stop."""
+        self._mail.paused = waits
+
+    @ray.method(concurrency_group="in")
     def pid(self) -> int:
         return os.getpid()
 
@@ -162,17 +177,18 @@ class RayWorker:
                 return read_run_config(RunDir(Path(place.folder))), Path(place.folder)
             return fetch(connection, description, home=Home.of_user(), report=_report)
 
-        return run_worker(
-            WorkerOptions(
-                address="",
-                connect=lambda _address: RayConnection(self._mail, self._description),
-                prepare=prepare,
-                shape=parse_shape(place.link, speed=place.speed),
-                threads=place.threads,
-                device=place.device,
-                report=partial(_write_progress, place.name) if PROGRESS_FILE in os.environ else None,
-            )
+        options = WorkerOptions(
+            address="",
+            connect=lambda _address: RayConnection(self._mail, self._description),
+            prepare=prepare,
+            shape=parse_shape(place.link, speed=place.speed),
+            threads=place.threads,
+            device=place.device,
+            report=partial(_write_progress, place.name) if PROGRESS_FILE in os.environ else None,
+            courtesy=None if place.folder else courtesy_here(),
         )
+        with _told_to_owner(place.name):
+            return run_worker(options)
 
 
 class RayConnection:
@@ -183,13 +199,19 @@ class RayConnection:
         self._description = description
 
     def describe(self) -> RunDescription:
+        self._require_welcome()
         return self._description
 
     def fetch(self, file: OfferedFile, *, to: Path) -> None:
         keep_file(file, to=to, read=lambda offset: self._blocks(file, offset))
 
     def session(self, *, parameters: wire.Layout) -> "RayLink":
+        self._require_welcome()
         return RayLink(self._mail, parameters=parameters)
+
+    def _require_welcome(self) -> None:
+        if self._mail.paused:
+            raise Paused("the coordinator has paused this machine", hint="cuadrilla unpause NAME, there")
 
     def close(self) -> None:
         """Nothing to close: the driver owns the actor."""
@@ -271,6 +293,47 @@ class RayLink:
 
     def close(self) -> None:
         """Nothing to close: the mailbox stays."""
+
+
+def courtesy_here() -> Courtesy:
+    """What this machine's owner asks: as `cuadrilla join` has written it down for the processes of Ray that it starts,
+    and whether the work for others is paused here.
+    """
+    asked = json.loads(os.environ.get(COURTESY, "{}"))
+    return Courtesy.from_data(asked, home=Home.of_user())
+
+
+class _ToOwner(logging.Handler):
+    """What a person at this machine should know, for the process that has joined: it reads the end of a file."""
+
+    def __init__(self, worker: str, path: Path) -> None:
+        super().__init__(level=logging.INFO)
+        self._device, self._path = worker.partition("/")[2], path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, "talk", False):
+            return
+        line = f"{self._device}  {record.getMessage()}" if self._device else record.getMessage()
+        with suppress(OSError), open(self._path, "a", encoding="utf-8", opener=open_private) as file:
+            if file.tell() < MOST_SAID_BYTES:
+                file.write(f"{line}\n")
+
+
+@contextmanager
+def _told_to_owner(worker: str) -> Iterator[None]:
+    """While the block runs: why this worker waits, and that it works again."""
+    if PROGRESS_FILE not in os.environ:
+        yield
+        return
+    handler = _ToOwner(worker, Path(os.environ[PROGRESS_FILE] + SAID_SUFFIX))
+    loggers = [logging.getLogger(name) for name in (run_worker.__module__, courtesies.__name__)]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 def _report(text: str) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from cuadrilla.messages import LANGUAGES
 from cuadrilla.monitor.prometheus import CONTENT_TYPE, metrics_text
 from cuadrilla.monitor.watch import WatchedRun, WatchPlace
 from cuadrilla.monitor.web.examine import Examiner
@@ -109,9 +108,8 @@ class Dashboard:
 
         return follow
 
-    async def _doctor(self, request: Request) -> Response:
-        wanted = request.query_params.get("language", "")
-        return _json(await self._examiner.examine(language=wanted if wanted in LANGUAGES else LANGUAGES[0]))
+    async def _doctor(self) -> Response:
+        return _json(await self._examiner.examine())
 
     async def _metrics(self) -> Response:
         return Response(await asyncio.to_thread(self._metrics_text), media_type=CONTENT_TYPE)

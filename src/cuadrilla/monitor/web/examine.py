@@ -8,11 +8,12 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
 from typing import Any
 
-from cuadrilla.messages import Message, translated
+from cuadrilla.messages import ENGLISH, LANGUAGES
 
 COMMAND = (sys.executable, "-m", "cuadrilla")
 MOST_SECONDS = 120.0
 MOST_BYTES = 2**20
+NAMES, TEXTS = ("check", "level", "command", "shell"), ("cause", "remedy", "place")
 
 
 class Examiner:
@@ -22,7 +23,7 @@ class Examiner:
         self._command, self._most_seconds = tuple(command), most_seconds
         self._turn = asyncio.Lock()
 
-    async def examine(self, *, language: str) -> dict[str, Any]:
+    async def examine(self) -> dict[str, Any]:
         """`found`: what it printed; or `failed`: `missing`, `slow` or `broken`."""
         async with self._turn:
             arguments = (*self._command, "doctor", "--json")
@@ -37,11 +38,11 @@ class Examiner:
                     with contextlib.suppress(ProcessLookupError):
                         child.kill()
                     await child.wait()
-            return read_findings(output, child.returncode, language=language)
+            return read_findings(output, child.returncode)
 
 
-def read_findings(output: bytes, code: int | None, *, language: str) -> dict[str, Any]:
-    """Its exit code tells what it found, and 2 that there is no such command. Causes are in this language."""
+def read_findings(output: bytes, code: int | None) -> dict[str, Any]:
+    """Its exit code tells what it found, and 2 that there is no such command. Texts are in all languages, by name."""
     try:
         found = json.loads(output[:MOST_BYTES], parse_constant=lambda _: None)
     except (ValueError, RecursionError):
@@ -49,13 +50,14 @@ def read_findings(output: bytes, code: int | None, *, language: str) -> dict[str
     findings = found.get("findings") if isinstance(found, dict) else None
     if not isinstance(findings, list):
         return {"failed": "broken"}
-    return {"found": [_shown(finding, language) for finding in findings if isinstance(finding, dict)]}
+    return {"found": [_shown(finding) for finding in findings if isinstance(finding, dict)]}
 
 
-def _shown(finding: dict[str, Any], language: str) -> dict[str, str]:
-    shown = {key: str(finding.get(key) or "") for key in ("check", "level", "cause", "remedy", "command", "shell")}
-    template, fields = finding.get("template"), finding.get("fields")
-    if isinstance(template, str) and isinstance(fields, dict) and translated(template, language) != template:
-        with contextlib.suppress(KeyError, ValueError, IndexError):
-            shown["cause"] = Message(template, **fields).in_language(language)
-    return shown
+def _shown(finding: dict[str, Any]) -> dict[str, Any]:
+    others = finding.get("translations")
+    told = {**(others if isinstance(others, dict) else {}), ENGLISH: finding}
+    return {**_texts(finding, NAMES), "texts": {language: _texts(told.get(language), TEXTS) for language in LANGUAGES}}
+
+
+def _texts(found: object, names: Sequence[str]) -> dict[str, str]:
+    return {name: str(found.get(name) or "") if isinstance(found, dict) else "" for name in names}

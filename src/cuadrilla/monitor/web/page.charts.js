@@ -3,7 +3,7 @@
 const $ = (id) => document.getElementById(id);
 const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#c98500", "#0b7285", "#c2255c", "#5f3dc4"];
 const OTHERS = "#868e96";
-const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
+const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", failed: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
 const MOST_STACKED = 12;
 const MOST_MARKS = 60;
 const MISSING = "–";

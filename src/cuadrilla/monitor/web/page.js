@@ -182,7 +182,7 @@ async function examine() {
   isExamining = true;
   showDoctor();
   try {
-    examined = await ask(`/api/doctor?language=${language}`, { method: "POST" }).then((answer) => answer.json());
+    examined = await ask("/api/doctor", { method: "POST" }).then((answer) => answer.json());
     examined.at = Date.now() / 1000;
   } catch (error) {
     tellOf(error);
@@ -210,6 +210,7 @@ function showTab() {
   }
   $(`tab-${tab}`).scrollIntoView({ block: "nearest", inline: "nearest" });
   $("figures").hidden = ["runs", "doctor"].includes(tab);
+  $("why").hidden = $("figures").hidden || !data.head.reason;
   SHOW[tab]();
 }
 

@@ -34,6 +34,8 @@ function showHead() {
   $("state").textContent = state && named(state);
   $("state").className = `badge ${state in NAMES ? state : ""}`;
   $("state").hidden = !state;
+  $("why").textContent = now.reason ?? "";
+  $("why").hidden = $("figures").hidden || !now.reason;
   document.title = now.name ? `${now.name} · cuadrilla` : "cuadrilla";
   const here = data.crew.filter((machine) => machine.here && machine.works).length;
   const figures = FIGURES.filter(([, key]) => known(now[key])).map(([name, key, shown]) => [say(name), shown(now[key])]);
@@ -364,9 +366,13 @@ function showDoctor() {
   for (const finding of [...examined.found].sort((one, other) => order.indexOf(one.level) - order.indexOf(other.level))) {
     const line = make("li", null, list);
     make("span", named(finding.level), line, { className: `badge ${order.includes(finding.level) ? finding.level : ""}` });
-    make("strong", finding.cause, line);
+    const { cause, remedy, place } = finding.texts[language];
+    make("strong", cause, line);
     make("small", ` ${finding.check}`, line);
-    if (finding.remedy) make("p", finding.remedy, line);
-    if (finding.command) make("code", finding.command, line);
+    if (remedy) make("p", remedy, line);
+    if (finding.command) {
+      make("small", `${place}:`, line, { className: "place" });
+      make("code", finding.command, line);
+    }
   }
 }

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.monitor.machine import MOST_NAME, short
-from cuadrilla.monitor.watch import WatchedRun
+from cuadrilla.monitor.nodes import MOST_NAME
+from cuadrilla.monitor.watch import WatchedRun, short
 from cuadrilla.rundir import RunDir
 
 MOST_RUNS = 500
