@@ -206,7 +206,7 @@ def overload(arguments: argparse.Namespace) -> dict[str, Any]:
             full = _load(url, arguments.slots, arguments)
             rate = arguments.times * full["tokens_per_second"] / arguments.new_tokens
             memory = _memory_bytes(url)
-            stage = _stage(
+            stage = stage_of(
                 url, arguments, {"--rate": f"{rate:.3f}", "--seconds": arguments.overload, "--warm-up": 5}
             )  # fmt: skip
             memory_after = _memory_bytes(url)
@@ -250,14 +250,14 @@ def _transformers(ours: GPT2, arguments: argparse.Namespace) -> float:
 
 def _load(url: str, clients: int, arguments: argparse.Namespace) -> dict[str, Any]:
     asked = {"--clients": clients, "--requests": max(arguments.requests * clients, 4), "--warm-up": 2}
-    stage = _stage(url, arguments, asked)
+    stage = stage_of(url, arguments, asked)
     seconds = {
         f"{name}_{part}": stage[f"{name}_seconds"][part] for name in ("ttft", "itl", "e2e") for part in ("p50", "p99")
     }
     return {"tokens_per_second": stage["tokens_per_second"], "failed": stage["counts"]["failed"], **seconds}
 
 
-def _stage(url: str, arguments: argparse.Namespace, asked: dict[str, Any]) -> dict[str, Any]:
+def stage_of(url: str, arguments: argparse.Namespace, asked: dict[str, Any]) -> dict[str, Any]:
     """What `cuadrilla load` finds, in a process of its own."""
     asked = asked | {"--prompt-tokens": 32, "--max-tokens": arguments.new_tokens, "--temperature": 0}
     options = [word for option in asked.items() for word in option]

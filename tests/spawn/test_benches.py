@@ -23,6 +23,7 @@ NEEDS = {
     "generate": "transformers",
     "novels": "transformers",
     "serve": "transformers",
+    "llama_cpp": "gguf",
     "ray": "ray",
 }
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: one of them
@@ -36,6 +37,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "kernels": "--preset micro --rounds 1 --threads 1",
     "late": "--times 1 --batch 16",
     "link": "--parameters 50000 --rate 0 --rounds 1",
+    "llama_cpp": "--shape 10m --clients 1 --new-tokens 3 --rounds 1",
     "loop": "--size micro --steps 6 --threads 1",
     "memory": "--ways adamw --sizes 1x16 1x32 --vocabulary 300 --context 16",
     "muon": "--preset micro --rounds 1 --threads 1",
