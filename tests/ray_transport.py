@@ -12,7 +12,7 @@ from cuadrilla.config import Config
 from cuadrilla.engines.local import WrapLink
 from cuadrilla.engines.ray.server import RayServer
 from cuadrilla.engines.ray.worker import GROUPS, Mailbox, RayLink, RayPlace, RayWorker
-from cuadrilla.link.base import Link
+from cuadrilla.link.base import Goodbye, Hello, Link, Stop
 from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.shaped import Shape, ShapedLink
 from cuadrilla.link.wire import Layout
@@ -68,6 +68,23 @@ class BatteryWorker(RayWorker):
     @ray.method(concurrency_group="in")
     def played(self) -> list[Script]:
         return self.wrap.played if isinstance(self.wrap, Play) else []
+
+
+class StubbornWorker(RayWorker):
+    """Says Hello again and again, whatever it has been told."""
+
+    def __init__(self) -> None:
+        super().__init__(RayPlace(name=""), RunDescription(config="", files=()))
+
+    def _work(self) -> str:
+        link = RayLink(self._mail, parameters=Layout.of({}))
+        while True:
+            link.call(Hello(speed_hint=1.0))
+            stop = link.next_event()
+            assert isinstance(stop, Stop)
+            link.call(Goodbye(reason=stop.reason))
+            if not stop.again:
+                return str(stop.reason)
 
 
 class RayTransport:

@@ -277,7 +277,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by `section.key`."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             found |= leaves(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value

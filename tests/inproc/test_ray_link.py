@@ -1,15 +1,22 @@
 """What a worker's link through Ray keeps, beside the shared batteries, which go through it as through the others."""
 
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import torch
 
 from cuadrilla.link import wire
-from cuadrilla.link.base import Version
+from cuadrilla.link.base import PAUSED, Goodbye, Hello, Version
 from cuadrilla.link.offer import Offer, RunDescription
 from cuadrilla.link.wire import Layout
 from tests.commands import wait_for
-from tests.hostile import Heard
+from tests.hostile import CEILING_SECONDS, Heard
 from tests.transports import Run
+
+if TYPE_CHECKING:
+    from cuadrilla.engines.ray.server import RayServer
 
 
 @pytest.mark.parametrize("transport", ["ray"], indirect=True)
@@ -82,3 +89,85 @@ def test_the_workers_that_a_node_of_ray_offers(
 
     node = {"Labels": labels, "Resources": resources, "NodeManagerAddress": "10.0.0.2", "NodeID": "n"}
     assert [(place.name, place.device, place.num_gpus) for place in places_of(node)] == expected
+
+
+@pytest.fixture
+def server(transport: Run) -> Iterator[tuple["RayServer", Heard]]:
+    from cuadrilla.engines.ray.server import RayServer
+
+    heard, layout = Heard(), Layout.of({"w": torch.zeros(2)})
+    made = RayServer(receiver=heard, offer=Offer(config="", files={}), parameters=layout, contribution=layout)
+    yield made, heard
+    made.close()
+
+
+def attended(server: "RayServer", name: str) -> Any:
+    import ray
+
+    from cuadrilla.engines.ray.worker import GROUPS, RayPlace
+    from tests.ray_transport import StubbornWorker
+
+    actor = ray.remote(concurrency_groups=GROUPS)(StubbornWorker).options(num_cpus=0).remote()
+    server.attend(RayPlace(name=name), actor)
+    return actor
+
+
+@pytest.mark.parametrize("transport", ["ray"], indirect=True)
+def test_who_says_hello_while_its_node_is_paused_is_sent_away_again(server: tuple["RayServer", Heard]) -> None:
+    """As one whose process was started again, or whose Hello was on its way."""
+    crew, heard = server
+    attended(crew, "ana/cpu")
+    assert isinstance(heard.next("ana/cpu"), Hello)
+    assert crew.holds("ana/cpu")
+    crew.pause(frozenset({"ana", "luis"}))
+    assert heard.goodbyes.get(timeout=CEILING_SECONDS) == ("ana/cpu", PAUSED)
+    assert [report.phase for report in heard.reports["ana/cpu"]] == ["paused"]
+    assert not crew.holds("ana/cpu")
+    for _ in range(20):  # its Hellos come all the time: nobody hears them
+        said = heard.next("ana/cpu")
+        assert isinstance(said, Goodbye)
+    crew.pause(frozenset({"luis"}))
+    wait_for(lambda: crew.holds("ana/cpu"))
+    said = heard.next("ana/cpu")
+    while isinstance(said, Goodbye):
+        said = heard.next("ana/cpu")
+    assert isinstance(said, Hello)
+    assert heard.goodbyes.empty()
+
+
+@pytest.mark.parametrize("transport", ["ray"], indirect=True)
+def test_a_node_that_comes_back_before_it_was_missed(server: tuple["RayServer", Heard]) -> None:
+    """Ray finds out half a minute later that a machine without power is dead: by then it may work again."""
+    import ray
+
+    crew, heard = server
+    older = attended(crew, "ana")
+    assert isinstance(heard.next("ana"), Hello)
+    attended(crew, "ana")
+    assert heard.goodbyes.get(timeout=CEILING_SECONDS)[0] == "ana"
+    assert isinstance(heard.next("ana"), Hello)
+    wait_for(lambda: [thread.name for thread in threading.enumerate()].count("attends-ana") == 1)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(older.pid.remote())
+    assert heard.goodbyes.empty()
+    assert crew.holds("ana")
+
+
+@pytest.mark.parametrize("transport", ["ray"], indirect=True)
+def test_two_nodes_of_one_name_do_not_take_turns(
+    server: tuple["RayServer", Heard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has typed `join` twice on one machine. When the first has gone, the second works."""
+    import ray
+
+    crew, _ = server
+    first = {"NodeID": ray.get_runtime_context().get_node_id(), "Alive": True, "NodeManagerAddress": "10.0.0.2",
+             "Labels": {"cuadrilla-node": "ana"}, "Resources": {"cuadrilla": 1.0}}  # fmt: skip
+    second = {**first, "NodeID": "b" * 56}
+    for nodes in ([first], [first, second], [second, first]):
+        monkeypatch.setattr(ray, "nodes", lambda nodes=nodes: nodes)
+        crew.place_on_new_nodes(own="")
+        assert crew._workers["ana"].place.node == first["NodeID"]
+    monkeypatch.setattr(ray, "nodes", lambda: [second])
+    crew.place_on_new_nodes(own="")
+    assert crew._workers["ana"].place.node == second["NodeID"]

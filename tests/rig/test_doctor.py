@@ -10,14 +10,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from bench.lan import CARD, Member, lan
-from tests.commands import COMMAND
 from tests.machines import Machine
 from tests.networks import need_namespaces
 
@@ -27,6 +26,21 @@ LISTEN = (
 )
 
 
+ROOT = Path(__file__).parents[2]
+EXAMINER = """
+import json, sys
+from cuadrilla.link import check
+from tests.inside import cuadrilla
+check.CONNECT_SECONDS = 1.0
+for line in sys.stdin:
+    asked = json.loads(line)
+    done = cuadrilla("doctor", "--json", "--timeout", "0.1", *asked["arguments"], env=asked["environment"])
+    print(json.dumps([done.stdout, done.stderr]), flush=True)
+"""
+"""On each machine a process that runs the command again and again: to start one for each costs a second and more."""
+Examiners = dict[str, "subprocess.Popen[str]"]
+
+
 @pytest.fixture(scope="module")
 def network() -> Iterator[list[Member]]:
     need_namespaces()
@@ -34,15 +48,43 @@ def network() -> Iterator[list[Member]]:
         yield members
 
 
-def doctor(member: Member, home: Path, *arguments: str) -> list[dict[str, Any]]:
-    """All that is found there."""
-    machine = Machine(home, prefix=member.prefix)
-    done = subprocess.run(
-        [*member.prefix, *COMMAND, "doctor", "--json", "--timeout", "0.1", *arguments],
-        env=machine.environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    rows: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
-    return rows
+@pytest.fixture(scope="module")
+def examiners(network: list[Member]) -> Iterator[Examiners]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with ExitStack() as stack:
+        made = {
+            member.address: stack.enter_context(
+                subprocess.Popen([*member.prefix, sys.executable, "-c", EXAMINER], text=True, cwd=ROOT, **pipes)  # type: ignore[call-overload]
+            )
+            for member in network
+        }
+        yield made
+        for process in made.values():
+            process.stdin.close()
+            process.wait(timeout=60)
+
+
+@pytest.fixture
+def doctor(examiners: Examiners, tmp_path: Path) -> "Doctor":
+    def examine(member: Member, *arguments: str) -> list[dict[str, Any]]:
+        process = examiners[member.address]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        environment = Machine(tmp_path, prefix=member.prefix).environment()
+        process.stdin.write(json.dumps({"arguments": arguments, "environment": environment}) + "\n")
+        process.stdin.flush()
+        found, said = json.loads(process.stdout.readline())
+        assert found, said
+        rows: list[dict[str, Any]] = json.loads(found)["findings"]
+        return rows
+
+    return examine
+
+
+class Doctor(Protocol):
+    """All that is found on a machine."""
+
+    def __call__(self, member: Member, *arguments: str) -> list[dict[str, Any]]: ...
 
 
 def of(rows: list[dict[str, Any]], check: str) -> dict[str, Any]:
@@ -75,24 +117,24 @@ def listening(member: Member) -> Iterator[None]:
         pytest.param("-p tcp -j REJECT --reject-with icmp-host-prohibited", "No route", marks=pytest.mark.thorough),
     ],
 )
-def test_a_firewall(network: list[Member], tmp_path: Path, rule: str, says: str) -> None:
+def test_a_firewall(network: list[Member], doctor: Doctor, rule: str, says: str) -> None:
     head, worker = network
     port, place = ("--port", str(PORT)), ("--head", f"{head.address}:{PORT}")
     do(head, f"iptables -A INPUT {rule}")
     try:
         with listening(head):
-            broken = of(doctor(worker, tmp_path, *place), "link.tcp")
+            broken = of(doctor(worker, *place), "link.tcp")
             assert says in broken["cause"]
             assert (broken["level"], broken["shell"]) == ("failure", "coordinator")
             assert broken["command"] == f"cuadrilla doctor --port {PORT}"
-        row = of(doctor(head, tmp_path, *port), "network.firewall")
+        row = of(doctor(head, *port), "network.firewall")
         assert row["level"] == "failure"
         assert row["fixable"]
         assert row["command"].startswith("iptables -")
         do(head, row["command"])
-        assert of(doctor(head, tmp_path, *port), "network.firewall")["level"] == "ok"
+        assert of(doctor(head, *port), "network.firewall")["level"] == "ok"
         with listening(head):
-            assert of(doctor(worker, tmp_path, *place), "link.tcp")["level"] == "ok"
+            assert of(doctor(worker, *place), "link.tcp")["level"] == "ok"
     finally:
         do(head, "iptables -F INPUT")
 
@@ -105,7 +147,7 @@ def test_a_firewall(network: list[Member], tmp_path: Path, rule: str, says: str)
         pytest.param("drop", "ct state established,related accept", "did not", marks=pytest.mark.thorough),
     ],
 )
-def test_rules_of_nftables(network: list[Member], tmp_path: Path, policy: str, rule: str, says: str) -> None:
+def test_rules_of_nftables(network: list[Member], doctor: Doctor, policy: str, rule: str, says: str) -> None:
     if shutil.which("nft") is None:
         pytest.skip("needs the command nft (nftables)")
     head, worker = network
@@ -115,37 +157,37 @@ def test_rules_of_nftables(network: list[Member], tmp_path: Path, policy: str, r
         do(head, f"nft add chain inet mine incoming {{ type filter hook input priority 0 ; policy {policy} ; }}")
         do(head, f"nft add rule inet mine incoming {rule}")
         with listening(head):
-            assert says in of(doctor(worker, tmp_path, *place), "link.tcp")["cause"]
-        row = of(doctor(head, tmp_path, *port), "network.firewall")
+            assert says in of(doctor(worker, *place), "link.tcp")["cause"]
+        row = of(doctor(head, *port), "network.firewall")
         assert (row["level"], row["fixable"]) == ("failure", True)
         assert row["command"].startswith("nft ")
         do(head, row["command"])
-        assert of(doctor(head, tmp_path, *port), "network.firewall")["level"] == "ok"
+        assert of(doctor(head, *port), "network.firewall")["level"] == "ok"
         with listening(head):
-            assert of(doctor(worker, tmp_path, *place), "link.tcp")["level"] == "ok"
+            assert of(doctor(worker, *place), "link.tcp")["level"] == "ok"
     finally:
         do(head, "nft delete table inet mine")
 
 
-def test_tiny_packets(network: list[Member], tmp_path: Path) -> None:
+def test_tiny_packets(network: list[Member], doctor: Doctor) -> None:
     head, _ = network
     do(head, f"ip link set dev {CARD} mtu 576")
-    row = of(doctor(head, tmp_path), "network.mtu")
+    row = of(doctor(head), "network.mtu")
     assert row["fields"] == {"card": CARD, "mtu": 576}
     do(head, row["command"])
-    assert not [row for row in doctor(head, tmp_path) if row["check"] == "network.mtu"]
+    assert not [row for row in doctor(head) if row["check"] == "network.mtu"]
 
 
 @pytest.mark.thorough
-def test_a_taken_port_and_no_network(network: list[Member], tmp_path: Path) -> None:
+def test_a_taken_port_and_no_network(network: list[Member], doctor: Doctor) -> None:
     head, worker = network
     with listening(head):
-        row = of(doctor(head, tmp_path, "--port", str(PORT)), "network.port")
+        row = of(doctor(head, "--port", str(PORT)), "network.port")
         assert row["command"].startswith("ss -ltnp")
-    assert of(doctor(head, tmp_path, "--port", str(PORT)), "network.port")["level"] == "ok"
+    assert of(doctor(head, "--port", str(PORT)), "network.port")["level"] == "ok"
     do(worker, f"ip link set dev {CARD} down")
     try:
-        rows = doctor(worker, tmp_path, "--head", f"{head.address}:{PORT}")
+        rows = doctor(worker, "--head", f"{head.address}:{PORT}")
         assert "no network" in of(rows, "network.address")["cause"]
         assert of(rows, "link.route")["level"] == "failure"
     finally:

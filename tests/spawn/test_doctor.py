@@ -72,21 +72,26 @@ def examine(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path | N
     return found(cuadrilla(*QUICK, *arguments, env=env, cwd=cwd))
 
 
-def test_it_starts_without_torch_and_looks_at_it_in_a_child() -> None:
+@pytest.fixture(scope="module")
+def examined() -> "subprocess.CompletedProcess[str]":
+    """This machine, by a process that ends with 99 if it has loaded torch itself."""
     script = (
         "import sys; from cuadrilla.cli import app; "
-        f"sys.argv = {['cuadrilla', *FULL, '--port', '47470']}; app.run(); sys.exit('torch' in sys.modules)"
+        f"sys.argv = {['cuadrilla', *FULL]}; code = app.run(); sys.exit(99 if 'torch' in sys.modules else code)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=250)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["findings"]
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=250)
+
+
+def test_it_starts_without_torch_and_looks_at_it_in_a_child(examined: "subprocess.CompletedProcess[str]") -> None:
+    assert examined.returncode in (0, 3), examined.stderr
+    rows = json.loads(examined.stdout)["findings"]
     assert any(row["check"] == "nvidia.torch" and row["level"] == "ok" for row in rows), rows
 
 
 @pytest.mark.parametrize(
     "kind", ["here", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("container", "account"))]
 )
-def test_no_false_alarm(kind: str, tmp_path: Path) -> None:
+def test_no_false_alarm(kind: str, tmp_path: Path, examined: "subprocess.CompletedProcess[str]") -> None:
     """Docker that is installed and does not run is no false one; neither are a full disk or memory."""
     true = {"docker.service", "machine.disk", "machine.memory", "machine.power"}
     bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
@@ -103,7 +108,7 @@ def test_no_false_alarm(kind: str, tmp_path: Path) -> None:
     elif kind == "container":
         done = cuadrilla(*FULL, env={**bare, "container": "podman"}, cwd=tmp_path)
     else:
-        done = cuadrilla(*FULL)
+        done = examined
     assert {row["check"] for row in found(done)} <= true, done.stdout
 
 
@@ -314,6 +319,7 @@ class TestFileSystems:
 
     IN_WSL = (
         "import platform, sys; from cuadrilla.cli.app import run; from cuadrilla.doctor import facts; "
+        "from cuadrilla.host import probe; probe.REAP_SECONDS = 0.1; "
         "platform.release = lambda: '{}'; facts.SPEED_SECONDS = {}; facts.PATIENCE_SECONDS = 8; sys.exit(run())"
     )
 
@@ -321,12 +327,12 @@ class TestFileSystems:
     @pytest.mark.parametrize(
         ("kernel", "check", "milliseconds", "patience"),
         [
-            pytest.param("5.15.153.1-microsoft-standard-WSL2", "wsl.files", 20, 60, id="slow"),
-            pytest.param("6.8.0", "machine.slow_disk", 100_000, 3, id="hangs"),
+            pytest.param("5.15.153.1-microsoft-standard-WSL2", "wsl.files", 10, 60, id="slow"),
+            pytest.param("6.8.0", "machine.slow_disk", 100_000, 1.5, id="hangs"),
         ],
     )
-    def test_a_slow_folder_at_mnt_c(self, kernel: str, check: str, milliseconds: int, patience: int) -> None:
-        """16 MiB in reads of 128 KiB: with 20 ms for each it is 6.5 MB/s at most, whatever the machine."""
+    def test_a_slow_folder_at_mnt_c(self, kernel: str, check: str, milliseconds: int, patience: float) -> None:
+        """16 MiB in reads of 128 KiB: with 10 ms for each it is 13.1 MB/s at most, whatever the machine."""
         if not Path("/dev/fuse").exists():
             pytest.skip("needs the kernel's FUSE (/dev/fuse)")
         doctor = shlex.join([sys.executable, "-P", "-c", self.IN_WSL.format(kernel, patience), *QUICK])
@@ -340,7 +346,7 @@ class TestFileSystems:
         after, _ = decoder.raw_decode(done.stdout[end:].strip())
         row = of(before["findings"], check)
         assert row["level"] == "warning"
-        assert row["fields"]["rate"] < 7
+        assert row["fields"]["rate"] < 14
         assert row["command"] == "cd ~"  # which has been typed
         assert check not in names(after["findings"])
 

@@ -16,7 +16,8 @@ from tests.spawn.test_doctor import moved_clock
 pytestmark = pytest.mark.thorough
 
 WITHOUT_TORCH = (
-    "import sys; from cuadrilla.cli.app import run; code = run(); sys.exit(99 if 'torch' in sys.modules else code)"
+    "import sys; from cuadrilla.cli.app import run; from cuadrilla.doctor import link; link.MEASURE_SECONDS = {}; "
+    "code = run(); sys.exit(99 if 'torch' in sys.modules else code)"
 )
 
 
@@ -30,10 +31,11 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
         machine.stop()
 
 
-def way(machine: Machine, place: str, *options: str) -> dict[str, Any]:
-    """By step; in a process, which loads no torch."""
+def way(machine: Machine, place: str, *, seconds: float = 0.5) -> dict[str, Any]:
+    """By step; in a process, which loads no torch. `seconds`: how long each measurement takes."""
+    script = WITHOUT_TORCH.format(seconds)
     process = machine.start_program(
-        sys.executable, "-c", WITHOUT_TORCH, "doctor", "--json", "--timeout", "0.1", "--head", place, *options
+        sys.executable, "-c", script, "doctor", "--json", "--timeout", "0.1", "--head", place
     )
     out, err = process.communicate(timeout=120)
     assert process.returncode in (0, 3), err
@@ -58,7 +60,7 @@ def test_a_clock_that_is_a_day_ahead(crew: Crew, tmp_path: Path) -> None:
     moved = moved_clock(tmp_path, seconds=26 * 3600)
     prefix = ("env", *(f"{name}={moved[name]}" for name in ("LD_PRELOAD", "CLOCK_OFFSET_FILE")))
     ana = Machine(crew.ana.home, prefix=prefix)
-    row = way(ana, f"127.0.0.1:{crew.port}")["clock"]
+    row = way(ana, f"127.0.0.1:{crew.port}", seconds=0.1)["clock"]
     assert row["level"] == "warning"
     assert "26.0 hours behind" in row["cause"]
     assert row["command"] == "sudo timedatectl set-ntp true"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,7 +71,12 @@ def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 def actors(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     """The workers' processes: Ray names them."""
-    return [child for child in descendants(process) if "RayWorker" in " ".join(child.cmdline())]
+    found = []
+    for child in descendants(process):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if "RayWorker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 @pytest.mark.ray_smoke

@@ -34,6 +34,7 @@ TRANSLATED = {
     "monitor.md": "monitor.es.md",
     "ray.md": "ray.es.md",
     "serving.md": "servir.md",
+    "tuning.md": "buscar.md",
     "wsl.md": "wsl.es.md",
 }
 SHELLS = ("bash", "sh", "powershell", "console")

@@ -10,7 +10,7 @@ from cuadrilla.config import Config, Section
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir
-from cuadrilla.runfile import dump, field_help, read_run_file, resolve
+from cuadrilla.runfile import dump, field_help, leaves, read_run_file, resolve
 
 SIZES = ("layers", "heads", "width", "context")
 
@@ -23,6 +23,10 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value
 @app.callback()
 def group() -> None:
     """See the settings that a run file results in."""
+
+
+OF_DIMENSIONS = ("tune.space.", "tune.constraints.")
+"""What is not said of one is of no interest."""
 
 
 @app.command()
@@ -46,14 +50,13 @@ def show(
     filled = dict(zip([f"model.{size}" for size in SIZES], config.model.shape, strict=True))
     reasons = {decision.key: decision.reason for decision in decisions}
     rows = []
-    for section, inner in values.items():
-        items = inner.items() if isinstance(inner, dict) else [("", inner)]
-        for key, value in items:
-            name = f"{section}.{key}" if key else section
-            origin = resolved.origins[name]
-            if name in filled and not value:
-                value, origin = filled[name], f"preset {resolved.config.model.preset}"
-            rows.append({"key": name, "value": repr(value), "origin": reasons.get(name, origin)})
+    for name, value in leaves(values).items():
+        origin = resolved.origins[name]
+        if name.startswith(OF_DIMENSIONS) and origin == "default":
+            continue
+        if name in filled and not value:
+            value, origin = filled[name], f"preset {resolved.config.model.preset}"
+        rows.append({"key": name, "value": repr(value), "origin": reasons.get(name, origin)})
     emit_table(rows, folded=("value",))
 
 

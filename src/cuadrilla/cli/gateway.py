@@ -19,6 +19,8 @@ from cuadrilla.cli.serve import (
     MostSeconds,
     PrivateKey,
     ask_key,
+    gone_in_time,
+    leave,
     log_calls,
     port_of,
     require_serving,
@@ -115,7 +117,10 @@ def _answer(door: _Door, urls: Sequence[str], *, replica_key: str, find: "Find |
             open_to = "" if door.key else Message(" (this machine only, without a key)")
             say("gateway    {url}{key}", url=port.url, key=open_to)
 
-        listen(served.counting(edge), port=port, listener=listener, draining=served.drain, ready=ready)
+        draining = served.drain if find else gone_in_time(served.drain)
+        listen(served.counting(edge), port=port, listener=listener, draining=draining, ready=ready)
+        if not find:  # services on Ray are put away first
+            leave()
 
 
 def _serve_on_ray(address: str, model: Path, *, number: int, num_gpus: int, door: _Door) -> None:

@@ -4,8 +4,9 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from getpass import getpass
 from logging.handlers import RotatingFileHandler
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 HIDDEN = Path("-")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 SERVING = ("fastapi", "uvicorn", "prometheus_client", "aiohttp")
+LAST_SECONDS = 0.3
+"""Which the system may need to put a process away."""
 LOG_BYTES, LOG_FILES = 10 * 2**20, 3
 KeyFile = Annotated[
     Path | None,
@@ -70,7 +73,7 @@ def serve(
         int, typer.Option(min=0, max=1024, help="Texts that are continued together (0: as memory allows).")
     ] = 0,
     queue: Annotated[
-        int, typer.Option(min=-1, max=100_000, help="Texts that may wait for a slot (-1: a quarter of the slots).")
+        int, typer.Option(min=-1, max=100_000, help="Texts that may wait for a slot (-1: one for 16 slots).")
     ] = -1,
     most_seconds: MostSeconds = 300,
     most_body: MostBody = 2**20,
@@ -114,10 +117,11 @@ def serve(
             service.meters.calls.counting(edge),
             port=port,
             listener=listener,
-            draining=service.drain,
+            draining=gone_in_time(service.drain),
             late=service.end_calls,
             ready=lambda: _tell(served, predictors.names, port=port, key=key),
         )
+        leave()
 
 
 def _tell(models: "Sequence[ServedModel]", tasks: Sequence[str], *, port: "Port", key: str) -> None:
@@ -133,6 +137,29 @@ def _tell(models: "Sequence[ServedModel]", tasks: Sequence[str], *, port: "Port"
     for name in tasks:
         say("{name}: /v1/predict", name=name)
     say("serving    {url}{key}", url=port.url, key="" if key else Message(" (this machine only, without a key)"))
+
+
+def gone_in_time(drain: Callable[[], None]) -> Callable[[], None]:
+    """What a signal is to do: `drain`; and after `DRAIN_SECONDS` the process is gone, whatever still holds it, such as
+    a task of one's own. Only for a process that has nothing to put away, and calls `leave` at its end."""
+    from cuadrilla.serve.listen import DRAIN_SECONDS
+
+    def draining() -> None:
+        drain()
+        timer = threading.Timer(DRAIN_SECONDS - LAST_SECONDS, leave)
+        timer.daemon = True
+        timer.start()
+
+    return draining
+
+
+def leave() -> None:
+    """End the process, as after a signal, without the interpreter's farewell: on a crowded machine that takes seconds."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 def require_serving() -> None:

@@ -75,7 +75,7 @@ def tune(
             opened = call_places(config, folder=folder, together=together, elsewhere=elsewhere)
             places: Doing = stack.enter_context(opened)
         else:
-            elsewhere.refuse()
+            elsewhere.require_unnamed()
             places = _places(run_file, sets or [], together=together)
         searching = stack.enter_context(open_search(run_file, sets=sets or [], places=places, hears=watched))
         stack.enter_context(_stopping(searching))

@@ -1,4 +1,4 @@
-"""A Dask cluster does the jobs of a preparation (`data prepare --engine dask`), or the calls of a user's function (`tune
+"""A Dask cluster does the jobs of a preparation (`data prepare --engine dask`), or calls a user's function (`tune
 --scheduler`).
 
 Invariants

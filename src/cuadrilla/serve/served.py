@@ -34,6 +34,7 @@ from cuadrilla.train.trained import LanguageModel, load_trained, open_model, run
 MOST_SLOTS = 64
 PART_OF_MEMORY = 0.25
 """For keys and values, where the number of slots is left open."""
+SLOTS_OF_ONE_WAITING = 16
 PREFIX_BYTES = 256 * 2**20
 NAME = re.compile(r"[\w.-]{1,64}")
 INT8_LETTERS = 20_000
@@ -46,7 +47,8 @@ LONG_TEXT = 20_000
 class Room:
     """How many sequences a model continues together (0: as memory allows) and how many more may wait.
 
-    `waiting` -1: a quarter of the slots. More would not keep the slots fuller, and wait longer than a text takes.
+    `waiting` -1: one for `SLOTS_OF_ONE_WAITING` slots. More would not keep the slots fuller when too many come, and each
+    makes whoever is admitted wait longer: with 16 slots, by a sixteenth of the time that a text takes.
     """
 
     slots: int = 0
@@ -87,7 +89,7 @@ class ServedModel:
     async def start(self) -> None:
         """Raises ResourceError where memory is too small for its slots."""
         slots = self.room.slots or slots_for(self.opened)
-        waiting = max(1, slots // 4) if self.room.waiting < 0 else self.room.waiting
+        waiting = max(1, slots // SLOTS_OF_ONE_WAITING) if self.room.waiting < 0 else self.room.waiting
         batcher = Batcher(self.ready, slots=slots, most_waiting=waiting, prefix_bytes=self.room.prefix_bytes)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(batcher.close)

@@ -99,7 +99,7 @@ class SearchFolder:
                     search.finish(search.jobs[job.key], found)
                 elif job.key not in search.jobs:
                     search.restore(job)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
                 "{path} does not belong together: {reason}",
                 path=self.trials,
@@ -118,8 +118,19 @@ class SearchFolder:
 
 
 def _found(row: dict[str, Any]) -> TrialResult:
-    names = TrialResult.__dataclass_fields__
-    return TrialResult(**{"score": None, **{name: row[name] for name in names if name in row}})
+    """Raises ValueError."""
+    score, figures = row.get("score"), row.get("figures", {})
+    numbers = [row.get("tokens", 0), row.get("seconds", 0.0), *figures.values(), *([] if score is None else [score])]
+    if not all(isinstance(each, int | float) for each in numbers):
+        raise ValueError(f"{row.get('trial')}: not a number")
+    return TrialResult(
+        score=score,
+        figures=figures,
+        tokens=int(row.get("tokens", 0)),
+        seconds=float(row.get("seconds", 0.0)),
+        place=str(row.get("place", "")),
+        reason=str(row.get("reason", "")),
+    )
 
 
 def check_same(folder: SearchFolder, wanted: dict[str, Any], before: dict[str, Any]) -> None:

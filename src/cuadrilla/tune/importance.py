@@ -34,18 +34,26 @@ def importances(dimensions: Mapping[str, DimensionSection], known: Sequence[Know
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is tried by Optuna's people, and that a setting has few trials
+        warnings.simplefilter("ignore")  # what Optuna calls experimental, and that a setting has few trials
         trials = [trial for each in known if (trial := _trial(dimensions, each)) is not None]
-        if len(trials) < FEWEST_TRIALS:
-            return {}
-        study = optuna.create_study(sampler=optuna.samplers.RandomSampler())
-        study.add_trials(trials)
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best_part(len(trials)))
-        found = optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
+        try:
+            found = _divergences(trials) if len(trials) >= FEWEST_TRIALS else {}
+        except (ValueError, ArithmeticError):  # a range with which nobody can reckon
+            found = {}
     whole = sum(found.values())
     if not whole > 0 or not math.isfinite(whole):
         return {}
     return {key: part / whole for key, part in sorted(found.items(), key=lambda each: -each[1])}
+
+
+def _divergences(trials: Sequence["FrozenTrial"]) -> dict[str, float]:
+    import optuna
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler())
+    study.add_trials(trials)
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best_part(len(trials)))
+    found: dict[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
+    return found
 
 
 def _trial(dimensions: Mapping[str, DimensionSection], each: Known) -> "FrozenTrial | None":
@@ -60,5 +68,5 @@ def _trial(dimensions: Mapping[str, DimensionSection], each: Known) -> "FrozenTr
             params=values,
             distributions={key: distribution(dimensions[key]) for key in values},
         )
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, ArithmeticError):
         return None

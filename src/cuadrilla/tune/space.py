@@ -31,7 +31,7 @@ class Space:
     def __init__(self, section: TuneSection, config: Config) -> None:
         """Raises ConfigError, with the key and what to write instead, for a space that cannot be searched."""
         if not section.space:
-            hint = "add, for example:\n[tune.space]\noptim.lr = {low = 0.002, high = 0.2, log = true}"
+            hint = "for example, below [tune.space]: optim.lr = {{low = 0.002, high = 0.2, log = true}}"
             raise ConfigError("tune.space is empty: there is nothing to choose", hint=hint)
         self._of_function = bool(section.function)
         self._fixed = {} if self._of_function else leaves(dump(config))

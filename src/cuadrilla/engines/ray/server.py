@@ -13,7 +13,7 @@ is answered with the same Stop.
 import logging
 import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -96,8 +96,11 @@ class RayServer:
         worker = _Attended(place=place, actor=actor, uploads=wire.Uploads(self._contribution))
         worker.thread = threading.Thread(target=self._attend, args=(worker,), name=f"attends-{place.name}", daemon=True)
         with self._lock:
+            older = self._workers.get(place.name)
             self._workers[place.name] = worker
             worker.away = node_of(place.name) in self._paused
+        if older is not None:  # its node has gone, and came back before Ray has said so
+            self._replace(older)
         if worker.away:
             _tell_to_wait([worker], waits=True)
         worker.thread.start()
@@ -117,21 +120,26 @@ class RayServer:
     def place_on_new_nodes(self, *, own: str) -> None:
         """A worker for each device of each node that offers itself; also again after a while. `own`: not there."""
         self._open_ended = True
-        with self._lock:
-            taken = {
-                (worker.place.node, worker.place.name)
-                for worker in self._workers.values()
-                if worker.ended_at + AGAIN_SECONDS > monotonic()
-            }
         there = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
+        nodes = {node["NodeID"] for node in there}
         places = [place for node in there for place in places_of(node)]
         for place in places:
-            if (place.node, place.name) not in taken:
+            if not self._is_taken(place, nodes=nodes):
                 log.info("%s can be reached by Ray", place.name, extra=TALK)
                 self.place(place)
         if not own and not places and not self._told_to_offer:
             self._told_to_offer = True
             log.warning("no machine of the Ray cluster offers itself; on each that is to work: ray start … %s", OFFER)
+
+    def _is_taken(self, place: RayPlace, *, nodes: Collection[str]) -> bool:
+        """Whether such a worker is there, or ended a moment ago: of this node, or of another one of `nodes` that bears
+        the same name.
+        """
+        with self._lock:
+            worker = self._workers.get(place.name)
+        if worker is None or worker.ended_at + AGAIN_SECONDS <= monotonic():
+            return False
+        return worker.place.node == place.node or worker.place.node in nodes
 
     def send(self, worker: str, message: ToWorker) -> None:
         """Put a message on its way; a worker that has not joined gets nothing.
@@ -261,7 +269,21 @@ class RayServer:
                     worker.actor.answer.remote(self._block(parcel.name, parcel.offset))
         return any(parcel.kind == "ended" for parcel in parcels)
 
+    def _replace(self, older: _Attended) -> None:
+        """Another process is this worker now: what the older one still says does not count, nor does its death."""
+        with self._lock:
+            was_there, older.joined, older.expected = older.joined, False, True
+        if was_there:
+            self._receiver.left(older.place.name, Message("a newer session of the same node has begun"))
+        ray.kill(older.actor)
+
+    def _is_newest(self, worker: _Attended) -> bool:
+        with self._lock:
+            return self._workers.get(worker.place.name) is worker
+
     def _take_message(self, worker: _Attended, encoded: bytes) -> None:
+        if not self._is_newest(worker):
+            return
         said = pb.ToCoordinator.FromString(encoded)
         if said.WhichOneof("kind") == "report":
             if worker.joined:
@@ -321,7 +343,7 @@ class RayServer:
 
     def _ended(self, worker: _Attended, result: Mapping[str, str | int]) -> None:
         worker.ended_at = monotonic()
-        if "error" not in result or self._closing.is_set():
+        if "error" not in result or self._closing.is_set() or not self._is_newest(worker):
             return
         error = CuadrillaError(str(result["error"]), hint=str(result.get("hint", "")))
         error.exit_code = int(result["exit_code"])

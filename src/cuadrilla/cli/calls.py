@@ -1,0 +1,76 @@
+"""What `cuadrilla tune` needs where it searches over a function: who does the calls, and one call."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cuadrilla.cli.output import emit_json
+from cuadrilla.cli.pools import named_scheduler
+from cuadrilla.config import Config
+from cuadrilla.engines.supervise import end_with
+from cuadrilla.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cuadrilla.tune.places import Doing
+
+
+def call_function(folder: Annotated[Path, typer.Argument()]) -> None:
+    """Call the function of a search for a trial; ends with the process that started this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches a whole group of processes; the search decides
+    end_with(sys.stdin.fileno())  # a pipe that nobody writes to
+    from cuadrilla.tune.call import call_trial
+
+    emit_json(call_trial(folder.resolve()))
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A Dask cluster, as it was named: `tls` is its authority, a certificate, and the key."""
+
+    scheduler: str | None
+    tls: tuple[Path | None, ...]
+    insecure: bool
+
+    def require_unnamed(self) -> None:
+        """Where the trials are trainings. Raises ConfigError."""
+        if self.scheduler is not None or any(self.tls) or self.insecure:
+            raise ConfigError(
+                "trainings do not go through Dask: only a search over a function does",
+                hint="leave --scheduler and its options out, or set tune.function",
+            )
+
+
+@contextmanager
+def call_places(config: Config, *, folder: Path, together: int, elsewhere: Elsewhere) -> Iterator["Doing"]:
+    """`together` processes of this machine, or the workers of a Dask cluster. `folder`: of the run file.
+
+    Raises ConfigError, EnvironmentProblem, LinkError.
+    """
+    from cuadrilla.engines.local import num_cores
+    from cuadrilla.tune.calls import CallPlaces
+    from cuadrilla.tune.function import packages_of, read_function
+
+    number = together or 1
+    if elsewhere.scheduler is None:
+        if any(elsewhere.tls) or elsewhere.insecure:
+            raise ConfigError("certificates are for a Dask scheduler", hint="add --scheduler tls://HOST:PORT")
+        yield CallPlaces(number, threads=config.train.threads or max(1, num_cores() // number))
+        return
+    if together:
+        raise ConfigError(
+            "--together and --scheduler exclude each other",
+            hint="a Dask worker makes one trial at a time; start more of them: dask worker --nworkers",
+        )
+    packages = packages_of(read_function(config.tune, folder=folder).code)
+    address = named_scheduler(elsewhere.scheduler, elsewhere.tls, insecure=elsewhere.insecure)
+    from cuadrilla.engines.dask import dask_calls
+    from cuadrilla.tune.dask_places import DaskPlaces
+
+    with dask_calls(address, packages=packages) as calls:
+        yield DaskPlaces(calls)

@@ -1,0 +1,93 @@
+"""What a run that fails leaves: its reason in events.jsonl, once, and the same from all that tells of it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.monitor.crew import CrewReader, crew_data
+from cuadrilla.monitor.report import read_report
+from cuadrilla.monitor.screen import ScreenStyle, crew_lines
+from cuadrilla.monitor.watch import WatchedRun, WatchPlace
+from cuadrilla.rundir import RunDir
+from tests.commands import TASK, events, make_run, train
+
+WRITES = "import sys; open(sys.argv[1], 'a').write(sys.argv[2] + '\\n')"
+LONG = "x" * 5000
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path / "casa", steps=150)
+
+
+def breaks_at(run: RunDir, count: int, error: str) -> None:
+    """The task's own code fails from its `count`th pass on."""
+    loss = "    def loss(self, model, batch):\n        Sine.count += 1\n"
+    loss += f"        if Sine.count >= {count}: raise {error}\n"
+    rest = "        return (model(batch['x']) - batch['y']).square().sum(), len(batch['x'])\n"
+    before, _, after = TASK.partition("    def loss(self, model, batch):")
+    (run.path / "task.py").write_text(before + "    count = 0\n" + loss + rest + after.partition("\n")[2])
+
+
+def told(run: RunDir) -> list[str]:
+    """What `[alarm]` has told."""
+    file = run.path / "told"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def alarms(run: RunDir) -> tuple[str, str]:
+    command = [sys.executable, "-c", WRITES, str(run.path / "told"), "{event}"]
+    return "--set", f"alarm.command={json.dumps(command)}"
+
+
+def said_everywhere(run: RunDir) -> str:
+    """The reason, which is the same for all who read; and nobody is at work."""
+    (failed,) = events(run, "failed")
+    assert set(failed) == {"time", "event", "reason"}
+    assert not events(run, "finished")
+    crew = CrewReader(run).read(now=failed["time"] + 5)
+    watched = WatchedRun(run)
+    watched.refresh()
+    head = watched.news(WatchPlace())[0]["head"]
+    assert (crew.state, head["state"], read_report(run).state) == ("failed", "failed", "failed")
+    assert crew.reason == head["reason"] == crew_data(crew)["reason"]
+    assert crew.reason in crew_lines(crew, style=ScreenStyle(blocks=False))[0].text
+    assert read_report(run).events[-1]["details"] == {"reason": failed["reason"]}
+    assert not any(member.here for member in crew.members)
+    assert not any(row["here"] for row in watched.rows())
+    assert json.loads(run.status.read_text())["state"] == "failed"
+    assert (told(run)[-1], told(run).count("failed")) == ("failed", 1)  # before it perhaps that a worker has left
+    return crew.reason
+
+
+@pytest.mark.parametrize("workers", ["[1.0]", "[1.0,0.5]"])
+def test_an_error_of_a_step(run: RunDir, workers: str) -> None:
+    breaks_at(run, 100, "ValueError('broken\\nhere')")
+    words = ("--set", f"engine.workers={workers}", *alarms(run))
+    assert train(run, *words).returncode == 2
+    assert said_everywhere(run).endswith("ValueError: broken\\nhere")
+    (run.path / "task.py").write_text(TASK)
+    done = train(run, *words)
+    assert done.returncode == 0, done.stderr
+    assert CrewReader(run).read(now=1.8e9).reason == ""
+
+
+def test_before_anybody_coordinates(run: RunDir) -> None:
+    assert train(run).returncode == 0
+    before = run.status.read_text()
+    (run.path / "task.py").write_text(f"raise OSError('{LONG}')")
+    assert train(run, "--set", "train.steps=160", "--allow-changes", *alarms(run)).returncode != 0
+    (failed,) = events(run, "failed")
+    assert len(failed["reason"]) <= 500
+    assert json.loads(run.status.read_text()) == {**json.loads(before), "state": "failed"}
+    assert told(run) == ["failed"]
+
+
+def test_what_was_typed_wrong_is_no_failure(run: RunDir) -> None:
+    assert train(run).returncode == 0
+    before = run.status.read_text()
+    done = train(run, "--set", "optim.lr=0.5", "--set", "train.steps=160", *alarms(run))
+    assert done.returncode == 2, done.stderr
+    assert (events(run, "failed"), told(run), run.status.read_text()) == ([], [], before)

@@ -1,0 +1,157 @@
+"""`cuadrilla pause` and `unpause`: whom they know, what they say, and what a coordinator's server makes of them."""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from cuadrilla.engines.standby import Follower, Replica
+from cuadrilla.errors import LinkError
+from cuadrilla.home import Home
+from cuadrilla.link.base import PAUSED, Hello, Paused, Stop
+from cuadrilla.link.grpc_client import Connection
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.tls import open_coordinator
+from cuadrilla.rundir import RunDir
+from tests.crews import NOW, join
+from tests.hostile import LAYOUT, Crew, wait_for
+from tests.inside import cuadrilla
+
+Type = Callable[..., "CompletedProcess[str]"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """Of a machine that coordinates a crew with `ana` and `luis`."""
+    home = Home(tmp_path / "home")
+    keys, nodes = open_coordinator(home.crew, now=NOW), AllowList(home.nodes)
+    for name in ("ana", "luis"):
+        nodes.add(name, certificate=join(tmp_path / name, name=name, crew=keys).certificate)
+    return home
+
+
+@pytest.fixture
+def types(home: Home) -> Type:
+    return lambda *words: cuadrilla(*words, env=os.environ | {"CUADRILLA_HOME": str(home.path)})
+
+
+HOSTILE = [
+    "",
+    " ",
+    "maria",
+    "../../etc/passwd",
+    "ana/cpu",
+    "coordinator",
+    "{name}",
+    "\x1b[2Jana",
+    "ana\nluis",
+    "x" * 9999,
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_nobody_of_that_name(home: Home, types: Type, name: str) -> None:
+    """An empty one, as from a variable that is not set, is no order to this machine."""
+    for verb in ("pause", "unpause"):
+        done = types(verb, name)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+        assert "\x1b" not in done.stderr
+        assert len(done.stderr) < 600
+    assert (home.is_paused, home.paused_nodes) == (False, frozenset())
+
+
+def test_twice_and_once_too_often(home: Home, types: Type) -> None:
+    for _ in range(2):
+        assert types("pause", "ana").returncode == 0
+        assert types("pause").returncode == 0
+    assert (home.is_paused, home.paused_nodes) == (True, {"ana"})
+    assert types("unpause", "ana").returncode == 0
+    late = types("unpause", "ana")
+    assert (late.returncode, "'ana' is not paused" in late.stderr) == (2, True), late.stderr
+    assert home.is_paused  # the one does not change the other
+    assert types("unpause").returncode == 0
+    assert (home.is_paused, home.paused_nodes) == (False, frozenset())
+
+
+def test_a_name_that_was_given_up_waits_no_more(home: Home, types: Type) -> None:
+    assert types("pause", "ana").returncode == 0
+    assert types("kick", "ana").returncode == 0
+    assert home.paused_nodes == frozenset()
+
+
+def test_who_works_now_is_known_even_if_it_never_joined(home: Home, types: Type, tmp_path: Path) -> None:
+    """Through Ray, for example: its name is in the run's events."""
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    rows = [{"time": 1e9, "event": "joined", "worker": name} for name in ("ray-10-0-0-2/cpu", "here-1", "gone")]
+    rows.append({"time": 1e9, "event": "left", "worker": "gone", "reason": "?"})
+    run.events.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    home.open_file.write_text(json.dumps({"address": "127.0.0.1:1", "run": str(run.path), "pid": os.getpid()}))
+    assert types("pause", "here-1").returncode == 2  # the run is not trained by anybody
+    from cuadrilla.rundir import FolderLock
+
+    run.status.write_text(json.dumps({"state": "running"}))
+    with FolderLock(run.lock, purpose="a test"):
+        for name in ("ray-10-0-0-2", "here-1"):
+            done = types("pause", name)
+            assert done.returncode == 0, done.stderr
+        assert types("pause", "gone").returncode == 2
+    assert home.paused_nodes == {"ray-10-0-0-2", "here-1"}
+
+
+def test_a_session_of_a_paused_node_ends_and_none_begins(crew: Crew) -> None:
+    crew.server.pause(frozenset({"ana"}))
+    stop = crew.session.next_event()
+    assert stop == Stop(reason=PAUSED, again=True)
+    assert crew.heard.goodbyes.get(timeout=10) == ("ana", PAUSED)
+    assert [report.phase for report in crew.heard.reports["ana"]] == ["paused"]
+    again = crew.ana.session(parameters=LAYOUT)
+    with pytest.raises(Paused):
+        again.next_event()
+    again.close()
+    crew.server.pause(frozenset())
+    again = crew.ana.session(parameters=LAYOUT)
+    again.call(Hello(speed_hint=1.0))
+    assert isinstance(crew.heard.next("ana"), Hello)
+    crew.session.close()
+    crew.session = again
+    assert crew.works()
+
+
+def test_a_session_that_begins_while_its_node_is_paused_is_none(crew: Crew) -> None:
+    """Again and again at the same moment: afterwards nobody of a paused node has a session."""
+    luis = Connection(crew.address, identity=crew.node("luis"))
+    for number in range(20):
+        crew.now += 1000.0  # or it would begin too many
+        crew.server.pause(frozenset())
+        pausing = threading.Timer(number * 2e-3, crew.server.pause, args=(frozenset({"luis"}),))
+        pausing.start()
+        session = luis.session(parameters=LAYOUT)
+        with suppress(LinkError):  # the pause was first
+            session.call(Hello(speed_hint=1.0))
+        pausing.join()
+        wait_for(lambda: "luis" not in crew.server.workers())
+        session.close()
+    luis.close()
+    assert crew.works()
+
+
+def test_a_standby_knows_who_waits(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, standbys=frozenset({"ana"}))
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    replica = Replica(folder=tmp_path / "replica", listen="127.0.0.1:9")
+    for folder in (replica.keys, replica.run.journal, replica.run.checkpoints):
+        folder.mkdir(parents=True)
+    follower = Follower(crew.ana, replica, report=lambda _text: None)
+    try:
+        for paused in ({"luis", "eva"}, {"eva"}, set[str]()):
+            crew.server.pause(frozenset(paused))
+            follower.copy()
+            assert Home(replica.folder).paused_nodes == paused
+    finally:
+        crew.close()
