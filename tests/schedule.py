@@ -7,7 +7,12 @@ groups by marker of xdist 3.8 do nothing with pytest 9.2, which keeps the ids of
 from xdist.scheduler import LoadScopeScheduling
 
 RAY, RIG, DOCKER = "ray", "rig", "docker"
-SHARE_A_CLUSTER = ("tests/spawn/test_dask.py", "tests/spawn/test_serve.py", "tests/spawn/test_serve_hostile.py")
+SHARE_A_CLUSTER = (
+    "tests/spawn/test_dask.py",
+    "tests/spawn/test_tune_dask.py",
+    "tests/spawn/test_serve.py",
+    "tests/spawn/test_serve_hostile.py",
+)
 
 
 class Groups(LoadScopeScheduling):

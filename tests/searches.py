@@ -49,12 +49,9 @@ class WrittenSearch:
         steps = [STEPS // 3 ** (self.rungs - 1 - rung) for rung in range(self.rungs)]
         self.folder.path.mkdir(parents=True)
         identity = {"optim.lr": 0.02, **leaves({"tune": section.model_dump(exclude={"constraints"})})}
-        limits = leaves({"constraints": section.model_dump()["constraints"]}) and {
-            "constraints": section.model_dump()["constraints"]
-        }
-        write_json(
-            self.folder.search, {"identity": identity, "num_trials": self.num_trials, "rung_steps": steps, **limits}
-        )
+        told = {"identity": identity, "num_trials": self.num_trials, "rung_steps": steps}
+        constraints = section.model_dump()["constraints"]
+        write_json(self.folder.search, {**told, **({"constraints": constraints} if constraints else {})})
         search = Search(
             section,
             suggest=lambda number, _known: drawn(number),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuadrilla.cli.output import emit_json
-from cuadrilla.cli.pools import named_scheduler
 from cuadrilla.config import Config
 from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError
@@ -67,6 +66,8 @@ def call_places(config: Config, *, folder: Path, together: int, elsewhere: Elsew
             "--together and --scheduler exclude each other",
             hint="a Dask worker makes one trial at a time; start more of them: dask worker --nworkers",
         )
+    from cuadrilla.cli.pools import named_scheduler
+
     packages = packages_of(read_function(config.tune, folder=folder).code)
     address = named_scheduler(elsewhere.scheduler, elsewhere.tls, insecure=elsewhere.insecure)
     from cuadrilla.engines.dask import dask_calls

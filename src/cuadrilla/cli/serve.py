@@ -154,7 +154,7 @@ def gone_in_time(drain: Callable[[], None]) -> Callable[[], None]:
 
 
 def leave() -> None:
-    """End the process, as after a signal, without the interpreter's farewell: on a crowded machine that takes seconds."""
+    """End the process with 0, without the interpreter's farewell, which takes seconds on a crowded machine."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

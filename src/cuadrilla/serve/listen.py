@@ -47,7 +47,7 @@ DRAIN_SECONDS = 10.0
 """From the signal until the process is gone."""
 CALLS_SECONDS, TELLING_SECONDS = 8.0, 0.7
 """Of these, what calls at hand may take, and then for telling those who have not ended. The rest is for the step of
-generation at hand, what a task of one's own is doing, and the interpreter's farewell."""
+generation at hand and what a task of one's own is doing, on a machine that may have other things to do."""
 MOST_CONNECTIONS = 512
 MOST_TURNED_AWAY = 512
 """Who are told that all seats are taken, and still read it."""

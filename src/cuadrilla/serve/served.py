@@ -47,8 +47,8 @@ LONG_TEXT = 20_000
 class Room:
     """How many sequences a model continues together (0: as memory allows) and how many more may wait.
 
-    `waiting` -1: one for `SLOTS_OF_ONE_WAITING` slots. More would not keep the slots fuller when too many come, and each
-    makes whoever is admitted wait longer: with 16 slots, by a sixteenth of the time that a text takes.
+    `waiting` -1: one for `SLOTS_OF_ONE_WAITING` slots. More would not keep the slots fuller when too many come, and
+    each makes whoever is admitted wait longer: with 16 slots, by a sixteenth of the time that a text takes.
     """
 
     slots: int = 0
