@@ -458,14 +458,14 @@ class TuneSection(Section):
     factor: Annotated[int, Field(ge=2, le=16)] = 4
     """A rung's runs are so many times as long as those of the rung before, and one in so many gets there."""
     ahead: Annotated[int, Field(ge=1, le=1000)] = 4
-    """tpe: trials that may be under way beyond those whose results decide the next one. With a fixed number a search has
-    the same result on any machines, in any order."""
+    """tpe: trials that may be under way beyond those whose results decide the next one. With a fixed number a search
+    has the same result on any machines, in any order."""
     metric: str = ""
     """What decides, as a row of metrics.jsonl calls it (empty: bits_per_byte, or val_loss; of a function, score)."""
     maximize: bool = False
     """Higher is better."""
     constraints: dict[str, ConstraintSection] = {}
-    """Figures that the best must have, too: `parameters = {at_most = 2e6}`, `tokens_per_second = {at_least = 500.0}`."""
+    """Figures that the best must have: `parameters = {at_most = 2e6}`, `tokens_per_second = {at_least = 500.0}`."""
 
 
 class Config(Section):
@@ -506,5 +506,5 @@ class Config(Section):
         return self
 
     def for_others(self) -> "Config":
-        """What other machines and checkpoints hold: who is told of this run is nobody else's, nor what a search tries."""
+        """What other machines and checkpoints hold: nobody else is told of this run, nor what a search tries."""
         return self.model_copy(update={"alarm": AlarmSection(), "tune": TuneSection()})

@@ -68,9 +68,7 @@ class Resolved:
         return [f"{key}={literal(values[key])}" for key, origin in self.origins.items() if origin == KEPT]
 
 
-def read_run_file(
-    path: Path, *, sets: Sequence[str] = (), processes: bool = False, to_train: bool = True
-) -> Resolved:
+def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False, to_train: bool = True) -> Resolved:
     """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy.
 
     A run that has begun keeps the `--set` values of its earlier starts, but for those of the section `engine`.

@@ -64,7 +64,7 @@ def test_a_setting_counts_only_where_its_condition_holds() -> None:
         optim.kind = {choices = ["muon", "adamw"]}
         """
     )
-    assert list(space.dimensions)[0] == "optim.kind"
+    assert next(iter(space.dimensions)) == "optim.kind"
     seen = set()
     for seed in range(40):
         drawn = space.draw(random.Random(seed))

@@ -51,8 +51,8 @@ from cuadrilla.train.store import InPlace, Store, Weights
 
 SPARE_DISK_BYTES = 2**30
 # A run may be resumed with other values of these; anything else changes what is being trained.
-FREE_ON_RESUME = ("alarm.", "tune.", "checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device", "train.threads",
-                  "train.compile", "train.pass_sequences", "train.shard", "data.folder", "task.path",
+FREE_ON_RESUME = ("alarm.", "tune.", "checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device",
+                  "train.threads", "train.compile", "train.pass_sequences", "train.shard", "data.folder", "task.path",
                   "model.gradient_checkpointing")  # fmt: skip
 ALLOWED_ON_RESUME = ("optim.", "schedule.", "outer.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
                      "train.precision", "sync.staleness")  # fmt: skip
