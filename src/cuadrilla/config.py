@@ -461,7 +461,7 @@ class TuneSection(Section):
     """tpe: trials that may be under way beyond those whose results decide the next one. With a fixed number a search
     has the same result on any machines, in any order."""
     metric: str = ""
-    """What decides, as a row of metrics.jsonl calls it (empty: bits_per_byte, or val_loss; of a function, score)."""
+    """What decides, as metrics.jsonl calls it (empty: val_bits_per_byte, or val_loss; of a function, score)."""
     maximize: bool = False
     """Higher is better."""
     constraints: dict[str, ConstraintSection] = {}

@@ -28,7 +28,7 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE, LinkError
 from cuadrilla.home import read_object
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.printable import one_line
-from cuadrilla.rundir import RunDir, typed
+from cuadrilla.rundir import RunDir, typed, write_atomic
 from cuadrilla.runfile import literal, read_run_file
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def tune(
         searching = stack.enter_context(open_search(run_file, sets=sets or [], places=places, hears=watched))
         stack.enter_context(_stopping(searching))
         searching.run()
+    _write_page(searching)
     _report(searching)
 
 
@@ -286,12 +287,22 @@ def _part(status: Mapping[str, Any], steps: int) -> float:
     return min(version / steps, 1.0) if isinstance(version, int | float) else 0.0
 
 
+def _write_page(searching: "Searching") -> None:
+    from cuadrilla.monitor.search_report import read_search, render_search
+
+    if searching.search.jobs:
+        write_atomic(searching.folder.report, render_search(read_search(searching.folder)), private=True)
+        say("report     {page}", page=typed(searching.folder.report))
+
+
 def _report(searching: "Searching") -> None:
     """The best trials, and what to type next. Raises typer.Exit when the search was interrupted."""
     rows = searching.table()
     emit_table(rows if options.json else rows[:SHOWN_BEST])
     search, best = searching.search, searching.search.best
-    if best is None:
+    if best is None and search.results:
+        say("\nno trial that has finished meets all constraints")
+    elif best is None:
         say("\nno trial has finished yet")
     elif searching.base.section.function:
         say("\nthe best values are in {file}", file=typed(searching.folder.best_values))

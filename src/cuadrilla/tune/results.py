@@ -9,7 +9,7 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.tune.search import TrialResult
 
-USUAL_METRICS = ("bits_per_byte", "val_loss")
+USUAL_METRICS = ("val_bits_per_byte", "val_loss")
 RATE = "tokens_per_second"
 
 

@@ -307,7 +307,8 @@ def open_search(run_file: Path, *, sets: Sequence[str], places: Doing, hears: He
         if folder.search.exists():
             check_same(folder, wanted, read_identity(folder))
         steps, round_tokens = _lengths(base, folder)
-        write_search(folder, wanted, {"num_trials": num_trials, "rung_steps": steps})
+        constraints = section.model_dump()["constraints"]
+        write_search(folder, wanted, {"num_trials": num_trials, "rung_steps": steps, "constraints": constraints})
         search = Search(
             section, suggest=suggest, num_trials=num_trials, rung_tokens=[each * round_tokens for each in steps]
         )
