@@ -21,7 +21,7 @@ VERBS = {
     "demo": Verb("demo", "demo", START, "Train a small Spanish GPT-2 on built-in stories, in minutes."),
     "new": Verb("train", "new", START, "Make a run folder with a commented run.toml."),
     "train": Verb("train", "train", START, "Train, or go on where a run stopped."),
-    "tune": Verb("tune", "tune", START, "Search for better settings by trials, and go on where it stopped."),
+    "tune": Verb("tune", "tune", START, "Search for better settings by trials; go on where it stopped."),
     "up": Verb("crew", "up", CREW, "Coordinate a crew on this machine and train."),
     "join": Verb("crew", "join", CREW, "Work for a crew's coordinator."),
     "invite": Verb("crew", "invite", CREW, "Make an invite for the crew that runs on this machine."),
