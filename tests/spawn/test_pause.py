@@ -96,6 +96,7 @@ def test_a_promoted_standby_lets_the_same_nodes_wait(machine: Callable[[str], Ma
     assert coordinator.run("pause", "ana").returncode == 0
     (folder,) = (eva.home / "standby").iterdir()
     wait_for(lambda: Home(folder).paused_nodes == {"ana"}, follower)
+    wait_for(lambda: (folder / "standby.json").exists(), follower)
     for process in [*psutil.Process(crew.pid).children(recursive=True), psutil.Process(crew.pid)]:
         process.kill()
     crew.communicate()
