@@ -36,12 +36,6 @@ HOSTILE = "<img src=x onerror='window.owned = 1'><script>window.owned = 1</scrip
 TABS = ("crew", "train", "runs", "samples", "logs", "doctor")
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("chromium")) as made:
-        yield made
-
-
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Tab]:
     """Says nothing on its console, and asks nobody but the dashboard that it was opened from."""

@@ -125,12 +125,6 @@ def running(models: dict[str, LanguageModel]) -> Iterator[Running]:
         yield Running(url, service)
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("chromium")) as made:
-        yield made
-
-
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Tab]:
     """Says nothing on its console, and asks nobody but the service that it was opened from."""

@@ -23,12 +23,6 @@ SEEN = f"{LINES}.filter((line) => !line.classList.contains('off')).length"
 SEEN_ROWS = f"{ROWS}.filter((row) => !row.hidden).length"
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("chromium")) as made:
-        yield made
-
-
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Tab]:
     """Says nothing on its console, asks for nothing but the page, and runs no script from data."""

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from cuadrilla.config import Config
+from cuadrilla.config import Config, TuneSection
 from cuadrilla.engines.calls import REQUEST
 from cuadrilla.errors import ConfigError, DataError, TaskError
 from cuadrilla.messages import Message
@@ -39,12 +39,12 @@ from cuadrilla.tune.space import Space
 from cuadrilla.tune.study import Study
 from cuadrilla.tune.trial import (
     Base,
-    count_round_tokens,
+    data_hash,
     discard_weights,
     kept_step,
+    length_of,
     make_trial,
     num_parameters,
-    num_steps,
     rung_lengths,
     settings_of,
 )
@@ -82,12 +82,18 @@ class Searching:
     places: Doing
     hears: Hears
     study: Study
-    round_tokens: int
     rung_steps: list[int]
     stop: threading.Event = field(default_factory=threading.Event)
     began: float = field(default_factory=time.monotonic)
     spent_before: float = 0.0
     _failures: int = 0
+    """In a row, before the first success; -1 from there on."""
+    _tidied: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """Of which runs weights are gone: all of them, or not."""
+
+    def __post_init__(self) -> None:
+        if any(found.score is not None for found in self.search.results.values()):
+            self._failures = -1
 
     @property
     def seconds(self) -> float:
@@ -127,6 +133,7 @@ class Searching:
         while not self.stop.is_set():
             self._begin_all()
             if not self.places.busy and self.search.is_idle:
+                self.study.close()
                 return
             self.stop.wait(LOOK_SECONDS)
             self._take(self.places.look())
@@ -199,7 +206,10 @@ class Searching:
         self.folder.ended(job, found)
         self.study.ended(job, found)
         self.hears.ended(job, found)
-        self._failures = self._failures + 1 if found.score is None and self._failures >= 0 else -1
+        if found.score is not None:
+            self._failures = -1
+        elif self._failures >= 0:
+            self._failures += 1
         if self._failures >= HOPELESS:
             raise TaskError(
                 "the first {number} trials have failed, the last one: {reason}",
@@ -218,8 +228,10 @@ class Searching:
         best = self.search.best
         for key in self.search.results:
             job = self.search.jobs[key]
-            if best is None or job.key != best.key:
-                discard_weights(self.folder.run(job), all_of_them=not self.search.may_go_on(job))
+            every = not self.search.may_go_on(job)
+            if job != best and self._tidied.get(key) != every:
+                discard_weights(self.folder.run(job), all_of_them=every)
+                self._tidied[key] = every
 
     def _write_best(self) -> None:
         """As a run folder of its own, ready to train; not over one that somebody has begun to train."""
@@ -303,15 +315,14 @@ def open_search(run_file: Path, *, sets: Sequence[str], places: Doing, hears: He
     suggest, num_trials = make_sampler(section, space)
     make_private(folder.path)
     with FolderLock(folder.lock, purpose=Message("the search")):
-        wanted = _identity(resolved.config) | ({"tune.function.sha256": function.sha256} if function else {})
+        plan = _plan_of_calls(function, section) if function else _plan_of_runs(base, folder)
+        wanted = _identity(resolved.config) | plan.identity
         if folder.search.exists():
             check_same(folder, wanted, read_identity(folder))
-        steps, round_tokens = _lengths(base, folder)
         constraints = section.model_dump()["constraints"]
-        write_search(folder, wanted, {"num_trials": num_trials, "rung_steps": steps, "constraints": constraints})
-        search = Search(
-            section, suggest=suggest, num_trials=num_trials, rung_tokens=[each * round_tokens for each in steps]
-        )
+        write_search(folder, wanted, {"num_trials": num_trials, "rung_steps": plan.steps, "constraints": constraints})
+        tokens = [each * plan.round_tokens for each in plan.steps]
+        search = Search(section, suggest=suggest, num_trials=num_trials, rung_tokens=tokens)
         folder.replay(search)
         spent = folder.spent_seconds()
         folder.started()
@@ -324,8 +335,7 @@ def open_search(run_file: Path, *, sets: Sequence[str], places: Doing, hears: He
             places=places,
             hears=hears,
             study=study,
-            rung_steps=steps,
-            round_tokens=round_tokens,
+            rung_steps=plan.steps,
             spent_before=spent,
         )
         try:
@@ -335,16 +345,29 @@ def open_search(run_file: Path, *, sets: Sequence[str], places: Doing, hears: He
             places.close()
 
 
-def _lengths(base: Base, folder: SearchFolder) -> tuple[list[int], int]:
-    """Of the runs of each rung, in steps, and how many tokens a step has; of calls, in the shortest one. Raises
-    ConfigError, DataError, TaskError."""
-    section = base.section
-    if section.function:
-        return [section.factor**rung for rung in range(section.rungs)], 1
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """`steps`: of a job at each rung. `identity`: what a search must go on with beside its settings."""
+
+    steps: list[int]
+    round_tokens: int
+    identity: dict[str, str]
+
+
+def _plan_of_calls(function: Function, section: TuneSection) -> _Plan:
+    """A call has no steps: the shortest one counts as one."""
+    steps = [section.factor**rung for rung in range(section.rungs)]
+    return _Plan(steps=steps, round_tokens=1, identity={"tune.function.sha256": function.sha256})
+
+
+def _plan_of_runs(base: Base, folder: SearchFolder) -> _Plan:
+    """Raises ConfigError, DataError, TaskError."""
     with private_folder(where=folder.path) as scratch:
         config = base.settled({}, folder=scratch)
-        lengths = rung_lengths(config, section, num_steps=num_steps(config, scratch))
-        return [each.steps for each in lengths], count_round_tokens(config, scratch)
+        whole = length_of(config, scratch)
+        lengths = rung_lengths(config, base.section, num_steps=whole.num_versions)
+        steps, identity = [each.steps for each in lengths], {"data": data_hash(config, scratch)}
+    return _Plan(steps=steps, round_tokens=whole.round_tokens, identity=identity)
 
 
 def _identity(config: Config) -> dict[str, Any]:

@@ -160,15 +160,16 @@ class Search:
         return -job.rung, *self._order(job)
 
     def may_go_on(self, job: Job) -> bool:
-        """Whether a finished job's trial might still be promoted."""
+        """Whether somebody may still need what a finished job has left: its longer run has not ended yet."""
         above = job.rung + 1
-        return above < self.num_rungs and (job.trial, above) not in self.jobs and not self._is_over
+        return above < self.num_rungs and (job.trial, above) not in self.results and not self.is_over
 
     def violation(self, found: TrialResult) -> float:
         return violation(self.section.constraints, found.figures)
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """All has been tried."""
         return len(self._rungs[0].entered) >= self.num_trials and self.is_idle and self._due() is None
 
     # -- who is next ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ It is made anew from the search at each start, so it cannot fall behind. Where O
 """
 
 import importlib.util
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 from cuadrilla.config import TuneSection
@@ -31,7 +33,7 @@ class Study:
             folder.study.unlink(missing_ok=True)
             self._study = optuna.create_study(
                 study_name=NAME,
-                storage=f"sqlite:///{folder.study}",
+                storage=_storage(folder.study),
                 direction="maximize" if section.maximize else "minimize",
                 sampler=optuna.samplers.RandomSampler(),
             )
@@ -65,7 +67,7 @@ class Study:
             self._tell(job, found.score)
 
     def close(self) -> None:
-        """Of a search that is over: what did not get to the longest runs was pruned."""
+        """The search is over: what did not get to the longest runs was pruned. Safe to call twice."""
         for number, trial in self._trials.items():
             rungs = [rung for at, rung in self._search.results if at == number]
             if rungs and max(rungs) < self._search.num_rungs - 1:
@@ -76,6 +78,13 @@ class Study:
             self._study.tell(self._trials[job.trial], state=_state("FAIL"), skip_if_finished=True)
         else:
             self._study.tell(self._trials[job.trial], score, skip_if_finished=True)
+
+
+def _storage(path: Path) -> Any:
+    """By its path: an address would read a folder's `?` and `#` as parts of its own."""
+    from optuna.storages import RDBStorage
+
+    return RDBStorage("sqlite://", engine_kwargs={"creator": lambda: sqlite3.connect(path)})
 
 
 def _state(name: str) -> Any:

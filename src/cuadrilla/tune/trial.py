@@ -98,7 +98,7 @@ def make_trial(job: Job, base: Base, *, folder: Path, below: Path | None = None)
     make_private(folder.parent)
     make_private(folder)
     config = base.settled(job.values, folder=folder)
-    length = rung_lengths(config, base.section, num_steps=num_steps(config, folder))[job.rung]
+    length = rung_lengths(config, base.section, num_steps=length_of(config, folder).num_versions)[job.rung]
     config = config.model_copy(
         update={
             "train": config.train.model_copy(update={"steps": length.steps, "tokens": 0, "epochs": 0.0}),
@@ -114,20 +114,18 @@ def make_trial(job: Job, base: Base, *, folder: Path, below: Path | None = None)
     return run
 
 
-def num_steps(config: Config, folder: Path) -> int:
+def length_of(config: Config, folder: Path) -> "Length":
     """Of a run with nothing left open. Raises DataError, TaskError."""
-    return _length(config, folder).num_versions
-
-
-def count_round_tokens(config: Config, folder: Path) -> int:
-    """In a step of it."""
-    return _length(config, folder).round_tokens
-
-
-def _length(config: Config, folder: Path) -> "Length":
     from cuadrilla.train.setup import make_task, measure_length
 
     return measure_length(config.train, make_task(config, folder))
+
+
+def data_hash(config: Config, folder: Path) -> str:
+    """Of the data that a run in this folder trains on. Raises DataError, TaskError."""
+    from cuadrilla.train.setup import make_task
+
+    return make_task(config, folder).data_hash()
 
 
 def settings_of(run: RunDir) -> Config:
