@@ -159,3 +159,21 @@ def test_tpe_learns() -> None:
     late = [float(job.values["optim.lr"]) for job in search.jobs.values() if job.trial >= 30]
     near = sum(0.003 < value < 0.03 for value in late)  # by chance: a quarter
     assert near >= 6, late
+
+
+def test_what_a_longer_run_goes_on_from_is_needed_until_that_has_ended() -> None:
+    search = search_of(section_of(trials=2, rungs=2, factor=2))
+    jobs = [search.next_job(), search.next_job()]
+    for job in jobs:
+        assert job is not None
+        search.finish(job, score_of(job))
+    longer = search.next_job()
+    assert longer is not None
+    below = search.jobs[longer.trial, 0]
+    assert search.may_go_on(below)
+    search.give_back(longer)
+    assert search.may_go_on(below)
+    assert search.next_job() == longer
+    search.finish(longer, score_of(longer))
+    assert not search.may_go_on(below)
+    assert search.is_over
