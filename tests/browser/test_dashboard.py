@@ -31,6 +31,8 @@ pytestmark = [
 ]
 
 TOLD = "document.body?.dataset.told === 'yes'"
+LEFT = """[...document.querySelectorAll('.events tbody tr')]
+    .some(({ innerText }) => innerText.includes('left') && innerText.includes('worker-2'))"""
 BOTH = "data.crew.filter((machine) => machine.here && machine.works).length === 2"
 HOSTILE = "<img src=x onerror='window.owned = 1'><script>window.owned = 1</script>&lt;b&gt;"
 TABS = ("crew", "train", "runs", "samples", "logs", "doctor")
@@ -135,14 +137,14 @@ def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
             wait_for(joined(run, 2), crew)
             tab.open(dashboard.link)
             tab.until(BOTH)
-            assert tab.text("#state") == "running"
+            tab.until("document.getElementById('state').innerText === 'running'")  # the page draws what it knows later
             before = tab.value("data.head.version ?? 0")
             tab.until(f"data.head.version > {before}")
             worker(crew, "worker-2").send_signal(signal.SIGKILL)
             tab.until("document.querySelector('.machines tr.gone .name')?.innerText.trim() === 'worker-2'")
             assert "worker-1" in texts(tab, ".machines tbody tr:not(.gone) .name")
             go(tab, "train")
-            assert any("left" in text and "worker-2" in text for text in texts(tab, ".events tbody tr"))
+            tab.until(LEFT)
             after = tab.value("data.head.version")
             tab.until(f"data.head.version > {after}")
             tab.until("data.crew.find((machine) => machine.name === 'worker-1').share === 1")
