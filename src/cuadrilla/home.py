@@ -68,6 +68,11 @@ class Home:
         return self.path / "cache"
 
     @property
+    def jobs(self) -> Path:
+        """Runs that this machine trains for others, for as long as it does."""
+        return self.path / "jobs"
+
+    @property
     def term(self) -> int:
         """How many times the crew that this machine coordinates was promoted to another machine."""
         return _number(read_object(self.crew / "term.json").get("term"))

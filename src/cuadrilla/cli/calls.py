@@ -16,7 +16,8 @@ from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cuadrilla.tune.places import Doing
+    from cuadrilla.jobs.places import Doing
+    from cuadrilla.tune.search import Job
 
 
 def call_function(folder: Annotated[Path, typer.Argument()]) -> None:
@@ -46,7 +47,7 @@ class Elsewhere:
 
 
 @contextmanager
-def call_places(config: Config, *, folder: Path, together: int, elsewhere: Elsewhere) -> Iterator["Doing"]:
+def call_places(config: Config, *, folder: Path, together: int, elsewhere: Elsewhere) -> Iterator["Doing[Job]"]:
     """`together` processes of this machine, or the workers of a Dask cluster. `folder`: of the run file.
 
     Raises ConfigError, EnvironmentProblem, LinkError.

@@ -29,7 +29,7 @@ from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.home import Home, Joined
 from cuadrilla.host.torchrun import Place, find_place
-from cuadrilla.link.address import Address, dialled_address, lan_address, listening_address
+from cuadrilla.link.address import Address, beside_a_vpn, dialled_address, lan_address, listening_address
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_json
@@ -60,22 +60,24 @@ DeviceList = Annotated[
         "the processor where it helps).",
     ),
 ]
+ListenAddress = Annotated[
+    str,
+    typer.Option(metavar="ADDRESS[:PORT]", help="This machine's own address to listen on (default: on its LAN)."),
+]
+DialledAddress = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST[:PORT]", help="The address that other machines dial, if it is not the one to listen on."
+    ),
+]
 Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
 
 
 def up(
     run: RunFile = Path("run.toml"),
     sets: Sets = None,
-    listen: Annotated[
-        str,
-        typer.Option(metavar="ADDRESS[:PORT]", help="This machine's own address to listen on (default: on its LAN)."),
-    ] = "",
-    address: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST[:PORT]", help="The address that other machines dial, if it is not the one to listen on."
-        ),
-    ] = "",
+    listen: ListenAddress = "",
+    address: DialledAddress = "",
     uses: Uses = 1,
     devices: DeviceList = "",
     standby: Annotated[
@@ -107,11 +109,7 @@ def up(
     make_private(home.crew)
 
     def opened(crew: "OpenCrew") -> None:
-        found = {"key_hash": crew.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder.path)}
-        write_json(home.open_file, {"address": dialled or crew.address, **found})
-        _say_opened(crew, dialled=dialled, ray_nodes=ray_nodes)
-        _show_reachability(home, listens=crew.address, dialled=dialled)
-        _show_invite(home, uses=uses)
+        show_opened(home, crew, folder=folder.path, dialled=dialled, uses=uses, ray_nodes=ray_nodes)
 
     def moved(address: str) -> None:
         say("network    this machine has another address: the crew is at {address} now", address=address)
@@ -142,7 +140,12 @@ def up(
     report_outcome(outcome, folder)
 
 
-def _say_opened(crew: "OpenCrew", *, dialled: str, ray_nodes: frozenset[str]) -> None:
+def show_opened(
+    home: Home, crew: "OpenCrew", *, folder: Path, dialled: str, uses: int, ray_nodes: frozenset[str] = frozenset()
+) -> None:
+    """What others type and paste to come into a crew, which coordinates what is in `folder`."""
+    found = {"key_hash": crew.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder)}
+    write_json(home.open_file, {"address": dialled or crew.address, **found})
     say(
         "crew       {dialled} (listens on {address}); on another machine: cuadrilla join"
         if dialled
@@ -156,6 +159,8 @@ def _say_opened(crew: "OpenCrew", *, dialled: str, ray_nodes: frozenset[str]) ->
             nodes=", ".join(sorted(ray_nodes)),
             ray=RAY,
         )
+    _show_reachability(home, listens=crew.address, dialled=dialled)
+    _show_invite(home, uses=uses)
 
 
 def refuse_if_promoted(home: Home) -> None:
@@ -215,7 +220,8 @@ def _show_reachability(home: Home, *, listens: str, dialled: str) -> None:
     others = sorted(name for name in AllowList(home.nodes).nodes() if not re.fullmatch(r"here-\d+", name))
     known = [Address.parse(crew.address).host for crew in home.joined()]
     found = read_reachability(here.host, system=platform.system())
-    for line in advice(found, listens=listens, dialled=dialled, others=[*known, *others]):
+    told = advice(found, listens=listens, dialled=dialled, others=[*known, *others])
+    for line in told if dialled else [*told, *beside_a_vpn(here)]:
         say("network    {line}", line=line)
 
 
@@ -324,11 +330,18 @@ def _consent(ray: bool | None) -> "Consent":
 
 def _work(known: "_Known", ways: "Ways", *, island: "Island | None", threads: int, data: Path | None) -> str:
     """Until the run ends; why it ended."""
+    from cuadrilla.engines.bundle import TakesJobs
     from cuadrilla.engines.node import work_here, worker_options
     from cuadrilla.engines.ray.node import work_through_ray
 
-    if island is None:
-        return work_through_ray(ways) or work_here(ways, moved=known.move, data=data)
+    while island is None:
+        with suppress(TakesJobs):
+            return work_through_ray(ways) or work_here(ways, moved=known.move, data=data)
+        from cuadrilla.jobs.node import NoJobs, do_jobs
+
+        say("working    as {name} for {address}; Ctrl-C leaves", name=known.crew.name, address=known.crew.address)
+        with suppress(NoJobs):
+            return do_jobs(ways, moved=known.move, data=data)
     from cuadrilla.engines.island_crew import lead_for_crew
     from cuadrilla.plan.devices import Use
 
@@ -460,47 +473,6 @@ def kick(name: Annotated[str, typer.Argument(help="A name from `cuadrilla nodes`
     AllowList(Home.of_user().nodes).remove(name)
     forget(name)
     say("{name} is not in the crew any more", name=name)
-
-
-def trust(
-    sha256: Annotated[
-        str, typer.Argument(metavar="HASH", help="SHA-256 of the code, as `join` printed it, or its beginning.")
-    ],
-) -> None:
-    """Approve the code of a run by its hash, once it has been read: it may run on this machine."""
-    home = Home.of_user()
-    whole = whole_hash(sha256, home=home)
-    home.trust(whole)
-    say("{hash} may run on this machine", hash=whole)
-
-
-def whole_hash(text: str, *, home: Home) -> str:
-    """The hash that `text` is, or begins: then of code that `join` has fetched. Raises ConfigError."""
-    from cuadrilla.engines.bundle import fetched_code
-
-    if not re.fullmatch(r"[0-9a-f]{8,64}", text):
-        raise ConfigError(
-            "{text!r} is not a hash",
-            text=text[:80],
-            hint="copy at least 8 of the 64 characters that `cuadrilla join` printed",
-        )
-    if len(text) == 64:
-        return text
-    found = [sha256 for sha256 in fetched_code(home) if sha256.startswith(text)]
-    if not found:
-        raise ConfigError(
-            "no fetched code has a hash that begins with {text}", text=text, hint="type all 64 characters of it"
-        )
-    if len(found) > 1:
-        hashes = ", ".join(found)
-        raise ConfigError(
-            "{text} begins {number} hashes: {hashes}",
-            text=text,
-            number=len(found),
-            hashes=hashes,
-            hint="type one of them",
-        )
-    return found[0]
 
 
 def leave(address: Annotated[str, typer.Argument(metavar="ADDRESS:PORT")] = "") -> None:

@@ -1,15 +1,9 @@
 """`cuadrilla tune`: a search for better settings, by trials that are runs."""
 
-import gc
-import os
-import queue
 import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,18 +15,20 @@ from rich.text import Text
 
 from cuadrilla.cli.calls import Elsewhere, call_places
 from cuadrilla.cli.config import RunFile, Sets
+from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
+from cuadrilla.cli.jobs import crew_places, local_places, require_crew
 from cuadrilla.cli.output import emit_table, options, say, say_at_once, stderr
 from cuadrilla.cli.pools import CaOption, CertificateOption, InsecureOption, KeyOption, SchedulerOption
 from cuadrilla.cli.progress import in_words
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, LinkError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.home import read_object
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.printable import one_line
-from cuadrilla.rundir import RunDir, typed, write_atomic
-from cuadrilla.runfile import literal, read_run_file
+from cuadrilla.rundir import typed, write_atomic
+from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.tune.places import Doing, Places
+    from cuadrilla.jobs.places import Doing
     from cuadrilla.tune.run import Searching
     from cuadrilla.tune.search import Job, TrialResult
 
@@ -52,6 +48,12 @@ def tune(
             help="Trials at the same time on this machine (0: one on each accelerator, or one). Cores are divided.",
         ),
     ] = 0,
+    crew: Annotated[
+        bool, typer.Option("--crew", help="Machines that join do trials, too; prints what to type on them.")
+    ] = False,
+    listen: ListenAddress = "",
+    address: DialledAddress = "",
+    uses: Uses = 1,
     scheduler: SchedulerOption = None,
     tls_ca_file: CaOption = None,
     tls_cert: CertificateOption = None,
@@ -61,8 +63,10 @@ def tune(
     """Try combinations of settings, as the section `tune` of the run file says, and name the best.
 
     Each trial is a run in RUN/tune, or a call of `tune.function`, which the workers of a Dask cluster can do, too.
+    With --crew the machines that join with `cuadrilla join` train trials, each as fast as it can.
     Ctrl-C saves and stops; the same command goes on.
     """
+    from cuadrilla.jobs.places import AllPlaces
     from cuadrilla.tune.run import open_search
 
     run_file = run / "run.toml" if run.is_dir() else run
@@ -70,68 +74,23 @@ def tune(
     elsewhere = Elsewhere(scheduler, (tls_ca_file, tls_cert, tls_key), insecure_scheduler)
     with ExitStack() as stack:
         watched = stack.enter_context(_Watched())
+        require_crew(crew and not config.tune.function, listen=listen, address=address)
         if config.tune.function:
             folder = run_file.parent
             opened = call_places(config, folder=folder, together=together, elsewhere=elsewhere)
-            places: Doing = stack.enter_context(opened)
+            places: Doing[Job] = stack.enter_context(opened)
         else:
             elsewhere.require_unnamed()
-            places = _places(run_file, sets or [], together=together)
+            places = here = local_places(run_file, sets or [], together=together)
+            if crew:
+                folder = run_file.parent.resolve() / "tune"
+                others = stack.enter_context(crew_places(folder, listen=listen, address=address, uses=uses))
+                places = AllPlaces([here, others])
         searching = stack.enter_context(open_search(run_file, sets=sets or [], places=places, hears=watched))
         stack.enter_context(_stopping(searching))
         searching.run()
     _write_page(searching)
     _report(searching)
-
-
-def work_on(
-    threads: Annotated[int, typer.Option()] = 0,
-    device: Annotated[str, typer.Option()] = "",
-) -> None:
-    """Train the trials whose folders come by standard input; ends with the process that writes there."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches a whole group of processes; the search decides
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
-    from cuadrilla.engines.run import Audience, train_run
-    from cuadrilla.tune.places import tell_outcome
-
-    more = [f"train.threads={threads}"] if threads else []
-    more += [f"train.device={literal(device)}"] if device else []
-    audience = Audience(tell=say, stopping=partial(_until_terminated, stopped))
-    folders = _lines_of(sys.stdin.fileno())
-    while not stopped.is_set():
-        with suppress(queue.Empty):
-            folder = Path(folders.get(timeout=LOOK_SECONDS))
-            gc.collect()  # the model of the one before
-            outcome = train_run(read_run_file(folder, sets=more), RunDir(folder), allow_changes=True, audience=audience)
-            tell_outcome(folder, complete=outcome.complete, version=outcome.version)
-
-
-def _lines_of(descriptor: int) -> "queue.SimpleQueue[str]":
-    """What comes through a pipe; when its other end closes, this process ends at once."""
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        with open(descriptor, encoding="utf-8", closefd=False) as pipe:
-            for line in pipe:
-                lines.put(line.rstrip("\n"))
-        os._exit(LinkError.exit_code)
-
-    threading.Thread(target=read, daemon=True).start()
-    return lines
-
-
-@contextmanager
-def _until_terminated(stopped: threading.Event, request_stop: Callable[[str], None]) -> Iterator[None]:
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        stopped.set()
-        request_stop(Message("the search was stopped"))
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -155,32 +114,6 @@ def _stopping(searching: "Searching") -> Iterator[None]:
     finally:
         for number, action in before.items():
             signal.signal(number, action)
-
-
-def _places(run_file: Path, sets: list[str], *, together: int) -> "Places":
-    """Of this machine: `together`, or one on each accelerator, or one. Raises ConfigError, DeviceError."""
-    from cuadrilla.engines.devices import Devices
-    from cuadrilla.engines.local import num_cores
-    from cuadrilla.tune.places import LocalPlace, Places
-
-    config = read_run_file(run_file, sets=sets).config
-    on_cards = [use for use in Devices("auto").choose(config).uses if use.device not in ("", "cpu")]
-    if config.train.device != "auto":
-        on_cards = []
-    number = together or len(on_cards) or 1
-    threads = config.train.threads or (0 if on_cards else max(1, num_cores() // number))
-    places = []
-    for at in range(number):
-        use = on_cards[at % len(on_cards)] if on_cards else None
-        places.append(
-            LocalPlace(
-                name=f"place-{at + 1}",
-                device=use.device if use else "",
-                threads=use.threads if use else threads,
-                environment=use.environment if use else {},
-            )
-        )
-    return Places(places, logs=run_file.parent / "tune" / "logs")
 
 
 class _Watched:

@@ -39,6 +39,10 @@ class NotTrusted(Refused):
     """The run's code has not been approved on this machine."""
 
 
+class TakesJobs(Refused):
+    """Nothing is trained together there: machines are given whole runs."""
+
+
 def offer(config: Config, folder: Path) -> Offer:
     """What a node needs for this run in `folder`: the configuration, and the data folder or the task's file."""
     config = config.for_others()
@@ -74,7 +78,7 @@ def fetch(
 
     What is there already, by hash, is not fetched again. `data`: a folder of this machine that holds the run's data;
     nothing of it is fetched. Raises LinkError, Refused (another version of cuadrilla, or `data` holds other data),
-    NotTrusted, ConfigError, ResourceError.
+    TakesJobs, NotTrusted, ConfigError, ResourceError.
     """
     if description.cuadrilla not in ("", __version__):  # before its settings are read: they may not be understood
         raise Refused(
@@ -83,6 +87,8 @@ def fetch(
             ours=__version__,
             hint="install the same version on both machines",
         )
+    if description.takes_jobs:
+        raise TakesJobs("the coordinator gives whole runs to machines", hint="cuadrilla join, without torchrun")
     config = load_dumped(description.config)
     _check_names(config, description)
     key = bundle_hash(description)

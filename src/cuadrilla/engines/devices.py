@@ -37,6 +37,11 @@ class Devices:
             return DeviceChoice(uses=(self.only,))
         return self._choose(wanted, strict=config.sync.strict)
 
+    def choose_for_any(self) -> DeviceChoice:
+        """Whatever the runs say. Raises DeviceError."""
+        self.require_named()
+        return DeviceChoice(uses=(self.only,)) if self.is_one else self._choose(self.wanted or AUTO, strict=False)
+
     def require_named(self) -> None:
         """Before anything is asked for or fetched. Raises DeviceError for a device that is not there, or is sick."""
         if "," in self.wanted:

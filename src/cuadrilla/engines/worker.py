@@ -89,7 +89,7 @@ def run_worker(options: WorkerOptions) -> str:
 
 def _work(options: WorkerOptions, lines: LinesKept) -> str:
     worker: _Worker | None = None
-    patience = _Patience(options)
+    patience = Patience(options)
     while True:
         if options.courtesy is not None:
             patience.reached += options.courtesy.wait_until_welcome()
@@ -105,10 +105,7 @@ def _work(options: WorkerOptions, lines: LinesKept) -> str:
             stop = worker.train(connection)
             patience.begin_anew()
             if not stop.again:
-                if stop.refused:
-                    hint = COME_AGAIN if stop.reason == KICKED else "see the coordinator's log"
-                    raise Refused(stop.reason, hint=hint)
-                return Message(stop.reason)
+                return ended_by(stop)
             if stop.reason not in (worker.held, PAUSED):
                 log.warning("%s: joining again", stop.reason)
         except Refused:
@@ -123,7 +120,24 @@ def _work(options: WorkerOptions, lines: LinesKept) -> str:
                 patience.found_at(patience.address)
 
 
-class _Patience:
+def ended_by(stop: Stop) -> str:
+    """What a coordinator said last. Raises Refused where it wants this node no more."""
+    if stop.refused:
+        raise Refused(stop.reason, hint=COME_AGAIN if stop.reason == KICKED else "see the coordinator's log")
+    return Message(stop.reason)
+
+
+class Known(Protocol):
+    """What a worker knows of its coordinator from its last session."""
+
+    @property
+    def heard_at(self) -> float: ...
+
+    @property
+    def standbys(self) -> tuple[str, ...]: ...
+
+
+class Patience:
     """How long to go on asking a coordinator that does not answer, and where."""
 
     def __init__(self, options: WorkerOptions) -> None:
@@ -150,7 +164,7 @@ class _Patience:
         self.paused, self.reached = True, time.monotonic()
         time.sleep(LONGEST_PAUSE_SECONDS)
 
-    def wait(self, error: LinkError, *, worker: "_Worker | None") -> None:
+    def wait(self, error: LinkError, *, worker: Known | None) -> None:
         """Before the next try, which may be at another address. Raises the error when that is enough."""
         if worker is not None and worker.heard_at > self.reached:
             self.reached, self._pause = worker.heard_at, FIRST_PAUSE_SECONDS

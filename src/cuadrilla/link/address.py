@@ -2,13 +2,13 @@
 
 import ipaddress
 import re
-import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Self
 
 from cuadrilla.errors import LinkError
-from cuadrilla.host.card import reachable
+from cuadrilla.host.card import NetworkCard, near, read_cards, tunnel_out, way_out
 from cuadrilla.messages import Message
 
 DEFAULT_PORT = 47470
@@ -112,28 +112,64 @@ def _with_or_without_port(text: str) -> tuple[str, int | None]:
 
 
 def lan_address() -> str:
-    """The address of the network card with the default route, or the only one. Nothing is sent. Raises LinkError."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that is nobody's
-            address: str = probe.getsockname()[0]
-        except OSError:
-            return _only_address()
-    return address
+    """This machine's address on its own network. Nothing is sent. Raises LinkError."""
+    return local_address(way_out(), read_cards())
 
 
-def _only_address() -> str:
-    """On a network that leads nowhere else: a switch, a cable between two machines."""
-    found = reachable()
-    if not found:
-        raise LinkError(
-            "this machine has no network that other machines could be on",
-            hint="name an address with --listen, or rehearse alone: cuadrilla train --practice 1.0,0.5",
-        )
-    if len(found) > 1:
-        raise LinkError(
-            "this machine is on several networks, and none has a default route",
-            hint="name the address that the others reach: --listen {addresses}",
-            addresses=reduce(lambda one, other: Message("{one} or {other}", one=one, other=other), found),
-        )
+def local_address(out: str, cards: Sequence[NetworkCard]) -> str:
+    """`out`, the address of the way to other networks, or the only one; never a VPN's. Raises LinkError.
+
+    With a VPN as the way out: the address of the card that has a router, else the only other one.
+    """
+    tunnel = tunnel_out(out, cards)
+    if out and tunnel is None:
+        return out
+    found = (near([card for card in cards if card.has_router]) if tunnel else []) or near(cards)
+    if len(found) != 1:
+        raise _undecided(found, cards, tunnel)
     return found[0]
+
+
+def beside_a_vpn(listens: Address) -> list[Message]:
+    """What to say of this address where the way out of this machine is a VPN, and it is not in there."""
+    out = way_out()
+    tunnel = tunnel_out(out, read_cards())
+    if tunnel is None or listens.host in tunnel.addresses:
+        return []
+    return [
+        Message(
+            "the way out of this machine is {card}, a VPN; the crew is at {address}, on the local network. "
+            "If the others are in the VPN too: cuadrilla up ... --listen {out}",
+            card=tunnel.name,
+            address=listens,
+            out=out,
+        )
+    ]
+
+
+def _undecided(found: Sequence[str], cards: Sequence[NetworkCard], tunnel: NetworkCard | None) -> LinkError:
+    """None, or several: a switch or a cable between two machines leads nowhere else. Somebody has to choose."""
+    best = [f"[{address}]" for address in near(cards, version=6)]
+    if found or best:
+        several = Message("this machine is on several networks, and none has a default route")
+        if tunnel:
+            besides = "the way out of this machine is {card}, a VPN, and it is on several networks besides"
+            several = Message(besides, card=tunnel.name)
+        return LinkError(
+            "{problem}",
+            problem=several if found else Message("this machine has only IPv6 addresses on its network"),
+            hint="name the address that the others reach: --listen {addresses}",
+            addresses=reduce(lambda one, other: Message("{one} or {other}", one=one, other=other), found or best),
+        )
+    for card in cards:
+        if card.is_tunnel and (own := [address for address in card.addresses if ":" not in address]):
+            return LinkError(
+                "the only network of this machine is {card}, a VPN",
+                card=card.name,
+                hint="if the others are in it too, name its address: --listen {address}",
+                address=own[0],
+            )
+    return LinkError(
+        "this machine has no network that other machines could be on",
+        hint="name an address with --listen, or rehearse alone: cuadrilla train --practice 1.0,0.5",
+    )

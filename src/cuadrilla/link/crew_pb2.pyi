@@ -31,16 +31,18 @@ class EnrolReply(_message.Message):
     def __init__(self, certificate: _Optional[bytes] = ..., ca: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("config", "files", "cuadrilla", "term")
+    __slots__ = ("config", "files", "cuadrilla", "term", "takes_jobs")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     CUADRILLA_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    TAKES_JOBS_FIELD_NUMBER: _ClassVar[int]
     config: str
     files: _containers.RepeatedCompositeFieldContainer[File]
     cuadrilla: str
     term: int
-    def __init__(self, config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., cuadrilla: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+    takes_jobs: bool
+    def __init__(self, config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., cuadrilla: _Optional[str] = ..., term: _Optional[int] = ..., takes_jobs: _Optional[bool] = ...) -> None: ...
 
 class File(_message.Message):
     __slots__ = ("path", "sha256", "num_bytes")
@@ -194,21 +196,55 @@ class Gpu(_message.Message):
     power_watts: float
     def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., busy_percent: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., power_watts: _Optional[float] = ...) -> None: ...
 
+class Assignment(_message.Message):
+    __slots__ = ("job", "config", "files", "begun")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    config: str
+    files: _containers.RepeatedCompositeFieldContainer[File]
+    begun: _containers.RepeatedCompositeFieldContainer[File]
+    def __init__(self, job: _Optional[str] = ..., config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[File, _Mapping]]] = ...) -> None: ...
+
+class Recall(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class JobNews(_message.Message):
+    __slots__ = ("job", "rows", "kept", "ended", "reason")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    rows: _containers.RepeatedScalarFieldContainer[str]
+    kept: int
+    ended: str
+    reason: str
+    def __init__(self, job: _Optional[str] = ..., rows: _Optional[_Iterable[str]] = ..., kept: _Optional[int] = ..., ended: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class ToCoordinator(_message.Message):
-    __slots__ = ("hello", "progress", "contribute", "goodbye", "computed", "report")
+    __slots__ = ("hello", "progress", "contribute", "goodbye", "computed", "report", "job_news")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    JOB_NEWS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     contribute: Contribute
     goodbye: Goodbye
     computed: Computed
     report: Report
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., contribute: _Optional[_Union[Contribute, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+    job_news: JobNews
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., contribute: _Optional[_Union[Contribute, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., job_news: _Optional[_Union[JobNews, _Mapping]] = ...) -> None: ...
 
 class Version(_message.Message):
     __slots__ = ("version", "parameters", "standbys", "term")
@@ -245,14 +281,18 @@ class Stop(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., refused: _Optional[bool] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("version", "lease", "stop")
+    __slots__ = ("version", "lease", "stop", "assignment", "recall")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
     version: Version
     lease: Lease
     stop: Stop
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    assignment: Assignment
+    recall: Recall
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "dtype", "shape")

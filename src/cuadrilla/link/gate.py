@@ -37,9 +37,11 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from cuadrilla.errors import LinkError
+from cuadrilla.host.card import near, read_cards
 from cuadrilla.link.address import Address
 from cuadrilla.link.names import MAX_DEVICES
 from cuadrilla.link.rate_limit import RateLimit
+from cuadrilla.messages import Message
 from cuadrilla.rundir import private_folder
 
 MAX_STRANGERS = 64
@@ -411,10 +413,12 @@ def bind(address: str) -> socket.socket:
             return socket.create_server((place.host, place.port), family=family, backlog=BACKLOG)
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME) or isinstance(error, socket.gaierror):
+                cards = read_cards()
                 raise LinkError(
                     "cannot listen on {address}: this machine has no such address",
                     address=address,
-                    hint="name one that it has with --listen (`ip addr`, `ipconfig`), or leave --listen out",
+                    hint="name one that it has with --listen ({addresses}), or leave --listen out",
+                    addresses=", ".join([*near(cards), *near(cards, version=6)]) or Message("none"),
                 ) from None
             if error.errno != errno.EADDRINUSE or _somebody_listens(place.host, place.port):
                 raise LinkError(

@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from cuadrilla.link.base import (
 from cuadrilla.link.grpc_calls import DEVICE_KEY
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.invite import check_node_name
+from cuadrilla.link.jobs import JobNews, Order, files_from_wire, named_chunks, news_to_wire, order_from_wire
 from cuadrilla.link.liveness import Liveness
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.link.reports import report_to_wire
@@ -114,9 +115,10 @@ class Connection:
     def describe(self) -> RunDescription:
         """Raises LinkError, also for a coordinator of an earlier term."""
         run = self._unary("Describe", pb.Nothing(), pb.Run)
-        files = tuple(OfferedFile(path=f.path, sha256=f.sha256, num_bytes=f.num_bytes) for f in run.files)
+        files = files_from_wire(run.files)
         self.meet(run.term)
-        return RunDescription(config=run.config, files=files, cuadrilla=one_line(run.cuadrilla, most=wire.MAX_TEXT))
+        version = one_line(run.cuadrilla, most=wire.MAX_TEXT)
+        return RunDescription(config=run.config, files=files, cuadrilla=version, takes_jobs=run.takes_jobs)
 
     def meet(self, term: int) -> None:
         """Raises LinkError for a coordinator of an earlier term."""
@@ -208,6 +210,14 @@ class Connection:
             if part.received < part.num_bytes:
                 raise LinkError("{path} ended early", path=path, hint="the coordinator is asked again")
 
+    def keep(self, name: str, path: Path) -> None:
+        """Send a file under a name of its own. Raises LinkError."""
+        call = self._channel.stream_unary(
+            SERVICE + "Keep", request_serializer=_serialize, response_deserializer=pb.Uploaded.FromString
+        )
+        with self._errors():
+            call(named_chunks(name, path), timeout=TRANSFER_SECONDS, metadata=self._metadata)
+
     def session(self, *, parameters: wire.Layout) -> "GrpcLink":
         """A new session; `parameters` is what a version of this run's model looks like."""
         return GrpcLink(self, parameters=parameters)
@@ -269,6 +279,7 @@ class GrpcLink:
         self._parameters = parameters
         self._outgoing: queue.SimpleQueue[pb.ToCoordinator | None] = queue.SimpleQueue()
         self._inbox = Inbox()
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._progress = Progress(micro_steps=0)
         self._transfers: set[str] = set()
         self._broken: LinkError | None = None
@@ -305,6 +316,23 @@ class GrpcLink:
     def report(self, report: NodeReport) -> None:
         self._check()
         self._outgoing.put(pb.ToCoordinator(report=report_to_wire(report)))
+
+    def tell(self, news: JobNews) -> None:
+        """How it goes on with a job. Raises LinkError when the session has broken."""
+        self._check()
+        self._outgoing.put(news_to_wire(news))
+
+    def keep(self, name: str, path: Path) -> None:
+        """Send a file of a job's run, by the name of the job and its own in the run. Raises LinkError."""
+        self._check()
+        with self._transfer(name):
+            self._connection.keep(name, path)
+
+    def next_order(self, *, timeout_seconds: float) -> Order | None:
+        """What to do next, if something comes in time."""
+        with suppress(queue.Empty):
+            return self._orders.get(timeout=timeout_seconds)
+        return None
 
     def round_trip(self) -> float | None:
         if self._transfers:
@@ -366,6 +394,9 @@ class GrpcLink:
                     self._connection.meet(received.version.term)
                     self.standbys = tuple(one_line(place, most=wire.MAX_TEXT) for place in received.version.standbys)
                 self.heard_at = time.monotonic()
+                if (order := order_from_wire(received)) is not None:
+                    self._orders.put(order)
+                    continue
                 self._inbox.put(wire.from_coordinator(received))
         except grpc.RpcError as error:
             problem = as_link_error(error, address=Message("the coordinator"))

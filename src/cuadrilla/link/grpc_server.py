@@ -66,6 +66,7 @@ from cuadrilla.link.grpc_check import CheckServer
 from cuadrilla.link.grpc_ray import RayHeadServer
 from cuadrilla.link.grpc_standby import StandbyServer
 from cuadrilla.link.invite import Invites, Redemption
+from cuadrilla.link.jobs import JobReceiver, KeepServer, Order, news_from_wire, order_to_wire
 from cuadrilla.link.names import MAX_DEVICES, node_of, worker_name
 from cuadrilla.link.nodes import AllowList, NameTaken
 from cuadrilla.link.offer import Offer
@@ -91,6 +92,8 @@ NEWS_PER_SECOND, NEWS_AT_ONCE = 1.0, 60.0
 """Of one node, beside answers and heartbeats. One on a bad line begins a session and says Hello every few seconds."""
 REPORTS_PER_SECOND, REPORTS_AT_ONCE = 0.5, 5.0
 """Of one worker: more than twice as many as it has reason to send."""
+JOB_NEWS_PER_SECOND, JOB_NEWS_AT_ONCE = 2.0, 30.0
+"""Of one worker; its jobs may be as short as a second."""
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +138,8 @@ class _Session:
 
 
 class CrewServer:
-    """Serves one run. `contribution`: what the tensors of an answer look like; `parameters`: those of a version."""
+    """Serves one run, or with `jobs` machines that train whole runs. `contribution`: what the tensors of an answer look
+    like; `parameters`: those of a version."""
 
     def __init__(
         self,
@@ -148,6 +152,7 @@ class CrewServer:
         contribution: wire.Layout,
         ray: RayHeadServer | None = None,
         standby: StandbyServer | None = None,
+        jobs: JobReceiver | None = None,
         term: int = 0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -160,6 +165,7 @@ class CrewServer:
         self._parameters = parameters
         self._contribution = contribution
         self._standby = standby or StandbyServer()
+        self._jobs = jobs
         self._invites = Invites()
         self._enrolling = threading.Lock()
         self._lock = threading.Lock()
@@ -168,6 +174,7 @@ class CrewServer:
         self._clock = clock
         self._pace = RateLimit(per_second=NEWS_PER_SECOND, at_once=NEWS_AT_ONCE)
         self._report_pace = RateLimit(per_second=REPORTS_PER_SECOND, at_once=REPORTS_AT_ONCE)
+        self._job_pace = RateLimit(per_second=JOB_NEWS_PER_SECOND, at_once=JOB_NEWS_AT_ONCE)
         self._versions: dict[str, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._server: RunningServer | None = None
@@ -220,6 +227,13 @@ class CrewServer:
         elif session is not None:
             session.version = name or session.version
             session.outbox.put(self._for_worker(message, parameters=name))
+
+    def order(self, worker: str, order: Order) -> None:
+        """Put an order on its way; a worker without a session gets nothing."""
+        with self._lock:
+            session = self._sessions.get(worker)
+        if session is not None:
+            session.outbox.put(order_to_wire(order))
 
     def _for_worker(self, message: ToWorker, *, parameters: str) -> pb.ToWorker:
         return wire.to_worker(message, parameters=parameters, standbys=self._standby.addresses(), term=self._term)
@@ -289,6 +303,7 @@ class CrewServer:
                 **CheckServer(caller=self._caller).handlers(),
                 **self._ray.handlers(self._caller, host_of=self._gate.host_of),
                 **self._standby.handlers(self._caller),
+                **(KeepServer(self._jobs).handlers(self._worker) if self._jobs is not None else {}),
             },
         )
 
@@ -352,7 +367,9 @@ class CrewServer:
             pb.File(path=path, sha256=sha256, num_bytes=here.stat().st_size)
             for path, (here, sha256) in self._offer.files.items()
         ]
-        return pb.Run(config=self._offer.config, files=files, cuadrilla=__version__, term=self._term)
+        takes_jobs = self._jobs is not None
+        config, term = self._offer.config, self._term
+        return pb.Run(config=config, files=files, cuadrilla=__version__, term=term, takes_jobs=takes_jobs)
 
     def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
         worker = self._worker(context)
@@ -386,6 +403,9 @@ class CrewServer:
             for request in requests:
                 if request.WhichOneof("kind") == "report":
                     self._take_report(session, request.report)
+                    continue
+                if request.WhichOneof("kind") == "job_news":
+                    self._take_news(session, request.job_news)
                     continue
                 message = wire.from_worker(request, uploads=session.uploads)
                 with self._lock:
@@ -427,6 +447,16 @@ class CrewServer:
             cut, session.cut_lines = session.cut_lines, 0
         report = report_from_wire(said)
         self._receiver.reported(session.worker, replace(report, dropped=report.dropped + cut))
+
+    def _take_news(self, session: _Session, said: pb.JobNews) -> None:
+        """Raises LinkError."""
+        with self._lock:
+            if self._sessions.get(session.worker) is not session or session.expected:
+                return
+            due = self._jobs is not None and session.joined and self._job_pace.admits(session.worker, self._clock())
+        if self._jobs is None or not due:
+            raise LinkError("it sends far more than its work needs", hint="install the same version there")
+        self._jobs.news(session.worker, news_from_wire(said))
 
     def _is_due(self, session: _Session, message: ToCoordinator) -> bool:
         with self._lock:
@@ -510,11 +540,11 @@ class CrewServer:
         yield from map(serialize, wire.file_chunks(path, request.offset))
 
     def _file(self, name: str) -> Path | None:
-        """A file of the offer by its SHA-256 in hexadecimal."""
+        """A file of the offer, or of a job, by its SHA-256 in hexadecimal."""
         for path, sha256 in self._offer.files.values():
             if hmac.compare_digest(sha256.hex().encode(), name.encode()):
                 return path
-        return None
+        return self._jobs.file(name) if self._jobs is not None else None
 
     def _caller(self, context: Any) -> str:
         """The name of the node that calls; ends the call if it is none of this crew's."""

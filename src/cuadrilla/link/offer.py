@@ -36,6 +36,8 @@ class RunDescription:
     files: tuple[OfferedFile, ...]
     cuadrilla: str = ""
     """The coordinator's version, if it says so."""
+    takes_jobs: bool = False
+    """Nothing is trained together there: a session is given whole runs (`link/jobs.py`)."""
 
 
 class Session(Link, Protocol):

@@ -12,9 +12,9 @@ from typing import Any
 
 from cuadrilla.engines.calls import call_command, call_limits
 from cuadrilla.engines.children import Children
+from cuadrilla.jobs.places import MAX_DEATHS, Left
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, finite_json, make_private, storage_errors
-from cuadrilla.tune.places import MAX_DEATHS, Left
 from cuadrilla.tune.search import Job
 
 TALK = "talk.txt"
@@ -48,9 +48,9 @@ class CallPlaces:
             self._children.start(name, call_command(run.path), environment=self._environment, stderr=talk)
         self._at[name] = job, time.monotonic()
 
-    def look(self) -> list[Left]:
+    def look(self) -> list[Left[Job]]:
         """Who has ended since."""
-        left = []
+        left: list[Left[Job]] = []
         for name, code in self._children.look().items():
             job, began = self._at.pop(name)
             reason = self._reasons.pop(name, SILENT)
@@ -86,7 +86,7 @@ def _are_figures(figures: object) -> bool:
     )
 
 
-def left_with(answer: Mapping[str, Any] | None, *, job: Job, place: str, seconds: float, reason: str) -> Left:
+def left_with(answer: Mapping[str, Any] | None, *, job: Job, place: str, seconds: float, reason: str) -> Left[Job]:
     """Of a job with a result, or with the reason why there is none (empty: somebody has to do it again)."""
     if answer is None:
         return Left(job=job, place=place, complete=False, seconds=seconds, reason=reason)

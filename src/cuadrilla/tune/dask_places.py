@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from cuadrilla.engines.calls import REQUEST
 from cuadrilla.engines.children import ended_by, reason_of
 from cuadrilla.home import read_object
+from cuadrilla.jobs.places import MAX_DEATHS, Left
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, storage_errors
 from cuadrilla.tune.calls import SILENT, TALK, left_with, parse_answer
 from cuadrilla.tune.function import read_code
-from cuadrilla.tune.places import MAX_DEATHS, Left
 from cuadrilla.tune.search import Job
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class DaskPlaces:
         self._calls.begin(name, {**request, "file": path.name}, read_code(path))
         self._at[name] = job, run, time.monotonic()
 
-    def look(self) -> list[Left]:
+    def look(self) -> list[Left[Job]]:
         """Who has ended since. Raises LinkError, EnvironmentProblem."""
-        left = []
+        left: list[Left[Job]] = []
         for name, end in self._calls.look().items():
             job, run, began = self._at.pop(name)
             _keep(end.talk, run)

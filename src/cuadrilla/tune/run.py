@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from cuadrilla.config import Config, TuneSection
 from cuadrilla.engines.calls import REQUEST
 from cuadrilla.errors import ConfigError, DataError, TaskError
+from cuadrilla.jobs.places import Doing, Left
 from cuadrilla.messages import Message
 from cuadrilla.rundir import (
     FolderLock,
@@ -31,7 +32,6 @@ from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
 from cuadrilla.tune.calls import TALK
 from cuadrilla.tune.folder import SearchFolder, check_same, read_identity, write_search
 from cuadrilla.tune.function import SCORE, Function, code_sha256, read_code, read_function
-from cuadrilla.tune.places import Doing, Left
 from cuadrilla.tune.results import read_found
 from cuadrilla.tune.sampler import make_sampler
 from cuadrilla.tune.search import Job, Search, TrialResult
@@ -79,7 +79,7 @@ class Searching:
     base: Base
     folder: SearchFolder
     search: Search
-    places: Doing
+    places: Doing[Job]
     hears: Hears
     study: Study
     rung_steps: list[int]
@@ -177,7 +177,7 @@ class Searching:
             return Message("{number:,} parameters, at least {least:,.0f}", number=number, least=limit.at_least)
         return None
 
-    def _take(self, left: list[Left]) -> None:
+    def _take(self, left: list[Left[Job]]) -> None:
         for each in left:
             if each.complete:
                 self._finish(each.job, self._read(each))
@@ -188,7 +188,7 @@ class Searching:
             else:
                 self.search.give_back(each.job)
 
-    def _read(self, left: Left) -> TrialResult:
+    def _read(self, left: Left[Job]) -> TrialResult:
         run, job = self.folder.run(left.job), left.job
         below = self.folder.run(Job(trial=job.trial, rung=job.rung - 1, values=job.values)) if job.rung else None
         config = settings_of(run)
@@ -277,7 +277,7 @@ class FunctionSearching(Searching):
         self.hears.began(job, place)
         return True
 
-    def _read(self, left: Left) -> TrialResult:
+    def _read(self, left: Left[Job]) -> TrialResult:
         name = self.base.section.metric or SCORE
         if name not in left.figures:
             known = ", ".join(left.figures)
@@ -300,7 +300,7 @@ class FunctionSearching(Searching):
 
 
 @contextmanager
-def open_search(run_file: Path, *, sets: Sequence[str], places: Doing, hears: Hears) -> Iterator[Searching]:
+def open_search(run_file: Path, *, sets: Sequence[str], places: Doing[Job], hears: Hears) -> Iterator[Searching]:
     """The search of a run file, in `tune/` beside it, under its lock; one that has begun goes on.
 
     Raises ConfigError for a space that cannot be searched, or where it began as another one; EnvironmentProblem.

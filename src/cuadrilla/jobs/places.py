@@ -1,7 +1,7 @@
-"""Where jobs are done on this machine: each place is a process, which does one job after the other.
+"""Where jobs are done: whole runs, each by one machine. Here: each place is a process, one job after the other.
 
 It ends with this one. It is told of a job by a line on its standard input, the folder, and leaves the outcome there. A
-process that is killed is no failure of its trial: the job goes on from its checkpoint. A training that fails by itself
+process that is killed is no failure of its job: it goes on from its checkpoint. A training that fails by itself
 is, and its reason is kept; its process ends with it.
 """
 
@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from cuadrilla.engines.children import Children
 from cuadrilla.home import read_object
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, storage_errors, write_json
-from cuadrilla.tune.search import Job
 
 MAX_DEATHS = 3
 """Of processes that work on one job: then it counts as failed."""
@@ -28,12 +27,22 @@ OUTCOME = "outcome.json"
 """In a job's folder: whether its run is complete."""
 
 
+class Named(Protocol):
+    """A job, whatever else its owner knows of it."""
+
+    @property
+    def name(self) -> str: ...
+
+
+J = TypeVar("J", bound=Named)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Left:
+class Left(Generic[J]):
     """A job that a place does not do any more. `complete`: to the end. `reason`: why it failed; empty: somebody has to
     go on with it, if it is not complete."""
 
-    job: Job
+    job: J
     place: str
     complete: bool
     seconds: float
@@ -42,7 +51,7 @@ class Left:
     """Of the call of a function."""
 
 
-class Doing(Protocol):
+class Doing(Protocol[J]):
     """Who does jobs, here or elsewhere. Used by one thread."""
 
     @property
@@ -52,12 +61,12 @@ class Doing(Protocol):
     def free(self) -> list[str]: ...
 
     @property
-    def busy(self) -> dict[str, Job]: ...
+    def busy(self) -> dict[str, J]: ...
 
-    def start(self, job: Job, run: RunDir, *, name: str) -> None:
+    def start(self, job: J, run: RunDir, *, name: str) -> None:
         """At a place that is free. Raises CuadrillaError."""
 
-    def look(self) -> list[Left]:
+    def look(self) -> list[Left[J]]:
         """Who has ended since. Raises CuadrillaError."""
 
     def stop(self) -> None:
@@ -82,7 +91,7 @@ class LocalPlace:
         return [sys.executable, "-m", "cuadrilla", "--json", "work-on", "--threads", str(self.threads), *device]
 
 
-class Places:
+class Places(Generic[J]):
     """Of this machine. Used by one thread."""
 
     def __init__(self, places: list[LocalPlace], *, logs: Path) -> None:
@@ -91,18 +100,18 @@ class Places:
         self._logs = logs
         self._children = Children(died=lambda name, reason: self._reasons.__setitem__(name, reason))
         self._reasons: dict[str, Message] = {}
-        self._at: dict[str, tuple[Job, RunDir, float]] = {}
-        self._deaths: Counter[tuple[int, int]] = Counter()
+        self._at: dict[str, tuple[J, RunDir, float]] = {}
+        self._deaths: Counter[str] = Counter()
 
     @property
     def free(self) -> list[str]:
         return [place.name for place in self.places if place.name not in self._at]
 
     @property
-    def busy(self) -> dict[str, Job]:
+    def busy(self) -> dict[str, J]:
         return {name: job for name, (job, _, _) in self._at.items()}
 
-    def start(self, job: Job, run: RunDir, *, name: str) -> None:
+    def start(self, job: J, run: RunDir, *, name: str) -> None:
         """Raises ResourceError."""
         place = next(place for place in self.places if place.name == name)
         (run.path / OUTCOME).unlink(missing_ok=True)
@@ -117,9 +126,9 @@ class Places:
             stdin.write(f"{run.path}\n")
             stdin.flush()
 
-    def look(self) -> list[Left]:
+    def look(self) -> list[Left[J]]:
         """Who has ended since."""
-        left = []
+        left: list[Left[J]] = []
         ended = self._children.look()
         for name, (job, run, began) in list(self._at.items()):
             outcome = read_object(run.path / OUTCOME)
@@ -128,8 +137,8 @@ class Places:
             del self._at[name]
             reason = self._reasons.pop(name, Message(""))
             if ended.get(name, 0) < 0 and not outcome:
-                self._deaths[job.key] += 1
-                reason = reason if self._deaths[job.key] >= MAX_DEATHS else Message("")
+                self._deaths[job.name] += 1
+                reason = reason if self._deaths[job.name] >= MAX_DEATHS else Message("")
             left.append(
                 Left(
                     job=job,
@@ -151,6 +160,41 @@ class Places:
     def close(self) -> None:
         """End whoever is still there."""
         self._children.end(finish_seconds=0.0)
+
+
+class AllPlaces(Generic[J]):
+    """Several of them as one. A place is whose it was when it got its job."""
+
+    def __init__(self, parts: Sequence[Doing[J]]) -> None:
+        self._parts = parts
+
+    @property
+    def places(self) -> Sequence[object]:
+        return [place for part in self._parts for place in part.places]
+
+    @property
+    def free(self) -> list[str]:
+        return [name for part in self._parts for name in part.free]
+
+    @property
+    def busy(self) -> dict[str, J]:
+        return {name: job for part in self._parts for name, job in part.busy.items()}
+
+    def start(self, job: J, run: RunDir, *, name: str) -> None:
+        """Raises CuadrillaError."""
+        next(part for part in self._parts if name in part.free).start(job, run, name=name)
+
+    def look(self) -> list[Left[J]]:
+        """Raises CuadrillaError."""
+        return [left for part in self._parts for left in part.look()]
+
+    def stop(self) -> None:
+        for part in self._parts:
+            part.stop()
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
 
 
 def tell_outcome(folder: Path, *, complete: bool, version: int) -> None:

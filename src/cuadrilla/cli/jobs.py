@@ -1,0 +1,136 @@
+"""Whole runs as jobs, from the command line: what a process that trains them does, and where they are done."""
+
+import gc
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cuadrilla.cli.crew import refuse_if_promoted, show_opened
+from cuadrilla.cli.output import say
+from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.home import Home
+from cuadrilla.link.address import dialled_address, listening_address
+from cuadrilla.messages import Message
+from cuadrilla.rundir import FolderLock, RunDir, make_private
+from cuadrilla.runfile import literal, read_run_file
+
+if TYPE_CHECKING:
+    from cuadrilla.jobs.crew import CrewPlaces
+    from cuadrilla.jobs.places import Places
+
+LOOK_SECONDS = 0.2
+
+
+def work_on(
+    threads: Annotated[int, typer.Option()] = 0,
+    device: Annotated[str, typer.Option()] = "",
+) -> None:
+    """Train the trials whose folders come by standard input; ends with the process that writes there."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches a whole group of processes; the search decides
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
+    from cuadrilla.engines.run import Audience, train_run
+    from cuadrilla.jobs.places import tell_outcome
+
+    more = [f"train.threads={threads}"] if threads else []
+    more += [f"train.device={literal(device)}"] if device else []
+    audience = Audience(tell=say, stopping=partial(_until_terminated, stopped))
+    folders = _lines_of(sys.stdin.fileno())
+    while not stopped.is_set():
+        with suppress(queue.Empty):
+            folder = Path(folders.get(timeout=LOOK_SECONDS))
+            gc.collect()  # the model of the one before
+            outcome = train_run(read_run_file(folder, sets=more), RunDir(folder), allow_changes=True, audience=audience)
+            tell_outcome(folder, complete=outcome.complete, version=outcome.version)
+
+
+def _lines_of(descriptor: int) -> "queue.SimpleQueue[str]":
+    """What comes through a pipe; when its other end closes, this process ends at once."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        with open(descriptor, encoding="utf-8", closefd=False) as pipe:
+            for line in pipe:
+                lines.put(line.rstrip("\n"))
+        os._exit(LinkError.exit_code)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+@contextmanager
+def _until_terminated(stopped: threading.Event, request_stop: Callable[[str], None]) -> Iterator[None]:
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+        request_stop(Message("the search was stopped"))
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def local_places(run_file: Path, sets: list[str], *, together: int) -> "Places[Any]":
+    """Of this machine: `together`, or one on each accelerator, or one. Raises ConfigError, DeviceError."""
+    from cuadrilla.engines.devices import Devices
+    from cuadrilla.engines.local import num_cores
+    from cuadrilla.jobs.places import LocalPlace, Places
+
+    config = read_run_file(run_file, sets=sets).config
+    on_cards = [use for use in Devices("auto").choose(config).uses if use.device not in ("", "cpu")]
+    if config.train.device != "auto":
+        on_cards = []
+    number = together or len(on_cards) or 1
+    threads = config.train.threads or (0 if on_cards else max(1, num_cores() // number))
+    places: list[LocalPlace] = []
+    for at in range(number):
+        use = on_cards[at % len(on_cards)] if on_cards else None
+        places.append(
+            LocalPlace(
+                name=f"place-{at + 1}",
+                device=use.device if use else "",
+                threads=use.threads if use else threads,
+                environment=use.environment if use else {},
+            )
+        )
+    return Places(places, logs=run_file.parent / "tune" / "logs")
+
+
+def require_crew(crew: bool, *, listen: str, address: str) -> None:
+    """Raises ConfigError for what only a crew needs, without one."""
+    if not crew and (listen or address):
+        raise ConfigError("--listen and --address are for --crew", hint="add --crew, or leave them out")
+
+
+@contextmanager
+def crew_places(folder: Path, *, listen: str, address: str, uses: int) -> Iterator["CrewPlaces[Any]"]:
+    """The machines that join this machine's crew. `folder`: of what they do. Raises ConfigError, LinkError."""
+    from cuadrilla.jobs.crew import open_crew_places
+
+    listens = listening_address(listen)
+    dialled = str(dialled_address(address, port=listens.port)) if address else ""
+    home = Home.of_user()
+    make_private(home.crew)
+    make_private(folder)
+    refuse_if_promoted(home)
+    purpose = Message("coordinating machines")
+    with (
+        FolderLock(home.crew / "lock", purpose=purpose),  # one coordinator has the keys and gets the invites
+        open_crew_places(home, listen=listens, folder=folder) as (places, opened),
+    ):
+        try:
+            show_opened(home, opened, folder=folder, dialled=dialled, uses=uses)
+            yield places
+        finally:
+            home.open_file.unlink(missing_ok=True)

@@ -1,0 +1,340 @@
+"""A machine that has joined a crew which takes jobs: it trains one whole run after the other, in a process of its own.
+
+It keeps nothing that cannot be replaced: rows and checkpoints go to the coordinator as they come, and the folder of a
+job is deleted when it ends. When the connection breaks, the job is ended here too: another machine goes on with it from
+what has been sent. When its owner wants the machine back, the job is saved, sent and given back first.
+"""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cuadrilla.config import Config, FileTaskSection, LocalEngine
+from cuadrilla.engines.bundle import fetch
+from cuadrilla.engines.node import worker_options
+from cuadrilla.engines.ray.node import Ways
+from cuadrilla.engines.reporting import LinesKept, lines_kept, machine_facts, reporting
+from cuadrilla.engines.worker import Patience, WorkerOptions, ended_by
+from cuadrilla.errors import CuadrillaError, LinkError
+from cuadrilla.home import Home
+from cuadrilla.jobs.places import LocalPlace, Places
+from cuadrilla.link.base import PAUSED, Goodbye, Hello, Paused, Refused, Stop
+from cuadrilla.link.grpc_client import Connection, GrpcLink
+from cuadrilla.link.jobs import (
+    COMPLETE,
+    FAILED,
+    GIVEN_BACK,
+    MAX_ROWS,
+    METRICS,
+    Assignment,
+    JobNews,
+    Recall,
+    Row,
+    usable_row,
+)
+from cuadrilla.link.offer import RunDescription
+from cuadrilla.link.wire import Layout
+from cuadrilla.log import TALK
+from cuadrilla.messages import Message
+from cuadrilla.plan.devices import Use
+from cuadrilla.rundir import RunDir, storage_errors, write_atomic
+from cuadrilla.runfile import to_toml
+from cuadrilla.train.checkpoint import FILES, MANIFEST, list_checkpoints, version_of
+from cuadrilla.version import __version__
+
+LOOK_SECONDS = 0.25
+NEWS_SECONDS = 2.0
+CHECKPOINT_FILES = (*FILES, MANIFEST)
+
+log = logging.getLogger(__name__)
+
+
+class NoJobs(CuadrillaError):
+    """The coordinator trains one run with all its machines."""
+
+
+def do_jobs(ways: Ways, *, moved: Callable[[str], None], data: Path | None) -> str:
+    """Until the coordinator has no more; why it ended. A worker for each of this machine's devices.
+
+    Raises LinkError when the coordinator refuses this node or stays away, NoJobs, DeviceError.
+    """
+    uses = ways.devices.choose_for_any().uses
+    workers = [_JobWorker(worker_options(ways, use, moved=moved), use, ways=ways, data=data) for use in uses]
+    with lines_kept() as lines:
+        try:
+            if len(workers) == 1:
+                return workers[0].work(lines)
+            return _together(workers, lines)
+        finally:
+            ways.courtesy.close()
+
+
+def _together(workers: "list[_JobWorker]", lines: LinesKept) -> str:
+    """In a thread each; what the first one that ended said."""
+    said: list[str | CuadrillaError] = []
+    ended = threading.Event()
+
+    def work(worker: _JobWorker) -> None:
+        try:
+            said.append(worker.work(lines))
+        except CuadrillaError as error:
+            said.append(error)
+        finally:
+            ended.set()
+
+    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    while not ended.wait(1.0):
+        pass
+    for worker in workers:
+        worker.over.set()
+    for thread in threads:
+        thread.join()
+    first = said[0]
+    if isinstance(first, CuadrillaError):
+        raise first
+    return first
+
+
+@dataclass(kw_only=True)
+class _Doing:
+    """A job of this machine. `name`: of the job."""
+
+    name: str
+    run: RunDir
+    read_bytes: int
+    """Of its rows: what is before is known there."""
+    keep_steps: frozenset[int]
+    sent: set[int]
+    """Versions whose checkpoints are there."""
+    told_at: float = 0.0
+    recalled: bool = False
+
+
+@dataclass
+class _JobWorker:
+    """One session after the other."""
+
+    options: WorkerOptions
+    use: Use
+    ways: Ways
+    data: Path | None
+    over: threading.Event = field(default_factory=threading.Event)
+    heard_at: float = 0.0
+    standbys: tuple[str, ...] = ()
+    _held: str = ""
+    """Why it leaves its session by itself."""
+    _places: "Places[_Doing] | None" = None
+    _doing: _Doing | None = None
+
+    def work(self, lines: LinesKept) -> str:
+        patience = Patience(self.options)
+        while not self.over.is_set():
+            patience.reached += self.ways.courtesy.wait_until_welcome()
+            began = time.monotonic()
+            connection = self._connect(patience.address)
+            try:
+                _require_jobs(connection.describe())
+                stop = self._serve(connection, lines)
+                patience.begin_anew()
+                if not stop.again:
+                    return ended_by(stop)
+                if stop.reason not in (self._held, PAUSED):
+                    log.warning("%s: joining again", stop.reason)
+            except Refused:
+                raise
+            except Paused as error:
+                patience.wait_paused(error)
+            except LinkError as error:
+                patience.wait(error, worker=self)
+            finally:
+                connection.close()
+                if self.heard_at > began:
+                    patience.found_at(patience.address)
+        return Message("another worker of this machine has ended")
+
+    def _connect(self, address: str) -> Connection:
+        return Connection(address, identity=self.ways.identity, term=self.ways.term, device=self.use.name)
+
+    def _serve(self, connection: Connection, lines: LinesKept) -> Stop:
+        """One session, from Hello to Stop. Raises LinkError when it breaks."""
+        self._held = ""
+        session = connection.session(parameters=Layout(()))
+        try:
+            session.call(Hello(speed_hint=1.0, environment={"cuadrilla": __version__}))
+            facts = machine_facts()
+            with (
+                reporting(session.report, facts=facts, round_trip=session.round_trip, lines=lines),
+                self.ways.courtesy.watching(self._hold),
+            ):
+                return self._follow(session, connection)
+        except LinkError:
+            stop = session.farewell()
+            if stop is None:
+                raise
+            return stop
+        finally:
+            self.heard_at, self.standbys = session.heard_at, session.standbys or self.standbys
+            self._drop()
+            session.close()
+
+    def _hold(self, reason: str) -> None:
+        self._held = reason
+
+    def _follow(self, session: GrpcLink, connection: Connection) -> Stop:
+        """Do what the coordinator says until it says stop, or until this machine is wanted back."""
+        while not self.over.is_set():
+            if session.interrupted():
+                event = session.next_event()
+                if isinstance(event, Stop):
+                    return event
+            if self._held and self._saved():
+                session.call(Goodbye(reason=self._held))
+                return Stop(reason=self._held, again=True)
+            match session.next_order(timeout_seconds=LOOK_SECONDS):
+                case Assignment() as order:
+                    self._begin(order, connection)
+                case Recall() as order if self._doing is not None and self._doing.name == order.job:
+                    self._recall()
+            if self._doing is not None:
+                self._look(self._doing, session)
+        return Stop(reason=Message("another worker of this machine has ended"))
+
+    def _begin(self, order: Assignment, connection: Connection) -> None:
+        """Raises LinkError, Refused."""
+        self._drop()
+        home, folder = self._home, self._folder / order.job
+        description = RunDescription(config=order.config, files=order.files)
+        config, files = fetch(connection, description, home=home, report=self.ways.report, data=self.data)
+        with storage_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True, mode=0o700)
+            for file in order.begun:
+                (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+                connection.fetch(file, to=folder / file.path)
+            if (files / "teachers").is_dir():
+                shutil.copytree(files / "teachers", folder / "teachers")
+        write_atomic(folder / "run.toml", to_toml(_seen_from(config, files)), private=True)
+        run = RunDir(folder)
+        rows = run.metrics.stat().st_size if run.metrics.exists() else 0
+        self._doing = _Doing(
+            name=order.job,
+            run=run,
+            read_bytes=rows,
+            keep_steps=frozenset(config.checkpoint.keep_steps),
+            sent={version_of(path) for path in list_checkpoints(run.checkpoints)},
+        )
+        log.info("job        %s", order.job, extra=TALK)
+        if self._places is None:
+            place = LocalPlace(
+                name="job", device=self.use.device, threads=self.use.threads, environment=self.use.environment
+            )
+            self._places = Places([place], logs=self._folder / "logs")
+        self._places.start(self._doing, run, name="job")
+
+    def _look(self, doing: _Doing, session: GrpcLink) -> None:
+        """Send what is new; begin again what was killed. Raises LinkError."""
+        assert self._places is not None
+        left = next(iter(self._places.look()), None)
+        if left is None:
+            if time.monotonic() - doing.told_at >= NEWS_SECONDS:
+                self._send(doing, session)
+            return
+        if not (left.complete or left.reason or doing.recalled or self._held):
+            log.warning("%s was killed; it goes on", doing.name)
+            self._places.start(doing, doing.run, name="job")
+            return
+        self._send(doing, session)
+        ended = COMPLETE if left.complete else FAILED if left.reason else GIVEN_BACK
+        session.tell(JobNews(job=doing.name, ended=ended, reason=left.reason))
+        log.info("job        %s: %s", doing.name, ended, extra=TALK)
+        shutil.rmtree(doing.run.path, ignore_errors=True)
+        self._doing = None
+
+    def _send(self, doing: _Doing, session: GrpcLink) -> None:
+        """Rows, then checkpoints: the newest, and those that are to be kept. Raises LinkError."""
+        doing.told_at = time.monotonic()
+        there = list_checkpoints(doing.run.checkpoints)
+        for rows in _new_rows(doing):
+            session.tell(JobNews(job=doing.name, rows=rows))
+        for path in there:
+            version = version_of(path)
+            if version in doing.sent or (path != there[-1] and version not in doing.keep_steps):
+                continue
+            for name in CHECKPOINT_FILES:
+                if not (path / name).exists():  # a newer one has taken its place meanwhile
+                    break
+                session.keep(f"{doing.name}/checkpoints/{path.name}/{name}", path / name)
+            else:
+                session.tell(JobNews(job=doing.name, kept=version))
+            doing.sent.add(version)
+
+    def _recall(self) -> None:
+        """Have the job save; `_look` gives it back."""
+        if self._doing is not None and not self._doing.recalled and self._places is not None:
+            self._doing.recalled = True
+            self._places.stop()
+
+    def _saved(self) -> bool:
+        """Whether nothing is under way any more, once it was told to end."""
+        self._recall()
+        return self._doing is None
+
+    def _drop(self) -> None:
+        """End what is under way here: it goes on elsewhere."""
+        if self._doing is not None and self._places is not None:
+            self._places.close()
+            self._places = None
+            shutil.rmtree(self._doing.run.path, ignore_errors=True)
+            self._doing = None
+
+    @property
+    def _home(self) -> Home:
+        return Home.of_user()
+
+    @property
+    def _folder(self) -> Path:
+        device = self.use.name.partition(".")[0].replace(":", "-").replace("/", "-") or "all"
+        return self._home.jobs / self.ways.crew.folder.name / device
+
+
+def _require_jobs(description: RunDescription) -> None:
+    if not description.takes_jobs:
+        raise NoJobs("the coordinator trains one run with all its machines", hint="cuadrilla join")
+    if description.cuadrilla not in ("", __version__):
+        raise Refused(
+            "the coordinator runs cuadrilla {theirs}, this machine {ours}",
+            theirs=description.cuadrilla,
+            ours=__version__,
+            hint="install the same version on both machines",
+        )
+
+
+def _seen_from(config: Config, files: Path) -> Config:
+    """With paths that lead to what was fetched."""
+    if isinstance(config.task, FileTaskSection):
+        task = config.task.model_copy(update={"path": str(files / config.task.path)})
+        config = config.model_copy(update={"task": task})
+    else:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"folder": str(files / "data")})})
+    return config.model_copy(update={"engine": LocalEngine()})
+
+
+def _new_rows(doing: _Doing) -> Iterator[tuple[Row, ...]]:
+    """Whole lines that have been written since the last time."""
+    path = doing.run.path / METRICS
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        file.seek(doing.read_bytes)
+        news = file.read()
+    whole = news[: news.rfind(b"\n") + 1]
+    doing.read_bytes += len(whole)
+    rows = [row for line in whole.decode(errors="replace").splitlines() if (row := usable_row(line)) is not None]
+    for first in range(0, len(rows), MAX_ROWS):
+        yield tuple(rows[first : first + MAX_ROWS])
