@@ -16,7 +16,7 @@ LANGUAGE_RUN = """
 [data]
 folder = "data"
 [model]
-layers = 2
+layers = 1
 heads = 2
 width = 32
 context = 32
@@ -35,6 +35,9 @@ tokens = 0
 [checkpoint]
 every_seconds = 0
 """
+UNHURRIED = "[0.1]"
+"""A worker beside the coordinator that rests nine tenths of the time: where a run only has to go on while something
+else happens, the processor is for that, and there are fewer steps to compare with one worker's."""
 
 
 def language_run(folder: Path, data: Path, *, steps: int = ENDLESS) -> RunDir:

@@ -9,12 +9,12 @@ from cuadrilla.doctor.facts import (
     DockerSide,
     Folder,
     Installation,
-    NetworkCard,
     NvidiaPrograms,
     Symptoms,
     WslSide,
 )
 from cuadrilla.doctor.programs import ProgramAnswer
+from cuadrilla.host.card import NetworkCard
 from cuadrilla.host.devices import Device
 from cuadrilla.host.facts import Cpu, Facts
 from cuadrilla.host.reachability import Reachability

@@ -5,6 +5,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -118,6 +119,23 @@ def torchrun(
     """Ranks on this machine, which are started again together so many times."""
     command = [*TORCHRUN, "--nproc-per-node", str(num_ranks), "--max-restarts", str(restarts), *arguments]
     return subprocess.run(command, cwd=ROOT, env=_with_root({}), text=True, capture_output=True, timeout=seconds)
+
+
+def by_hand(num_ranks: int, *arguments: str, seconds: float = 150) -> "subprocess.CompletedProcess[str]":
+    """The same without restarts and without torchrun, whose own process costs two seconds. The worst of their codes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [start_rank(rank, num_ranks, port, *arguments) for rank in range(num_ranks)]
+    try:
+        said = [rank.communicate(timeout=seconds) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    code = max((rank.returncode for rank in ranks), key=abs)
+    out, err = ("".join(texts) for texts in zip(*said, strict=True))
+    return subprocess.CompletedProcess(list(arguments), code, out, err)
 
 
 def start_rank(rank: int, num_ranks: int, port: int, *arguments: str) -> "subprocess.Popen[str]":

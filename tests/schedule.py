@@ -7,12 +7,16 @@ groups by marker of xdist 3.8 do nothing with pytest 9.2, which keeps the ids of
 from xdist.scheduler import LoadScopeScheduling
 
 RAY, RIG, DOCKER = "ray", "rig", "docker"
-SHARE_A_CLUSTER = (
+SHARE = (
     "tests/spawn/test_dask.py",
-    "tests/spawn/test_tune_dask.py",
+    "tests/spawn/test_island.py",
     "tests/spawn/test_serve.py",
     "tests/spawn/test_serve_hostile.py",
+    "tests/spawn/test_sharded.py",
+    "tests/spawn/test_tune.py",
+    "tests/spawn/test_tune_dask.py",
 )
+"""Files whose tests share what takes long to make: a cluster, a service, a trained run."""
 
 
 class Groups(LoadScopeScheduling):
@@ -24,8 +28,8 @@ class Groups(LoadScopeScheduling):
 
 def group_of(nodeid: str) -> str:
     """Ray's tests, the networks' and the containers': one of each at a time, since they keep both cores of a small
-    machine busy, and an image is built once. A file whose tests are short, or share a cluster or a service. Everything
-    else by itself."""
+    machine busy, and an image is built once. A file whose tests are short, or share something. Everything else by
+    itself."""
     file = nodeid.partition("::")[0]
     folder = file.split("/")[1]
     if folder == DOCKER:
@@ -34,7 +38,7 @@ def group_of(nodeid: str) -> str:
         return RAY
     if folder == RIG:
         return RIG
-    return file if folder in ("unit", "inproc", "browser") or file in SHARE_A_CLUSTER else nodeid
+    return file if folder in ("unit", "inproc", "browser") or file in SHARE else nodeid
 
 
 def uses_ray(nodeid: str) -> bool:

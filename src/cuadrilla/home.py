@@ -73,6 +73,11 @@ class Home:
         return self.path / "jobs"
 
     @property
+    def queue(self) -> Path:
+        """Runs that wait for a machine of this machine's crew."""
+        return self.path / "queue"
+
+    @property
     def term(self) -> int:
         """How many times the crew that this machine coordinates was promoted to another machine."""
         return _number(read_object(self.crew / "term.json").get("term"))

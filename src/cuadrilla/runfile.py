@@ -234,7 +234,7 @@ def load_dumped(text: str) -> Config:
     """A configuration that another machine dumped as JSON. Raises ConfigError."""
     try:
         return Config.model_validate(json.loads(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             "the coordinator's configuration cannot be read: {reason}",
             reason=str(error).splitlines()[0],

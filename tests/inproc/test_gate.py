@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.errors import LinkError
+from cuadrilla.host.card import near, read_cards
 from cuadrilla.link import gate as gate_module
 from cuadrilla.link.gate import (
     BEGUN_AT_ONCE,
@@ -253,8 +254,9 @@ def test_a_port_where_another_program_listens_is_refused_at_once() -> None:
 
 
 def test_an_address_of_another_machine_is_named() -> None:
-    with pytest.raises(LinkError, match="this machine has no such address"):
+    with pytest.raises(LinkError, match="this machine has no such address") as caught:
         bind("192.0.2.1:0")
+    assert all(address in caught.value.hint for address in near(read_cards()))
 
 
 @contextlib.contextmanager

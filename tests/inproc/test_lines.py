@@ -26,10 +26,11 @@ def pairs() -> Iterator[list[Pair]]:
         yield found
 
 
-def heard(lines: Lines, *, number: int = 1) -> list[Word]:
+def heard(lines: Lines, *, number: int = 1, left: int | None = None) -> list[Word]:
+    """So many words, or all that are said until so many connections are left."""
     found: list[Word] = []
     deadline = time.monotonic() + 5
-    while len(found) < number and time.monotonic() < deadline:
+    while (len(found) < number if left is None else len(lines.connections) > left) and time.monotonic() < deadline:
         for connection in select.select(lines.connections, [], [], 0.2)[0]:
             found += lines.hear(connection)
     return found
@@ -52,10 +53,10 @@ def test_who_closes_without_a_word_is_gone_and_who_is_done_is_not(pairs: list[Pa
     one, two = Lines({0: pairs[0][1]}, number=1), Lines({0: pairs[1][1]}, number=2)
     one.announce(DONE)
     one.close()
-    assert heard(zero, number=2) == [Word(machine=1, how=DONE)]
+    assert heard(zero, left=1) == [Word(machine=1, how=DONE)]
     assert len(zero.connections) == 1
     zero.close()
-    assert heard(two, number=3) == [Word(machine=1, how=DONE), Word(machine=0, how=GONE)]
+    assert heard(two, left=0) == [Word(machine=1, how=DONE), Word(machine=0, how=GONE)]
     assert two.connections == []
 
 

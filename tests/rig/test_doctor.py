@@ -178,6 +178,20 @@ def test_tiny_packets(network: list[Member], doctor: Doctor) -> None:
     assert not [row for row in doctor(head) if row["check"] == "network.mtu"]
 
 
+def test_tiny_packets_on_the_way(network: list[Member], doctor: Doctor) -> None:
+    """They are the other machine's: this one has nothing to repair."""
+    head, worker = network
+    place = ("--head", f"{head.address}:{PORT}")
+    do(head, f"ip link set dev {CARD} mtu 576")
+    with listening(head):
+        row = of(doctor(worker, *place), "link.tcp")
+    assert (row["level"], row["shell"], row["command"]) == ("warning", "coordinator", "cuadrilla doctor")
+    assert "bring 524 bytes at most" in row["remedy"]  # 576 - 20 (IP) - 20 (TCP) - 12 (its time stamps)
+    do(head, of(doctor(head), "network.mtu")["command"])
+    with listening(head):
+        assert of(doctor(worker, *place), "link.tcp")["level"] == "ok"
+
+
 @pytest.mark.thorough
 def test_a_taken_port_and_no_network(network: list[Member], doctor: Doctor) -> None:
     head, worker = network

@@ -12,7 +12,7 @@ from cuadrilla.engines.worker import ASK_SECONDS
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import Machine, down, invite, present, up
+from tests.machines import UNHURRIED, Machine, down, invite, present, up
 from tests.networks import need_namespaces, silent, switch_port
 
 RATE = "400mbit"
@@ -103,7 +103,7 @@ def test_the_coordinator_gets_another_address_and_the_crew_goes_on(
     """Its own worker does not notice; who has joined is told what to type; and the old address may come back."""
     coordinator, _, luis = machines
     old, new = f"{network[0].address}:{PORT}", f"10.77.0.44:{PORT}"
-    crew = up(coordinator, run, PORT, workers="[1.0]")
+    crew = up(coordinator, run, PORT, workers=UNHURRIED)
     joined = luis.start("join", "--name", "luis", says=invite(coordinator))
     wait_for(lambda: present(run) == {"here-1", "luis"}, crew)
 

@@ -16,7 +16,7 @@ import pytest
 from bench.lan import Member, lan
 from cuadrilla.rundir import RunDir
 from tests.commands import COMMAND, goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import Machine, down, invite, present, up
+from tests.machines import UNHURRIED, Machine, down, invite, present, up
 from tests.networks import need_namespaces
 
 pytestmark = [
@@ -92,7 +92,7 @@ class Terminal:
 def test_ray_reaches_only_whom_both_owners_want(machines: list[Machine], run: RunDir, tmp_path: Path) -> None:
     """ana's owner is asked at a terminal; luis was not named; eva was, and her owner has not said anything."""
     coordinator, ana, luis, eva = machines
-    crew = up(coordinator, run, PORT, *AUTO, "--ray-node", "ana", "--ray-node", "eva", workers="[1.0]")
+    crew = up(coordinator, run, PORT, *AUTO, "--ray-node", "ana", "--ray-node", "eva", workers=UNHURRIED)
     text = invite(coordinator, "--uses", "3")
     (tmp_path / "invite").write_text(text)
     terminal = Terminal(ana, "join", "--name", "ana", "--invite-file", str(tmp_path / "invite"), talk=tmp_path / "talk")
@@ -137,7 +137,7 @@ def test_a_kick_ends_the_cluster_and_begins_another_with_a_new_token(machines: l
     """
     coordinator, ana, luis, _ = machines
     names = ("--ray-node", "ana", "--ray-node", "luis")
-    crew = up(coordinator, run, PORT, *AUTO, *names, workers="[1.0]")
+    crew = up(coordinator, run, PORT, *AUTO, *names, workers=UNHURRIED)
     text = invite(coordinator, "--uses", "2")
     of_luis = {"luis/cpu", "luis/cpu.2"}
     joined = {
@@ -198,7 +198,7 @@ def test_a_node_of_ray_is_paused_by_either_owner(machines: list[Machine], run: R
     """And whoever has typed `join` there sees why; Ray is not started while its own owner does not want it."""
     coordinator, ana, *_ = machines
     ana.talk = tmp_path / "talk"
-    crew = up(coordinator, run, PORT, *AUTO, "--ray-node", "ana", workers="[1.0]")
+    crew = up(coordinator, run, PORT, *AUTO, "--ray-node", "ana", workers=UNHURRIED)
     assert ana.run("pause").returncode == 0
     joined = ana.start("join", "--name", "ana", "--ray", "--low-priority", says=invite(coordinator))
     wait_for(lambda: ana.talk is not None and "waiting: paused" in ana.talk.read_text(), joined, seconds=SOON)

@@ -27,27 +27,36 @@ SETTLE_SECONDS = 5.0
 MOST_GROWTH_BYTES = 48 * 2**20
 LAST_STEPS = 200
 MOST_COMPARED_STEPS = 10_000
-"""Three trainings of so many steps take ten minutes; the crew's own goes on to three times as many."""
+"""The crew's own training goes on to three times as many."""
+UNLIMITED = 64.0
 
 
 class Siege:
     """The crew's run, who attacks it, and what was measured."""
 
-    def __init__(self, run: RunDir, crew: psutil.Process, attackers: Sequence[tuple[Machine, tuple[str, ...]]]) -> None:
-        self.run, self.crew, self.attackers = run, crew, attackers
+    def __init__(
+        self,
+        run: RunDir,
+        crew: psutil.Process,
+        attackers: Sequence[tuple[Machine, tuple[str, ...]]],
+        *,
+        share_of_attackers: Share,
+    ) -> None:
+        self.run, self.crew, self.attackers, self.share_of_attackers = run, crew, attackers, share_of_attackers
         self.undisturbed: list[float] = []
         self.attacked: list[float] = []
         self.rss_bytes: list[int] = []
 
     def stretch(self, seconds: float, *, attacked: bool) -> None:
         """Measure the honest workers' steps per second."""
-        started = [
-            machine.start_program(sys.executable, "-m", "tests.attackers", *command)
-            for machine, command in (self.attackers if attacked else ())
-        ]
-        if attacked:  # its share of a core is small: it takes a while to start
+        started = []
+        if attacked:
             joined = self._joins_of_the_liar()
+            self.share_of_attackers.limit(UNLIMITED)  # with its small share a start takes long
+            for machine, command in self.attackers:
+                started.append(machine.start_program(sys.executable, "-m", "tests.attackers", *command))
             wait_for(lambda: self._joins_of_the_liar() > joined)
+            self.share_of_attackers.limit(ATTACKERS_CORES)
         else:
             time.sleep(SETTLE_SECONDS)
         before, begun = self.version(), time.monotonic()
@@ -88,9 +97,8 @@ def network() -> Iterator[list[Member]]:
 
 @pytest.fixture
 def groups() -> Iterator[list[Share]]:
+    """Without a limit while its members start."""
     with shares(len(CORES) + 1) as made:
-        for share, cores in zip(made, (*CORES.values(), ATTACKERS_CORES), strict=True):
-            share.limit(cores)
         yield made
 
 
@@ -124,7 +132,13 @@ def loss_at(run: RunDir, step: int) -> float:
     ],
 )
 def test_a_crew_under_all_attacks_at_once(
-    machines: list[Machine], run: RunDir, tmp_path: Path, stories: Path, stretches: int, seconds: float
+    machines: list[Machine],
+    groups: list[Share],
+    run: RunDir,
+    tmp_path: Path,
+    stories: Path,
+    stretches: int,
+    seconds: float,
 ) -> None:
     """Stretches without an attack and with all of them follow each other. 30 minutes of attack in `make soak`."""
     main, *workers, liar, stranger = machines
@@ -133,6 +147,8 @@ def test_a_crew_under_all_attacks_at_once(
     for machine, name in zip(workers, sorted(HONEST), strict=True):
         machine.start("join", "--name", name, "--threads", "1", says=text)
     wait_for(lambda: present(run) == HONEST, crew)
+    for share, cores in zip(groups, CORES.values(), strict=False):
+        share.limit(cores)
     for machine, name in ((liar, LIAR), (stranger, "kicked")):
         process = machine.start("join", "--name", name, "--threads", "1", says=text)
         wait_for(lambda name=name: name in present(run), crew)
@@ -141,7 +157,9 @@ def test_a_crew_under_all_attacks_at_once(
     assert main.run("kick", "kicked").returncode == 0
     sources = [f"{LAN}{100 + index}" for index in range(ADDRESSES)]
     at = f"{main.address}:{PORT}"
-    siege = Siege(run, coordinator(crew), [(liar, ("liar",)), (stranger, ("strangers", at, *sources))])
+    attackers = [(liar, ("liar",)), (stranger, ("strangers", at, *sources))]
+    siege = Siege(run, coordinator(crew), attackers, share_of_attackers=groups[-1])
+    groups[-1].limit(ATTACKERS_CORES)
     for _ in range(stretches):
         siege.stretch(seconds / 4, attacked=False)
         siege.stretch(seconds, attacked=True)
@@ -170,6 +188,7 @@ def test_a_crew_under_all_attacks_at_once(
 
 
 def _undisturbed(folder: Path, data: Path, *, steps: int, seed: int) -> float:
-    alone = language_run(folder, data)
-    assert train(alone, "--set", f"run.seed={seed}", "--stop-at", str(steps)).returncode == 0
+    """Not strict: a step is one pass and not eight, and its loss differs in the seventh digit."""
+    alone, sets = language_run(folder, data), ("--set", f"run.seed={seed}", "--set", "sync.strict=false")
+    assert train(alone, *sets, "--stop-at", str(steps)).returncode == 0
     return loss_at(alone, steps)

@@ -10,7 +10,7 @@ import pytest
 from bench.lan import CARD, Member, lan
 from cuadrilla.rundir import RunDir
 from tests.commands import goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import Machine, down, invite, present, up
+from tests.machines import UNHURRIED, Machine, down, invite, present, up
 from tests.networks import need_namespaces
 
 pytestmark = pytest.mark.thorough
@@ -65,7 +65,7 @@ def test_a_rented_machine_joins_through_ssh(
     """The connection breaks on the way, and is made anew by the same line: the bits are those of one worker."""
     (home, rented), place = machines, network[1].address
     forward = [*login, "-N", "-R", f"127.0.0.1:{PORT}:{home.address}:{PORT}", place]
-    crew = up(home, run, PORT, workers="[1.0]")
+    crew = up(home, run, PORT, workers=UNHURRIED)
     text = invite(home)
     with subprocess.Popen(forward) as tunnel:
         worker = rented.start("join", f"127.0.0.1:{PORT}", "--name", "rented", says=text)

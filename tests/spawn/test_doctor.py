@@ -92,8 +92,8 @@ def test_it_starts_without_torch_and_looks_at_it_in_a_child(examined: "subproces
     "kind", ["here", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("container", "account"))]
 )
 def test_no_false_alarm(kind: str, tmp_path: Path, examined: "subprocess.CompletedProcess[str]") -> None:
-    """Docker that is installed and does not run is no false one; neither are a full disk or memory."""
-    true = {"docker.service", "machine.disk", "machine.memory", "machine.power"}
+    """Docker that is installed and does not run, or is old, is no false one; neither are a full disk or memory."""
+    true = {"docker.service", "docker.engine", "machine.disk", "machine.memory", "machine.power"}
     bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     if kind == "account":
         if os.geteuid() != 0 or shutil.which("setpriv") is None:
@@ -200,6 +200,16 @@ class TestPrograms:
         port = row["command"].split("-LocalPorts ")[1].split()[0]
         (tmp_path / "rules").write_text(port)  # what PowerShell does with it
         assert "wsl.network" not in names(examine("--port", "47470", env=env, cwd=tmp_path))
+
+    def test_an_old_docker(self, tmp_path: Path) -> None:
+        info = tmp_path / "info"
+        info.write_text('{"ServerVersion": "24.0.7", "OperatingSystem": "Debian"}')
+        script = f'[ "$1" != info ] || cat {info}'
+        env = programs(tmp_path / "bin", docker=script, apt_get=f"sed -i s/24.0.7/28.0.1/ {info}", sudo='"$@"')
+        row = of(examine(env=env), "docker.engine")
+        assert (row["level"], row["fields"]) == ("warning", {"version": "24.0.7"})
+        subprocess.run(shlex.split(row["command"]), env=env, check=True)
+        assert "docker.engine" not in names(examine(env=env))
 
     def test_ufw(self, tmp_path: Path) -> None:
         rules = tmp_path / "rules"

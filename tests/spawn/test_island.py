@@ -12,7 +12,7 @@ import pytest
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import ENDLESS, reached, wait_for
 from tests.inside import cuadrilla
-from tests.ranks import start_rank, torchrun
+from tests.ranks import by_hand, start_rank, torchrun
 from tests.runs import final, final_sha256, relative_difference
 
 TASK = """
@@ -71,7 +71,8 @@ def counted(run: RunDir) -> list[tuple[int, int, float]]:
 
 def train(run: RunDir, num_ranks: int, *arguments: str, restarts: int = 0) -> str:
     """What was said on stderr."""
-    done = torchrun(num_ranks, *TRAIN, str(run.path), *arguments, restarts=restarts)
+    command = (*TRAIN, str(run.path), *arguments)
+    done = torchrun(num_ranks, *command, restarts=restarts) if restarts else by_hand(num_ranks, *command)
     assert done.returncode == 0, done.stderr
     return done.stderr
 

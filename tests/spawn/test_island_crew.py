@@ -10,7 +10,7 @@ import pytest
 
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import coordinator, goes_on, is_what_one_worker_gives, reached, wait_for
-from tests.machines import Machine, down, invite, language_run, present, up
+from tests.machines import UNHURRIED, Machine, down, invite, language_run, present, up
 from tests.ranks import TORCHRUN
 
 RANKS = (*TORCHRUN, "--nproc-per-node", "2", "-m", "cuadrilla", "join")
@@ -57,7 +57,7 @@ def test_two_ranks_and_a_machine_train_what_one_worker_trains(
 def test_a_killed_rank_costs_nothing_but_time(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
     """torchrun starts all of them again; they have joined before."""
     here, island = machine("coordinator"), machine("island")
-    crew = up(here, run, port, workers="[1.0]")
+    crew = up(here, run, port, workers=UNHURRIED)
     command = [*RANKS[:-3], "--max-restarts", "1", *RANKS[-3:]]
     together = island.start_program(*command, "--name", "island", says=invite(here))
     wait_for(lambda: present(run) == {"here-1", "island"}, together)
@@ -75,7 +75,7 @@ def test_a_killed_rank_costs_nothing_but_time(machine: Callable[[str], Machine],
 @pytest.mark.thorough
 def test_what_ranks_cannot_be_is_said_by_all(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
     here, island = machine("coordinator"), machine("island")
-    crew = up(here, run, port, workers="[1.0]")
+    crew = up(here, run, port, workers=UNHURRIED)
     wait_for(reached(run, 1), crew)
     for arguments, text, reason in (
         (("--devices", "cpu"), "", "are one worker over the crew link, each on its own device"),

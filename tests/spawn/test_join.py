@@ -21,7 +21,7 @@ from cuadrilla.link.base import COME_AGAIN, KICKED, NOT_LISTED
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import goes_on, is_what_one_worker_gives, make_run, reached, train, wait_for
-from tests.machines import Machine, down, invite, language_run, present, up
+from tests.machines import UNHURRIED, Machine, down, invite, language_run, present, up
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_the_workers_of_several_devices_end_with_the_machine_that_leaves(
     machine: Callable[[str], Machine], run: RunDir, port: int
 ) -> None:
     coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
-    crew = up(coordinator, run, port, workers="[1.0]")
+    crew = up(coordinator, run, port, workers=UNHURRIED)
     text = invite(coordinator, "--uses", "2")
     leaves = ana.start("join", "--name", "ana", "--devices", "cpu,cpu", says=text)
     killed = luis.start("join", "--name", "luis", "--devices", "cpu,cpu", says=text)
@@ -121,7 +121,7 @@ def test_the_workers_of_several_devices_end_with_the_machine_that_leaves(
 def test_machines_wait_while_they_are_paused(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
     """One by the coordinator's owner, one by its own; what they were asked to be is known where the coordinator is."""
     coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
-    crew = up(coordinator, run, port, workers="[1.0]")
+    crew = up(coordinator, run, port, workers=UNHURRIED)
     text = invite(coordinator, "--uses", "2")
     first = ana.start("join", "--name", "ana", "--low-priority", says=text)
     second = luis.start("join", "--name", "luis", says=text)

@@ -8,7 +8,7 @@ import pytest
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import ENDLESS, reached, wait_for
 from tests.inside import cuadrilla
-from tests.ranks import start_rank, torchrun
+from tests.ranks import by_hand, start_rank, torchrun
 from tests.runs import final, final_sha256, relative_difference
 from tests.spawn.test_island import RUN, TASK, TRAIN, counted
 
@@ -30,7 +30,8 @@ def make_run(folder: Path) -> RunDir:
 
 
 def train(run: RunDir, num_ranks: int, *arguments: str, restarts: int = 0) -> str:
-    done = torchrun(num_ranks, *TRAIN, str(run.path), *SHARDED, *arguments, restarts=restarts)
+    command = (*TRAIN, str(run.path), *SHARDED, *arguments)
+    done = torchrun(num_ranks, *command, restarts=restarts) if restarts else by_hand(num_ranks, *command)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -148,7 +149,7 @@ def test_a_loss_that_is_no_number_at_one_rank_changes_nothing(tmp_path: Path) ->
 )
 def test_what_cannot_be_divided_is_refused_with_the_remedy(wrong: str, said: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    done = torchrun(2, *TRAIN, str(run.path), *SHARDED, "--set", wrong)
+    done = by_hand(2, *TRAIN, str(run.path), *SHARDED, "--set", wrong)
     assert done.returncode != 0
     assert "train.shard: " in done.stderr
     assert said in done.stderr

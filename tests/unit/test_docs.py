@@ -32,6 +32,7 @@ TRANSLATED = {
     "leaving-the-lan.md": "fuera-de-la-lan.md",
     "mac-nvidia.md": "mac-nvidia.es.md",
     "monitor.md": "monitor.es.md",
+    "queue.md": "cola.md",
     "ray.md": "ray.es.md",
     "serving.md": "servir.md",
     "tuning.md": "buscar.md",

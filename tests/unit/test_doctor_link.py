@@ -61,11 +61,29 @@ def test_the_permission_of_a_mac_is_said_as_check_link_says_it() -> None:
 def test_a_slow_line_and_a_lopsided_one() -> None:
     slow = judged(rate("download", 90), rate("upload", 80))
     assert [each.level for each in slow.values()] == ["warning", "warning"]
-    assert "a cable is faster" in slow["upload"].remedy
+    assert slow["download"].remedy == "a cable is faster than Wi-Fi"
     lopsided = judged(rate("download", 500), rate("upload", 3.5))  # WSL#4901
     assert lopsided["download"].level == "ok"
     assert "Large Send Offload" in lopsided["upload"].remedy
     assert judged(rate("download", 1.0))["download"].level == "warning"
+
+
+def test_how_often_to_exchange_over_a_slow_line() -> None:
+    """10 million numbers of 32 bits at 1 Mbit/s take 320 s, each way."""
+    said = judged(rate("download", 1.0), rate("upload", 1.0))["upload"].remedy
+    assert "640 s at these rates for 10 million parameters" in said
+    assert "so large that a step computes for 5,760 s" in said
+    assert "5.760 s" in said.in_language("es")  # type: ignore[attr-defined]
+    assert "7 s at these rates" in judged(rate("download", 100), rate("upload", 80))["upload"].remedy
+    only_down = judged(rate("download", 100), rate("upload", 300))
+    assert "4 s at these rates" in only_down["download"].remedy
+    assert only_down["upload"].level == "ok"
+
+
+def test_tiny_packets_on_the_way() -> None:
+    found = judged(step("tcp", "answers", hint="its packets bring 524 bytes at most"))["tcp"]
+    assert (found.level, found.command, found.shell) == ("warning", "cuadrilla doctor", "coordinator")
+    assert found.remedy.startswith("its packets")
 
 
 @pytest.mark.parametrize(("system", "command"), [("linux", "sudo timedatectl set-ntp true"),

@@ -5,17 +5,18 @@ from dataclasses import replace
 
 import pytest
 
+from cuadrilla.doctor.docker import open_ports
 from cuadrilla.doctor.facts import (
     DockerSide,
     Firewalls,
     Folder,
-    NetworkCard,
     NvidiaPrograms,
     WslSide,
     parse_powershell,
 )
 from cuadrilla.doctor.network import judge, ufw_allows
 from cuadrilla.doctor.wsl import portproxy
+from cuadrilla.host.card import NetworkCard
 from cuadrilla.host.reachability import Reachability
 from tests.patients import (
     CONTAINER,
@@ -155,6 +156,53 @@ class TestDocker:
         snap = DockerSide(info=DOCKER.info, program="/snap/bin/docker")
         assert only(replace(LINUX, docker=snap), "docker.cards").command == "sudo snap remove docker"
 
+    @pytest.mark.parametrize(
+        ("version", "old"),
+        [("20.10.24+dfsg1", True), ("24.0.7", True), ("27.5.1-ce", True), ("28.0.0", False), ("29.1.3", False),
+         ("dev", False)],
+    )  # fmt: skip
+    def test_an_engine_that_lets_the_network_in(self, version: str, old: bool) -> None:
+        info = said(json.dumps({**INFO, "ServerVersion": version}))
+        seen = replace(LINUX, docker=DockerSide(info=info))
+        assert [name for name, _ in sick(seen)] == (["docker.engine"] if old else [])
+
+    def test_what_to_do_about_an_old_engine(self) -> None:
+        info = {**INFO, "ServerVersion": "24.0.7"}
+        seen = replace(LINUX, docker=DockerSide(info=said("WARNING: No swap limit\n" + json.dumps(info))))
+        found = only(seen, "docker.engine")
+        assert found.cause.startswith("Docker 24.0.7: machines on the network may reach ports")
+        assert found.command == "sudo apt-get install -y --only-upgrade docker-ce docker-ce-cli containerd.io"
+        for more in ({"OperatingSystem": "Docker Desktop"}, {"SecurityOptions": ["name=seccomp", "name=rootless"]}):
+            assert sick(replace(seen, docker=DockerSide(info=said(json.dumps({**info, **more}))))) == []
+        elsewhere = replace(seen.docker, context="tcp://10.0.0.9:2375")
+        assert sick(replace(seen, docker=elsewhere)) == []
+        assert only(replace(seen, docker=replace(elsewhere, context="unix:///run/docker.sock")), "docker.engine")
+
+    LISTED = (
+        "web\t0.0.0.0:8080->80/tcp, [::]:8080->80/tcp\n"
+        "db\t127.0.0.1:5432->5432/tcp\n"
+        "old\t0.0.0.0:9000-9001->9000-9001/tcp, :::9000-9001->9000-9001/tcp, 9443/tcp\n"
+        "crew\t192.168.1.20:47470->47470/tcp\n"
+        "alone\t\n"
+    )
+
+    def test_ports_that_pass_by_ufw(self) -> None:
+        assert open_ports(self.LISTED) == [("web", "8080", "80"), ("old", "9000-9001", "9000-9001")]
+        seen = replace(LINUX, docker=replace(DOCKER, containers=said(self.LISTED)))
+        assert sick(seen) == []  # no ufw
+        guarded = replace(seen, firewalls=Firewalls(ufw_enabled=True))
+        found = only(guarded, "docker.past_ufw")
+        assert found.cause.endswith("from ports of containers: web 8080, old 9000-9001")
+        assert found.command == "docker run -p 127.0.0.1:8080:80 ..."
+        assert found.remedy == 'in a compose file: ports: ["127.0.0.1:8080:80"]'
+        many = "".join(f"c{n}\t0.0.0.0:{n}->80/tcp\n" for n in range(1, 7))
+        named = only(replace(guarded, docker=replace(DOCKER, containers=said(many))), "docker.past_ufw").cause
+        assert named.endswith("c1 1, c2 2, c3 3, c4 4, ...")
+        closed = "db\t127.0.0.1:5432->5432/tcp\n"
+        assert sick(replace(guarded, docker=replace(DOCKER, containers=said(closed)))) == []
+        desktop = said(json.dumps({**INFO, "OperatingSystem": "Docker Desktop"}))
+        assert sick(replace(guarded, docker=DockerSide(info=desktop, containers=said(self.LISTED)))) == []
+
     def test_a_port_that_its_host_must_publish(self) -> None:
         found = only(replace(CONTAINER, port=PORT), "docker.published")
         assert (found.command, found.shell) == ("docker run -p HOST_ADDRESS:47470:47470 ...", "host")
@@ -180,6 +228,48 @@ class TestNetwork:
     def test_no_router_answers(self) -> None:
         cards = (NetworkCard(name="eth0", addresses=("169.254.3.4",)),)
         assert only(replace(LINUX, address="169.254.3.4", cards=cards), "network.address").command == "sudo dhclient -v"
+
+    VPN = NetworkCard(name="tun0", addresses=("10.8.0.2",), has_router=True, is_tunnel=True)
+
+    def test_a_vpn_is_the_way_out(self) -> None:
+        seen = replace(LINUX, cards=(*LINUX.cards, self.VPN), way_out="10.8.0.2")
+        found = only(seen, "network.vpn")
+        assert found.cause == (
+            "the way out of this machine is tun0, a VPN or a modem; "
+            "others on the local network reach it at 192.168.1.20"
+        )
+        assert (found.level, found.command) == ("warning", "cuadrilla up --listen 192.168.1.20")
+        assert found.remedy.endswith("if they are in the VPN too: cuadrilla up --listen 10.8.0.2")
+        assert sick(replace(seen, port=PORT, port_state="ours")) == []  # its owner has chosen
+        assert sick(replace(seen, way_out="192.168.1.20")) == []  # only some addresses are reached over it
+        several = (*LINUX.cards, NetworkCard(name="eth1", addresses=("10.0.0.1",)), self.VPN)
+        found = only(replace(seen, address="", cards=several), "network.vpn")
+        assert found.cause.endswith("on several networks besides: 192.168.1.20, 10.0.0.1")
+        assert found.command == "cuadrilla up --listen 192.168.1.20"
+
+    def test_a_vpn_is_all_there_is(self) -> None:
+        seen = replace(LINUX, address="", cards=(self.VPN,), way_out="10.8.0.2")
+        found = only(seen, "network.vpn")
+        assert "only network of this machine is tun0" in found.cause
+        assert found.command == "cuadrilla up --listen 10.8.0.2"
+        assert sick(replace(seen, port=PORT, port_state="ours")) == []
+
+    def test_only_ipv6(self) -> None:
+        card = NetworkCard(name="enp3s0", addresses=("2001:db8::5", "fd77::5", "fe80::1"))
+        seen = replace(LINUX, address="", cards=(card,))
+        found = only(seen, "network.address")
+        assert "only IPv6 addresses" in found.cause
+        assert (found.level, found.command) == ("warning", "cuadrilla up --listen '[fd77::5]'")
+        assert only(replace(seen, cards=(card, self.VPN), way_out="10.8.0.2"), "network.address") == found
+        assert sick(replace(seen, port=PORT, port_state="ours")) == []
+        only_here = replace(card, addresses=("fe80::1",))
+        assert "no network" in only(replace(seen, cards=(only_here,)), "network.address").cause
+
+    def test_several_networks(self) -> None:
+        cards = tuple(NetworkCard(name=f"eth{n}", addresses=(f"10.0.{n}.1",)) for n in range(2))
+        found = only(replace(LINUX, address="", cards=cards), "network.address")
+        assert found.cause.endswith("none has a default route: 10.0.0.1, 10.0.1.1")
+        assert found.command == "cuadrilla up --listen 10.0.0.1"
 
     def test_tiny_packets(self) -> None:
         small = replace(LINUX.cards[0], mtu=576)

@@ -6,7 +6,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from cuadrilla.runfile import literal, read_run_file
 if TYPE_CHECKING:
     from cuadrilla.jobs.crew import CrewPlaces
     from cuadrilla.jobs.places import Places
+    from cuadrilla.plan.devices import Use
 
 LOOK_SECONDS = 0.2
 
@@ -51,7 +52,8 @@ def work_on(
             folder = Path(folders.get(timeout=LOOK_SECONDS))
             gc.collect()  # the model of the one before
             outcome = train_run(read_run_file(folder, sets=more), RunDir(folder), allow_changes=True, audience=audience)
-            tell_outcome(folder, complete=outcome.complete, version=outcome.version)
+            ended = outcome.complete or not outcome.interrupted  # of itself: its patience was at its end
+            tell_outcome(folder, complete=ended, version=outcome.version)
 
 
 def _lines_of(descriptor: int) -> "queue.SimpleQueue[str]":
@@ -72,7 +74,7 @@ def _lines_of(descriptor: int) -> "queue.SimpleQueue[str]":
 def _until_terminated(stopped: threading.Event, request_stop: Callable[[str], None]) -> Iterator[None]:
     def handler(_number: int, _frame: FrameType | None) -> None:
         stopped.set()
-        request_stop(Message("the search was stopped"))
+        request_stop(Message("whoever gave this job away wants it back"))
 
     before = signal.signal(signal.SIGTERM, handler)
     try:
@@ -82,18 +84,35 @@ def _until_terminated(stopped: threading.Event, request_stop: Callable[[str], No
 
 
 def local_places(run_file: Path, sets: list[str], *, together: int) -> "Places[Any]":
-    """Of this machine: `together`, or one on each accelerator, or one. Raises ConfigError, DeviceError."""
+    """For runs like this one on this machine: `together`, or one on each accelerator, or one.
+
+    Raises ConfigError, DeviceError.
+    """
     from cuadrilla.engines.devices import Devices
-    from cuadrilla.engines.local import num_cores
-    from cuadrilla.jobs.places import LocalPlace, Places
 
     config = read_run_file(run_file, sets=sets).config
     on_cards = [use for use in Devices("auto").choose(config).uses if use.device not in ("", "cpu")]
     if config.train.device != "auto":
         on_cards = []
-    number = together or len(on_cards) or 1
-    threads = config.train.threads or (0 if on_cards else max(1, num_cores() // number))
-    places: list[LocalPlace] = []
+    logs = run_file.parent / "tune" / "logs"
+    return _places(on_cards, number=together or len(on_cards) or 1, threads=config.train.threads, logs=logs)
+
+
+def places_here(*, logs: Path) -> "Places[Any]":
+    """For any runs on this machine: one on each accelerator, or one. Raises DeviceError."""
+    from cuadrilla.engines.devices import Devices
+
+    on_cards = [use for use in Devices().choose_for_any().uses if use.device not in ("", "cpu")]
+    return _places(on_cards, number=len(on_cards) or 1, threads=0, logs=logs)
+
+
+def _places(on_cards: "Sequence[Use]", *, number: int, threads: int, logs: Path) -> "Places[Any]":
+    """`threads` of each place without a card; 0: as many as it has cores."""
+    from cuadrilla.engines.local import num_cores
+    from cuadrilla.jobs.places import LocalPlace, Places
+
+    threads = threads or (0 if on_cards else max(1, num_cores() // number))
+    places = []
     for at in range(number):
         use = on_cards[at % len(on_cards)] if on_cards else None
         places.append(
@@ -104,7 +123,7 @@ def local_places(run_file: Path, sets: list[str], *, together: int) -> "Places[A
                 environment=use.environment if use else {},
             )
         )
-    return Places(places, logs=run_file.parent / "tune" / "logs")
+    return Places(places, logs=logs)
 
 
 def require_crew(crew: bool, *, listen: str, address: str) -> None:
@@ -125,10 +144,9 @@ def crew_places(folder: Path, *, listen: str, address: str, uses: int) -> Iterat
     make_private(folder)
     refuse_if_promoted(home)
     purpose = Message("coordinating machines")
-    with (
-        FolderLock(home.crew / "lock", purpose=purpose),  # one coordinator has the keys and gets the invites
-        open_crew_places(home, listen=listens, folder=folder) as (places, opened),
-    ):
+    opening = open_crew_places(home, listen=listens, folder=folder)
+    # One coordinator has the keys and gets the invites.
+    with FolderLock(home.crew / "lock", purpose=purpose), opening as (places, opened):
         try:
             show_opened(home, opened, folder=folder, dialled=dialled, uses=uses)
             yield places

@@ -29,6 +29,7 @@ VERBS = {
     "kick": Verb("crew", "kick", CREW, "Remove a machine from this machine's crew."),
     "pause": Verb("pause", "pause", CREW, "Let a machine wait: the others do its work."),
     "unpause": Verb("pause", "unpause", CREW, "Let a paused machine work again."),
+    "queue": Verb("queue", "queue", CREW, "Runs that wait for a machine of the crew: add, stop, hand out."),
     "trust": Verb("trust", "trust", CREW, "Approve the code of a run, once it has been read."),
     "leave": Verb("crew", "leave", CREW, "Leave a crew that this machine has joined."),
     "down": Verb("crew", "down", CREW, "Stop the coordinator that runs on this machine."),

@@ -3,7 +3,9 @@
 Docker is needed for `cuadrilla compose` only, so that nothing here is more than a warning where it is absent.
 """
 
+import ipaddress
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,11 @@ from cuadrilla.host.reachability import HOST
 from cuadrilla.messages import Message
 
 MIB = 2**20
+FIRST_CLOSED = 28
+"""The first Engine under which only published ports of containers are reached from the network, where they are
+published (moby 45610, 49325). That of Docker Desktop, and one without root, never let others in.
+"""
+MOST_NAMED = 4
 SMALLEST_SHM_BYTES = 64 * MIB
 """What Docker gives a container; data is read without it, PyTorch's DataLoader workers and Ray need some."""
 
@@ -63,6 +70,72 @@ def parse_info(text: str) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
     return {}
+
+
+def _engine(seen: Symptoms) -> dict[str, Any]:
+    """What the Engine of this machine says of itself, if it answers and its containers are on the machine's network."""
+    answer, context = seen.docker.info, seen.docker.context
+    info = parse_info(answer.text) if answer is not None and answer.ok else {}
+    rootless = "name=rootless" in str(info.get("SecurityOptions", ""))
+    apart = rootless or "Docker Desktop" in str(info.get("OperatingSystem", ""))
+    return {} if apart or (context and not context.startswith("unix:")) else info
+
+
+def engine(seen: Symptoms) -> Iterator[Diagnosis]:
+    """It keeps the network from what containers do not publish."""
+    version = str(_engine(seen).get("ServerVersion", ""))
+    major = re.match(r"[0-9]+", version)
+    if major and int(major[0]) < FIRST_CLOSED:
+        yield warn(
+            Message(
+                "Docker {version}: machines on the network may reach ports that containers publish on 127.0.0.1 only, "
+                "or not at all",
+                version=version,
+            ),
+            remedy=Message(
+                "from Docker {first} on they cannot; if that finds no newer one, install Docker's own packages: "
+                "docs.docker.com/engine/install",
+                first=FIRST_CLOSED,
+            ),
+            command=as_root(
+                "apt-get install -y --only-upgrade docker-ce docker-ce-cli containerd.io", is_root=seen.is_root
+            ),
+        )
+
+
+def past_ufw(seen: Symptoms) -> Iterator[Diagnosis]:
+    """No container publishes a port to everybody where ufw is to keep them away: Docker's rules come before ufw's."""
+    answer = seen.docker.containers
+    if not seen.firewalls.ufw_enabled or answer is None or not answer.ok or not _engine(seen):
+        return
+    if found := open_ports(answer.text):
+        _, port, inner = found[0]
+        names = ", ".join(f"{name} {port}" for name, port, _ in found[:MOST_NAMED])
+        yield warn(
+            Message(
+                "the firewall ufw does not keep others from ports of containers: {ports}",
+                ports=names + (", ..." if len(found) > MOST_NAMED else ""),
+            ),
+            remedy=Message('in a compose file: ports: ["127.0.0.1:{port}:{inner}"]', port=port, inner=inner),
+            command=f"docker run -p 127.0.0.1:{port}:{inner} ...",
+        )
+
+
+def open_ports(listed: str) -> list[tuple[str, str, str]]:
+    """Each once: the container's name, a port (or ports) on all addresses of this machine, the container's own."""
+    found: dict[tuple[str, str, str], None] = {}
+    for line in listed.splitlines():
+        name, _, ports = line.partition("\t")
+        for part in ports.split(","):
+            outer, arrow, inner = part.strip().partition("->")
+            host, _, port = outer.rpartition(":")
+            try:
+                everybody = ipaddress.ip_address(host.strip("[]")).is_unspecified
+            except ValueError:
+                continue
+            if arrow and everybody:
+                found[name, port, inner.partition("/")[0]] = None
+    return list(found)
 
 
 def cards(seen: Symptoms) -> Iterator[Diagnosis]:

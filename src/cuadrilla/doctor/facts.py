@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,13 +29,13 @@ from cuadrilla.doctor.child import SPEED_BYTES, child_argv, own_port
 from cuadrilla.doctor.programs import ProgramAnswer, answer_of
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
-from cuadrilla.host.card import addresses
+from cuadrilla.host.card import NetworkCard, read_cards, way_out
 from cuadrilla.host.devices import Device, probe_devices
 from cuadrilla.host.facts import Facts, read_facts, read_text
-from cuadrilla.host.reachability import Reachability, default_card, read_reachability
+from cuadrilla.host.reachability import Reachability, read_reachability
 from cuadrilla.host.room import is_slow, mount_of
 from cuadrilla.host.usage import PSUTIL_ERRORS, read_battery
-from cuadrilla.link.address import lan_address
+from cuadrilla.link.address import local_address
 from cuadrilla.messages import CATALOGUE
 
 DEVICES_SECONDS = 30.0
@@ -71,15 +71,6 @@ class Folder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkCard:
-    name: str
-    addresses: tuple[str, ...] = ()
-    mtu: int = 1500
-    is_default: bool = False
-    """The way to other networks."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class NvidiaPrograms:
     """`smi` None: there is none. `windows_smi`: what Windows' own says, seen from WSL."""
 
@@ -108,6 +99,8 @@ class DockerSide:
     """`info` None: there is no Docker here."""
 
     info: ProgramAnswer | None = None
+    containers: ProgramAnswer | None = None
+    """Of those that run: name, tab, published ports; as `docker ps` writes them."""
     program: str = ""
     context: str = ""
     has_toolkit: bool = False
@@ -166,6 +159,9 @@ class Symptoms:
     hostname: str = "pc"
     hostname_leads_to: tuple[str, ...] | None = None
     address: str = ""
+    """Where the machines beside this one find it; "" if there is none, or several and nothing to choose by."""
+    way_out: str = ""
+    """The address that it dials other networks from: with a VPN, another one."""
     reachability: Reachability = field(default_factory=lambda: Reachability("plain"))
     cards: tuple[NetworkCard, ...] = ()
     devices: tuple[Device, ...] = ()
@@ -194,7 +190,8 @@ def read_symptoms(*, port: int | None = None, devices_seconds: float = DEVICES_S
     host = read_facts()
     ours, at_home = _open_port()
     port = ours if port is None else port
-    address = _address()
+    out, cards = way_out(), read_cards()
+    address = _address(out, cards)
     work: dict[str, Callable[[], Any]] = {
         "devices": lambda: tuple(probe_devices(timeout_seconds=devices_seconds)),
         "nvidia": lambda: read_nvidia(host),
@@ -213,14 +210,21 @@ def read_symptoms(*, port: int | None = None, devices_seconds: float = DEVICES_S
     return Symptoms(
         host=host,
         port=port,
-        port_state="ours" if port == ours else "taken" if port is not None and is_taken(address, port) else "free",
+        port_state="free"
+        if port is None
+        else "ours"
+        if port == ours
+        else "taken"
+        if is_taken(address, port)
+        else "free",
         is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
         systemd=Path("/run/systemd/system").is_dir(),
         now=time.time(),
         environ=dict(os.environ),
         hostname=socket.gethostname(),
         address=address,
-        cards=read_cards(),
+        way_out=out,
+        cards=cards,
         shm=read_folder(Path("/dev/shm")) if host.system == "Linux" and Path("/dev/shm").is_dir() else None,
         swap_bytes=_swap(),
         installation=read_installation(),
@@ -303,9 +307,11 @@ def parse_powershell(text: str) -> tuple[int | None, tuple[str, ...] | None]:
 def read_docker() -> DockerSide:
     program = shutil.which("docker") or ""
     info = answer_of(["docker", "info", "--format", "{{json .}}"], seconds=PROGRAM_SECONDS) if program else None
+    listed = ["docker", "ps", "--format", "{{.Names}}\t{{.Ports}}"]
     context = os.environ.get("DOCKER_HOST", "")
     return DockerSide(
         info=info,
+        containers=answer_of(listed, seconds=PROGRAM_SECONDS) if info and info.ok else None,
         program=os.path.realpath(program) if program else "",
         context=context,
         has_toolkit=shutil.which("nvidia-ctk") is not None,
@@ -313,9 +319,10 @@ def read_docker() -> DockerSide:
 
 
 def read_firewalls(host: Facts, port: int | None) -> Firewalls:
-    """Only if a port is to be reached here."""
+    """Only if a port is to be reached here; but whether there is ufw, whose rules containers pass by."""
+    ufw_enabled = host.system == "Linux" and "ENABLED=yes" in read_text(Path("/etc/ufw/ufw.conf")).splitlines()
     if port is None:
-        return Firewalls()
+        return Firewalls(ufw_enabled=ufw_enabled)
     if host.system == "Windows":
         rule = ("netsh", "advfirewall", "firewall", "show", "rule", "name=cuadrilla")
         return Firewalls(defender_rule=answer_of(rule, seconds=PROGRAM_SECONDS))
@@ -327,7 +334,7 @@ def read_firewalls(host: Facts, port: int | None) -> Firewalls:
     rules = answer_of(["iptables", "-S"], seconds=PROGRAM_SECONDS)
     return Firewalls(
         iptables=rules.text if rules and rules.ok else "",
-        ufw_enabled="ENABLED=yes" in read_text(Path("/etc/ufw/ufw.conf")).splitlines(),
+        ufw_enabled=ufw_enabled,
         ufw=answer_of(["ufw", "status"], seconds=PROGRAM_SECONDS),
         firewalld=answer_of(["firewall-cmd", "--list-ports"], seconds=PROGRAM_SECONDS),
         nft=answer_of(["nft", "-j", "list", "ruleset"], seconds=PROGRAM_SECONDS),
@@ -431,26 +438,6 @@ def read_time_service(host: Facts) -> str:
     return said.text if said and said.ok else ""
 
 
-def read_cards() -> tuple[NetworkCard, ...]:
-    """The cards that are up, with their addresses."""
-    try:
-        stats = psutil.net_if_stats()
-        all_addresses = addresses()
-    except PSUTIL_ERRORS:
-        return ()
-    default = default_card(read_text(Path("/proc/net/route")))
-    return tuple(
-        NetworkCard(
-            name=name,
-            addresses=tuple(each for each in all_addresses.get(name, []) if each),
-            mtu=stat.mtu,
-            is_default=name == default,
-        )
-        for name, stat in stats.items()
-        if stat.isup
-    )
-
-
 def read_installation() -> Installation:
     copies = tuple(
         dict.fromkeys(
@@ -482,9 +469,9 @@ def is_taken(address: str, port: int) -> bool:
     return False
 
 
-def _address() -> str:
+def _address(out: str, cards: Sequence[NetworkCard]) -> str:
     try:
-        return lan_address()
+        return local_address(out, cards)
     except LinkError:
         return ""
 

@@ -25,6 +25,9 @@ MEASURE_SECONDS = 2.0
 SLOW_MEGABITS = 200.0
 LOPSIDED = 4.0
 RATES = ("download", "upload")
+EXAMPLE_PARAMETERS, PARAMETER_BITS = 10_000_000, 32
+WORK_PER_EXCHANGE = 9
+"""So many times as long as it exchanges a step has to compute for nine tenths of the time to be work."""
 
 
 def walk(address: Address, *, crew: Joined | None) -> Iterator[CheckedStep]:
@@ -84,6 +87,7 @@ def judge(
 ) -> Iterator[tuple[str, Diagnosis]]:
     """By step; pure. `forbidden`: what `mac_forbids` says."""
     rates = {step.step: rate for step in steps if step.ok and (rate := _megabits(step)) is not None}
+    slow = [name for name, rate in rates.items() if rate < SLOW_MEGABITS]
     for step in steps:
         reason = Message("{step}: {reason}", step=step.step, reason=step.reason)
         if not step.ok and forbidden:
@@ -100,8 +104,11 @@ def judge(
         elif not step.ok:
             command, shell = _command(step, address, system)
             yield step.step, fail(reason, remedy=step.hint, command=command, shell=shell)
-        elif step.step in RATES and rates.get(step.step, SLOW_MEGABITS) < SLOW_MEGABITS:
-            yield step.step, warn(reason, remedy=_slow(rates))
+        elif step.step in slow:  # what there is to say of both directions stands under the last
+            remedy = _slow(rates) if step.step == slow[-1] else Message("a cable is faster than Wi-Fi")
+            yield step.step, warn(reason, remedy=remedy)
+        elif step.step == "tcp" and step.hint:
+            yield step.step, warn(reason, remedy=step.hint, command="cuadrilla doctor", shell="coordinator")
         elif step.step == "clock" and step.hint:
             yield step.step, warn(reason, remedy=step.hint, command=_set_clock(system))
         else:
@@ -119,7 +126,18 @@ def _slow(rates: Mapping[str, float]) -> Message:
             "one direction is much slower: under WSL, switch off Large Send Offload of vEthernet (WSL) in Windows; "
             "else look at the cable"
         )
-    return Message("a cable is faster than Wi-Fi")
+    if len(rates) < len(RATES):
+        return Message("a cable is faster than Wi-Fi")
+    megabits = EXAMPLE_PARAMETERS * PARAMETER_BITS / 1e6
+    seconds = sum(megabits / max(rate, 1e-3) for rate in rates.values())
+    return Message(
+        "a cable is faster than Wi-Fi. In each step all weights come here and all gradients go back: {seconds:,.0f} s "
+        "at these rates for {millions} million parameters. Exchange less often: choose train.batch_sequences so large "
+        "that a step computes for {work:,.0f} s; or leave this machine out",
+        seconds=seconds,
+        millions=EXAMPLE_PARAMETERS // 10**6,
+        work=WORK_PER_EXCHANGE * seconds,
+    )
 
 
 def _command(step: CheckedStep, address: Address, system: str) -> tuple[str, Shell]:

@@ -14,6 +14,7 @@ from cuadrilla.doctor import nftables
 from cuadrilla.doctor.diagnosis import Diagnosis, as_root, fail, warn, well
 from cuadrilla.doctor.facts import Symptoms
 from cuadrilla.doctor.programs import ProgramAnswer
+from cuadrilla.host.card import near, tunnel_out
 from cuadrilla.messages import Message
 
 SMALL_MTU = 1280  # the least that IPv6 allows; VPNs stay above it
@@ -33,9 +34,15 @@ class Ruling:
 
 
 def address(seen: Symptoms) -> Iterator[Diagnosis]:
-    """There is a network at all."""
+    """There is a network at all, and one address of this machine on it."""
     card = next((card for card in seen.cards if seen.address and seen.address in card.addresses), None)
-    if not seen.address and seen.host.container:
+    if not seen.address and seen.port_state == "ours":
+        yield well(Message("the coordinator of this machine listens on an address that its owner has named"))
+    elif not seen.address and any(near(seen.cards, version=version) for version in (4, 6)):
+        yield from _undecided(seen)
+    elif not seen.address and any(card.is_tunnel and card.addresses for card in seen.cards):
+        return  # `vpn` says so
+    elif not seen.address and seen.host.container:
         yield well(Message("this container has no network"))
     elif not seen.address:
         yield warn(
@@ -49,6 +56,54 @@ def address(seen: Symptoms) -> Iterator[Diagnosis]:
         )
     elif card is not None:
         yield well(Message("{address} ({card})", address=seen.address, card=card.name))
+
+
+def _undecided(seen: Symptoms) -> Iterator[Diagnosis]:
+    """Addresses that `cuadrilla up` does not choose among by itself."""
+    if several := near(seen.cards):
+        if tunnel_out(seen.way_out, seen.cards) is None:  # else `vpn` says so
+            said = "this machine is on several networks, and none has a default route: {addresses}"
+            yield warn(Message(said, addresses=", ".join(several)), command=_up(several[0]))
+    else:
+        (best, *_) = near(seen.cards, version=6)
+        yield warn(
+            Message("this machine has only IPv6 addresses: others that have none cannot reach it, nor it them"),
+            command=_up(f"[{best}]"),
+            remedy=Message("a router that gives out IPv4 addresses (DHCP) makes it unnecessary to name one"),
+        )
+
+
+def _up(address: str) -> str:
+    return f"cuadrilla up --listen {shlex.quote(address)}"
+
+
+def vpn(seen: Symptoms) -> Iterator[Diagnosis]:
+    """The way out of this machine is the network that the machines beside it are on."""
+    tunnel, several = tunnel_out(seen.way_out, seen.cards), near(seen.cards)
+    if tunnel is None:
+        return
+    if seen.port_state == "ours":
+        yield well(Message("the way out of this machine is {card}, a VPN or a modem", card=tunnel.name))
+        return
+    if not (seen.address or several):
+        if not near(seen.cards, version=6):  # else `address` says so
+            alone = "the only network of this machine is {card}, a VPN or a modem: only machines in it reach this one"
+            yield warn(Message(alone, card=tunnel.name), command=_up(seen.way_out))
+        return
+    cause = Message(
+        "the way out of this machine is {card}, a VPN or a modem; others on the local network reach it at {addresses}"
+        if seen.address
+        else "the way out of this machine is {card}, a VPN or a modem, and it is on several networks besides: "
+        "{addresses}",
+        card=tunnel.name,
+        addresses=seen.address or ", ".join(several),
+    )
+    closed = Message(
+        "if they do not get through, allow the local network in the VPN's settings; if they are in the VPN too: "
+        "{command}",
+        command=_up(seen.way_out),
+    )
+    yield warn(cause, command=_up(seen.address or several[0]), remedy=closed)
 
 
 def mtu(seen: Symptoms) -> Iterator[Diagnosis]:

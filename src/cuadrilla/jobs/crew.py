@@ -6,57 +6,85 @@ lost with it.
 
 Invariants
 * Who does a job decides: rows, files and the end of a job are taken from nobody else, and only while it has it.
-* What a machine brings counts after it was verified: a checkpoint's files by its manifest, its version by the job.
-* A job's run takes no more disk here than `MOST_COPIES` of its checkpoints and the rows of its steps.
+* What a machine brings counts after it was verified: a checkpoint's files by its manifest, its tensors by the model,
+  its version by the job; the end of a job by the checkpoint and the row of its last step.
+* A job's run takes no more disk here than the checkpoints that it keeps, `MOST_COPIES` more, and what the rows of its
+  steps take. What a machine has begun with stays until another one has gone on from what it has sent.
 * A machine that has gone, or is silent for `SILENT_SECONDS`, is no failure of its job, unless that happens again and
-  again: another machine goes on.
+  again: another machine goes on. Nor is the failure of one machine (`standing.py`).
 """
 
 import json
 import logging
 import queue
+import secrets
 import shutil
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic
+
+import safetensors
 
 from cuadrilla.config import Config
 from cuadrilla.engines.bundle import offer
 from cuadrilla.engines.crew import OpenCrew
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home
+from cuadrilla.jobs.origin import left_by, note_origin, set_aside_of
 from cuadrilla.jobs.places import J, Left
+from cuadrilla.jobs.standing import MAX_LOSSES, FailureMeans, Standing
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import PAUSED, Goodbye, Hello, NodeReport, Progress, Stop, ToCoordinator
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_server import CrewServer
-from cuadrilla.link.grpc_standby import CHECKPOINT_FILE
-from cuadrilla.link.jobs import COMPLETE, FAILED, JOB_NAME, METRICS, Assignment, JobNews, Recall, Row
+from cuadrilla.link.jobs import CHECKPOINT_FILE, COMPLETE, FAILED, JOB_NAME, METRICS, Assignment, JobNews, Recall
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer, OfferedFile
 from cuadrilla.link.tls import key_hash, open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, append_event, file_sha256, make_private, open_private, storage_errors, write_json
-from cuadrilla.runfile import read_run_file
-from cuadrilla.train.checkpoint import list_checkpoints, prune_checkpoints, verify_checkpoint, version_of
+from cuadrilla.model.task import Task
+from cuadrilla.plan.decide import decide
+from cuadrilla.rundir import (
+    FolderLock,
+    RunDir,
+    append_event,
+    file_sha256,
+    last_rows,
+    make_private,
+    open_private,
+    storage_errors,
+    write_json,
+)
+from cuadrilla.runfile import dump, read_run_file
+from cuadrilla.train.checkpoint import (
+    FILES,
+    MANIFEST,
+    best_of,
+    list_checkpoints,
+    prune_checkpoints,
+    verify_checkpoint,
+    version_of,
+)
+from cuadrilla.train.coordinate import model_tensors
 from cuadrilla.train.nodelog import NodeLogs
-from cuadrilla.train.setup import make_model, make_task
+from cuadrilla.train.setup import make_model, make_task, measure_length
 from cuadrilla.train.teachers import keep_teachers
 
 SILENT_SECONDS = 10.0
-MAX_LOSSES = 10
-"""Of machines that have one job: then it counts as failed."""
 MOST_COPIES = 4
-BYTES_PER_PARAMETER, MORE_BYTES = 24, 64 * 2**20
+BYTES_PER_VALUE, MORE_BYTES = 24, 64 * 2**20
 """Of a checkpoint, at most: weights, what an optimizer keeps of each, and what does not grow with them."""
-MAX_STEPS_OVER = 10
+JSON_BYTES = {MANIFEST: 2**16, "state.json": 2**24}
+"""Of what is parsed here, at most."""
+ROW_BYTES, MORE_ROW_BYTES = 4096, 16 * 2**20
+"""Of the rows of a step, at most, and of those that are written again after a process was killed."""
 
 log = logging.getLogger(__name__)
 
@@ -75,21 +103,30 @@ class _Given(Generic[J]):
 
     job: J
     run: RunDir
+    lock: FolderLock
+    """Of the run: it is ours for as long as a machine has it."""
+    incoming: Path
+    """Where its machine's files come in: nobody else's ever do."""
     began: float
     keep: int
     keep_steps: frozenset[int]
+    """And the one that it began from."""
     steps: int
-    """No version is above it; 0: nobody knows."""
+    """No version is above it."""
+    may_end_early: bool
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of its model's tensors, by name."""
     most_bytes: int
     """Of a checkpoint's files."""
     files: Mapping[str, Path]
     """By hash: what its machine may have."""
-    announced: Counter[str] = field(default_factory=Counter)
-    """Bytes of the files that have been sent, by checkpoint."""
+    announced: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Bytes of the files that have been sent, by checkpoint and name."""
+    row_bytes: int = 0
 
     @property
-    def incoming(self) -> Path:
-        return self.run.path / ".incoming"
+    def most_row_bytes(self) -> int:
+        return MORE_ROW_BYTES + ROW_BYTES * self.steps
 
 
 class CrewPlaces(Generic[J]):
@@ -106,8 +143,8 @@ class CrewPlaces(Generic[J]):
         self._present: dict[str, _Place] = {}
         self._given: dict[str, _Given[J]] = {}
         self._left: list[Left[J]] = []
-        self._losses: Counter[str] = Counter()
-        self._stopping = False
+        self._standing = Standing()
+        self._announcing = threading.Lock()
 
     # -- Doing ---------------------------------------------------------------------------------------------------------
 
@@ -117,35 +154,35 @@ class CrewPlaces(Generic[J]):
 
     @property
     def free(self) -> list[str]:
-        return [name for name in self.places if name not in self._given]
+        """A machine on which one job after the other ends badly rests."""
+        now = time.monotonic()
+        able = [name for name in self.places if not self._standing.rest_seconds(name, now=now)]
+        return [name for name in able if name not in self._given]
 
     @property
     def busy(self) -> dict[str, J]:
         return {name: given.job for name, given in self._given.items()}
 
     def start(self, job: J, run: RunDir, *, name: str) -> None:
-        """Raises ConfigError for a run that cannot go to another machine, DataError, TaskError, ResourceError."""
+        """Raises ConfigError for a run that cannot go to another machine or is trained by somebody else, DataError,
+        TaskError, ResourceError."""
         assert self.server is not None
         assert JOB_NAME.fullmatch(job.name), job.name
-        config = read_run_file(run.run_file).config
+        resolved = read_run_file(run.run_file)
+        config, _ = decide(resolved.config.for_others(), run)
         require_portable(config)
         task = make_task(config, run.path)
         keep_teachers(config, run, task=task)
         offered = offer(config, run.path)
         begun = _begun(run)
-        model_parameters = sum(each.numel() for each in make_model(task, seed=config.run.seed).parameters())
-        shutil.rmtree(run.path / ".incoming", ignore_errors=True)
-        everything = [*offered.files.values(), *begun.values()]
-        self._given[name] = _Given(
-            job=job,
-            run=run,
-            began=time.monotonic(),
-            keep=config.checkpoint.keep,
-            keep_steps=frozenset(config.checkpoint.keep_steps),
-            steps=config.train.steps,
-            most_bytes=BYTES_PER_PARAMETER * model_parameters + MORE_BYTES,
-            files={sha256.hex(): path for path, sha256 in everything},
-        )
+        lock = FolderLock(run.lock, purpose=Message("training on {machine}", machine=name))
+        with ExitStack() as stack:
+            stack.enter_context(lock)
+            write_json(run.config, {"values": dump(config), "origins": resolved.origins}, private=True)
+            given = _given(job, run, lock=lock, config=config, task=task)
+            stack.pop_all()
+        given.files = {sha256.hex(): path for path, sha256 in [*offered.files.values(), *begun.values()]}
+        self._given[name] = given
         order = Assignment(
             job=job.name, config=offered.config, files=_described(offered.files), begun=_described(begun)
         )
@@ -169,14 +206,21 @@ class CrewPlaces(Generic[J]):
         left, self._left = self._left, []
         return left
 
+    def recall(self, job: J) -> None:
+        """Have it saved and given back; `look` tells of it. Nothing, where nobody has it."""
+        assert self.server is not None
+        for name, given in self._given.items():
+            if given.job.name == job.name:
+                self.server.order(name, Recall(job=job.name))
+
     def stop(self) -> None:
         """Have all save and give back; `look` tells of them."""
-        assert self.server is not None
-        self._stopping = True
-        for name, given in self._given.items():
-            self.server.order(name, Recall(job=given.job.name))
+        for given in self._given.values():
+            self.recall(given.job)
 
     def close(self) -> None:
+        for worker, given in list(self._given.items()):
+            self._end(worker, given, complete=False, reason=Message(""))
         if self.server is not None:
             self.server.close()
             self.server = None
@@ -190,9 +234,9 @@ class CrewPlaces(Generic[J]):
             self._heard.put(lambda: self._gone(worker, message.reason))
 
     def heard(self, worker: str, _progress: Progress) -> None:
-        self.alive(worker)
+        self._alive(worker)
 
-    def alive(self, worker: str) -> None:
+    def _alive(self, worker: str) -> None:
         place = self._present.get(worker)
         if place is not None:
             place.heard_at = time.monotonic()
@@ -204,7 +248,7 @@ class CrewPlaces(Generic[J]):
         self._heard.put(lambda: self._gone(worker, reason))
 
     def news(self, worker: str, news: JobNews) -> None:
-        self.alive(worker)
+        self._alive(worker)
         self._heard.put(lambda: self._take(worker, news))
 
     def place_for(self, worker: str, name: str, *, num_bytes: int) -> Path:
@@ -212,14 +256,25 @@ class CrewPlaces(Generic[J]):
         given = self._given.get(worker)
         job, _, path = name.partition("/")
         match = CHECKPOINT_FILE.fullmatch(path)
-        if given is None or given.job.name != job or match is None or not _is_version(int(match[1]), given):
+        if given is None or given.job.name != job or match is None or int(match[1]) > given.steps:
             raise LinkError("nobody wants that file", hint="install the same version there")
-        checkpoint = f"v{int(match[1]):08d}"
-        waiting = set(given.announced) | {checkpoint}
-        given.announced[checkpoint] += num_bytes
-        if given.announced[checkpoint] > 2 * given.most_bytes or len(waiting) > MOST_COPIES:
-            raise LinkError("its checkpoints are larger than those of its model", hint="install the same version there")
-        return given.incoming / checkpoint / match[2]
+        checkpoint, file = f"v{int(match[1]):08d}", match[2]
+        with self._announcing:
+            sizes = given.announced.get(checkpoint, {}) | {file: num_bytes}
+            others = given.announced.keys() - {checkpoint}
+            fits = num_bytes <= JSON_BYTES.get(file, num_bytes) and sum(sizes.values()) <= given.most_bytes
+            if not fits or len(others) >= MOST_COPIES:
+                told = "its checkpoints are larger than those of its model, or too many"
+                raise LinkError(told, hint="install the same version there")
+            given.announced[checkpoint] = sizes
+        return given.incoming / checkpoint / file
+
+    def goes_on(self, worker: str, place: Path) -> None:
+        """Raises LinkError."""
+        given = self._given.get(worker)
+        if given is None or given.incoming not in place.parents:
+            raise LinkError("nobody wants that file", hint="install the same version there")
+        self._alive(worker)
 
     def file(self, sha256: str) -> Path | None:
         found = [given.files[sha256] for given in list(self._given.values()) if sha256 in given.files]
@@ -240,8 +295,7 @@ class CrewPlaces(Generic[J]):
         if given is None:
             return
         log.info("%s is gone (%s): another machine goes on with %s", worker, reason, given.job.name, extra=TALK)
-        self._losses[given.job.name] += reason != PAUSED
-        lost = self._losses[given.job.name] >= MAX_LOSSES
+        lost = reason != PAUSED and self._standing.lost(given.job.name, worker=worker, now=time.monotonic())
         told = Message("{number} machines were lost during this job", number=MAX_LOSSES) if lost else Message("")
         self._end(worker, given, complete=False, reason=told)
 
@@ -250,50 +304,101 @@ class CrewPlaces(Generic[J]):
         given = self._given.get(worker)
         if given is None or given.job.name != news.job:
             return
-        rows = [row for row in news.rows if _is_version(int(row["version"]), given)]
-        _append(given.run.metrics, rows)
+        rows = [row for row in news.rows if row["version"] <= given.steps]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        given.row_bytes += len(text)
+        if given.row_bytes > given.most_row_bytes:
+            self._send_away(worker, Message("it sends far more than its work needs"))
+            return
         if rows:
-            write_json(given.run.status, {"state": "running", "version": int(rows[-1]["version"])}, private=True)
+            _append(given.run.metrics, text)
+            write_json(given.run.status, {"state": "running", "version": rows[-1]["version"]}, private=True)
         if news.kept:
             self._adopt(worker, news.kept, given)
-        if news.ended:
-            self._end(worker, given, complete=news.ended == COMPLETE, reason=_why(news))
+        if news.ended == COMPLETE and not (missing := _missing(given)):
+            self._standing.got_further(given.job.name, worker=worker)
+            self._end(worker, given, complete=True, reason=Message(""))
+        elif news.ended == COMPLETE:
+            self._failed(worker, given, reason=missing)
+        elif news.ended == FAILED:
+            self._failed(worker, given, reason=news.reason or Message("it says not why"))
+        elif news.ended:
+            self._given_back(worker, given, reason=news.reason)
+
+    def _send_away(self, worker: str, reason: str) -> None:
+        assert self.server is not None
+        log.warning("%s: %s", worker, reason)
+        self.server.send(worker, Stop(reason=reason, refused=True))
+        self._gone(worker, reason)
 
     def _adopt(self, worker: str, version: int, given: _Given[J]) -> None:
         """A checkpoint that has come as a whole becomes one of the run."""
         name = f"v{version:08d}"
         arrived, target = given.incoming / name, given.run.checkpoints / name
-        given.announced.pop(name, None)
+        with self._announcing:
+            given.announced.pop(name, None)
         try:
             verify_checkpoint(arrived)
+            _require_fit(arrived, version=version, shapes=given.shapes)
         except CheckpointError as error:
             log.warning("a checkpoint from %s cannot be used: %s", worker, error.message)
             shutil.rmtree(arrived, ignore_errors=True)
             return
+        newest = _newest_version(given.run)
         with storage_errors(target):
             make_private(given.run.checkpoints)
             if target.exists():
                 shutil.rmtree(target)
             arrived.rename(target)
-        prune_checkpoints(given.run.checkpoints, keep=given.keep, protect=given.keep_steps)
+        note_origin(given.run, version=version, worker=worker)
+        best = best_of(list_checkpoints(given.run.checkpoints)[-1])
+        protect = given.keep_steps | ({best[1]} if best is not None else set())
+        prune_checkpoints(given.run.checkpoints, keep=given.keep, protect=protect)
+        if version > newest:
+            self._standing.got_further(given.job.name, worker=worker)
+
+    def _failed(self, worker: str, given: _Given[J], *, reason: str) -> None:
+        """That it says so is not enough."""
+        name, source, now = given.job.name, left_by(given.run), time.monotonic()
+        verdict = self._standing.failed(name, worker=worker, left_by=source, now=now)
+        if verdict is not FailureMeans.FAILED:
+            log.warning("%s has failed at %s, which is tried again: %s", worker, name, reason)
+        if verdict is FailureMeans.SET_ASIDE and source is not None:
+            log.warning("%s: nobody can go on from what %s has left of it", name, source or Message("this machine"))
+            set_aside_of(given.run, source)
+        self._tell_of_rest(worker, now=now)
+        self._end(worker, given, complete=False, reason=reason if verdict is FailureMeans.FAILED else Message(""))
+
+    def _given_back(self, worker: str, given: _Given[J], *, reason: str) -> None:
+        """`reason`: why it could not even begin."""
+        if reason:
+            now = time.monotonic()
+            log.warning("%s gives %s back: %s", worker, given.job.name, reason)
+            self._standing.ended_badly(worker, now=now)
+            self._tell_of_rest(worker, now=now)
+        self._end(worker, given, complete=False, reason=Message(""))
+
+    def _tell_of_rest(self, worker: str, *, now: float) -> None:
+        if seconds := self._standing.rest_seconds(worker, now=now):
+            log.warning("one job after the other ends badly on %s: it gets none for %.0f s", worker, seconds)
 
     def _end(self, worker: str, given: _Given[J], *, complete: bool, reason: str) -> None:
         del self._given[worker]
         shutil.rmtree(given.incoming, ignore_errors=True)
-        state = "complete" if complete else "stopped"
-        version = max((version_of(path) for path in list_checkpoints(given.run.checkpoints)), default=0)
-        write_json(given.run.status, {"state": state, "version": version}, private=True)
+        state = "complete" if complete else "failed" if reason else "stopped"
+        write_json(given.run.status, {"state": state, "version": _newest_version(given.run)}, private=True)
+        given.lock.__exit__()
         seconds = time.monotonic() - given.began
         self._left.append(Left(job=given.job, place=worker, complete=complete, seconds=seconds, reason=reason))
 
 
 @contextmanager
-def open_crew_places(home: Home, *, listen: Address, folder: Path) -> "Iterator[tuple[CrewPlaces[J], OpenCrew]]":
+def open_crew_places(home: Home, *, listen: Address, folder: Path) -> "Iterator[tuple[CrewPlaces[Any], OpenCrew]]":
     """This machine's crew, for machines that join to do jobs; closed behind the block. `folder`: what happens there is
     written down. Raises LinkError.
     """
     keys, nodes = open_coordinator(home.crew, now=datetime.now(UTC)), AllowList(home.nodes)
-    places: CrewPlaces[J] = CrewPlaces(home=home, folder=folder)
+    places: CrewPlaces[Any] = CrewPlaces(home=home, folder=folder)
     nothing = Layout(())
     server = CrewServer(
         keys=keys,
@@ -324,14 +429,52 @@ def require_portable(config: Config) -> None:
         )
 
 
-def _why(news: JobNews) -> str:
-    if news.ended != FAILED:
-        return Message("")
-    return news.reason or Message("it says not why")
+def _given(job: J, run: RunDir, *, lock: FolderLock, config: Config, task: Task) -> _Given[J]:
+    """Raises DataError, TaskError."""
+    for old in run.path.glob(".incoming-*"):  # of a coordinator that was killed
+        shutil.rmtree(old, ignore_errors=True)
+    tensors = model_tensors(make_model(task, seed=config.run.seed))
+    return _Given(
+        job=job,
+        run=run,
+        lock=lock,
+        incoming=run.path / f".incoming-{secrets.token_hex(8)}",
+        began=time.monotonic(),
+        keep=config.checkpoint.keep,
+        keep_steps=frozenset({*config.checkpoint.keep_steps, _newest_version(run)}),
+        steps=config.train.steps or measure_length(config.train, task).num_versions,
+        may_end_early=config.evaluate.patience > 0,
+        shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
+        most_bytes=BYTES_PER_VALUE * sum(tensor.numel() for tensor in tensors.values()) + MORE_BYTES,
+        files={},
+    )
 
 
-def _is_version(version: int, given: _Given[J]) -> bool:
-    return 0 <= version <= (given.steps or version)
+def _require_fit(path: Path, *, version: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises CheckpointError for one of another step, or another model. Its weights are not read."""
+    problem = CheckpointError("{path} belongs to another run", path=path, hint="install the same version there")
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        with safetensors.safe_open(path / "model.safetensors", framework="numpy") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+        raise problem from error
+    if not isinstance(state, dict) or state.get("version") != version or found != shapes:
+        raise problem
+
+
+def _newest_version(run: RunDir) -> int:
+    return max((version_of(path) for path in list_checkpoints(run.checkpoints)), default=0)
+
+
+def _missing(given: _Given[J]) -> str:
+    """What a job that is said to be complete lacks; "": nothing."""
+    newest = _newest_version(given.run)
+    if newest < given.steps and not (given.may_end_early and newest):
+        return Message("it says that the run is complete, and has not sent the last checkpoint")
+    if not any(row.get("version") == newest for row in last_rows(given.run.metrics)):
+        return Message("it says that the run is complete, and has not sent its last row")
+    return Message("")
 
 
 def _begun(run: RunDir) -> dict[str, tuple[Path, bytes]]:
@@ -342,7 +485,7 @@ def _begun(run: RunDir) -> dict[str, tuple[Path, bytes]]:
             verify_checkpoint(path)
         except CheckpointError:
             continue
-        found = {f"checkpoints/{path.name}/{file.name}": file for file in sorted(path.iterdir())}
+        found = {f"checkpoints/{path.name}/{name}": path / name for name in (*FILES, MANIFEST)}
         break
     if run.metrics.exists():
         found[METRICS] = run.metrics
@@ -355,8 +498,6 @@ def _described(files: Mapping[str, tuple[Path, bytes]]) -> tuple[OfferedFile, ..
     )
 
 
-def _append(path: Path, rows: Sequence[Row]) -> None:
-    if rows:
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        with storage_errors(path), open(path, "a", encoding="utf-8", opener=open_private) as file:
-            file.write(text)
+def _append(path: Path, text: str) -> None:
+    with storage_errors(path), open(path, "a", encoding="utf-8", opener=open_private) as file:
+        file.write(text)

@@ -3,23 +3,29 @@
 It keeps nothing that cannot be replaced: rows and checkpoints go to the coordinator as they come, and the folder of a
 job is deleted when it ends. When the connection breaks, the job is ended here too: another machine goes on with it from
 what has been sent. When its owner wants the machine back, the job is saved, sent and given back first.
+
+Invariants
+* A coordinator decides what is trained, and nothing else here: of its configuration only what a training computes is
+  kept, without what a run file may say of its own machine (programs to start, other models, how many checkpoints).
+* It writes into this machine's cache and into the folder of the job, and leaves `SPARE_BYTES` of the disk.
 """
 
 import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cuadrilla.config import Config, FileTaskSection, LocalEngine
-from cuadrilla.engines.bundle import fetch
+from cuadrilla.config import CheckpointSection, Config, FileTaskSection, LocalEngine
+from cuadrilla.engines.bundle import bundle_hash, fetch
 from cuadrilla.engines.node import worker_options
 from cuadrilla.engines.ray.node import Ways
 from cuadrilla.engines.reporting import LinesKept, lines_kept, machine_facts, reporting
 from cuadrilla.engines.worker import Patience, WorkerOptions, ended_by
-from cuadrilla.errors import CuadrillaError, LinkError
+from cuadrilla.errors import CheckpointError, CuadrillaError, EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.home import Home
 from cuadrilla.jobs.places import LocalPlace, Places
 from cuadrilla.link.base import PAUSED, Goodbye, Hello, Paused, Refused, Stop
@@ -41,14 +47,21 @@ from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
-from cuadrilla.rundir import RunDir, storage_errors, write_atomic
+from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
-from cuadrilla.train.checkpoint import FILES, MANIFEST, list_checkpoints, version_of
+from cuadrilla.train.checkpoint import FILES, MANIFEST, best_of, list_checkpoints, version_of
 from cuadrilla.version import __version__
 
 LOOK_SECONDS = 0.25
 NEWS_SECONDS = 2.0
+PROMPT_NEWS, NEWS_PAUSE_SECONDS = 20, 0.25
+"""Rows that gathered during a long upload are sent no faster than the coordinator takes them (`grpc_server.py`)."""
+SAVE_SECONDS = 60.0
+"""A job that has not saved by then is ended: somebody wants it, or this machine, back."""
+END_SECONDS = 10.0
+SPARE_BYTES = 2**30
 CHECKPOINT_FILES = (*FILES, MANIFEST)
+RUNS = "runs"
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +73,14 @@ class NoJobs(CuadrillaError):
 def do_jobs(ways: Ways, *, moved: Callable[[str], None], data: Path | None) -> str:
     """Until the coordinator has no more; why it ended. A worker for each of this machine's devices.
 
-    Raises LinkError when the coordinator refuses this node or stays away, NoJobs, DeviceError.
+    Raises LinkError when the coordinator refuses this node or stays away, NoJobs, DeviceError, and ConfigError where
+    another process of this machine does the same.
     """
     uses = ways.devices.choose_for_any().uses
     workers = [_JobWorker(worker_options(ways, use, moved=moved), use, ways=ways, data=data) for use in uses]
-    with lines_kept() as lines:
+    folder = Home.of_user().jobs / ways.crew.folder.name
+    make_private(folder)
+    with FolderLock(folder / "lock", purpose=Message("jobs for this crew")), lines_kept() as lines:
         try:
             if len(workers) == 1:
                 return workers[0].work(lines)
@@ -89,12 +105,16 @@ def _together(workers: "list[_JobWorker]", lines: LinesKept) -> str:
     threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
-    while not ended.wait(1.0):
-        pass
-    for worker in workers:
-        worker.over.set()
-    for thread in threads:
-        thread.join()
+    try:
+        while not ended.wait(1.0):
+            pass
+    finally:  # Ctrl-C, too: their jobs end with them, and those that wait for something end with this process
+        for worker in workers:
+            worker.over.set()
+        for thread in threads:
+            thread.join(END_SECONDS)
+    if not said:
+        raise EnvironmentProblem("a worker of this machine has failed", hint="join again; its log has more")
     first = said[0]
     if isinstance(first, CuadrillaError):
         raise first
@@ -113,7 +133,7 @@ class _Doing:
     sent: set[int]
     """Versions whose checkpoints are there."""
     told_at: float = 0.0
-    recalled: bool = False
+    recalled_at: float | None = None
 
 
 @dataclass
@@ -134,6 +154,7 @@ class _JobWorker:
 
     def work(self, lines: LinesKept) -> str:
         patience = Patience(self.options)
+        shutil.rmtree(self._folder / RUNS, ignore_errors=True)  # of one that was killed
         while not self.over.is_set():
             patience.reached += self.ways.courtesy.wait_until_welcome()
             began = time.monotonic()
@@ -198,28 +219,40 @@ class _JobWorker:
                 return Stop(reason=self._held, again=True)
             match session.next_order(timeout_seconds=LOOK_SECONDS):
                 case Assignment() as order:
-                    self._begin(order, connection)
+                    self._try(order, session, connection)
                 case Recall() as order if self._doing is not None and self._doing.name == order.job:
                     self._recall()
             if self._doing is not None:
                 self._look(self._doing, session)
         return Stop(reason=Message("another worker of this machine has ended"))
 
+    def _try(self, order: Assignment, session: GrpcLink, connection: Connection) -> None:
+        """Raises LinkError; and what keeps this machine from doing such jobs, of which the coordinator is told."""
+        try:
+            self._begin(order, connection)
+        except CuadrillaError as error:
+            if isinstance(error, Refused) or not isinstance(error, LinkError):
+                session.tell(JobNews(job=order.job, ended=GIVEN_BACK, reason=error.message))
+                session.call(Goodbye(reason=error.message))
+            raise
+
     def _begin(self, order: Assignment, connection: Connection) -> None:
-        """Raises LinkError, Refused."""
+        """Raises LinkError, Refused, ConfigError, ResourceError."""
         self._drop()
-        home, folder = self._home, self._folder / order.job
+        home, folder = self._home, self._folder / RUNS / order.job
         description = RunDescription(config=order.config, files=order.files)
+        _require_room(order, home=home)
         config, files = fetch(connection, description, home=home, report=self.ways.report, data=self.data)
+        config = settings_here(config, files)
+        shutil.rmtree(folder, ignore_errors=True)
+        make_private(folder)
         with storage_errors(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True, mode=0o700)
             for file in order.begun:
                 (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
                 connection.fetch(file, to=folder / file.path)
             if (files / "teachers").is_dir():
                 shutil.copytree(files / "teachers", folder / "teachers")
-        write_atomic(folder / "run.toml", to_toml(_seen_from(config, files)), private=True)
+        write_atomic(folder / "run.toml", to_toml(config), private=True)
         run = RunDir(folder)
         rows = run.metrics.stat().st_size if run.metrics.exists() else 0
         self._doing = _Doing(
@@ -240,31 +273,39 @@ class _JobWorker:
     def _look(self, doing: _Doing, session: GrpcLink) -> None:
         """Send what is new; begin again what was killed. Raises LinkError."""
         assert self._places is not None
-        left = next(iter(self._places.look()), None)
-        if left is None:
-            if time.monotonic() - doing.told_at >= NEWS_SECONDS:
+        left, now = next(iter(self._places.look()), None), time.monotonic()
+        hangs = left is None and doing.recalled_at is not None and now - doing.recalled_at > SAVE_SECONDS
+        if left is None and not hangs:
+            if now - doing.told_at >= NEWS_SECONDS:
                 self._send(doing, session)
             return
-        if not (left.complete or left.reason or doing.recalled or self._held):
+        if left is not None and not (left.complete or left.reason or doing.recalled_at is not None):
             log.warning("%s was killed; it goes on", doing.name)
             self._places.start(doing, doing.run, name="job")
             return
+        if hangs:
+            log.warning("%s does not save; it is ended", doing.name)
+            self._end_process()
         self._send(doing, session)
-        ended = COMPLETE if left.complete else FAILED if left.reason else GIVEN_BACK
-        session.tell(JobNews(job=doing.name, ended=ended, reason=left.reason))
+        ended = GIVEN_BACK if left is None else COMPLETE if left.complete else FAILED if left.reason else GIVEN_BACK
+        reason = left.reason if left is not None and ended == FAILED else ""
+        session.tell(JobNews(job=doing.name, ended=ended, reason=reason))
         log.info("job        %s: %s", doing.name, ended, extra=TALK)
         shutil.rmtree(doing.run.path, ignore_errors=True)
         self._doing = None
 
     def _send(self, doing: _Doing, session: GrpcLink) -> None:
-        """Rows, then checkpoints: the newest, and those that are to be kept. Raises LinkError."""
+        """Rows, then checkpoints: the newest, the best, and those that are to be kept. Raises LinkError."""
         doing.told_at = time.monotonic()
         there = list_checkpoints(doing.run.checkpoints)
-        for rows in _new_rows(doing):
+        wanted = {*doing.keep_steps, *map(version_of, there[-1:]), *_best(there)}
+        for number, rows in enumerate(_new_rows(doing)):
+            if number >= PROMPT_NEWS:
+                time.sleep(NEWS_PAUSE_SECONDS)
             session.tell(JobNews(job=doing.name, rows=rows))
         for path in there:
             version = version_of(path)
-            if version in doing.sent or (path != there[-1] and version not in doing.keep_steps):
+            if version in doing.sent or version not in wanted:
                 continue
             for name in CHECKPOINT_FILES:
                 if not (path / name).exists():  # a newer one has taken its place meanwhile
@@ -276,8 +317,8 @@ class _JobWorker:
 
     def _recall(self) -> None:
         """Have the job save; `_look` gives it back."""
-        if self._doing is not None and not self._doing.recalled and self._places is not None:
-            self._doing.recalled = True
+        if self._doing is not None and self._doing.recalled_at is None and self._places is not None:
+            self._doing.recalled_at = time.monotonic()
             self._places.stop()
 
     def _saved(self) -> bool:
@@ -287,11 +328,15 @@ class _JobWorker:
 
     def _drop(self) -> None:
         """End what is under way here: it goes on elsewhere."""
-        if self._doing is not None and self._places is not None:
-            self._places.close()
-            self._places = None
+        if self._doing is not None:
+            self._end_process()
             shutil.rmtree(self._doing.run.path, ignore_errors=True)
             self._doing = None
+
+    def _end_process(self) -> None:
+        if self._places is not None:
+            self._places.close()
+            self._places = None
 
     @property
     def _home(self) -> Home:
@@ -315,14 +360,48 @@ def _require_jobs(description: RunDescription) -> None:
         )
 
 
-def _seen_from(config: Config, files: Path) -> Config:
-    """With paths that lead to what was fetched."""
+def settings_here(config: Config, files: Path) -> Config:
+    """Those of another machine's run that count here, with paths that lead to what was fetched. Raises Refused for a
+    run that needs a model which did not come with it: there may be one here at that path, and it is nobody else's."""
+    fetched = [(files / "teachers" / str(number)).is_dir() for number in range(len(config.train.teacher))]
+    if config.model.init or not all(fetched):
+        raise Refused(
+            "the coordinator's run begins from a model that it does not send",
+            hint="install the same version on both machines",
+        )
+    saved = CheckpointSection(**config.checkpoint.model_dump(exclude={"keep"}))
+    config = config.for_others().model_copy(update={"checkpoint": saved})
     if isinstance(config.task, FileTaskSection):
         task = config.task.model_copy(update={"path": str(files / config.task.path)})
         config = config.model_copy(update={"task": task})
     else:
         config = config.model_copy(update={"data": config.data.model_copy(update={"folder": str(files / "data")})})
     return config.model_copy(update={"engine": LocalEngine()})
+
+
+def _best(there: Sequence[Path]) -> list[int]:
+    """The version of these with the lowest held-out loss, if that was measured."""
+    with suppress(CheckpointError):  # a newer one has taken its place meanwhile
+        if there and (best := best_of(there[-1])) is not None:
+            return [best[1]]
+    return []
+
+
+def _require_room(order: Assignment, *, home: Home) -> None:
+    """Raises ResourceError unless there is room for what has to be fetched, and some to spare."""
+    make_private(home.path)
+    cached = home.cache / bundle_hash(RunDescription(config="", files=order.files))[:32]
+    missing = [file for file in order.files if not (cached / file.path).is_file()]
+    needed = sum(file.num_bytes for file in [*missing, *order.begun]) + SPARE_BYTES
+    free = shutil.disk_usage(home.path).free
+    if free < needed:
+        raise ResourceError(
+            "{folder} has {free:.2f} GiB free; the job and 1 GiB to spare need {needed:.2f} GiB",
+            folder=home.path,
+            free=free / 2**30,
+            needed=needed / 2**30,
+            hint="free some space, then join again",
+        )
 
 
 def _new_rows(doing: _Doing) -> Iterator[tuple[Row, ...]]:

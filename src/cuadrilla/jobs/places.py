@@ -2,9 +2,11 @@
 
 It ends with this one. It is told of a job by a line on its standard input, the folder, and leaves the outcome there. A
 process that is killed is no failure of its job: it goes on from its checkpoint. A training that fails by itself
-is, and its reason is kept; its process ends with it.
+is, and its reason is kept; its process ends with it. But for one that got no further than to what another machine has
+left: then that is set aside (`origin.py`).
 """
 
+import logging
 import os
 import signal
 import sys
@@ -25,6 +27,8 @@ MAX_DEATHS = 3
 """Of processes that work on one job: then it counts as failed."""
 OUTCOME = "outcome.json"
 """In a job's folder: whether its run is complete."""
+
+log = logging.getLogger(__name__)
 
 
 class Named(Protocol):
@@ -139,6 +143,9 @@ class Places(Generic[J]):
             if ended.get(name, 0) < 0 and not outcome:
                 self._deaths[job.name] += 1
                 reason = reason if self._deaths[job.name] >= MAX_DEATHS else Message("")
+            if reason and not outcome and (machine := _set_aside(run)):
+                log.warning("%s: nobody can go on from what %s has left of it: %s", job.name, machine, reason)
+                reason = Message("")
             left.append(
                 Left(
                     job=job,
@@ -151,6 +158,14 @@ class Places(Generic[J]):
         self._reasons.clear()  # of places that were idle
         return left
 
+    def recall(self, job: J) -> None:
+        """Have it saved and given back; `look` tells of it. Nothing, where nobody has it."""
+        pids = self._children.pids()
+        for name, (given, _, _) in self._at.items():
+            if given.name == job.name and name in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pids[name], signal.SIGTERM)
+
     def stop(self) -> None:
         """Have all save and end; `look` tells of them."""
         for pid in self._children.pids().values():
@@ -162,10 +177,17 @@ class Places(Generic[J]):
         self._children.end(finish_seconds=0.0)
 
 
-class AllPlaces(Generic[J]):
-    """Several of them as one. A place is whose it was when it got its job."""
+class DoingRuns(Doing[J], Protocol[J]):
+    """Who does jobs that can be saved at any moment."""
 
-    def __init__(self, parts: Sequence[Doing[J]]) -> None:
+    def recall(self, job: J) -> None:
+        """Have it saved and given back; `look` tells of it."""
+
+
+class AllPlaces(Generic[J]):
+    """Several of them as one."""
+
+    def __init__(self, parts: Sequence[DoingRuns[J]]) -> None:
         self._parts = parts
 
     @property
@@ -188,6 +210,10 @@ class AllPlaces(Generic[J]):
         """Raises CuadrillaError."""
         return [left for part in self._parts for left in part.look()]
 
+    def recall(self, job: J) -> None:
+        for part in self._parts:
+            part.recall(job)
+
     def stop(self) -> None:
         for part in self._parts:
             part.stop()
@@ -195,6 +221,16 @@ class AllPlaces(Generic[J]):
     def close(self) -> None:
         for part in self._parts:
             part.close()
+
+
+def _set_aside(run: RunDir) -> str:
+    """What another machine has left, if it is the newest; whose it was."""
+    from cuadrilla.jobs.origin import left_by, set_aside_of  # they know checkpoints, and load torch
+
+    machine = left_by(run)
+    if machine:
+        set_aside_of(run, machine)
+    return machine or ""
 
 
 def tell_outcome(folder: Path, *, complete: bool, version: int) -> None:

@@ -138,7 +138,7 @@ def beside_a_vpn(listens: Address) -> list[Message]:
         return []
     return [
         Message(
-            "the way out of this machine is {card}, a VPN; the crew is at {address}, on the local network. "
+            "the way out of this machine is {card}, a VPN or a modem; the crew is at {address}, on the local network. "
             "If the others are in the VPN too: cuadrilla up ... --listen {out}",
             card=tunnel.name,
             address=listens,
@@ -153,7 +153,7 @@ def _undecided(found: Sequence[str], cards: Sequence[NetworkCard], tunnel: Netwo
     if found or best:
         several = Message("this machine is on several networks, and none has a default route")
         if tunnel:
-            besides = "the way out of this machine is {card}, a VPN, and it is on several networks besides"
+            besides = "the way out of this machine is {card}, a VPN or a modem, and it is on several networks besides"
             several = Message(besides, card=tunnel.name)
         return LinkError(
             "{problem}",
@@ -164,7 +164,7 @@ def _undecided(found: Sequence[str], cards: Sequence[NetworkCard], tunnel: Netwo
     for card in cards:
         if card.is_tunnel and (own := [address for address in card.addresses if ":" not in address]):
             return LinkError(
-                "the only network of this machine is {card}, a VPN",
+                "the only network of this machine is {card}, a VPN or a modem",
                 card=card.name,
                 hint="if the others are in it too, name its address: --listen {address}",
                 address=own[0],

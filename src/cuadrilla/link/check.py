@@ -26,6 +26,10 @@ from cuadrilla.link.tls import HUNG_UP, NO_TLS, SERVER_NAME, load_node
 from cuadrilla.messages import Message
 
 CONNECT_SECONDS = 5.0
+SMALL_SEGMENT_BYTES = 1200
+"""Of TCP in a packet: 1280 bytes, the least that IPv6 allows, hold 1208. As both ends' cards allow it; a smaller packet
+between them is noticed only by what is lost.
+"""
 NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -120,7 +124,15 @@ def _route(target: Target) -> tuple[str, str]:
 
 def _tcp(target: Target) -> tuple[str, str]:
     with _connected(target) as plain:
-        return Message("{address} answers at {place}", address=target.address, place=plain.getpeername()[0]), ""
+        told = Message("{address} answers at {place}", address=target.address, place=plain.getpeername()[0])
+        segment = plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) if hasattr(socket, "TCP_MAXSEG") else 0
+    if not 0 < segment < SMALL_SEGMENT_BYTES:
+        return told, ""
+    return told, Message(
+        "its packets bring {segment} bytes at most, which is slow: one of the two machines has a card with a small MTU "
+        "(`cuadrilla doctor` there says which)",
+        segment=segment,
+    )
 
 
 def _tls(target: Target, ca: str) -> tuple[str, str]:

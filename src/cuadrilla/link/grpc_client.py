@@ -57,6 +57,8 @@ TRANSFER_SECONDS = 600.0
 """A transfer that takes longer is given up: the session's own silence is noticed much earlier."""
 PIECE_BYTES = 64 * 2**20
 """A large file is asked for in pieces, each of which must arrive in that time."""
+MAX_ORDERS = 16
+"""Of a coordinator, that wait: it gives the next one when it knows how the last one went."""
 MEASURE_SECONDS = 40.0
 """A measurement of bandwidth: longer than the coordinator lets one take."""
 SERVICE = f"/{pb.DESCRIPTOR.services_by_name['Crew'].full_name}/"
@@ -279,7 +281,7 @@ class GrpcLink:
         self._parameters = parameters
         self._outgoing: queue.SimpleQueue[pb.ToCoordinator | None] = queue.SimpleQueue()
         self._inbox = Inbox()
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._orders: queue.Queue[Order] = queue.Queue(MAX_ORDERS)
         self._progress = Progress(micro_steps=0)
         self._transfers: set[str] = set()
         self._broken: LinkError | None = None
@@ -395,7 +397,7 @@ class GrpcLink:
                     self.standbys = tuple(one_line(place, most=wire.MAX_TEXT) for place in received.version.standbys)
                 self.heard_at = time.monotonic()
                 if (order := order_from_wire(received)) is not None:
-                    self._orders.put(order)
+                    self._take_order(order)
                     continue
                 self._inbox.put(wire.from_coordinator(received))
         except grpc.RpcError as error:
@@ -403,6 +405,14 @@ class GrpcLink:
         except LinkError as error:
             problem = error
         self._break(problem)
+
+    def _take_order(self, order: Order) -> None:
+        """Raises LinkError for one that nobody can follow any more."""
+        try:
+            self._orders.put_nowait(order)
+        except queue.Full:
+            told = "the coordinator gives more orders than anybody could follow"
+            raise LinkError(told, hint="it is asked again") from None
 
     def _found_dead(self) -> None:
         self._break(LinkError("the connection is dead: the coordinator answers on another", hint="it joins again"))

@@ -63,10 +63,11 @@ from cuadrilla.link.grpc_calls import (
     start_server,
 )
 from cuadrilla.link.grpc_check import CheckServer
+from cuadrilla.link.grpc_jobs import KeepServer
 from cuadrilla.link.grpc_ray import RayHeadServer
 from cuadrilla.link.grpc_standby import StandbyServer
 from cuadrilla.link.invite import Invites, Redemption
-from cuadrilla.link.jobs import JobReceiver, KeepServer, Order, news_from_wire, order_to_wire
+from cuadrilla.link.jobs import JobReceiver, Order, news_from_wire, order_to_wire
 from cuadrilla.link.names import MAX_DEVICES, node_of, worker_name
 from cuadrilla.link.nodes import AllowList, NameTaken
 from cuadrilla.link.offer import Offer
@@ -92,8 +93,8 @@ NEWS_PER_SECOND, NEWS_AT_ONCE = 1.0, 60.0
 """Of one node, beside answers and heartbeats. One on a bad line begins a session and says Hello every few seconds."""
 REPORTS_PER_SECOND, REPORTS_AT_ONCE = 0.5, 5.0
 """Of one worker: more than twice as many as it has reason to send."""
-JOB_NEWS_PER_SECOND, JOB_NEWS_AT_ONCE = 2.0, 30.0
-"""Of one worker; its jobs may be as short as a second."""
+JOB_NEWS_PER_SECOND, JOB_NEWS_AT_ONCE = 8.0, 60.0
+"""Of one worker; its jobs may be as short as a second, with rows, a checkpoint and an end."""
 
 log = logging.getLogger(__name__)
 

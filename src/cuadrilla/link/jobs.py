@@ -1,40 +1,34 @@
-"""Whole runs over the crew link: what a machine is given to train by itself, and what it brings back.
+"""Whole runs over the crew link: what a machine is given to train by itself, and what it says of it.
 
-Invariants
-* Nothing that a machine says is believed: of its rows numbers are kept and nothing else, and what it sends has the
-  name of a file of a checkpoint, a size that was agreed to, and the sum that each chunk announces.
-* A file is written under a temporary name; it has its own when every byte is on the disk.
+Nothing that it says is believed: of its rows numbers are kept and nothing else. Its files come by `grpc_jobs.py`.
 """
 
 import json
-import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import grpc
-
-from cuadrilla.errors import LinkError, ResourceError
+from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.grpc_calls import cut_off, reads, refuse, serialize
-from cuadrilla.link.grpc_standby import CHECKPOINT_FILE
 from cuadrilla.link.offer import OfferedFile
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
-from cuadrilla.rundir import finite_json, make_private, storage_errors
+from cuadrilla.rundir import finite_json
 
 COMPLETE, GIVEN_BACK, FAILED = "complete", "given back", "failed"
 ENDS = ("", COMPLETE, GIVEN_BACK, FAILED)
 METRICS = "metrics.jsonl"
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 ROW_KEY = re.compile(r"[a-z][a-z0-9_]{0,63}")
+CHECKPOINT_FILE = re.compile(
+    r"checkpoints/v([0-9]{8,12})/(model\.safetensors|optimizer\.safetensors|state\.json|manifest\.json)"
+)
+"""One name for each: no digits of other scripts, and no number that takes a minute to read."""
 MAX_ROWS, MAX_ROW_CHARACTERS, MAX_ROW_KEYS = 500, 4096, 100
-MAX_VERSION, MAX_NUMBER = 10**12, 1e300
-KEEP_SECONDS = 600.0
+MAX_VERSION, MAX_WHOLE, MAX_NUMBER = 10**12 - 1, 2**63, 1e300
 
 Row = Mapping[str, float]
 
@@ -80,8 +74,9 @@ class JobReceiver(Protocol):
     def place_for(self, worker: str, name: str, *, num_bytes: int) -> Path:
         """Where a file of a worker's job is to lie. Raises LinkError where it is not wanted."""
 
-    def alive(self, worker: str) -> None:
-        """A part of a file has come: on a slow line heartbeats wait behind it."""
+    def goes_on(self, worker: str, place: Path) -> None:
+        """A part of that file has come: on a slow line heartbeats wait behind it. Raises LinkError where it is not
+        wanted any more."""
 
     def file(self, sha256: str) -> Path | None:
         """One that the workers of jobs may have, by its hash in hexadecimal."""
@@ -95,15 +90,17 @@ def order_to_wire(order: Order) -> pb.ToWorker:
 
 
 def order_from_wire(received: pb.ToWorker) -> Order | None:
-    """None: it is another kind of message. Raises LinkError for names that no job has."""
+    """None: it is another kind of message. Raises LinkError for names that no job has, and for files that are not the
+    rows and one checkpoint."""
     match received.WhichOneof("kind"):
         case "recall":
             return Recall(job=_job(received.recall.job))
         case "assignment":
             said = received.assignment
             begun = files_from_wire(said.begun)
-            wrong = [file.path for file in begun if file.path != METRICS and not CHECKPOINT_FILE.fullmatch(file.path)]
-            if wrong:
+            names = [file.path for file in begun]
+            of = {match and match[1] for name in names if (match := CHECKPOINT_FILE.fullmatch(name)) or name != METRICS}
+            if None in of or len(of) > 1 or len(set(names)) < len(names):
                 raise _nonsense(Message("files that no run has"))
             return Assignment(job=_job(said.job), config=said.config, files=files_from_wire(said.files), begun=begun)
     return None
@@ -140,8 +137,10 @@ def usable_row(text: str) -> Row | None:
 
 
 def _is_number(value: object) -> bool:
-    """Of a size that other programs read, too."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
+    """Of a size that other programs read, too, and that can be added up."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < (MAX_WHOLE if isinstance(value, int) else MAX_NUMBER)
 
 
 def files_from_wire(files: Iterable[pb.File]) -> tuple[OfferedFile, ...]:
@@ -169,58 +168,3 @@ def named_chunks(name: str, path: Path) -> Iterator[pb.Chunk]:
         if number == 0:
             chunk.name = name
         yield chunk
-
-
-class KeepServer:
-    """Takes the files of jobs. `receiver` says where they go."""
-
-    def __init__(self, receiver: JobReceiver) -> None:
-        self._receiver = receiver
-        self._lock = threading.Lock()
-        self._sending: set[str] = set()
-
-    def handlers(self, caller: Callable[[Any], str]) -> dict[str, Any]:
-        """`caller(context)` names the worker that calls, and ends the call of anybody else."""
-
-        def keep(requests: Iterator[pb.Chunk], context: Any) -> pb.Uploaded:
-            worker = caller(context)
-            cut_off(context, after=KEEP_SECONDS)
-            with self._lock:
-                busy = worker in self._sending
-                self._sending.add(worker)
-            if busy:
-                refuse(context, "one upload at a time", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
-            try:
-                return pb.Uploaded(num_bytes=self._write(worker, requests))
-            except (LinkError, ResourceError) as error:
-                refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
-            finally:
-                with self._lock:
-                    self._sending.discard(worker)
-
-        handler = grpc.stream_unary_rpc_method_handler(reads(keep, pb.Chunk), response_serializer=serialize)
-        return {"Keep": handler}
-
-    def _write(self, worker: str, requests: Iterator[pb.Chunk]) -> int:
-        """Raises LinkError, ResourceError."""
-        first = next(requests, None)
-        if first is None:
-            raise LinkError("a call without a message", hint="install the same version there")
-        target = self._receiver.place_for(worker, first.name, num_bytes=first.num_bytes)
-        part, arriving = target.with_name(f".{target.name}.part"), wire.Download(first.num_bytes)
-        make_private(target.parent)
-        try:
-            with storage_errors(part), open(part, "wb") as file:
-                file.write(arriving.checked(first))
-                for chunk in requests:
-                    self._receiver.alive(worker)
-                    file.write(arriving.checked(chunk))
-                file.flush()
-                os.fsync(file.fileno())
-            if arriving.received < arriving.num_bytes:
-                raise LinkError("the upload ends early", hint="the worker begins again")
-            with storage_errors(target):
-                os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
-        return arriving.received

@@ -195,7 +195,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def verify_checkpoint(path: Path) -> None:
     """Check the manifest's sizes and hashes against the files. Raises CheckpointError naming the first difference."""
     manifest = _read_json(path / MANIFEST)
-    if manifest.get("schema", 0) > SCHEMA:
+    schema = manifest.get("schema", 0)
+    if isinstance(schema, int) and schema > SCHEMA:
         raise NewerFormat(
             "{path} was written by a newer cuadrilla ({newer}; this is {version})",
             path=path,
@@ -204,7 +205,8 @@ def verify_checkpoint(path: Path) -> None:
             hint="upgrade with `pip install --upgrade cuadrilla`",
         )
     files = manifest.get("files")
-    if not isinstance(files, dict) or set(files) != set(FILES):
+    entries = list(files.values()) if isinstance(files, dict) and set(files) == set(FILES) else [None]
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in entries):
         raise CheckpointError(
             "{path}: the manifest does not name exactly {files}", path=path, files=", ".join(FILES), hint=OLDER
         )

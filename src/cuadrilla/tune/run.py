@@ -4,6 +4,7 @@ Whatever ends this process, the same command goes on: finished trials are in `tr
 """
 
 import math
+import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from cuadrilla.rundir import (
     write_json,
 )
 from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
+from cuadrilla.tune.assign import Busy, assign
 from cuadrilla.tune.calls import TALK
 from cuadrilla.tune.folder import SearchFolder, check_same, read_identity, write_search
 from cuadrilla.tune.function import SCORE, Function, code_sha256, read_code, read_function
@@ -88,6 +90,8 @@ class Searching:
     spent_before: float = 0.0
     _failures: int = 0
     """In a row, before the first success; -1 from there on."""
+    _begun: dict[str, float] = field(default_factory=dict)
+    """When each place began its job."""
     _tidied: dict[tuple[int, int], bool] = field(default_factory=dict)
     """Of which runs weights are gone: all of them, or not."""
 
@@ -141,14 +145,34 @@ class Searching:
         self._stop_all()
 
     def _begin_all(self) -> None:
-        for place in self.places.free:
-            while (job := self.search.next_job(more=self.may_begin)) is not None:
-                self.folder.began(job, place=place)
-                self.study.began(job)
-                if self._begin(job, place):
-                    break
-            if job is None:
-                return
+        """Each free place gets a job, if there are enough; again, where one was finished before it began."""
+        again = True
+        while again and (free := self.places.free):
+            jobs: list[Job] = []
+            while len(jobs) < len(free) and (job := self.search.next_job(more=self.may_begin)) is not None:
+                jobs.append(job)
+            at = self._assigned(jobs, free)
+            for number, job in enumerate(jobs):
+                if number not in at:
+                    self.search.give_back(job)
+            again = not all([self._hand_out(job, at[number]) for number, job in enumerate(jobs) if number in at])
+
+    def _assigned(self, jobs: list[Job], free: list[str]) -> dict[int, str]:
+        speeds, now = place_speeds(self.search), time.monotonic()
+        busy = [
+            Busy(place=place, seconds_left=max(0.0, began + self.search.job_tokens(job) / speeds[place] - now))
+            for place, job in self.places.busy.items()
+            if place in speeds and (began := self._begun.get(place)) is not None
+        ]
+        tokens = [self.search.job_tokens(job) for job in jobs]
+        more = self.search.num_to_come if self.may_begin else 0
+        return assign(tokens, free=free, busy=busy, speeds=speeds, more=more)
+
+    def _hand_out(self, job: Job, place: str) -> bool:
+        self.folder.began(job, place=place)
+        self.study.began(job)
+        self._begun[place] = time.monotonic()
+        return self._begin(job, place)
 
     def _begin(self, job: Job, place: str) -> bool:
         """False if there was nothing to do: it is finished already."""
@@ -248,6 +272,15 @@ class Searching:
             time.sleep(LOOK_SECONDS)
             self._take(self.places.look())
             self.hears.looked()
+
+
+def place_speeds(search: Search) -> dict[str, float]:
+    """Of places that have finished jobs: tokens per second, as planned for the rung."""
+    done: dict[str, list[float]] = {}
+    for key, found in search.results.items():
+        if found.place and found.seconds and found.score is not None:
+            done.setdefault(found.place, []).append(search.job_tokens(search.jobs[key]) / found.seconds)
+    return {place: statistics.median(rates) for place, rates in done.items()}
 
 
 @dataclass(kw_only=True)

@@ -119,6 +119,11 @@ class Search:
         return not self._running and not self._waiting
 
     @property
+    def num_to_come(self) -> int:
+        """Jobs that are sure to begin beside those that have."""
+        return self.num_trials - len(self._rungs[0].entered)
+
+    @property
     def planned_tokens(self) -> int:
         """Of all jobs that have begun."""
         return sum(self._rung_tokens[job.rung] for job in self.jobs.values())

@@ -1,0 +1,164 @@
+"""`cuadrilla queue`: runs that wait for a machine of the crew; lists, adds, reorders, stops, and hands them out."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
+from cuadrilla.cli.jobs import crew_places, places_here
+from cuadrilla.cli.output import emit_table, say, say_at_once
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
+from cuadrilla.home import Home, read_object
+from cuadrilla.messages import Message
+from cuadrilla.rundir import RunDir, typed
+from cuadrilla.runfile import read_run_file
+
+if TYPE_CHECKING:
+    from cuadrilla.jobs.places import AllPlaces
+    from cuadrilla.jobs.queue import QueuedRun, QueueWork, RunQueue
+
+LOOK_SECONDS = 0.25
+STOP_SECONDS = 120.0
+"""A pass of a large model takes its time, and its checkpoint too."""
+ACTIONS = ("list", "add", "first", "stop", "remove", "work")
+
+
+def queue(
+    action: Annotated[
+        str, typer.Argument(metavar="[list|add|first|stop|remove|work]", help="What to do (default: list the queue).")
+    ] = "list",
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN…", help="Runs by their folders.")] = None,
+    on: Annotated[str, typer.Option(metavar="NAME", help="add: the machine that is to train them.")] = "",
+    listen: ListenAddress = "",
+    address: DialledAddress = "",
+    uses: Uses = 1,
+    here: Annotated[bool, typer.Option("--here/--not-here", help="work: this machine trains, too.")] = True,
+    until_empty: Annotated[
+        bool, typer.Option("--until-empty", help="work: end when every run of the queue has ended.")
+    ] = False,
+) -> None:
+    """Runs that wait for a machine: each is trained by one machine of the crew, in their order.
+
+    `add`, `first`, `stop` and `remove` change the queue; `work` hands it out, on this machine and to those that join
+    with `cuadrilla join`, until Ctrl-C. Weights and figures come back into the runs' folders here.
+    """
+    from cuadrilla.jobs.queue import RunQueue
+
+    queue = RunQueue(Home.of_user().queue)
+    if action not in ACTIONS:
+        raise ConfigError(
+            "{action!r} is no action", action=action[:40], hint="one of {known}", known=", ".join(ACTIONS)
+        )
+    if bool(runs) != (action in ("add", "first", "stop", "remove")):
+        hint = "cuadrilla queue add RUN" if action == "add" else "cuadrilla queue shows them"
+        raise ConfigError("name the runs" if not runs else "{action} takes no runs", action=action, hint=hint)
+    match action:
+        case "add":
+            for run in runs or ():
+                _add(queue, run, on=on)
+        case "first" | "stop" | "remove":
+            change = {"first": queue.put_first, "stop": queue.stop, "remove": queue.remove}[action]
+            for found in [queue.find(run) for run in runs or ()]:
+                change(found)
+        case "work":
+            _work(queue, listen=listen, address=address, uses=uses, here=here, until_empty=until_empty)
+    if action != "work":
+        _list(queue)
+
+
+def _add(queue: "RunQueue", named: str, *, on: str) -> None:
+    """Raises ConfigError for what is no run."""
+    path = Path(named)
+    folder = path if path.is_dir() else path.parent
+    read_run_file(folder / "run.toml" if path.is_dir() else path)
+    queue.add(RunDir(folder.resolve()), on=on)
+
+
+def _list(queue: "RunQueue") -> None:
+    rows: list[dict[str, Any]] = []
+    for number, run in enumerate(queue.runs(), start=1):
+        version = read_object(run.run.status).get("version")
+        rows.append(
+            {
+                "number": number,
+                "run": str(run.run.path),
+                "state": run.state,
+                "machine": run.place or run.on,
+                "step": version if isinstance(version, int) else 0,
+                "reason": run.reason,
+            }
+        )
+    if not rows:
+        say("nothing is in the queue; next: cuadrilla queue add RUN")
+    emit_table(rows)
+
+
+def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool, until_empty: bool) -> None:
+    """Raises typer.Exit when it was interrupted."""
+    from cuadrilla.jobs.places import AllPlaces
+    from cuadrilla.jobs.queue import QueueWork
+
+    folder = Home.of_user().queue
+    stopped = threading.Event()
+    with ExitStack() as stack:
+        others = stack.enter_context(crew_places(folder, listen=listen, address=address, uses=uses))
+        parts: list[Any] = [places_here(logs=folder / "logs"), others] if here else [others]
+        places: AllPlaces[QueuedRun] = AllPlaces(parts)
+        stack.callback(places.close)
+        work = QueueWork(queue, places, hears=_Said())
+        stack.enter_context(_stopping(stopped))
+        say("queue      {number} runs in {folder}; Ctrl-C saves and stops", number=len(queue.runs()), folder=folder)
+        while not stopped.wait(LOOK_SECONDS):
+            work.step()
+            if until_empty and work.is_idle:
+                return
+        _end(work, places)
+    say("the queue was stopped; the same command goes on")
+    raise typer.Exit(INTERRUPTED_EXIT_CODE)
+
+
+def _end(work: "QueueWork", places: "AllPlaces[QueuedRun]") -> None:
+    """Wait until all have saved, or one of them takes too long."""
+    work.stop()
+    deadline = time.monotonic() + STOP_SECONDS
+    while places.busy and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        work.take_back()
+
+
+@contextmanager
+def _stopping(stopped: threading.Event) -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: what is under way saves; twice: leave at once."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if stopped.is_set():
+            signal.default_int_handler(number, frame)
+        stopped.set()
+        say_at_once("stopping   runs save after this pass; once more: at once, without saving")
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+class _Said:
+    """What a person sees meanwhile."""
+
+    def began(self, run: "QueuedRun", place: str) -> None:
+        say("{run}   begins on {place}", run=typed(run.run.path), place=place)
+
+    def ended(self, run: "QueuedRun", state: str, reason: str) -> None:
+        if reason:
+            say("{run}   {state}: {reason}", run=typed(run.run.path), state=Message(state), reason=reason)
+        else:
+            say("{run}   {state}", run=typed(run.run.path), state=Message(state))

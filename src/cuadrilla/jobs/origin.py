@@ -1,0 +1,49 @@
+"""Whose the checkpoints of a job are: those that came from other machines are remembered in its folder.
+
+Their bytes are verified when they come; whether a training can go on from them shows only when somebody tries. Where
+that fails, all that the same machine has left is set aside, and the job goes on from what was there before.
+"""
+
+from pathlib import Path
+
+from cuadrilla.home import read_object
+from cuadrilla.rundir import RunDir, storage_errors, write_json
+from cuadrilla.train.checkpoint import list_checkpoints, set_aside, version_of
+
+ORIGINS = "origins.json"
+"""In a job's folder: the machines that have sent its checkpoints."""
+HERE = ""
+"""This machine."""
+
+
+def note_origin(run: RunDir, *, version: int, worker: str) -> None:
+    """Raises ResourceError."""
+    there = {version_of(path) for path in list_checkpoints(run.checkpoints)}
+    known = {each: whose for each, whose in _origins(run).items() if each in there}
+    _write(run, known | {version: worker})
+
+
+def left_by(run: RunDir) -> str | None:
+    """Whose the newest checkpoint is; None: there is none."""
+    there = list_checkpoints(run.checkpoints)
+    return _origins(run).get(version_of(there[-1]), HERE) if there else None
+
+
+def set_aside_of(run: RunDir, worker: str) -> None:
+    """All that this machine has left. Raises ResourceError."""
+    known = _origins(run)
+    with storage_errors(run.checkpoints):
+        for path in list_checkpoints(run.checkpoints):
+            if known.get(version_of(path), HERE) == worker:
+                set_aside(path)
+    _write(run, {version: whose for version, whose in known.items() if whose != worker})
+
+
+def _origins(run: RunDir) -> dict[int, str]:
+    found = read_object(run.path / ORIGINS).get("machines")
+    return {int(version): str(whose) for version, whose in found.items()} if isinstance(found, dict) else {}
+
+
+def _write(run: RunDir, origins: dict[int, str]) -> None:
+    path: Path = run.path / ORIGINS
+    write_json(path, {"machines": {str(version): whose for version, whose in origins.items()}}, private=True)

@@ -1,0 +1,200 @@
+"""The queue of this machine: runs that wait for a machine, in an order that its owner may change; who hands them out.
+
+Invariants
+* A file for each run, `ID.json`, written by commands; how it stands is in `ID.now.json`, written by the one process
+  that hands out. Each write is whole or not there, so nobody has to wait for anybody.
+* A run that was given to a machine which has gone, or whose hander-out has gone, waits again, where it stood.
+* What has ended stays listed until it is removed, and is not begun again unless it is added again.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
+from cuadrilla.home import read_object
+from cuadrilla.jobs.places import DoingRuns, Left
+from cuadrilla.link.names import node_of
+from cuadrilla.messages import Message
+from cuadrilla.rundir import RunDir, make_private, write_json
+
+WAITING, RUNNING, COMPLETE, FAILED, STOPPED = "waiting", "running", "complete", "failed", "stopped"
+ENDED = (COMPLETE, FAILED, STOPPED)
+ID_DIGITS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedRun:
+    """`name`: what it is called where it is handed out. `on`: the only machine that may have it; empty: any. `place`:
+    who has it, or had it last. `stops`: it is to stop."""
+
+    name: str
+    run: RunDir
+    order: float
+    on: str = ""
+    stops: bool = False
+    state: str = WAITING
+    place: str = ""
+    reason: str = ""
+
+
+class RunQueue:
+    """In a folder of its own; creates nothing before something is added."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def runs(self) -> list[QueuedRun]:
+        """In their order."""
+        found = [run for path in self._folder.glob("*.json") if "." not in path.stem and (run := self._read(path))]
+        return sorted(found, key=lambda run: (run.order, run.name))
+
+    def add(self, run: RunDir, *, on: str = "") -> QueuedRun:
+        """At the end; one that has ended is begun again. Raises ResourceError."""
+        path = run.path.resolve()
+        name = hashlib.sha256(str(path).encode()).hexdigest()[:ID_DIGITS]
+        order = max((each.order for each in self.runs()), default=0.0) + 1
+        added = QueuedRun(name=name, run=RunDir(path), order=order, on=on)
+        make_private(self._folder)
+        self._now(name).unlink(missing_ok=True)
+        self._write(added, stops=False)
+        return added
+
+    def find(self, named: str) -> QueuedRun:
+        """By its folder, or the folder's name if only one has it. Raises ConfigError."""
+        runs = self.runs()
+        path = Path(named).resolve()
+        found = [run for run in runs if run.run.path == path] or [run for run in runs if run.run.path.name == named]
+        if len(found) != 1:
+            names = ", ".join(run.run.path.name for run in runs) or Message("nothing")
+            problem = "several runs in the queue are called {name}" if found else "{name} is not in the queue"
+            hint = "name its folder" if found else "in the queue: {names}"
+            raise ConfigError(problem, name=named, hint=hint, names=names)
+        return found[0]
+
+    def put_first(self, run: QueuedRun) -> None:
+        first = min((each.order for each in self.runs()), default=0.0) - 1
+        self._write(run, order=first)
+
+    def stop(self, run: QueuedRun) -> None:
+        """Its machine saves and gives it back; one that waits is not begun."""
+        self._write(run, stops=True)
+
+    def remove(self, run: QueuedRun) -> None:
+        """From the list; its folder stays. Raises ConfigError while a machine has it."""
+        if run.state == RUNNING:
+            raise ConfigError("{name} is running", name=run.run.path.name, hint="first: cuadrilla queue stop {name}")
+        for path in (self._now(run.name), self._folder / f"{run.name}.json"):
+            path.unlink(missing_ok=True)
+
+    def note(self, run: QueuedRun, state: str, *, place: str = "", reason: str = "") -> None:
+        """How it stands. For the one who hands out. Raises ResourceError."""
+        write_json(self._now(run.name), {"state": state, "place": place, "reason": reason}, private=True)
+
+    def _now(self, name: str) -> Path:
+        return self._folder / f"{name}.now.json"
+
+    def _write(self, run: QueuedRun, *, order: float | None = None, stops: bool | None = None) -> None:
+        said = {"run": str(run.run.path), "on": run.on, "order": run.order if order is None else order}
+        write_json(
+            self._folder / f"{run.name}.json", {**said, "stops": run.stops if stops is None else stops}, private=True
+        )
+
+    def _read(self, path: Path) -> QueuedRun | None:
+        said, now = read_object(path), read_object(self._now(path.stem))
+        if not isinstance(said.get("run"), str) or not isinstance(said.get("order"), int | float):
+            return None
+        state = now.get("state")
+        return QueuedRun(
+            name=path.stem,
+            run=RunDir(Path(said["run"])),
+            order=float(said["order"]),
+            on=str(said.get("on", "")),
+            stops=said.get("stops") is True,
+            state=state if state in (RUNNING, *ENDED) else WAITING,
+            place=str(now.get("place", "")),
+            reason=str(now.get("reason", "")),
+        )
+
+
+class HearsQueue(Protocol):
+    """Who hears what happens with the runs of a queue."""
+
+    def began(self, run: QueuedRun, place: str) -> None: ...
+
+    def ended(self, run: QueuedRun, state: str, reason: str) -> None: ...
+
+
+class QueueWork:
+    """Hands the runs of a queue out. Used by one thread; there is one for a queue."""
+
+    def __init__(self, queue: RunQueue, places: DoingRuns[QueuedRun], *, hears: HearsQueue) -> None:
+        self._queue, self._places, self._hears = queue, places, hears
+        self._recalled: set[str] = set()
+        for run in queue.runs():
+            if run.state == RUNNING:  # of a process that has gone
+                queue.note(run, WAITING)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs and nothing waits."""
+        return not self._places.busy and all(run.state in ENDED for run in self._queue.runs())
+
+    def step(self) -> None:
+        """Take what has ended, recall what is to stop, begin what can. Raises LinkError, ResourceError."""
+        self.take_back()
+        runs = self._queue.runs()
+        for run in runs:
+            if run.stops and run.state == RUNNING and run.name not in self._recalled:
+                self._recalled.add(run.name)
+                self._places.recall(run)
+            elif run.stops and run.state == WAITING:
+                self._end(run, STOPPED)
+        waiting = [run for run in runs if run.state == WAITING and not run.stops]
+        for place in self._places.free:
+            while (chosen := _next(waiting, place)) is not None:
+                waiting.remove(chosen)
+                if self._begin(chosen, place):
+                    break
+
+    def take_back(self) -> None:
+        """What has ended. Raises LinkError, ResourceError."""
+        for left in self._places.look():
+            self._take(left)
+
+    def stop(self) -> None:
+        """Have all save and give back; `take_back` hears of it."""
+        self._places.stop()
+
+    def _begin(self, run: QueuedRun, place: str) -> bool:
+        try:
+            self._places.start(run, run.run, name=place)
+        except LinkError:
+            raise
+        except CuadrillaError as error:
+            self._end(run, FAILED, reason=error.message)
+            return False
+        self._recalled.discard(run.name)
+        self._queue.note(run, RUNNING, place=place)
+        self._hears.began(run, place)
+        return True
+
+    def _take(self, left: Left[QueuedRun]) -> None:
+        if left.complete:
+            self._end(left.job, COMPLETE, place=left.place)
+        elif left.reason:
+            self._end(left.job, FAILED, place=left.place, reason=left.reason)
+        elif left.job.name in self._recalled:
+            self._end(left.job, STOPPED, place=left.place)
+        else:
+            self._queue.note(left.job, WAITING, place=left.place)
+
+    def _end(self, run: QueuedRun, state: str, *, place: str = "", reason: str = "") -> None:
+        self._queue.note(run, state, place=place, reason=reason)
+        self._hears.ended(run, state, reason)
+
+
+def _next(waiting: Sequence[QueuedRun], place: str) -> QueuedRun | None:
+    return next((run for run in waiting if run.on in ("", place, node_of(place))), None)

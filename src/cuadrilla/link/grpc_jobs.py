@@ -1,0 +1,79 @@
+"""The coordinator's half of the files of jobs: what machines that train whole runs send back of them.
+
+Invariants
+* A file has the name and the size that its receiver has agreed to, and each chunk the sum that it announces. Who is not
+  wanted any more is stopped at the next chunk.
+* It is written under a temporary name, and has its own when every byte is on the disk.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from cuadrilla.errors import LinkError, ResourceError
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link import wire
+from cuadrilla.link.grpc_calls import cut_off, reads, refuse, serialize
+from cuadrilla.link.jobs import JobReceiver
+from cuadrilla.rundir import make_private, open_private, storage_errors
+
+KEEP_SECONDS = 600.0
+
+
+class KeepServer:
+    """Takes the files of jobs. `receiver` says where they go."""
+
+    def __init__(self, receiver: JobReceiver) -> None:
+        self._receiver = receiver
+        self._lock = threading.Lock()
+        self._sending: set[str] = set()
+
+    def handlers(self, caller: Callable[[Any], str]) -> dict[str, Any]:
+        """`caller(context)` names the worker that calls, and ends the call of anybody else."""
+
+        def keep(requests: Iterator[pb.Chunk], context: Any) -> pb.Uploaded:
+            worker = caller(context)
+            cut_off(context, after=KEEP_SECONDS)
+            with self._lock:
+                busy = worker in self._sending
+                self._sending.add(worker)
+            if busy:
+                refuse(context, "one upload at a time", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+            try:
+                return pb.Uploaded(num_bytes=self._write(worker, requests))
+            except (LinkError, ResourceError) as error:
+                refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
+            finally:
+                with self._lock:
+                    self._sending.discard(worker)
+
+        handler = grpc.stream_unary_rpc_method_handler(reads(keep, pb.Chunk), response_serializer=serialize)
+        return {"Keep": handler}
+
+    def _write(self, worker: str, requests: Iterator[pb.Chunk]) -> int:
+        """Raises LinkError, ResourceError."""
+        first = next(requests, None)
+        if first is None:
+            raise LinkError("a call without a message", hint="install the same version there")
+        target = self._receiver.place_for(worker, first.name, num_bytes=first.num_bytes)
+        part, arriving = target.with_name(f".{target.name}.part"), wire.Download(first.num_bytes)
+        make_private(target.parent)
+        try:
+            with storage_errors(part), open(part, "wb", opener=open_private) as file:
+                file.write(arriving.checked(first))
+                for chunk in requests:
+                    self._receiver.goes_on(worker, target)
+                    file.write(arriving.checked(chunk))
+                file.flush()
+                os.fsync(file.fileno())
+            if arriving.received < arriving.num_bytes:
+                raise LinkError("the upload ends early", hint="the worker begins again")
+            self._receiver.goes_on(worker, target)
+            with storage_errors(target):
+                os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+        return arriving.received

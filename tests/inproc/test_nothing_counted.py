@@ -1,0 +1,80 @@
+"""Examples of which nothing counts (every target masked): they weigh nothing, and a step of nothing else is no step."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.rundir import RunDir, read_jsonl
+from tests.runs import execute, final, final_sha256, metrics, prepare, workers
+from tests.tasks import Examples, RaggedRegression
+
+STEPS = 8
+SMALL = ("train.batch_sequences=6", "train.unit_sequences=2", f"train.steps={STEPS}")
+
+
+class Masked(RaggedRegression):
+    """Of the training examples only a `part` counts. All are about as hard: a single one that counts is no outlier."""
+
+    def __init__(self, part: float) -> None:
+        super().__init__()
+        self.part = part
+
+    def data(self, split: Literal["train", "val"]) -> Examples:
+        examples = super().data(split)
+        examples.y += 10
+        if split == "train":
+            examples.count *= np.random.default_rng(5).random(len(examples)) < self.part
+        return examples
+
+
+class Mean(Masked):
+    """As one writes it without thinking of a batch of which nothing counts: 0 / 0."""
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        return loss / torch.tensor(count) * count, count
+
+
+def skipped(folder: Path, what: str = "update skipped") -> list[int]:
+    return [row["version"] for row in read_jsonl(RunDir(folder).events) if row["event"] == what]
+
+
+@pytest.mark.parametrize("sync", ["exact", "server"])
+def test_a_run_of_which_nothing_counts_changes_nothing(tmp_path: Path, sync: str) -> None:
+    """It goes to its end, says at each step that there was none, and the weights are finite."""
+    start = prepare(tmp_path / "start", Masked(0.0), *SMALL)
+    execute(tmp_path / "run", Masked(0.0), workers([1.0, 0.5]), f'sync.kind="{sync}"', *SMALL)
+    assert skipped(tmp_path / "run") == [*range(1, STEPS + 1)]
+    assert [(row["tokens"], row["loss"]) for row in metrics(tmp_path / "run")] == [(0, None)] * STEPS
+    begun = start.model.state_dict()
+    assert all(torch.equal(tensor, begun[name]) for name, tensor in final(tmp_path / "run").items())
+    start.store.close()
+
+
+def test_steps_of_which_nothing_counts_are_no_steps_whoever_computes_them(tmp_path: Path) -> None:
+    for name, speeds in (("one", [1.0]), ("three", [1.0, 0.5, 0.25])):
+        execute(tmp_path / name, Masked(0.1), workers(speeds), "sync.strict=true", *SMALL)
+    assert final_sha256(tmp_path / "three") == final_sha256(tmp_path / "one")
+    rows, empty = metrics(tmp_path / "three"), skipped(tmp_path / "three")
+    assert 0 < len(empty) < STEPS
+    counted = [row["tokens"] - before for row, before in zip(rows, [0, *(row["tokens"] for row in rows)], strict=False)]
+    assert [row["version"] for row, tokens in zip(rows, counted, strict=True) if not tokens] == empty
+    assert [row["version"] for row in rows if row["loss"] is None] == empty
+
+
+def test_a_mean_over_nothing_is_left_out_as_bad_data(tmp_path: Path) -> None:
+    """A loss that is no number never reaches the weights: its units are computed again, then passed, and only they.
+
+    A sixth of the units are such, and no step holds nothing else.
+    """
+    execute(tmp_path / "mean", Mean(0.8), workers([1.0, 0.5]), "sync.strict=true", *SMALL)
+    execute(tmp_path / "sum", Masked(0.8), workers([1.0, 0.5]), "sync.strict=true", *SMALL)
+    assert skipped(tmp_path / "mean", "units skipped")
+    assert not skipped(tmp_path / "mean") + skipped(tmp_path / "sum", "units skipped")
+    assert all(bool(tensor.isfinite().all()) for tensor in final(tmp_path / "mean").values())
+    assert metrics(tmp_path / "mean")[-1]["tokens"] == metrics(tmp_path / "sum")[-1]["tokens"] > 0

@@ -1,0 +1,142 @@
+"""A machine whose way out is a VPN, or that has only IPv6: real routes, what `doctor` says of them, and what `up` does.
+
+The VPNs are cards of the kernel's tun driver without another end, with the routes that OpenVPN and WireGuard make.
+"""
+
+import json
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from bench.lan import CARD, Member, lan
+from cuadrilla.home import Home
+from cuadrilla.link.address import Address
+from cuadrilla.rundir import RunDir
+from tests.commands import wait_for
+from tests.machines import Machine, down, invite, present
+from tests.networks import need_namespaces
+
+VPN = "10.8.0.2"
+WAYS_OUT: dict[str, tuple[str, ...]] = {
+    "openvpn": ("route add 0.0.0.0/1 dev tun0", "route add 128.0.0.0/1 dev tun0"),
+    "wireguard": (
+        "route add default dev tun0 table 51820",
+        "rule add not fwmark 51820 table 51820",
+        "rule add table main suppress_prefixlength 0",  # looked at first: all but the default route
+    ),
+    "vpnc": ("route replace default dev tun0",),
+}
+
+
+@pytest.fixture
+def network() -> Iterator[list[Member]]:
+    need_namespaces()
+    with lan(2, rate="400mbit") as members:
+        for member in members:
+            do(member, f"ip route add default via 10.77.0.254 dev {CARD}")
+        yield members
+
+
+def do(member: Member, command: str) -> None:
+    done = subprocess.run([*member.prefix, *shlex.split(command)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot be done here: {command}: {done.stderr.strip()}")
+
+
+@contextmanager
+def vpn(member: Member, kind: str) -> Iterator[None]:
+    """It is up, and all that is not on the LAN goes there."""
+    do(member, "ip tuntap add dev tun0 mode tun")
+    do(member, f"ip addr add {VPN}/24 dev tun0")
+    do(member, "ip link set tun0 up")
+    for command in WAYS_OUT[kind]:
+        do(member, f"ip {command}")
+    yield
+    do(member, "ip link del tun0")
+    if kind == "wireguard":
+        do(member, "ip rule del table 51820")
+
+
+def findings(machine: Machine, *arguments: str) -> dict[str, dict[str, Any]]:
+    """Of the network, without what is well."""
+    done = machine.run("doctor", "--json", "--timeout", "0.1", *arguments)
+    assert done.stdout, done.stderr
+    rows = json.loads(done.stdout)["findings"]
+    return {row["check"]: row for row in rows if row["level"] != "ok" and row["check"].startswith("network.")}
+
+
+def started(machine: Machine, run: RunDir, command: str) -> "subprocess.Popen[str]":
+    """What `doctor` printed, of this run and without workers of its own."""
+    _, *arguments = shlex.split(command)
+    process = machine.start(*arguments, str(run.path), "--set", "engine.workers=[]")
+    wait_for(lambda: Home(machine.home).open_file.exists(), process)
+    return process
+
+
+def coordinates_at(machine: Machine) -> str:
+    return Address.parse(str(Home(machine.home).open_crew()["address"])).host
+
+
+@pytest.mark.parametrize(
+    "kind", ["wireguard", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("openvpn", "vpnc"))]
+)
+def test_a_vpn_that_is_the_way_out_is_noticed(kind: str, network: list[Member], machines: list[Machine]) -> None:
+    head, _ = machines
+    with vpn(network[0], kind):
+        row = findings(head)["network.vpn"]
+        assert row["fields"] == {"card": "tun0", "addresses": network[0].address}
+        assert row["command"] == f"cuadrilla up --listen {network[0].address}"
+        assert row["remedy"].endswith(f"cuadrilla up --listen {VPN}")
+    assert not findings(head)
+
+
+@pytest.mark.thorough
+def test_a_vpn_is_not_what_others_dial(network: list[Member], machines: list[Machine], run: RunDir) -> None:
+    """By itself `up` takes the local network, says so, and others join over it; then there is nothing to look at."""
+    head, worker = machines
+    with vpn(network[0], "wireguard"):
+        crew = started(head, run, "cuadrilla up")
+        assert coordinates_at(head) == network[0].address
+        assert not findings(head)
+        luis = worker.start("join", "--name", "luis", says=invite(head))
+        wait_for(lambda: present(run) == {"luis"}, crew)
+        assert "is tun0, a VPN or a modem; the crew is at" in down(head, crew)
+        assert luis.wait(timeout=150) == 0
+
+
+@pytest.mark.thorough
+def test_only_ipv6(network: list[Member], machines: list[Machine], run: RunDir) -> None:
+    """The address that is printed is one that the crew works at."""
+    head, worker = machines
+    for number, member in enumerate(network, start=1):
+        do(member, f"ip -6 addr add fd77::{number}/64 dev {CARD} nodad")
+        do(member, f"ip -4 addr flush dev {CARD}")
+    done = head.run("up", str(run.path))
+    assert (done.returncode, "--listen [fd77::1]" in done.stderr) == (5, True), done.stderr
+    row = findings(head)["network.address"]
+    assert row["command"] == "cuadrilla up --listen '[fd77::1]'"
+    crew = started(head, run, row["command"])
+    assert not findings(head)
+    luis = worker.start("join", "--name", "luis", says=invite(head))
+    wait_for(lambda: present(run) == {"luis"}, crew)
+    down(head, crew)
+    assert luis.wait(timeout=150) == 0
+
+
+@pytest.mark.thorough
+def test_a_vpn_is_all_there_is(network: list[Member], machines: list[Machine], run: RunDir) -> None:
+    """Its owner has to say that the crew is in there."""
+    head, _ = machines
+    with vpn(network[0], "vpnc"):
+        do(network[0], f"ip link set dev {CARD} down")
+        done = head.run("up", str(run.path))
+        assert (done.returncode, f"--listen {VPN}" in done.stderr) == (5, True), done.stderr
+        row = findings(head)["network.vpn"]
+        assert row["command"] == f"cuadrilla up --listen {VPN}"
+        crew = started(head, run, row["command"])
+        assert not findings(head)
+        assert "local network" not in down(head, crew)

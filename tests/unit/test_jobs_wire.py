@@ -1,0 +1,177 @@
+"""Messages about whole runs from machines that nobody vouches for, and what a node takes from a coordinator."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.jobs.node import settings_here
+from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link.base import Refused
+from cuadrilla.link.jobs import (
+    ENDS,
+    JOB_NAME,
+    MAX_ROWS,
+    MAX_VERSION,
+    Assignment,
+    JobNews,
+    Recall,
+    news_from_wire,
+    news_to_wire,
+    order_from_wire,
+    order_to_wire,
+    usable_row,
+)
+from cuadrilla.link.offer import OfferedFile
+from cuadrilla.printable import one_line
+from cuadrilla.runfile import dump, load_dumped, resolve
+
+NAMES = st.one_of(
+    st.text(max_size=80),
+    st.sampled_from(["0003-1", "a" * 65, "..", "../x", "a/b", "C:\\x", "con ", "a\n", "", "ｊob", "-x"]),
+)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.sampled_from([10**400, 2**63])
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
+    max_leaves=8,
+)
+KEYS = st.one_of(st.sampled_from(["version", "loss", "val_loss", "Ünd", "__class__", "a" * 99]), st.text(max_size=10))
+ROWS = st.one_of(
+    st.text(max_size=60),
+    st.dictionaries(KEYS, VALUES, max_size=5).map(json.dumps),
+    st.sampled_from(["[" * 4000, '{"version":' + "9" * 4000 + "}", '{"version": 1e400}', "{}", "null", "NaN"]),
+)
+
+
+@given(NAMES, st.lists(ROWS, max_size=5), st.integers(0, 2**64 - 1), st.sampled_from([*ENDS, "gone"]), st.text())
+def test_any_news_is_refused_or_harmless(job: str, rows: list[str], kept: int, ended: str, reason: str) -> None:
+    try:
+        news = news_from_wire(pb.JobNews(job=job, rows=rows, kept=kept, ended=ended, reason=reason))
+    except LinkError:
+        return
+    assert JOB_NAME.fullmatch(news.job)
+    assert news.kept <= MAX_VERSION
+    assert news.reason == one_line(news.reason)
+    for row in news.rows:
+        assert isinstance(row["version"], int)
+        assert 0 <= row["version"] <= MAX_VERSION
+        assert all(not isinstance(value, bool) and abs(value) < 1e300 for value in row.values())
+        assert json.loads(json.dumps(row)) == row
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pb.JobNews(job="../../etc"),
+        pb.JobNews(job="a", ended="won"),
+        pb.JobNews(job="a", kept=MAX_VERSION + 1),
+        pb.JobNews(job="a", rows=["{}"] * (MAX_ROWS + 1)),
+    ],
+)
+def test_news_that_no_machine_has(said: pb.JobNews) -> None:
+    with pytest.raises(LinkError, match="cannot be used"):
+        news_from_wire(said)
+
+
+def test_of_a_row_its_numbers_are_kept() -> None:
+    line = (
+        '{"version": 3, "loss": 2.5, "norm": NaN, "up": 1e999, "text": "x", "on": true, "Loss": 1, "n": [1], "k": -0.0}'
+    )
+    assert usable_row(line) == {"version": 3, "loss": 2.5, "k": -0.0}
+    for line in ('{"version": true}', '{"version": 3.0}', '{"version": -1}', '{"loss": 1}', '{"version": 1e3}'):
+        assert usable_row(line) is None
+    assert usable_row(f'{{"version": 1, "loss": {2**63}}}') == {"version": 1}
+
+
+def test_what_is_said_arrives() -> None:
+    file = OfferedFile(path="metrics.jsonl", sha256=b"h" * 32, num_bytes=9)
+    saved = OfferedFile(path="checkpoints/v00000010/state.json", sha256=b"i" * 32, num_bytes=2**40)
+    for order in (Assignment(job="0001-0", config="{}", files=(), begun=(file, saved)), Recall(job="0001-0")):
+        assert order_from_wire(order_to_wire(order)) == order
+    news = JobNews(job="0001-0", rows=({"version": 1, "loss": 0.5},), kept=1, ended="failed", reason="why")
+    assert news_from_wire(news_to_wire(news).job_news) == news
+    assert order_from_wire(pb.ToWorker(stop=pb.Stop(reason="x"))) is None
+
+
+STATE = "checkpoints/v00000010/state.json"
+
+
+@pytest.mark.parametrize(
+    ("job", "begun"),
+    [
+        ("..", []),
+        ("logs/x", []),
+        ("a", ["../../.bashrc"]),
+        ("a", ["/etc/passwd"]),
+        ("a", ["run.toml"]),
+        ("a", ["checkpoints/v00000010/../../run.toml"]),
+        ("a", ["checkpoints/v00000010/more.bin"]),
+        ("a", [f"checkpoints/v{'1' * 5000}/state.json"]),
+        ("a", ["checkpoints/v٠٠٠٠٠٠١٠/state.json"]),
+        ("a", [STATE, STATE]),
+        ("a", [STATE, "checkpoints/v00000011/state.json"]),
+        ("a", [f"{STATE}\n"]),
+    ],
+)
+def test_orders_that_reach_beyond_a_job_are_refused(job: str, begun: list[str]) -> None:
+    files = [pb.File(path=path, sha256=b"h" * 32, num_bytes=1) for path in begun]
+    with pytest.raises(LinkError, match="cannot be used"):
+        order_from_wire(pb.ToWorker(assignment=pb.Assignment(job=job, config="{}", begun=files)))
+    with pytest.raises(LinkError):
+        order_from_wire(pb.ToWorker(recall=pb.Recall(job="../x")))
+
+
+# What a node makes of another machine's run file
+
+RUN_FILE = """
+[data]
+folder = "data"
+[train]
+steps = 8
+[checkpoint]
+keep = 10_000
+keep_steps = [4]
+"""
+
+
+def theirs(*sets: str) -> str:
+    return json.dumps(dump(resolve(RUN_FILE, sets=sets).config))
+
+
+def test_a_coordinator_starts_no_program_on_a_node(tmp_path: Path) -> None:
+    """Not by an alarm either, which is a program; nor does it fill the disk."""
+    alarm = ('alarm.command=["touch", "/tmp/owned"]', 'alarm.webhook_file="/home/ana/.netrc"')
+    hostile = load_dumped(theirs(*alarm, 'engine.kind="crew"', 'engine.listen="192.168.1.9:1"'))
+    assert hostile.alarm.command
+    here = settings_here(hostile, tmp_path)
+    assert here.alarm.command == []
+    assert here.alarm.webhook_file == ""
+    assert here.engine.kind == "local"
+    assert (here.checkpoint.keep, here.checkpoint.keep_steps) == (2, [4])
+    assert here.data.folder == str(tmp_path / "data")
+    assert here.train.steps == 8
+
+
+@pytest.mark.parametrize("path", ["/home/ana/private-model", "../other"])
+@pytest.mark.parametrize("setting", ["model.init", "train.teacher"])
+def test_a_coordinator_reads_no_model_of_a_node(tmp_path: Path, setting: str, path: str) -> None:
+    hostile = load_dumped(theirs(f'{setting}="{path}"'))
+    with pytest.raises(Refused, match="does not send"):
+        settings_here(hostile, tmp_path)
+
+
+def test_a_teacher_that_was_sent_is_used(tmp_path: Path) -> None:
+    (tmp_path / "teachers" / "0").mkdir(parents=True)
+    assert settings_here(load_dumped(theirs('train.teacher="t"')), tmp_path).train.teacher == ["t"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", '{"train": {"steps": 1e999}}', '{"alarm": 5}', "9" * 5000])
+def test_a_configuration_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_dumped(text)

@@ -1,0 +1,112 @@
+"""Which address `up` takes by itself: the local network's, never a VPN's; and what it says where somebody must choose.
+
+The texts are those of /proc on machines with OpenVPN, WireGuard and without IPv4.
+"""
+
+import pytest
+
+from cuadrilla.errors import LinkError
+from cuadrilla.host.card import NetworkCard, fleeting_addresses, is_tunnel, near, routed_cards
+from cuadrilla.link.address import local_address
+
+pytestmark = pytest.mark.unit
+
+ROUTES = (
+    "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+    "tun0\t00000000\t0100080A\t0003\t0\t0\t0\t00000080\t0\t0\t0\n"  # half of all addresses: OpenVPN's def1
+    "enp3s0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+    "tun0\t00000080\t0100080A\t0003\t0\t0\t0\t00000080\t0\t0\t0\n"
+    "docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n"
+    "enp3s0\t0001A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"
+    "broken\n"
+)
+LAN = NetworkCard(name="enp3s0", addresses=("192.168.1.20", "fe80::1"), is_default=True, has_router=True)
+DOCKER = NetworkCard(name="docker0", addresses=("172.17.0.1",))
+VPN = NetworkCard(name="tun0", addresses=("10.8.0.2",), has_router=True, is_tunnel=True)
+LOOP = NetworkCard(name="lo", addresses=("127.0.0.1", "::1"))
+SIX = NetworkCard(name="enp3s0", addresses=("2001:db8:1::5", "fd77::5", "fe80::1"))
+
+
+def test_cards_with_a_router() -> None:
+    assert routed_cards(ROUTES) == {"tun0", "enp3s0"}
+    assert routed_cards("") == routed_cards("Iface\n") == set()
+
+
+def test_addresses_that_change_every_day() -> None:
+    text = (
+        "fd770000000000000000000000000005 02 40 00 80     eth0\n"
+        "20010db80001000089ab0000000000ff 02 40 00 01     eth0\n"
+        "20010db80001000089ab0000000000fe 02 40 00 20     eth0\n"
+        "broken\n"
+    )
+    assert fleeting_addresses(text) == {"2001:db8:1:0:89ab::ff", "2001:db8:1:0:89ab::fe"}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "expected"),
+    [
+        ("tun0", "up,pointopoint,running,noarp,multicast", True),
+        ("proton0", "up,pointopoint,running,noarp", True),
+        ("wg0", "up,running,noarp", True),
+        ("wg-casa", "up,pointopoint,running,noarp", True),
+        ("tailscale0", "", True),
+        ("utun4", "up,pointopoint,running,multicast", True),
+        ("ppp0", "", True),
+        ("My VPN", "", True),  # a connection of Windows
+        ("enp3s0", "up,broadcast,running,multicast", False),
+        ("eth0", "", False),
+        ("wlan0", "", False),
+        ("tap0", "up,broadcast,running,multicast", False),  # the way out of a container without root
+        ("Ethernet 2", "", False),
+        ("tunas", "", False),
+    ],
+)
+def test_tunnels(name: str, flags: str, expected: bool) -> None:
+    assert is_tunnel(name, flags=flags.split(",")) is expected
+
+
+@pytest.mark.parametrize(
+    ("out", "cards", "expected"),
+    [
+        ("192.168.1.20", [LOOP, LAN, DOCKER], "192.168.1.20"),
+        ("192.168.1.20", [LOOP, LAN, VPN], "192.168.1.20"),  # a VPN that some addresses are reached over
+        ("10.8.0.2", [LOOP, VPN, DOCKER, LAN], "192.168.1.20"),  # the card with a router
+        ("10.8.0.2", [LOOP, VPN, NetworkCard(name="enp3s0", addresses=("192.168.1.20",))], "192.168.1.20"),
+        ("", [LOOP, NetworkCard(name="eth0", addresses=("169.254.3.4", "fe80::1"))], "169.254.3.4"),
+        ("", [LOOP, VPN, NetworkCard(name="eth0", addresses=("10.0.0.1",))], "10.0.0.1"),
+        ("203.0.113.5", [], "203.0.113.5"),  # nothing known of cards: what the system says
+    ],
+)
+def test_the_address_on_the_local_network(out: str, cards: list[NetworkCard], expected: str) -> None:
+    assert local_address(out, cards) == expected
+
+
+@pytest.mark.parametrize(
+    ("out", "cards", "problem", "hint"),
+    [
+        ("10.8.0.2", [LOOP, VPN], "only network of this machine is tun0, a VPN or a modem", "--listen 10.8.0.2"),
+        ("", [LOOP, VPN], "only network of this machine is tun0, a VPN or a modem", "--listen 10.8.0.2"),
+        ("10.8.0.2", [VPN, DOCKER, NetworkCard(name="eth0", addresses=("10.0.0.1",))],
+         "is tun0, a VPN or a modem, and it is on several networks besides", "--listen 172.17.0.1 or 10.0.0.1"),
+        ("", [DOCKER, NetworkCard(name="eth0", addresses=("10.0.0.1",))], "none has a default route",
+         "--listen 172.17.0.1 or 10.0.0.1"),
+        ("", [LOOP, SIX], "only IPv6 addresses", "--listen [fd77::5]"),
+        ("10.8.0.2", [LOOP, VPN, SIX], "only IPv6 addresses", "--listen [fd77::5]"),
+        ("", [LOOP, NetworkCard(name="eth0", addresses=("fe80::1",))], "no network", "--listen"),
+        ("", [], "no network", "--listen"),
+    ],
+)  # fmt: skip
+def test_somebody_must_choose(out: str, cards: list[NetworkCard], problem: str, hint: str) -> None:
+    with pytest.raises(LinkError) as caught:
+        local_address(out, cards)
+    assert problem in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.exit_code == 5
+
+
+def test_the_best_address_of_each_card() -> None:
+    """Of IPv6 one that stays; of IPv4 one that a router gave."""
+    assert near([LOOP, SIX, VPN], version=6) == ["fd77::5"]
+    own = NetworkCard(name="eth1", addresses=("169.254.3.4",))
+    assert near([LOOP, own, LAN]) == ["192.168.1.20"]
+    assert near([own]) == ["169.254.3.4"]
