@@ -53,7 +53,7 @@ HOMES = {  # a heavy library is imported in its own place only
     "distributed": ("engines/dask.py",),
     "fastapi": ("serve/", "monitor/web/", "monitor/web.py"),
     "gguf": ("model/gguf.py",),
-    "grpc": tuple(f"link/grpc_{part}.py" for part in ("calls", "check", "client", "ray", "server", "standby")),
+    "grpc": tuple(f"link/grpc_{part}.py" for part in ("calls", "check", "client", "jobs", "ray", "server", "standby")),
 }
 ALL_INTERFACES = re.compile(r"^\s*(?:\w+://)?(?:0\.0\.0\.0|\[::\]|::)(?::\d*)?(?:/.*)?\s*$")
 

@@ -51,9 +51,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A run as a machine would train it. Read only."""
     run = RunDir(tmp_path_factory.mktemp("trained"))
     write_run(run)
-    settings = ["checkpoint.every_steps=4", "checkpoint.keep=9", "evaluate.sequences=8"]
+    settings = ["checkpoint.every_steps=2", "checkpoint.keep=9", "evaluate.sequences=8"]
     assert train_run(read_run_file(run.path, sets=settings), run).complete
-    assert {0, 4, STEPS} <= {version_of(path) for path in list_checkpoints(run.checkpoints)}
     return run
 
 
@@ -163,7 +162,7 @@ def test_a_job_to_its_end(crew: Jobs, trained: RunDir) -> None:
     assert order.begun == ()
     ana.connection.fetch(order.files[0], to=crew.folder / "fetched.py")
     ana.session.tell(JobNews(job="0000-0", rows=ana.rows(to=STEPS)))
-    for version in (0, 4, STEPS):
+    for version in (2, 4, STEPS):
         ana.send("0000-0", version)
     ana.session.tell(JobNews(job="0000-0", ended=COMPLETE))
     left = crew.ends()
@@ -276,13 +275,13 @@ def test_checkpoints_that_are_none_count_as_nothing(crew: Jobs) -> None:
     """And whatever they hold, the coordinator goes on."""
     mala = crew.joins("mala")
     crew.gives("0000-0", mala)
-    mala.send("0000-0", 0)
-    crew.until(lambda: crew.versions("0000-0") == [0])
+    mala.send("0000-0", 2)
+    crew.until(lambda: crew.versions("0000-0") == [2])
     for damage in DAMAGES.values():
         mala.send("0000-0", 4, change=damage)
     mala.send("0000-0", 8)
     crew.until(lambda: 8 in crew.versions("0000-0"))
-    assert crew.versions("0000-0") == [0, 8]
+    assert crew.versions("0000-0") == [2, 8]
 
 
 @pytest.mark.parametrize(
@@ -321,13 +320,13 @@ def test_what_nobody_can_go_on_from_is_set_aside(crew: Jobs) -> None:
     """A liar leaves what looks like a checkpoint of the model; the one before is not pruned for it."""
     ana, luis, mala = crew.joins("ana"), crew.joins("luis"), crew.joins("mala")
     crew.gives("0000-0", ana)
-    ana.send("0000-0", 0)
-    crew.until(lambda: crew.versions("0000-0") == [0])
+    ana.send("0000-0", 2)
+    crew.until(lambda: crew.versions("0000-0") == [2])
     ana.session.tell(JobNews(job="0000-0", ended=GIVEN_BACK))
     crew.ends()
     crew.gives("0000-0", mala)
-    mala.send("0000-0", 4)
-    mala.send("0000-0", 8)
+    for version in (4, 6, 8):
+        mala.send("0000-0", version)
     crew.until(lambda: 8 in crew.versions("0000-0"))
     mala.session.tell(JobNews(job="0000-0", ended=GIVEN_BACK))
     crew.ends()
@@ -336,10 +335,10 @@ def test_what_nobody_can_go_on_from_is_set_aside(crew: Jobs) -> None:
         crew.gives("0000-0", honest)
         honest.session.tell(JobNews(job="0000-0", ended=FAILED, reason="a state without a ledger"))
         assert crew.ends().reason == ""
-    assert crew.versions("0000-0") == [0]
+    assert crew.versions("0000-0") == [2]
     assert left_by(crew.run("0000-0")) == "ana"
     order = crew.gives("0000-0", luis)
-    assert f"checkpoints/v00000000/{MANIFEST}" in {file.path for file in order.begun}
+    assert f"checkpoints/v00000002/{MANIFEST}" in {file.path for file in order.begun}
 
 
 REFUSED = [
@@ -349,6 +348,7 @@ REFUSED = [
     "0001-0/checkpoints/v00000004/state.json",
     "/checkpoints/v00000004/state.json",
     "0000-0/checkpoints/v00000009/state.json",
+    "0000-0/checkpoints/v00000000/state.json",
     f"0000-0/checkpoints/v{'9' * 5000}/state.json",
     "0000-0/checkpoints/v٠٠٠٠٠٠٠٤/state.json",
     "0000-0/checkpoints/v00000004/more.bin",
@@ -428,7 +428,22 @@ def test_an_upload_ends_with_the_job(crew: Jobs) -> None:
     assert [path for path in run.path.rglob("*") if path.is_file() and "incoming" in str(path)] == []
 
 
-def test_a_flood_of_rows_ends_the_session_and_fills_no_disk(crew: Jobs) -> None:
+def test_an_upload_whose_connection_is_gone_is_in_nobody_s_way(crew: Jobs) -> None:
+    ana = crew.joins("ana")
+    crew.gives("0000-0", ana)
+    first = chunk(b"x", name="0000-0/checkpoints/v00000004/state.json", num_bytes=2)
+    stream = Held([first.SerializeToString()])
+    call = ana.connection._channel.stream_unary(SERVICE + "Keep").future(iter(stream), timeout=CEILING_SECONDS)
+    crew.until(lambda: bool(list(crew.run("0000-0").path.glob(".incoming*/*/.*.part"))))
+    ana.send("0000-0", 4)
+    crew.until(lambda: crew.versions("0000-0") == [4])
+    stream.more.put(None)
+    wait_for(call.done)
+    assert call.code().name == "CANCELLED"
+
+
+def test_a_flood_of_rows_ends_the_session_and_fills_no_disk(crew: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cuadrilla.jobs.crew.MORE_ROW_BYTES", 2 * MIB)
     mala = crew.joins("mala")
     crew.gives("0000-0", mala)
     fat = {"version": 1, **{f"k{number}": 1 / 3 for number in range(98)}}
@@ -441,7 +456,7 @@ def test_a_flood_of_rows_ends_the_session_and_fills_no_disk(crew: Jobs) -> None:
 
     crew.until(flood)
     assert not crew.ends().complete
-    assert crew.run("0000-0").metrics.stat().st_size < 32 * MIB
+    assert crew.run("0000-0").metrics.stat().st_size < 4 * MIB
     stop = mala.session.next_event()
     assert isinstance(stop, Stop)
     assert stop.refused

@@ -53,6 +53,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300",
     "throughput": "--unit-ms 20 40 --units 4 --rounds 1 --steps 1 --repeats 1 --rate 0",
     "train": "--size micro --steps 3 --threads 1",
+    "trials": "--cores 1,1 --trials 2 --steps 20 --rate 0",
     "tune": "TEXT --characters 20000 --vocabulary 300 --tokens 20000 --trials 1 --halving-trials 4 --rungs 2 --seeds 1",
 }
 

@@ -47,7 +47,8 @@ def test_lost_machines_count_until_one_gets_further() -> None:
     lost = [standing.lost("j", worker=f"node-{number}", now=0.0) for number in range(MAX_LOSSES - 1)]
     assert not any(lost)
     standing.got_further("j", worker="ana")
-    assert not standing.lost("j", worker="luis", now=0.0)
+    lost = [standing.lost("j", worker=f"node-{number}", now=0.0) for number in range(MAX_LOSSES + 1)]
+    assert lost == [False] * (MAX_LOSSES - 1) + [True, False]
 
 
 def test_a_machine_on_which_one_job_after_the_other_ends_badly_rests() -> None:

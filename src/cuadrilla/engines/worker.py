@@ -127,7 +127,7 @@ def ended_by(stop: Stop) -> str:
     return Message(stop.reason)
 
 
-class Known(Protocol):
+class LastSession(Protocol):
     """What a worker knows of its coordinator from its last session."""
 
     @property
@@ -164,7 +164,7 @@ class Patience:
         self.paused, self.reached = True, time.monotonic()
         time.sleep(LONGEST_PAUSE_SECONDS)
 
-    def wait(self, error: LinkError, *, worker: Known | None) -> None:
+    def wait(self, error: LinkError, *, worker: LastSession | None) -> None:
         """Before the next try, which may be at another address. Raises the error when that is enough."""
         if worker is not None and worker.heard_at > self.reached:
             self.reached, self._pause = worker.heard_at, FIRST_PAUSE_SECONDS

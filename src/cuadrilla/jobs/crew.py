@@ -35,7 +35,7 @@ from cuadrilla.engines.bundle import offer
 from cuadrilla.engines.crew import OpenCrew
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home
-from cuadrilla.jobs.origin import left_by, note_origin, set_aside_of
+from cuadrilla.jobs.origin import forget_set_aside, left_by, note_origin, set_aside_of
 from cuadrilla.jobs.places import J, Left
 from cuadrilla.jobs.standing import MAX_LOSSES, FailureMeans, Standing
 from cuadrilla.link.address import Address
@@ -256,7 +256,7 @@ class CrewPlaces(Generic[J]):
         given = self._given.get(worker)
         job, _, path = name.partition("/")
         match = CHECKPOINT_FILE.fullmatch(path)
-        if given is None or given.job.name != job or match is None or int(match[1]) > given.steps:
+        if given is None or given.job.name != job or match is None or not 0 < int(match[1]) <= given.steps:
             raise LinkError("nobody wants that file", hint="install the same version there")
         checkpoint, file = f"v{int(match[1]):08d}", match[2]
         with self._announcing:
@@ -295,7 +295,9 @@ class CrewPlaces(Generic[J]):
         if given is None:
             return
         log.info("%s is gone (%s): another machine goes on with %s", worker, reason, given.job.name, extra=TALK)
-        lost = reason != PAUSED and self._standing.lost(given.job.name, worker=worker, now=time.monotonic())
+        now = time.monotonic()
+        lost = reason != PAUSED and self._standing.lost(given.job.name, worker=worker, now=now)
+        self._tell_of_rest(worker, now=now)
         told = Message("{number} machines were lost during this job", number=MAX_LOSSES) if lost else Message("")
         self._end(worker, given, complete=False, reason=told)
 
@@ -317,6 +319,7 @@ class CrewPlaces(Generic[J]):
             self._adopt(worker, news.kept, given)
         if news.ended == COMPLETE and not (missing := _missing(given)):
             self._standing.got_further(given.job.name, worker=worker)
+            forget_set_aside(given.run)
             self._end(worker, given, complete=True, reason=Message(""))
         elif news.ended == COMPLETE:
             self._failed(worker, given, reason=missing)

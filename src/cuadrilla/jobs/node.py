@@ -77,7 +77,10 @@ def do_jobs(ways: Ways, *, moved: Callable[[str], None], data: Path | None) -> s
     another process of this machine does the same.
     """
     uses = ways.devices.choose_for_any().uses
-    workers = [_JobWorker(worker_options(ways, use, moved=moved), use, ways=ways, data=data) for use in uses]
+    fetching = threading.Lock()
+    workers = [
+        _JobWorker(worker_options(ways, use, moved=moved), use, ways=ways, data=data, fetching=fetching) for use in uses
+    ]
     folder = Home.of_user().jobs / ways.crew.folder.name
     make_private(folder)
     with FolderLock(folder / "lock", purpose=Message("jobs for this crew")), lines_kept() as lines:
@@ -144,6 +147,8 @@ class _JobWorker:
     use: Use
     ways: Ways
     data: Path | None
+    fetching: threading.Lock
+    """Of all workers of this machine: they fill one cache."""
     over: threading.Event = field(default_factory=threading.Event)
     heard_at: float = 0.0
     standbys: tuple[str, ...] = ()
@@ -241,8 +246,9 @@ class _JobWorker:
         self._drop()
         home, folder = self._home, self._folder / RUNS / order.job
         description = RunDescription(config=order.config, files=order.files)
-        _require_room(order, home=home)
-        config, files = fetch(connection, description, home=home, report=self.ways.report, data=self.data)
+        with self.fetching:
+            _require_room(order, home=home)
+            config, files = fetch(connection, description, home=home, report=self.ways.report, data=self.data)
         config = settings_here(config, files)
         shutil.rmtree(folder, ignore_errors=True)
         make_private(folder)
@@ -305,7 +311,7 @@ class _JobWorker:
             session.tell(JobNews(job=doing.name, rows=rows))
         for path in there:
             version = version_of(path)
-            if version in doing.sent or version not in wanted:
+            if version in doing.sent or version not in wanted or not version:  # anybody can begin
                 continue
             for name in CHECKPOINT_FILES:
                 if not (path / name).exists():  # a newer one has taken its place meanwhile

@@ -4,6 +4,7 @@ Their bytes are verified when they come; whether a training can go on from them 
 that fails, all that the same machine has left is set aside, and the job goes on from what was there before.
 """
 
+import shutil
 from pathlib import Path
 
 from cuadrilla.home import read_object
@@ -37,6 +38,12 @@ def set_aside_of(run: RunDir, worker: str) -> None:
             if known.get(version_of(path), HERE) == worker:
                 set_aside(path)
     _write(run, {version: whose for version, whose in known.items() if whose != worker})
+
+
+def forget_set_aside(run: RunDir) -> None:
+    """The run is complete without it."""
+    for path in run.checkpoints.glob(".v*.damaged"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _origins(run: RunDir) -> dict[int, str]:

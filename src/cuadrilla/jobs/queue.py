@@ -52,8 +52,11 @@ class RunQueue:
         return sorted(found, key=lambda run: (run.order, run.name))
 
     def add(self, run: RunDir, *, on: str = "") -> QueuedRun:
-        """At the end; one that has ended is begun again. Raises ResourceError."""
+        """At the end; one that has ended is begun again. Raises ConfigError while a machine has it, ResourceError."""
         path = run.path.resolve()
+        for known in self.runs():
+            if known.run.path == path:
+                _require_free(known)
         name = hashlib.sha256(str(path).encode()).hexdigest()[:ID_DIGITS]
         order = max((each.order for each in self.runs()), default=0.0) + 1
         added = QueuedRun(name=name, run=RunDir(path), order=order, on=on)
@@ -84,8 +87,7 @@ class RunQueue:
 
     def remove(self, run: QueuedRun) -> None:
         """From the list; its folder stays. Raises ConfigError while a machine has it."""
-        if run.state == RUNNING:
-            raise ConfigError("{name} is running", name=run.run.path.name, hint="first: cuadrilla queue stop {name}")
+        _require_free(run)
         for path in (self._now(run.name), self._folder / f"{run.name}.json"):
             path.unlink(missing_ok=True)
 
@@ -198,3 +200,8 @@ class QueueWork:
 
 def _next(waiting: Sequence[QueuedRun], place: str) -> QueuedRun | None:
     return next((run for run in waiting if run.on in ("", place, node_of(place))), None)
+
+
+def _require_free(run: QueuedRun) -> None:
+    if run.state == RUNNING:
+        raise ConfigError("{name} is running", name=run.run.path.name, hint="first: cuadrilla queue stop {name}")

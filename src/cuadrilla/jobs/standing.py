@@ -56,7 +56,10 @@ class Standing:
         """A machine that had it is gone; whether that has happened too often."""
         self.ended_badly(worker, now=now)
         self._losses[job] += 1
-        return self._losses[job] >= MAX_LOSSES
+        too_often = self._losses[job] >= MAX_LOSSES
+        if too_often:
+            del self._losses[job]
+        return too_often
 
     def got_further(self, job: str, *, worker: str) -> None:
         """Or has finished it."""

@@ -4,9 +4,11 @@ Invariants
 * A file has the name and the size that its receiver has agreed to, and each chunk the sum that it announces. Who is not
   wanted any more is stopped at the next chunk.
 * It is written under a temporary name, and has its own when every byte is on the disk.
+* A worker has one upload at a time, its newest: an older one may wait for a connection that is gone.
 """
 
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +31,7 @@ class KeepServer:
     def __init__(self, receiver: JobReceiver) -> None:
         self._receiver = receiver
         self._lock = threading.Lock()
-        self._sending: set[str] = set()
+        self._sending: dict[str, Any] = {}
 
     def handlers(self, caller: Callable[[Any], str]) -> dict[str, Any]:
         """`caller(context)` names the worker that calls, and ends the call of anybody else."""
@@ -38,17 +40,17 @@ class KeepServer:
             worker = caller(context)
             cut_off(context, after=KEEP_SECONDS)
             with self._lock:
-                busy = worker in self._sending
-                self._sending.add(worker)
-            if busy:
-                refuse(context, "one upload at a time", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+                older, self._sending[worker] = self._sending.get(worker), context
+            if older is not None:
+                older.cancel()
             try:
                 return pb.Uploaded(num_bytes=self._write(worker, requests))
             except (LinkError, ResourceError) as error:
                 refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
             finally:
                 with self._lock:
-                    self._sending.discard(worker)
+                    if self._sending.get(worker) is context:
+                        del self._sending[worker]
 
         handler = grpc.stream_unary_rpc_method_handler(reads(keep, pb.Chunk), response_serializer=serialize)
         return {"Keep": handler}
@@ -59,7 +61,8 @@ class KeepServer:
         if first is None:
             raise LinkError("a call without a message", hint="install the same version there")
         target = self._receiver.place_for(worker, first.name, num_bytes=first.num_bytes)
-        part, arriving = target.with_name(f".{target.name}.part"), wire.Download(first.num_bytes)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        arriving = wire.Download(first.num_bytes)
         make_private(target.parent)
         try:
             with storage_errors(part), open(part, "wb", opener=open_private) as file:

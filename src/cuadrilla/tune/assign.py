@@ -12,7 +12,7 @@ GAIN = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Busy:
+class AtJob:
     """A place that works: how many seconds it still needs for its job, as far as anybody knows."""
 
     place: str
@@ -23,7 +23,7 @@ def assign(
     tokens: Sequence[float],
     *,
     free: Sequence[str],
-    busy: Sequence[Busy],
+    busy: Sequence[AtJob],
     speeds: Mapping[str, float],
     more: int,
 ) -> dict[int, str]:

@@ -30,7 +30,7 @@ from cuadrilla.rundir import (
     write_json,
 )
 from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
-from cuadrilla.tune.assign import Busy, assign
+from cuadrilla.tune.assign import AtJob, assign
 from cuadrilla.tune.calls import TALK
 from cuadrilla.tune.folder import SearchFolder, check_same, read_identity, write_search
 from cuadrilla.tune.function import SCORE, Function, code_sha256, read_code, read_function
@@ -160,7 +160,7 @@ class Searching:
     def _assigned(self, jobs: list[Job], free: list[str]) -> dict[int, str]:
         speeds, now = place_speeds(self.search), time.monotonic()
         busy = [
-            Busy(place=place, seconds_left=max(0.0, began + self.search.job_tokens(job) / speeds[place] - now))
+            AtJob(place=place, seconds_left=max(0.0, began + self.search.job_tokens(job) / speeds[place] - now))
             for place, job in self.places.busy.items()
             if place in speeds and (began := self._begun.get(place)) is not None
         ]
