@@ -84,14 +84,21 @@ def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[
 
 
 def wait_for(
-    condition: Callable[[], bool], process: "subprocess.Popen[str] | None" = None, *, seconds: float = 150
+    condition: Callable[[], bool],
+    process: "subprocess.Popen[str] | None" = None,
+    *,
+    seconds: float = 150,
+    every_seconds: float = 0.005,
 ) -> None:
-    """Until the condition holds; fails after a generous ceiling, or when the process ends before."""
+    """Until the condition holds; fails after a generous ceiling, or when the process ends before.
+
+    `every_seconds`: longer, where to look costs something and the condition stays.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         assert process is None or process.poll() is None, f"ended early: {process.communicate()[1]}"
-        time.sleep(0.005)
+        time.sleep(every_seconds)
 
 
 def stop(process: "subprocess.Popen[str]") -> str:

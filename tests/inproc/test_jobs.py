@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from cuadrilla.engines.children import Children
 from cuadrilla.engines.run import train_run
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
@@ -492,6 +494,19 @@ def test_a_newer_session_of_a_machine_has_no_job(crew: Jobs) -> None:
         crew.until(lambda: crew.places.free == ["ana"])
         stop = ana.session.next_event()
         assert isinstance(stop, Stop)
+
+
+def test_a_process_that_ends_when_it_is_told_of_a_job_is_only_another_lost_one() -> None:
+    """What it was told lies in a pipe that nobody reads any more."""
+    died: list[str] = []
+    children = Children(died=lambda name, _reason: died.append(name))
+    children.start("job", [sys.executable, "-c", "pass"], environment={})
+    process = children.alive["job"]
+    process.wait(CEILING_SECONDS)
+    assert process.stdin is not None
+    process.stdin.write("/a/folder\n")
+    assert children.look() == {"job": 0}
+    assert died == []
 
 
 def test_leftovers_of_a_killed_coordinator_are_removed(crew: Jobs) -> None:

@@ -23,7 +23,7 @@ STEPS = 160
 TUNE = """every_steps = 20
 [tune]
 sampler = "tpe"
-trials = 8
+trials = 6
 ahead = 3
 rungs = 2
 factor = 2
@@ -95,15 +95,15 @@ def test_a_search_over_machines_that_are_killed_is_the_same(
         name: machine.start("join", "--name", name, says=text) for name, machine in (("ana", ana), ("luis", luis))
     }
 
-    wait_for(amid(folder, "ana"), search)
+    wait_for(amid(folder, "ana"), search, every_seconds=0.1)
     left_behind = children(working["ana"])
     working["ana"].kill()
     wait_for(lambda: not any(child.is_running() for child in left_behind))
-    wait_for(amid(folder, "luis"), search)
+    wait_for(amid(folder, "luis"), search, every_seconds=0.1)
     (trainer,) = children(working["luis"])
     trainer.send_signal(signal.SIGKILL)
     working["ana"] = ana.start("join")
-    wait_for(lambda: len(rows(folder, "ended")) >= 3, search)
+    wait_for(lambda: len(rows(folder, "ended")) >= 3, search, every_seconds=0.1)
     before = results(folder)
     search.kill()
     search.wait()

@@ -17,7 +17,7 @@ from cuadrilla.cli.output import emit_table, say, say_at_once
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.home import Home, read_object
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, typed
+from cuadrilla.rundir import FolderLock, RunDir, make_private, typed
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
@@ -107,14 +107,16 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
 
     folder = Home.of_user().queue
     stopped = threading.Event()
+    make_private(folder)
     with ExitStack() as stack:
+        stack.enter_context(FolderLock(folder / "lock", purpose=Message("handing out the queue")))
         others = stack.enter_context(crew_places(folder, listen=listen, address=address, uses=uses))
         parts: list[Any] = [places_here(logs=folder / "logs"), others] if here else [others]
         places: AllPlaces[QueuedRun] = AllPlaces(parts)
         stack.callback(places.close)
         work = QueueWork(queue, places, hears=_Said())
         stack.enter_context(_stopping(stopped))
-        say("queue      {number} runs in {folder}; Ctrl-C saves and stops", number=len(queue.runs()), folder=folder)
+        say("queue      in {folder}; runs: {number}; Ctrl-C saves and stops", folder=folder, number=len(queue.runs()))
         while not stopped.wait(LOOK_SECONDS):
             work.step()
             if until_empty and work.is_idle:

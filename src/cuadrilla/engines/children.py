@@ -109,7 +109,8 @@ class Children:
 def _cut_off(process: "subprocess.Popen[str]") -> None:
     """A worker process ends when its standard input does."""
     assert process.stdin is not None
-    process.stdin.close()
+    with suppress(BrokenPipeError):  # it was told something when it had just ended
+        process.stdin.close()
 
 
 def _parse(said: str) -> Mapping[str, str] | None:

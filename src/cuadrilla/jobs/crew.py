@@ -66,9 +66,11 @@ from cuadrilla.runfile import dump, read_run_file
 from cuadrilla.train.checkpoint import (
     FILES,
     MANIFEST,
+    NewerFormat,
     best_of,
     list_checkpoints,
     prune_checkpoints,
+    set_aside,
     verify_checkpoint,
     version_of,
 )
@@ -340,6 +342,8 @@ class CrewPlaces(Generic[J]):
         arrived, target = given.incoming / name, given.run.checkpoints / name
         with self._announcing:
             given.announced.pop(name, None)
+        if not arrived.exists():
+            return
         try:
             verify_checkpoint(arrived)
             _require_fit(arrived, version=version, shapes=given.shapes)
@@ -481,12 +485,20 @@ def _missing(given: _Given[J]) -> str:
 
 
 def _begun(run: RunDir) -> dict[str, tuple[Path, bytes]]:
-    """What another machine needs to go on: the rows, and the newest checkpoint that verifies."""
+    """What another machine needs to go on: the rows, and the newest checkpoint that verifies. Raises NewerFormat.
+
+    One that does not is set aside: it would count as newer than all that machines send.
+    """
     found = {}
     for path in reversed(list_checkpoints(run.checkpoints)):
         try:
             verify_checkpoint(path)
-        except CheckpointError:
+        except NewerFormat:
+            raise
+        except CheckpointError as error:
+            log.warning("%s; trying the one before", error.message)
+            with storage_errors(path):
+                set_aside(path)
             continue
         found = {f"checkpoints/{path.name}/{name}": path / name for name in (*FILES, MANIFEST)}
         break

@@ -11,6 +11,7 @@ Invariants
 """
 
 import logging
+import re
 import shutil
 import threading
 import time
@@ -291,6 +292,7 @@ class _JobWorker:
             return
         if hangs:
             log.warning("%s does not save; it is ended", doing.name)
+        if doing.recalled_at is not None:  # a process that was told to save ends by itself, a moment later
             self._end_process()
         self._send(doing, session)
         ended = GIVEN_BACK if left is None else COMPLETE if left.complete else FAILED if left.reason else GIVEN_BACK
@@ -350,7 +352,7 @@ class _JobWorker:
 
     @property
     def _folder(self) -> Path:
-        device = self.use.name.partition(".")[0].replace(":", "-").replace("/", "-") or "all"
+        device = re.sub(r"[^a-z0-9]", "-", self.use.name) or "all"  # cuda:0, and cpu.2 for the second one
         return self._home.jobs / self.ways.crew.folder.name / device
 
 

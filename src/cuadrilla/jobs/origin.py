@@ -48,7 +48,8 @@ def forget_set_aside(run: RunDir) -> None:
 
 def _origins(run: RunDir) -> dict[int, str]:
     found = read_object(run.path / ORIGINS).get("machines")
-    return {int(version): str(whose) for version, whose in found.items()} if isinstance(found, dict) else {}
+    known = found.items() if isinstance(found, dict) else ()
+    return {int(version): str(whose) for version, whose in known if version.isascii() and version.isdigit()}
 
 
 def _write(run: RunDir, origins: dict[int, str]) -> None:

@@ -8,6 +8,7 @@ Invariants
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from cuadrilla.rundir import RunDir, make_private, write_json
 
 WAITING, RUNNING, COMPLETE, FAILED, STOPPED = "waiting", "running", "complete", "failed", "stopped"
 ENDED = (COMPLETE, FAILED, STOPPED)
-ID_DIGITS = 12
+NAME_CHARACTERS, ID_DIGITS = 40, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class RunQueue:
         for known in self.runs():
             if known.run.path == path:
                 _require_free(known)
-        name = hashlib.sha256(str(path).encode()).hexdigest()[:ID_DIGITS]
+        name = _name_of(path)
         order = max((each.order for each in self.runs()), default=0.0) + 1
         added = QueuedRun(name=name, run=RunDir(path), order=order, on=on)
         make_private(self._folder)
@@ -205,3 +206,9 @@ def _next(waiting: Sequence[QueuedRun], place: str) -> QueuedRun | None:
 def _require_free(run: QueuedRun) -> None:
     if run.state == RUNNING:
         raise ConfigError("{name} is running", name=run.run.path.name, hint="first: cuadrilla queue stop {name}")
+
+
+def _name_of(path: Path) -> str:
+    """For a file and for other machines: what a person knows it by, and what no other folder has."""
+    plain = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")[:NAME_CHARACTERS] or "run"
+    return f"{plain}-{hashlib.sha256(str(path).encode()).hexdigest()[:ID_DIGITS]}"
