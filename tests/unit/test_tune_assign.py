@@ -33,7 +33,9 @@ def test_somebody_always_works(seed: int) -> None:
     """Nobody gets two jobs and no job two places; where nobody is busy, work that there is begins."""
     chance = random.Random(seed)
     free = [f"free-{number}" for number in range(chance.randint(1, 6))]
-    busy = [AtJob(place=f"busy-{number}", seconds_left=chance.uniform(0, 100)) for number in range(chance.randint(0, 3))]
+    busy = [
+        AtJob(place=f"busy-{number}", seconds_left=chance.uniform(0, 100)) for number in range(chance.randint(0, 3))
+    ]
     places = [*free, *(each.place for each in busy)]
     speeds = {place: 10 ** chance.uniform(0, 3) for place in places if chance.random() < 0.7}
     tokens = [chance.choice([100.0, 300.0, 900.0]) for _ in range(chance.randint(1, 6))]

@@ -165,6 +165,9 @@ def show_opened(
 
 def refuse_if_promoted(home: Home) -> None:
     """Two coordinators would train two models. Raises LinkError."""
+    if not home.standbys_file.exists():
+        return  # before anything loads torch, which the parent does without
+
     from cuadrilla.engines.standby import taken_over
 
     if address := taken_over(home):

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.crew import refuse_if_promoted, show_opened
-from cuadrilla.cli.output import say
+from cuadrilla.cli.output import options, say
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.address import dialled_address, listening_address
+from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, RunDir, make_private
 from cuadrilla.runfile import literal, read_run_file
@@ -140,6 +141,7 @@ def crew_places(folder: Path, *, listen: str, address: str, uses: int) -> Iterat
     listens = listening_address(listen)
     dialled = str(dialled_address(address, port=listens.port)) if address else ""
     home = Home.of_user()
+    set_up_logging(None, verbose=options.debug)
     make_private(home.crew)
     make_private(folder)
     refuse_if_promoted(home)

@@ -24,6 +24,12 @@ def note_origin(run: RunDir, *, version: int, worker: str) -> None:
     _write(run, known | {version: worker})
 
 
+def hand_on_origin(before: RunDir, run: RunDir, *, version: int) -> None:
+    """Of a checkpoint that was copied from one run into another. Raises ResourceError."""
+    if whose := _origins(before).get(version, HERE):
+        note_origin(run, version=version, worker=whose)
+
+
 def left_by(run: RunDir) -> str | None:
     """Whose the newest checkpoint is; None: there is none."""
     there = list_checkpoints(run.checkpoints)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -45,9 +45,11 @@ from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.referee import Referee, computes
 from cuadrilla.train.schedule import make_schedule
-from cuadrilla.train.sharded import Sharded
 from cuadrilla.train.sinks import Sink
 from cuadrilla.train.store import InPlace, Store, Weights
+
+if TYPE_CHECKING:
+    from cuadrilla.train.sharded import Sharded
 
 SPARE_DISK_BYTES = 2**30
 # A run may be resumed with other values of these; anything else changes what is being trained.
@@ -59,7 +61,7 @@ ALLOWED_ON_RESUME = ("optim.", "schedule.", "outer.", "train.clip_norm", "train.
 NEVER_ON_RESUME = ("optim.kind", "optim.delay", "outer.every")  # they decide what the optimizer's state holds
 
 
-Divide = Callable[[Config, Task, nn.Module, Precision], Sharded]
+Divide = Callable[[Config, Task, nn.Module, Precision], "Sharded"]
 """Among the ranks of an island; all of them do it together."""
 
 

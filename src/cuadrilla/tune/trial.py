@@ -16,6 +16,7 @@ import tomli_w
 
 from cuadrilla.config import SCHEMA, Config, FileTaskSection, LocalEngine, TuneSection
 from cuadrilla.errors import ConfigError
+from cuadrilla.jobs.origin import hand_on_origin
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, make_private, read_jsonl, read_regular, storage_errors, write_atomic
@@ -170,6 +171,7 @@ def _take_over(before: RunDir, run: RunDir) -> None:
     with storage_errors(run.checkpoints):
         make_private(run.checkpoints)
         shutil.copytree(checkpoint, run.checkpoints / checkpoint.name, dirs_exist_ok=True)
+    hand_on_origin(before, run, version=kept)
     rows = [row for row in read_jsonl(before.metrics) if isinstance(at := row.get("version"), int) and at <= kept]
     write_atomic(run.metrics, "".join(f"{json.dumps(row)}\n" for row in rows), private=True)
 

@@ -39,7 +39,6 @@ from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.engines.supervise import was_restarted
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.link.address import Address, lan_address
-from cuadrilla.link.grpc_ray import admits
 from cuadrilla.link.names import MAX_DEVICES
 from cuadrilla.log import FILE_FORMAT, libraries_apart, to_files_only
 from cuadrilla.messages import Message
@@ -260,6 +259,8 @@ def joined(address: str, *, without_token: bool = False) -> Iterator[Cluster]:
     token = read_token()
     if not token and not without_token:
         raise _no_token(address)
+    from cuadrilla.link.grpc_ray import admits
+
     is_open = admits(address, token="")
     if is_open and not without_token:
         raise EnvironmentProblem(
@@ -314,6 +315,8 @@ def _require_admitted(address: str, *, token: str) -> None:
     """Raises EnvironmentProblem, LinkError."""
     if not token:
         raise _no_token(address)
+    from cuadrilla.link.grpc_ray import admits
+
     if not admits(address, token=token):
         raise LinkError(
             "the Ray cluster at {address} refuses this token",

@@ -1,0 +1,129 @@
+"""Runs that wait for a machine, trained by one that joins: what comes back is what would have been made here."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuadrilla.home import Home
+from cuadrilla.rundir import RunDir
+from tests.commands import is_what_one_worker_gives, reached, wait_for
+from tests.inside import cuadrilla
+from tests.machines import Machine, invite, language_run
+
+LOOK_SECONDS = 0.1
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Machine]:
+    yield from machine(tmp_path / "coordinator")
+
+
+@pytest.fixture
+def ana(tmp_path: Path) -> Iterator[Machine]:
+    yield from machine(tmp_path / "ana")
+
+
+def machine(home: Path) -> Iterator[Machine]:
+    made = Machine(home, talk=home.with_suffix(".txt"))
+    yield made
+    made.stop()
+
+
+def listed(machine: Machine) -> dict[str, dict[str, Any]]:
+    done = machine.run("queue", "--json")
+    assert done.returncode == 0, done.stderr
+    return {Path(row["run"]).name: row for row in json.loads(done.stdout)}
+
+
+def work(machine: Machine, *more: str) -> "subprocess.Popen[str]":
+    process = machine.start("queue", "work", "--listen", "127.0.0.1:0", "--not-here", *more)
+    wait_for(lambda: Home(machine.home).open_file.exists(), process)
+    return process
+
+
+def test_what_comes_back(coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path) -> None:
+    """One is stopped and added again, one comes first; the machine stays between runs; weights are those of one worker
+    here, bit by bit."""
+    runs = {name: language_run(tmp_path / name, stories, steps=40) for name in ("uno", "dos")}
+    long = language_run(tmp_path / "largo", stories)
+    for run in (long, *runs.values()):
+        assert coordinator.run("queue", "add", str(run.path)).returncode == 0
+    assert coordinator.run("queue", "first", "dos").returncode == 0
+    assert list(listed(coordinator)) == ["dos", "largo", "uno"]
+    process = work(coordinator, "--until-empty")
+    working = ana.start("join", "--name", "ana", says=invite(coordinator))
+    wait_for(reached(long, 5), process, every_seconds=LOOK_SECONDS)
+    refused = cuadrilla("train", str(long.path))
+    assert (refused.returncode, "in use" in refused.stderr) == (2, True)
+    now = listed(coordinator)
+    assert (now["dos"]["state"], now["largo"]["machine"], now["uno"]["state"]) == ("complete", "ana", "waiting")
+    assert coordinator.run("queue", "stop", "largo").returncode == 0
+    assert process.wait(timeout=150) == 0
+    assert working.wait(timeout=60) == 0
+    assert {name: row["state"] for name, row in listed(coordinator).items()} == {
+        "dos": "complete",
+        "largo": "stopped",
+        "uno": "complete",
+    }
+    for run in runs.values():
+        assert is_what_one_worker_gives(run)
+    kept = max(int(path.name[1:]) for path in long.checkpoints.glob("v*"))
+    assert kept >= 5, "what was stopped has been saved, and is here"
+    assert cuadrilla("eval", str(runs["uno"].path)).returncode == 0
+    assert not list(Home(ana.home).jobs.glob("*/*/runs/*"))
+
+
+@pytest.mark.thorough
+def test_a_killed_coordinator_and_a_machine_that_comes_back(
+    coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path
+) -> None:
+    """The same commands go on; nobody joins again by hand."""
+    run = language_run(tmp_path / "uno", stories, steps=400)
+    with open(run.run_file, "a") as file:
+        file.write("every_steps = 20\n")
+    assert coordinator.run("queue", "add", str(run.path)).returncode == 0
+    process = work(coordinator)
+    port = json.loads(Home(coordinator.home).open_file.read_text())["address"].rpartition(":")[2]
+    working = ana.start("join", "--name", "ana", says=invite(coordinator))
+    wait_for(lambda: newest(run) >= 20, process, every_seconds=LOOK_SECONDS)
+    process.kill()
+    process.wait()
+    Home(coordinator.home).open_file.unlink()
+    before = newest(run)
+    process = coordinator.start("queue", "work", "--listen", f"127.0.0.1:{port}", "--not-here")
+    wait_for(lambda: newest(run) > before, working, every_seconds=LOOK_SECONDS)
+    working.kill()
+    working.wait()
+    working = ana.start("join")
+    wait_for(lambda: listed(coordinator)["uno"]["state"] == "complete", working, every_seconds=LOOK_SECONDS)
+    assert is_what_one_worker_gives(run)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert working.wait(timeout=60) == 0
+
+
+def newest(run: RunDir) -> int:
+    return max((int(path.name[1:]) for path in run.checkpoints.glob("v*")), default=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("queue", "add"), "name the runs"),
+        (("queue", "work", "uno"), "takes no runs"),
+        (("queue", "add", "nada"), "cannot read nada"),
+        (("queue", "stop", "nada"), "nada is not in the queue"),
+        (("queue", "throw"), "no action"),
+    ],
+)
+def test_wrong_words(arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUADRILLA_HOME", str(tmp_path / "home"))
+    done = cuadrilla(*arguments)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert "hint:" in done.stderr
