@@ -341,7 +341,7 @@ def test_every_declared_call_is_answered_and_no_other(crew: Crew) -> None:
     with abuser(crew, crew.node("mala")) as client:
         assert [name for name in declared if client.status(name, []) == "UNIMPLEMENTED"] == []
         assert client.status("Shutdown", []) == "UNIMPLEMENTED"
-    assert len(declared) == 14
+    assert len(declared) == 15
 
 
 def test_each_chunk_of_an_upload_is_progress(big_crew: Crew) -> None:

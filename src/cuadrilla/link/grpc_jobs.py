@@ -26,9 +26,9 @@ KEEP_SECONDS = 600.0
 
 
 class KeepServer:
-    """Takes the files of jobs. `receiver` says where they go."""
+    """Takes the files of jobs. `receiver` says where they go; None: there are no jobs, and nobody wants any."""
 
-    def __init__(self, receiver: JobReceiver) -> None:
+    def __init__(self, receiver: JobReceiver | None) -> None:
         self._receiver = receiver
         self._lock = threading.Lock()
         self._sending: dict[str, Any] = {}
@@ -37,14 +37,16 @@ class KeepServer:
         """`caller(context)` names the worker that calls, and ends the call of anybody else."""
 
         def keep(requests: Iterator[pb.Chunk], context: Any) -> pb.Uploaded:
-            worker = caller(context)
+            worker, receiver = caller(context), self._receiver
+            if receiver is None:
+                refuse(context, "nobody wants that file", code=grpc.StatusCode.INVALID_ARGUMENT)
             cut_off(context, after=KEEP_SECONDS)
             with self._lock:
                 older, self._sending[worker] = self._sending.get(worker), context
             if older is not None:
                 older.cancel()
             try:
-                return pb.Uploaded(num_bytes=self._write(worker, requests))
+                return pb.Uploaded(num_bytes=_write(worker, requests, receiver))
             except (LinkError, ResourceError) as error:
                 refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
             finally:
@@ -55,28 +57,29 @@ class KeepServer:
         handler = grpc.stream_unary_rpc_method_handler(reads(keep, pb.Chunk), response_serializer=serialize)
         return {"Keep": handler}
 
-    def _write(self, worker: str, requests: Iterator[pb.Chunk]) -> int:
-        """Raises LinkError, ResourceError."""
-        first = next(requests, None)
-        if first is None:
-            raise LinkError("a call without a message", hint="install the same version there")
-        target = self._receiver.place_for(worker, first.name, num_bytes=first.num_bytes)
-        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-        arriving = wire.Download(first.num_bytes)
-        make_private(target.parent)
-        try:
-            with storage_errors(part), open(part, "wb", opener=open_private) as file:
-                file.write(arriving.checked(first))
-                for chunk in requests:
-                    self._receiver.goes_on(worker, target)
-                    file.write(arriving.checked(chunk))
-                file.flush()
-                os.fsync(file.fileno())
-            if arriving.received < arriving.num_bytes:
-                raise LinkError("the upload ends early", hint="the worker begins again")
-            self._receiver.goes_on(worker, target)
-            with storage_errors(target):
-                os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
-        return arriving.received
+
+def _write(worker: str, requests: Iterator[pb.Chunk], receiver: JobReceiver) -> int:
+    """Raises LinkError, ResourceError."""
+    first = next(requests, None)
+    if first is None:
+        raise LinkError("a call without a message", hint="install the same version there")
+    target = receiver.place_for(worker, first.name, num_bytes=first.num_bytes)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    arriving = wire.Download(first.num_bytes)
+    make_private(target.parent)
+    try:
+        with storage_errors(part), open(part, "wb", opener=open_private) as file:
+            file.write(arriving.checked(first))
+            for chunk in requests:
+                receiver.goes_on(worker, target)
+                file.write(arriving.checked(chunk))
+            file.flush()
+            os.fsync(file.fileno())
+        if arriving.received < arriving.num_bytes:
+            raise LinkError("the upload ends early", hint="the worker begins again")
+        receiver.goes_on(worker, target)
+        with storage_errors(target):
+            os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return arriving.received

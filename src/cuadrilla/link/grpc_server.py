@@ -304,7 +304,7 @@ class CrewServer:
                 **CheckServer(caller=self._caller).handlers(),
                 **self._ray.handlers(self._caller, host_of=self._gate.host_of),
                 **self._standby.handlers(self._caller),
-                **(KeepServer(self._jobs).handlers(self._worker) if self._jobs is not None else {}),
+                **KeepServer(self._jobs).handlers(self._worker),
             },
         )
 
