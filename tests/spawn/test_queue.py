@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cuadrilla.home import Home
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import is_what_one_worker_gives, reached, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite, language_run
@@ -82,7 +82,7 @@ def test_what_comes_back(coordinator: Machine, ana: Machine, stories: Path, tmp_
 def test_a_killed_coordinator_and_a_machine_that_comes_back(
     coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path
 ) -> None:
-    """The same commands go on; nobody joins again by hand."""
+    """The same commands go on; who leaves with Ctrl-C saves first."""
     run = language_run(tmp_path / "uno", stories, steps=400)
     with open(run.run_file, "a") as file:
         file.write("every_steps = 20\n")
@@ -99,6 +99,13 @@ def test_a_killed_coordinator_and_a_machine_that_comes_back(
     wait_for(lambda: newest(run) > before, working, every_seconds=LOOK_SECONDS)
     working.kill()
     working.wait()
+    working = ana.start("join")
+    before = newest(run)
+    wait_for(lambda: newest(run) > before, working, every_seconds=LOOK_SECONDS)
+    working.send_signal(signal.SIGINT)
+    assert working.wait(timeout=60) == 130
+    wait_for(lambda: listed(coordinator)["uno"]["state"] == "waiting", process, every_seconds=LOOK_SECONDS)
+    assert newest(run) == max(row["version"] for row in last_rows(run.metrics)), "nothing that it has done is lost"
     working = ana.start("join")
     wait_for(lambda: listed(coordinator)["uno"]["state"] == "complete", working, every_seconds=LOOK_SECONDS)
     assert is_what_one_worker_gives(run)

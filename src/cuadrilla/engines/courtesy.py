@@ -141,12 +141,17 @@ class Courtesy:
         """From any thread: whoever looks at a GPU just now goes on at once."""
         self._gpus.close()
 
-    def wait_until_welcome(self) -> float:
-        """Says once why it waits; the seconds that it took. Raises ResourceError when it had to leave for good."""
+    def wait_until_welcome(self, *, unless: threading.Event | None = None) -> float:
+        """Says once why it waits; the seconds that it took. `unless` this is set: then nobody wants to work any more.
+
+        Raises ResourceError when it had to leave for good.
+        """
         if self._too_much is not None:
             raise self._too_much
         told, began = "", time.monotonic()
         while (reason := why_wait(self.manners, self._look(works=False), waits=True)) is not None:
+            if unless is not None and unless.is_set():
+                return time.monotonic() - began
             if reason != told:
                 log.info("waiting: %s", reason, extra=TALK)
                 told = reason

@@ -63,6 +63,7 @@ END_SECONDS = 10.0
 SPARE_BYTES = 2**30
 CHECKPOINT_FILES = (*FILES, MANIFEST)
 RUNS = "runs"
+LEAVES = Message("this machine leaves")
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +72,9 @@ class NoJobs(CuadrillaError):
     """The coordinator trains one run with all its machines."""
 
 
-def do_jobs(ways: Ways, *, moved: Callable[[str], None], data: Path | None) -> str:
-    """Until the coordinator has no more; why it ended. A worker for each of this machine's devices.
+def do_jobs(ways: Ways, *, moved: Callable[[str], None], data: Path | None, leaving: threading.Event) -> str:
+    """Until the coordinator has no more, or until `leaving` is set: then what is under way is saved and given back.
+    Why it ended. A worker for each of this machine's devices.
 
     Raises LinkError when the coordinator refuses this node or stays away, NoJobs, DeviceError, and ConfigError where
     another process of this machine does the same.
@@ -80,7 +82,10 @@ def do_jobs(ways: Ways, *, moved: Callable[[str], None], data: Path | None) -> s
     uses = ways.devices.choose_for_any().uses
     fetching = threading.Lock()
     workers = [
-        _JobWorker(worker_options(ways, use, moved=moved), use, ways=ways, data=data, fetching=fetching) for use in uses
+        _JobWorker(
+            worker_options(ways, use, moved=moved), use, ways=ways, data=data, fetching=fetching, leaving=leaving
+        )
+        for use in uses
     ]
     folder = Home.of_user().jobs / ways.crew.folder.name
     make_private(folder)
@@ -112,6 +117,9 @@ def _together(workers: "list[_JobWorker]", lines: LinesKept) -> str:
     try:
         while not ended.wait(1.0):
             pass
+        if workers[0].leaving.is_set():  # each saves what it has
+            for thread in threads:
+                thread.join(SAVE_SECONDS + END_SECONDS)
     finally:  # Ctrl-C, too: their jobs end with them, and those that wait for something end with this process
         for worker in workers:
             worker.over.set()
@@ -150,6 +158,7 @@ class _JobWorker:
     data: Path | None
     fetching: threading.Lock
     """Of all workers of this machine: they fill one cache."""
+    leaving: threading.Event
     over: threading.Event = field(default_factory=threading.Event)
     heard_at: float = 0.0
     standbys: tuple[str, ...] = ()
@@ -161,8 +170,10 @@ class _JobWorker:
     def work(self, lines: LinesKept) -> str:
         patience = Patience(self.options)
         shutil.rmtree(self._folder / RUNS, ignore_errors=True)  # of one that was killed
-        while not self.over.is_set():
-            patience.reached += self.ways.courtesy.wait_until_welcome()
+        while not self.over.is_set() and not self.leaving.is_set():
+            patience.reached += self.ways.courtesy.wait_until_welcome(unless=self.leaving)
+            if self.leaving.is_set():
+                break
             began = time.monotonic()
             connection = self._connect(patience.address)
             try:
@@ -171,7 +182,7 @@ class _JobWorker:
                 patience.begin_anew()
                 if not stop.again:
                     return ended_by(stop)
-                if stop.reason not in (self._held, PAUSED):
+                if stop.reason not in (self._held, PAUSED, LEAVES):
                     log.warning("%s: joining again", stop.reason)
             except Refused:
                 raise
@@ -183,7 +194,7 @@ class _JobWorker:
                 connection.close()
                 if self.heard_at > began:
                     patience.found_at(patience.address)
-        return Message("another worker of this machine has ended")
+        return Message("another worker of this machine has ended" if self.over.is_set() else LEAVES)
 
     def _connect(self, address: str) -> Connection:
         return Connection(address, identity=self.ways.identity, term=self.ways.term, device=self.use.name)
@@ -220,9 +231,10 @@ class _JobWorker:
                 event = session.next_event()
                 if isinstance(event, Stop):
                     return event
-            if self._held and self._saved():
-                session.call(Goodbye(reason=self._held))
-                return Stop(reason=self._held, again=True)
+            why = LEAVES if self.leaving.is_set() else self._held
+            if why and self._saved():
+                session.call(Goodbye(reason=why))
+                return Stop(reason=why, again=True)
             match session.next_order(timeout_seconds=LOOK_SECONDS):
                 case Assignment() as order:
                     self._try(order, session, connection)
