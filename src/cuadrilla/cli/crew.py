@@ -15,15 +15,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from getpass import getpass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cuadrilla.cli.config import RunFile, Sets
-from cuadrilla.cli.output import ask, emit, emit_json, options, say, say_at_once
+from cuadrilla.cli.output import ask, emit, emit_json, options, say
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.pause import LowPriority, MaxMemory, OnPower, WhileIdle, forget, manners_of
+from cuadrilla.cli.stopping import stopping
 from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.engines.supervise import end_with
@@ -344,7 +344,8 @@ def _work(known: "_Known", ways: "Ways", *, island: "Island | None", threads: in
         from cuadrilla.jobs.node import NoJobs, do_jobs
 
         say("working    as {name} for {address}; Ctrl-C leaves", name=known.crew.name, address=known.crew.address)
-        with suppress(NoJobs), leaving_in_order() as leaving:
+        answer = Message("leaving    what is under way is saved and given back; once more: at once, without saving")
+        with suppress(NoJobs), stopping(threading.Event(), answer=answer) as leaving:
             reason = do_jobs(ways, moved=known.move, data=data, leaving=leaving)
             if leaving.is_set():
                 raise typer.Exit(INTERRUPTED_EXIT_CODE)
@@ -353,25 +354,6 @@ def _work(known: "_Known", ways: "Ways", *, island: "Island | None", threads: in
     from cuadrilla.plan.devices import Use
 
     return lead_for_crew(island, worker_options(ways, Use(name="", device="", threads=threads), moved=known.move))
-
-
-@contextmanager
-def leaving_in_order() -> Iterator[threading.Event]:
-    """Ctrl-C or SIGTERM once: what is under way is saved and given back; twice: leave at once."""
-    leaving = threading.Event()
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if leaving.is_set():
-            signal.default_int_handler(number, frame)
-        leaving.set()
-        say_at_once("leaving    what is under way is saved and given back; once more: at once, without saving")
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield leaving
-    finally:
-        for number, action in before.items():
-            signal.signal(number, action)
 
 
 def work_with(

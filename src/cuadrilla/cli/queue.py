@@ -1,19 +1,17 @@
 """`cuadrilla queue`: runs that wait for a machine of the crew; lists, adds, reorders, stops, and hands them out."""
 
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
 from cuadrilla.cli.jobs import crew_places, places_here
-from cuadrilla.cli.output import emit_table, say, say_at_once
+from cuadrilla.cli.output import emit_table, say
+from cuadrilla.cli.stopping import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.home import Home, read_object
 from cuadrilla.messages import Message
@@ -115,7 +113,8 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
         places: AllPlaces[QueuedRun] = AllPlaces(parts)
         stack.callback(places.close)
         work = QueueWork(queue, places, hears=_Said())
-        stack.enter_context(_stopping(stopped))
+        answer = Message("stopping   runs save after this pass; once more: at once, without saving")
+        stack.enter_context(stopping(stopped, answer=answer))
         say("queue      in {folder}; runs: {number}; Ctrl-C saves and stops", folder=folder, number=len(queue.runs()))
         while not stopped.wait(LOOK_SECONDS):
             work.step()
@@ -133,24 +132,6 @@ def _end(work: "QueueWork", places: "AllPlaces[QueuedRun]") -> None:
     while places.busy and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         work.take_back()
-
-
-@contextmanager
-def _stopping(stopped: threading.Event) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: what is under way saves; twice: leave at once."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if stopped.is_set():
-            signal.default_int_handler(number, frame)
-        stopped.set()
-        say_at_once("stopping   runs save after this pass; once more: at once, without saving")
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, action in before.items():
-            signal.signal(number, action)
 
 
 class _Said:

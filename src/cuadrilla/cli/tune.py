@@ -1,11 +1,9 @@
 """`cuadrilla tune`: a search for better settings, by trials that are runs."""
 
-import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,9 +15,10 @@ from cuadrilla.cli.calls import Elsewhere, call_places
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
 from cuadrilla.cli.jobs import crew_places, local_places, require_crew
-from cuadrilla.cli.output import emit_table, options, say, say_at_once, stderr
+from cuadrilla.cli.output import emit_table, options, say, stderr
 from cuadrilla.cli.pools import CaOption, CertificateOption, InsecureOption, KeyOption, SchedulerOption
 from cuadrilla.cli.progress import in_words
+from cuadrilla.cli.stopping import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.home import read_object
 from cuadrilla.messages import Message, language, shown
@@ -87,33 +86,17 @@ def tune(
                 others = stack.enter_context(crew_places(folder, listen=listen, address=address, uses=uses))
                 places = AllPlaces([here, others])
         searching = stack.enter_context(open_search(run_file, sets=sets or [], places=places, hears=watched))
-        stack.enter_context(_stopping(searching))
+        stack.enter_context(stopping(searching.stop, answer=_answer(searching)))
         searching.run()
     _write_page(searching)
     _report(searching)
 
 
-@contextmanager
-def _stopping(searching: "Searching") -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: what is under way saves; twice: leave at once, which ends the trials' processes."""
-    received: list[int] = []
-
-    def handler(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        if len(received) > 1:
-            signal.default_int_handler(number, _frame)
-        searching.stop.set()
-        if searching.base.section.function:
-            say_at_once("stopping   calls under way are made again by the next start")
-        else:
-            say_at_once("stopping   trials save after this pass; once more: at once, without saving")
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, action in before.items():
-            signal.signal(number, action)
+def _answer(searching: "Searching") -> Message:
+    """To Ctrl-C."""
+    if searching.base.section.function:
+        return Message("stopping   calls under way are made again by the next start")
+    return Message("stopping   trials save after this pass; once more: at once, without saving")
 
 
 class _Watched:
