@@ -19,7 +19,7 @@ from tests import runs
 from tests.faults import PHASES, FaultyLink, Phase, Script, play
 from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, prepare, relative_difference, workers
 from tests.sessions import SOME_LEASE
-from tests.tasks import FrozenBeginning, RaggedRegression
+from tests.tasks import FrozenBeginning, HugeExamples, RaggedRegression
 
 STRICT = "sync.strict=true"
 ADAMW = 'optim.kind="adamw"'
@@ -380,3 +380,16 @@ def test_state_is_the_same_after_a_round_trip_in_the_middle_of_a_round(tmp_path:
     ledger = seen[0]["ledger"]
     assert isinstance(ledger, dict)
     assert len(ledger["free"]) == 24
+
+
+@pytest.mark.parametrize("speeds", [[1.0, 1.0, 1.0], [1.0, 0.5, 0.25]])
+def test_what_is_large_by_nature_counts_and_nobody_is_blamed(
+    execute: Execute, tmp_path: Path, speeds: list[float]
+) -> None:
+    """Which leases are beyond comparison depends on the shares; the result does not."""
+    execute(tmp_path / "one", HugeExamples(), STRICT)
+    execute(tmp_path / "crew", HugeExamples(), STRICT, workers(speeds))
+    assert final_sha256(tmp_path / "crew") == final_sha256(tmp_path / "one")
+    events = {row["event"] for row in read_jsonl(RunDir(tmp_path / "crew").events)}
+    assert {"outlier", "outlier confirmed"} <= events
+    assert events.isdisjoint({"units skipped", "update skipped", "evicted"})

@@ -23,7 +23,7 @@ from cuadrilla.train.loop import environment
 from cuadrilla.train.referee import AUDIT_SHARE, Referee, difference
 from tests.hostile import HUGE, to
 from tests.runs import prepare, workers
-from tests.tasks import Normalised, RaggedRegression
+from tests.tasks import HugeExamples, Normalised, RaggedRegression
 
 LEASE_SECONDS = 1.0
 
@@ -159,6 +159,18 @@ def test_honest_workers_are_audited_and_believed(make: Callable[..., Crew]) -> N
     assert crew.named("audited")
     assert not any(row["found"] for row in crew.named("audited"))
     assert crew.named("evicted") == crew.named("outlier") == crew.named("audit") == []
+
+
+def test_what_is_large_by_nature_is_believed_of_strangers(make: Callable[..., Crew]) -> None:
+    """Enough of them to compare; this machine computes what two of them have found."""
+    names = ("luis", "ana", "eva", "pau")
+    crew = make("train.steps=12", task=HugeExamples())
+    crew.joins(*names)
+    while crew.coordination.outcome is None:
+        for name in names:
+            crew.answers(name)
+    assert crew.named("outlier confirmed")
+    assert crew.named("evicted") == crew.named("units skipped") == []
 
 
 def test_running_statistics_that_cannot_be_are_refused(make: Callable[..., Crew]) -> None:

@@ -108,6 +108,24 @@ def test_what_two_devices_agree_on_counts(context: RunContext, clock: list[float
     assert context.coordination.outcome.tokens == 6
 
 
+@pytest.mark.parametrize(("again", "evicted"), [(1000.0, []), (1.0, ["b"])])
+def test_what_another_finds_as_large_counts_and_who_sent_it_is_not_blamed(
+    context: RunContext, clock: list[float], tmp_path: Path, again: float, evicted: list[str]
+) -> None:
+    """By nature, or because a device is sick: whoever computes it next knows."""
+    a, b = open_crew(context, clock)
+    for _ in range(2):
+        units = [who.take() for who in (a, b)]
+        a.answer(1.0)
+        b.answer(1000.0)
+        assert a.take() == units[1]
+        a.answer(again)
+    assert [row["worker"] for row in named(tmp_path, "outlier")] == ["b", "b"]
+    assert [row["units"] for row in named(tmp_path, "outlier confirmed")] == ([] if evicted else [[1], [3]])
+    assert [row["worker"] for row in named(tmp_path, "evicted")] == evicted
+    assert named(tmp_path, "units skipped") == []
+
+
 def test_where_nobody_has_a_gradient_nothing_can_be_compared(
     context: RunContext, clock: list[float], tmp_path: Path
 ) -> None:

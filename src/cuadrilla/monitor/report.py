@@ -111,6 +111,7 @@ WORDS = (
     Message("the gradient is exactly zero"),
     Message("non-finite"),
     Message("outlier"),
+    Message("outlier confirmed"),
     Message("audit"),
     Message("all-zero gradient"),
     Message("all-zero gradient confirmed"),

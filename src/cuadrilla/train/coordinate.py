@@ -335,7 +335,6 @@ class CoordinatorRuntime:
 
     def _merge_round(self, action: events.Merge) -> None:
         """Reduce, judge, journal, step; tell the state machine. Bad contributions are named and nothing changes."""
-        confirmed: set[int] = set()
         contributions = [answer.said for answer in action.answers]
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
         loss = sum(item.loss_sum for item in contributions) / max(tokens - action.tokens_before, 1)
@@ -353,8 +352,7 @@ class CoordinatorRuntime:
             reduced = self._merge.reduce(contributions, planned_tokens=self._length.round_tokens)
             if self._compute_again(action, reduced.bad, Message("non-finite")):
                 return
-            doubtful, confirmed = self.suspects.zeros(action, contributions)
-            if self._compute_again(action, doubtful, Message("all-zero gradient")):
+            if self._compute_again(action, self.suspects.zeros(action, contributions), Message("all-zero gradient")):
                 return
             if self._guard.doubts(loss=loss, norm=reduced.norm) and self._compute_again(
                 action, self.suspects.outliers(action, contributions), Message("outlier")
@@ -367,8 +365,9 @@ class CoordinatorRuntime:
             self._row["grad_norm"] = reduced.norm
             verdict = self._guard.judge(loss=loss, norm=reduced.norm)
         self._apply(action, verdict=verdict, tokens=tokens)
+        blameless = tuple(sorted(self.suspects.blameless))
         self.suspects.forget()
-        self._handle(events.Merged(rolled_back=verdict is Verdict.ROLL_BACK, blameless=tuple(sorted(confirmed))))
+        self._handle(events.Merged(rolled_back=verdict is Verdict.ROLL_BACK, blameless=blameless))
 
     def _compute_again(self, action: events.Merge, bad: Sequence[int], what: Message) -> bool:
         """Send the units of contributions that cannot be right to others; False if there are none."""

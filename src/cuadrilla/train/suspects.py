@@ -1,7 +1,8 @@
 """Contributions that may be wrong although every number in them is finite: which of an update are computed again.
 
 All-zero gradients beside others that are none, contributions of a strange update that are beyond comparison with the
-others', and now and then one that is computed here, too (`referee.py`).
+others', and now and then one that is computed here, too (`referee.py`). What looks as strange when another has computed
+it is right: it counts, whoever computed it and in whatever shares, and the guard judges the update.
 """
 
 import logging
@@ -14,7 +15,7 @@ from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.strategy import MergeHalf, outliers
 from cuadrilla.train.guard import Guard
-from cuadrilla.train.referee import Referee
+from cuadrilla.train.referee import NORM_RATIO, Referee
 
 GRADIENT_RATIO, LOSS_RATIO = 100.0, 10.0
 """Per token, between the contributions of one update, before anything is known of the run."""
@@ -23,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class Suspects:
-    """Of one run. `referee`: where workers are not to be believed in everything; `event` writes one down."""
+    """Of one run. `referee`: where workers are not to be believed in everything; `event` writes one down.
+
+    `blameless`: units of the version that is being made whose first contribution looked wrong and was right.
+    """
 
     def __init__(
         self,
@@ -39,27 +43,26 @@ class Suspects:
         self._merge = merge
         self._guard = guard
         self._event = event
+        self.blameless: set[int] = set()
         self._zero_units: set[int] = set()
+        self._outlying: dict[tuple[int, ...], float] = {}
 
     def forget(self) -> None:
         """A version is made: the next one has other units."""
+        self.blameless.clear()
         self._zero_units.clear()
+        self._outlying.clear()
 
-    def zeros(self, action: events.Merge, contributions: Sequence[Contribution]) -> tuple[list[int], set[int]]:
-        """All-zero contributions that are to be computed again, and the units of those that were: they are right."""
-        doubtful: list[int] = []
-        confirmed: set[int] = set()
-        for index in self._merge.zeros(contributions):
-            units = action.answers[index].grant.units
-            if self._zero_units.issuperset(units):
-                confirmed.update(units)
-            else:
-                doubtful.append(index)
-        for index in doubtful:
-            self._zero_units.update(action.answers[index].grant.units)
+    def zeros(self, action: events.Merge, contributions: Sequence[Contribution]) -> list[int]:
+        """All-zero contributions that are to be computed again. Those that were are right."""
+        zero = {index: action.answers[index].grant.units for index in self._merge.zeros(contributions)}
+        doubtful = [index for index, units in zero.items() if not self._zero_units.issuperset(units)]
+        confirmed = {unit for index in zero.keys() - doubtful for unit in zero[index]}
+        self._zero_units.update(*(zero[index] for index in doubtful))
+        self.blameless |= confirmed
         if confirmed and not doubtful:
             self._event("all-zero gradient confirmed", version=action.version, units=sorted(confirmed))
-        return doubtful, confirmed
+        return doubtful
 
     def outliers(self, action: events.Merge, contributions: Sequence[Contribution]) -> list[int]:
         """Contributions of a strange update that are beyond comparison with the others', or with what is right.
@@ -70,7 +73,7 @@ class Suspects:
         if action.staleness is not None:
             return [0] if self._guard.is_warm and len(self._crew.members) > 1 else []
         if self.referee is None or is_crowd(action) or len(self._crew.members) < 2:
-            return list(outliers(self._merge.sizes(contributions)))
+            return self._outliers_of_many(action, contributions)
         sizes = self._merge.sizes(contributions)
         losses = [abs(item.loss_sum) / max(item.tokens, 1) for item in contributions]
         if not (self._guard.is_warm or _differ(sizes, GRADIENT_RATIO) or _differ(losses, LOSS_RATIO)):
@@ -79,6 +82,36 @@ class Suspects:
         suspects = {max(indices, key=sizes.__getitem__), min(indices, key=sizes.__getitem__)}
         suspects.add(max(indices, key=losses.__getitem__))
         return [index for index in sorted(suspects) if self._is_wrong(action, index, contributions[index])]
+
+    def _outliers_of_many(self, action: events.Merge, contributions: Sequence[Contribution]) -> list[int]:
+        """Beyond comparison with the others', and nobody has found so before; or this machine finds something else."""
+        sizes = self._merge.sizes(contributions)
+        known = {unit for units in self._outlying for unit in units}
+        doubtful, confirmed = [], set[int]()
+        for index in outliers(sizes):
+            units = action.answers[index].grant.units
+            if not known.issuperset(units):
+                self._outlying[units] = sizes[index] * contributions[index].tokens
+                doubtful.append(index)
+            elif self.referee is not None and self._is_wrong(action, index, contributions[index]):
+                doubtful.append(index)
+            else:
+                confirmed.update(units)
+        if confirmed and not doubtful:
+            self._event("outlier confirmed", version=action.version, units=sorted(confirmed))
+        if not doubtful:
+            self._excuse(action, contributions, sizes)
+        return doubtful
+
+    def _excuse(self, action: events.Merge, contributions: Sequence[Contribution], sizes: Sequence[float]) -> None:
+        """Who has sent no more than what the parts are now found to amount to is not to blame.
+
+        A sum's norm is at most the sum of the norms.
+        """
+        for units, norm in self._outlying.items():
+            parts = [index for index, answer in enumerate(action.answers) if set(answer.grant.units) <= set(units)]
+            if norm <= NORM_RATIO * sum(sizes[index] * contributions[index].tokens for index in parts):
+                self.blameless.update(units)
 
     def _is_wrong(self, action: events.Merge, index: int, said: Contribution) -> bool:
         assert self.referee is not None
