@@ -1,10 +1,12 @@
 """What successive halving saves: the score that a random search ends with, and what each has trained to get there.
 
     python -m bench.tune TEXT [--tokens 600000] [--trials 16] [--halving-trials 20] [--seeds 3] [--work FOLDER]
+        [--sampler tpe] [--factor 4] [--rungs 3]
 
 `cuadrilla tune` twice for each seed, over learning rates, weight decay and the size of a step of `gpt2-micro`: by
-chance with every trial to its end, and in rungs. `tokens_over_random`: what the rungs had trained when they first had a
-score as good as the best of the random search, or a better one (`reached`), over all that the other trained.
+chance with every trial to its end, and in rungs, by `--sampler`. `tokens_over_random`: what the rungs had trained when
+they first had a score as good as the best of the random search, or a better one (`reached`), over all that the other
+trained.
 """
 
 import argparse
@@ -33,9 +35,10 @@ sequences = 0
 [sample]
 tokens = 0
 [tune]
-sampler = "random"
+sampler = "{sampler}"
 trials = {trials}
 rungs = {rungs}
+factor = {factor}
 seed = {seed}
 [tune.space]
 optim.lr = {{low = 0.002, high = 0.2, log = true}}
@@ -54,6 +57,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--halving-trials", type=int, default=20)
     parser.add_argument("--rungs", type=int, default=3)
+    parser.add_argument("--factor", type=int, default=4)
+    parser.add_argument("--sampler", choices=["random", "tpe"], default="tpe")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, help="kept, and gone on with (default: a temporary folder)")
@@ -66,8 +71,10 @@ def main() -> None:
 
 
 def of(seed: int, *, text: Text, given: argparse.Namespace) -> dict[str, Any]:
-    random = search(text, given=given, seed=seed, trials=given.trials, rungs=1)
-    halving = search(text, given=given, seed=seed, trials=given.halving_trials, rungs=given.rungs)
+    random = search(text, given=given, seed=seed, trials=given.trials, sampler="random", rungs=1)
+    halving = search(
+        text, given=given, seed=seed, trials=given.halving_trials, sampler=given.sampler, rungs=given.rungs
+    )
     best = min(row["score"] for row in random if row["score"] is not None)
     trained, reached = 0, None
     for row in halving:
@@ -89,11 +96,15 @@ def of(seed: int, *, text: Text, given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def search(text: Text, *, given: argparse.Namespace, seed: int, trials: int, rungs: int) -> list[dict[str, Any]]:
+def search(
+    text: Text, *, given: argparse.Namespace, seed: int, trials: int, sampler: str, rungs: int
+) -> list[dict[str, Any]]:
     """What its runs gave, in the order in which they ended."""
-    folder = text.work / f"tune-{given.tokens}-{trials}-{rungs}-{seed}"
+    parts = [sampler, given.tokens, trials, rungs, *([given.factor] if rungs > 1 else []), seed]
+    folder = text.work / "-".join(["tune", *map(str, parts)])
     folder.mkdir(exist_ok=True)
-    settings = {"tokens": given.tokens, "threads": given.threads, "trials": trials, "rungs": rungs, "seed": seed}
+    settings = {"tokens": given.tokens, "threads": given.threads, "factor": given.factor}
+    settings |= {"sampler": sampler, "trials": trials, "rungs": rungs, "seed": seed}
     (folder / "run.toml").write_text(RUN.format(data=text.data, **settings), encoding="utf-8")
     command = [sys.executable, "-m", "cuadrilla", "--json", "tune", str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
