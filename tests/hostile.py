@@ -119,7 +119,7 @@ class Crew:
         assert isinstance(version, Version)
         got = self.session.download(version.parameters)
         assert all(torch.equal(got[name], PARAMETERS[name]) for name in PARAMETERS)
-        layout = self.server._contribution
+        layout = self.server._usual.contribution
         sent = layout.unpack(bytearray(random.Random(self.leases).randbytes(layout.num_bytes)))
         answer = Contribution(lease_id=self.leases, tokens=5, loss_sum=1.5, tensors=sent)
         self.session.call(answer)

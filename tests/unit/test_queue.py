@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.errors import ConfigError
+from cuadrilla.jobs.deal import Candidate, Wants
 from cuadrilla.jobs.places import Left
 from cuadrilla.jobs.queue import COMPLETE, FAILED, RUNNING, STOPPED, WAITING, QueuedRun, QueueWork, RunQueue
+from cuadrilla.link.names import node_of
 from cuadrilla.rundir import RunDir
 
 
@@ -16,22 +18,32 @@ class Hands:
 
     def __init__(self, *places: str, refuses: Sequence[str] = ()) -> None:
         self.places = list(places)
-        self.busy: dict[str, QueuedRun] = {}
+        self.has: dict[str, QueuedRun] = {}
         self.refuses = refuses
         self.recalled: list[str] = []
         self._left: list[Left[QueuedRun]] = []
 
     @property
-    def free(self) -> list[str]:
-        return [name for name in self.places if name not in self.busy]
+    def machines(self) -> list[Candidate]:
+        names = dict.fromkeys(map(node_of, self.places))
+        of = {name: [place for place in self.places if node_of(place) == name] for name in names}
+        return [
+            Candidate(name=name, devices=dict.fromkeys(places, "cpu"), free=set(places) - self.has.keys())
+            for name, places in of.items()
+        ]
 
-    def start(self, job: QueuedRun, run: RunDir, *, name: str) -> None:
+    @property
+    def busy(self) -> bool:
+        return bool(self.has)
+
+    def start(self, job: QueuedRun, run: RunDir, *, places: Sequence[str]) -> None:
         if run.path.name in self.refuses:
             raise ConfigError("it cannot be read", hint="write it anew")
-        self.busy[name] = job
+        for name in places:
+            self.has[name] = job
 
     def end(self, name: str, *, complete: bool = False, reason: str = "") -> None:
-        left = Left(job=self.busy.pop(name), place=name, complete=complete, seconds=1.0, reason=reason)
+        left = Left(job=self.has.pop(name), place=name, complete=complete, seconds=1.0, reason=reason)
         self._left.append(left)
 
     def look(self) -> list[Left[QueuedRun]]:
@@ -42,8 +54,6 @@ class Hands:
         self.recalled.append(job.run.path.name)
 
     def stop(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Heard:
@@ -119,14 +129,14 @@ def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: Ru
 
 def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
     """One worker of it, too, where it has one for each device."""
-    queue.add(RunDir(tmp_path / "uno"), on="luis")
+    queue.add(RunDir(tmp_path / "uno"), wants=Wants(on=("luis",)))
     hands, heard = Hands("ana", "luis/cuda:0"), Heard()
     work = QueueWork(queue, hands, hears=heard)
     work.step()
     assert heard.said == [("dos", "ana"), ("tres", "luis/cuda:0")]
     hands.end("luis/cuda:0", complete=True)
     work.step()
-    assert hands.busy["luis/cuda:0"].run.path.name == "uno"
+    assert hands.has["luis/cuda:0"].run.path.name == "uno"
 
 
 def test_stop(queue: RunQueue) -> None:
@@ -146,7 +156,7 @@ def test_stop(queue: RunQueue) -> None:
     hands.end("ana")
     work.step()
     assert listed(queue)[:2] == [("uno", STOPPED), ("dos", STOPPED)]
-    assert hands.busy["ana"].run.path.name == "tres"
+    assert hands.has["ana"].run.path.name == "tres"
     queue.add(queue.find("uno").run)
     assert queue.find("uno").state == WAITING
 

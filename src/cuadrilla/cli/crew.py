@@ -334,12 +334,12 @@ def _consent(ray: bool | None) -> "Consent":
 
 def _work(known: "_Known", ways: "Ways", *, island: "Island | None", threads: int, data: Path | None) -> str:
     """Until the run ends; why it ended."""
-    from cuadrilla.engines.bundle import TakesJobs
+    from cuadrilla.engines.bundle import OtherWork
     from cuadrilla.engines.node import work_here, worker_options
     from cuadrilla.engines.ray.node import work_through_ray
 
     while island is None:
-        with suppress(TakesJobs):
+        with suppress(OtherWork):
             return work_through_ray(ways) or work_here(ways, moved=known.move, data=data)
         from cuadrilla.jobs.node import NoJobs, do_jobs
 
@@ -371,8 +371,9 @@ def work_with(
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; `join` decides
         signal.signal(number, signal.SIG_IGN)
     end_with(sys.stdin.fileno())  # a pipe that nobody writes to
+    from cuadrilla.engines.bundle import OtherWork
     from cuadrilla.engines.devices import Devices
-    from cuadrilla.engines.node import worker_options
+    from cuadrilla.engines.node import OTHER_WORK, worker_options
     from cuadrilla.engines.ray.node import Consent
     from cuadrilla.engines.worker import run_worker
     from cuadrilla.plan.devices import Use
@@ -388,7 +389,10 @@ def work_with(
         known, consent=Consent(False), devices=Devices(device), data=data, manners=manners, apart=True, quiet=True
     )
     ways = replace(ways, report=lambda line: say("{device}  {line}", device=name, line=line))
-    emit(run_worker(worker_options(ways, Use(name=name, device=device, threads=threads), moved=known.move)))
+    try:
+        emit(run_worker(worker_options(ways, Use(name=name, device=device, threads=threads), moved=known.move)))
+    except OtherWork:
+        emit_json(OTHER_WORK)
 
 
 def _ways(

@@ -19,7 +19,8 @@ from cuadrilla.rundir import FolderLock, RunDir, make_private, typed
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.jobs.places import AllPlaces
+    from cuadrilla.jobs.deal import Wants
+    from cuadrilla.jobs.machines import Machines
     from cuadrilla.jobs.queue import QueuedRun, QueueWork, RunQueue
 
 LOOK_SECONDS = 0.25
@@ -33,7 +34,13 @@ def queue(
         str, typer.Argument(metavar="[list|add|first|stop|remove|work]", help="What to do (default: list the queue).")
     ] = "list",
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN…", help="Runs by their folders.")] = None,
-    on: Annotated[str, typer.Option(metavar="NAME", help="add: the machine that is to train them.")] = "",
+    on: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="add: a machine that may train them (default: any).")
+    ] = None,
+    machines: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="add: how many train each run together.")
+    ] = 1,
+    device: Annotated[str, typer.Option(metavar="KIND", help="add: cuda, mps, xpu or cpu, which each must have.")] = "",
     listen: ListenAddress = "",
     address: DialledAddress = "",
     uses: Uses = 1,
@@ -42,7 +49,7 @@ def queue(
         bool, typer.Option("--until-empty", help="work: end when every run of the queue has ended.")
     ] = False,
 ) -> None:
-    """Runs that wait for a machine: each is trained by one machine of the crew, in their order.
+    """Runs that wait for a machine: each is trained by one machine of the crew, or by several, in their order.
 
     `add`, `first`, `stop` and `remove` change the queue; `work` hands it out, on this machine and to those that join
     with `cuadrilla join`, until Ctrl-C. Weights and figures come back into the runs' folders here.
@@ -57,10 +64,13 @@ def queue(
     if bool(runs) != (action in ("add", "first", "stop", "remove")):
         hint = "cuadrilla queue add RUN" if action == "add" else "cuadrilla queue shows them"
         raise ConfigError("name the runs" if not runs else "{action} takes no runs", action=action, hint=hint)
+    if action != "add" and (on or machines > 1 or device):
+        raise ConfigError("--on, --machines and --device are for add", hint="cuadrilla queue add RUN --on NAME")
     match action:
         case "add":
+            wants = _wants(on or [], machines=machines, device=device)
             for run in runs or ():
-                _add(queue, run, on=on)
+                _add(queue, run, wants=wants)
         case "first" | "stop" | "remove":
             change = {"first": queue.put_first, "stop": queue.stop, "remove": queue.remove}[action]
             for found in [queue.find(run) for run in runs or ()]:
@@ -71,12 +81,31 @@ def queue(
         _list(queue)
 
 
-def _add(queue: "RunQueue", named: str, *, on: str) -> None:
+def _wants(on: list[str], *, machines: int, device: str) -> "Wants":
+    """Raises ConfigError for what nobody can have."""
+    from cuadrilla.jobs.deal import DEVICES, Wants
+
+    if device and device not in DEVICES:
+        known = ", ".join(DEVICES)
+        raise ConfigError("{device!r} is no kind of device", device=device[:40], hint="one of {known}", known=known)
+    if on and len(set(on)) < machines:
+        told = "{machines} machines cannot be found among {number}"
+        raise ConfigError(told, machines=machines, number=len(set(on)), hint="name as many with --on, or none")
+    return Wants(machines=machines, on=tuple(dict.fromkeys(on)), device=device)
+
+
+def _add(queue: "RunQueue", named: str, *, wants: "Wants") -> None:
     """Raises ConfigError for what is no run."""
     path = Path(named)
     folder = path if path.is_dir() else path.parent
     read_run_file(folder / "run.toml" if path.is_dir() else path)
-    queue.add(RunDir(folder.resolve()), on=on)
+    queue.add(RunDir(folder.resolve()), wants=wants)
+
+
+def _wanted(wants: "Wants") -> str:
+    """What a run that waits asks for, for a person."""
+    several = Message("{number} machines", number=wants.machines) if wants.machines > 1 else ""
+    return ", ".join(part for part in (*wants.on, wants.device, several) if part)
 
 
 def _list(queue: "RunQueue") -> None:
@@ -88,7 +117,7 @@ def _list(queue: "RunQueue") -> None:
                 "number": number,
                 "run": str(run.run.path),
                 "state": run.state,
-                "machine": run.place or run.on,
+                "machine": run.place or _wanted(run.wants),
                 "step": version if isinstance(version, int) else 0,
                 "reason": run.reason,
             }
@@ -100,7 +129,7 @@ def _list(queue: "RunQueue") -> None:
 
 def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool, until_empty: bool) -> None:
     """Raises typer.Exit when it was interrupted."""
-    from cuadrilla.jobs.places import AllPlaces
+    from cuadrilla.jobs.machines import Machines
     from cuadrilla.jobs.queue import QueueWork
 
     folder = Home.of_user().queue
@@ -109,10 +138,10 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
     with ExitStack() as stack:
         stack.enter_context(FolderLock(folder / "lock", purpose=Message("handing out the queue")))
         others = stack.enter_context(crew_places(folder, listen=listen, address=address, uses=uses))
-        parts: list[Any] = [places_here(logs=folder / "logs"), others] if here else [others]
-        places: AllPlaces[QueuedRun] = AllPlaces(parts)
-        stack.callback(places.close)
-        work = QueueWork(queue, places, hears=_Said())
+        local = places_here(logs=folder / "logs") if here else None
+        machines: Machines[QueuedRun] = Machines(others, here=local, home=Home.of_user())
+        stack.callback(machines.close)
+        work = QueueWork(queue, machines, hears=_Said())
         answer = Message("stopping   runs save after this pass; once more: at once, without saving")
         stack.enter_context(stopping(stopped, answer=answer))
         say("queue      in {folder}; runs: {number}; Ctrl-C saves and stops", folder=folder, number=len(queue.runs()))
@@ -120,16 +149,16 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
             work.step()
             if until_empty and work.is_idle:
                 return
-        _end(work, places)
+        _end(work, machines)
     say("the queue was stopped; the same command goes on")
     raise typer.Exit(INTERRUPTED_EXIT_CODE)
 
 
-def _end(work: "QueueWork", places: "AllPlaces[QueuedRun]") -> None:
+def _end(work: "QueueWork", machines: "Machines[QueuedRun]") -> None:
     """Wait until all have saved, or one of them takes too long."""
     work.stop()
     deadline = time.monotonic() + STOP_SECONDS
-    while places.busy and time.monotonic() < deadline:
+    while machines.busy and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         work.take_back()
 

@@ -39,8 +39,8 @@ class NotTrusted(Refused):
     """The run's code has not been approved on this machine."""
 
 
-class TakesJobs(Refused):
-    """Nothing is trained together there: machines are given whole runs."""
+class OtherWork(Refused):
+    """Not what this worker does: machines are given whole runs there, or take part in another one by now."""
 
 
 def offer(config: Config, folder: Path) -> Offer:
@@ -78,7 +78,7 @@ def fetch(
 
     What is there already, by hash, is not fetched again. `data`: a folder of this machine that holds the run's data;
     nothing of it is fetched. Raises LinkError, Refused (another version of cuadrilla, or `data` holds other data),
-    TakesJobs, NotTrusted, ConfigError, ResourceError.
+    OtherWork, NotTrusted, ConfigError, ResourceError.
     """
     if description.cuadrilla not in ("", __version__):  # before its settings are read: they may not be understood
         raise Refused(
@@ -88,7 +88,7 @@ def fetch(
             hint="install the same version on both machines",
         )
     if description.takes_jobs:
-        raise TakesJobs("the coordinator gives whole runs to machines", hint="cuadrilla join, without torchrun")
+        raise OtherWork("the coordinator gives whole runs to machines", hint="cuadrilla join, without torchrun")
     config = load_dumped(description.config)
     _check_names(config, description)
     key = bundle_hash(description)

@@ -21,10 +21,12 @@ from cuadrilla.engines.children import Children
 from cuadrilla.engines.devices import Devices
 from cuadrilla.engines.ray.cluster import RunCluster, cluster_of
 from cuadrilla.engines.reporting import lines_kept, machine_facts, reporting
-from cuadrilla.engines.transports import NO_LISTENER, LinkTransport, RayTransport, RayUse, Transports, open_transports
+from cuadrilla.engines.transports import NO_LISTENER, RayTransport, RayUse, Transports, open_transports
 from cuadrilla.home import Home
+from cuadrilla.link.grpc_server import CrewServer
 from cuadrilla.link.names import COORDINATOR
-from cuadrilla.link.tls import key_hash, node_request, save_node
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.tls import CoordinatorKeys, key_hash, node_request, save_node
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
@@ -54,7 +56,7 @@ class Opening:
     long as the run. `opened` is called once workers can dial in, `moved` with an address that came later. `standbys`:
     nodes that may copy keys and run. `ray_nodes`: nodes that may run programs here, through Ray. `cluster`: Ray, if its
     start has begun already; whoever began it ends it. `listener`: a descriptor of the crew's port, if this process's
-    parent holds it.
+    parent holds it. `lending`: the crew is open already, and lends some of its machines; nothing else counts then.
     """
 
     home: Home | None = None
@@ -64,6 +66,29 @@ class Opening:
     ray_nodes: frozenset[str] = frozenset()
     cluster: RunCluster | None = None
     listener: int = NO_LISTENER
+    lending: "Lending | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnWorker:
+    """A worker process of this machine. `speed`: beside the others, in practice."""
+
+    name: str
+    speed: float
+    use: Use
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lending:
+    """Who trains a run, and the crew that lends them. `name`: of the run on the link. `nodes`: machines that have
+    joined; `own`: workers of this machine, which get keys for as long as the run."""
+
+    server: CrewServer
+    keys: CoordinatorKeys
+    listed: AllowList
+    name: str
+    nodes: Sequence[str]
+    own: Sequence[OwnWorker]
 
 
 def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
@@ -94,7 +119,7 @@ def _run(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -
     place = partial(_place_in_ray, workers, engine=engine, run=run)
     ray = RayUse(cluster=opening.cluster, nodes=opening.ray_nodes, opened=place)
     runtime = CoordinatorThread(context.coordination)
-    children = _Children(engine=engine, run=run, event=context.store.event)
+    children = OwnWorkers(engine=engine, run=run, event=context.store.event)
     try:
         with open_transports(
             context,
@@ -109,7 +134,7 @@ def _run(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -
             if transports.ray is None and transports.link is not None:
                 for worker in workers:
                     identity = private / worker.name
-                    _let_in(worker.name, identity, transport=transports.link)
+                    let_in(worker.name, identity, keys=transports.link.keys, nodes=transports.link.nodes)
                     children.start_worker(worker, address=transports.link.server.direct_address, identity=identity)
             if opening.opened is not None:
                 opening.opened(_describe(transports, children))
@@ -118,16 +143,7 @@ def _run(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -
         children.end()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Worker:
-    """A worker process of this machine. `speed`: beside the others, in practice."""
-
-    name: str
-    speed: float
-    use: Use
-
-
-def _own_workers(config: Config, *, crew: bool) -> list[_Worker]:
+def _own_workers(config: Config, *, crew: bool) -> list[OwnWorker]:
     """Of a crew, one for each device that works; of a practice crew, one for each speed. Raises DeviceError."""
     engine = config.engine
     assert isinstance(engine, CrewEngine)
@@ -135,16 +151,16 @@ def _own_workers(config: Config, *, crew: bool) -> list[_Worker]:
         threads = 1 if len(engine.workers) > 1 else 0
         kind = "here" if crew else "worker"
         return [
-            _Worker(name=f"{kind}-{number}", speed=speed, use=Use(name="", device="", threads=threads))
+            OwnWorker(name=f"{kind}-{number}", speed=speed, use=Use(name="", device="", threads=threads))
             for number, speed in enumerate(engine.workers, start=1)
         ]
     choice = Devices(engine.devices).choose(config)
     for note in choice.notes:
         log.info("%s", note, extra=TALK)
-    return [_Worker(name=f"here-{number}", speed=1.0, use=use) for number, use in enumerate(choice.uses, start=1)]
+    return [OwnWorker(name=f"here-{number}", speed=1.0, use=use) for number, use in enumerate(choice.uses, start=1)]
 
 
-def _place_in_ray(workers: Sequence[_Worker], transport: RayTransport, *, engine: CrewEngine, run: RunDir) -> None:
+def _place_in_ray(workers: Sequence[OwnWorker], transport: RayTransport, *, engine: CrewEngine, run: RunDir) -> None:
     """Workers on this machine, where the run directory is, as actors."""
     from cuadrilla.engines.ray.worker import RayPlace
 
@@ -165,7 +181,7 @@ def _place_in_ray(workers: Sequence[_Worker], transport: RayTransport, *, engine
         transport.server.place(place)
 
 
-def _describe(transports: Transports, children: "_Children") -> OpenCrew:
+def _describe(transports: Transports, children: "OwnWorkers") -> OpenCrew:
     pids = children.pids() if transports.ray is None else transports.ray.server.pids()
     if transports.link is None:
         return OpenCrew(address="", key_hash=b"", pids=pids)
@@ -174,18 +190,17 @@ def _describe(transports: Transports, children: "_Children") -> OpenCrew:
     )
 
 
-def _let_in(name: str, folder: Path, *, transport: LinkTransport) -> None:
+def let_in(name: str, folder: Path, *, keys: CoordinatorKeys, nodes: AllowList) -> None:
     """Keys for a worker process of this machine, for as long as this run; those of an earlier run are forgotten."""
-    if name in transport.nodes.nodes():
-        transport.nodes.remove(name)
-    _, certificate = transport.keys.sign(node_request(folder, name=name))
-    ca, server = transport.keys.identity.ca, transport.keys.identity.certificate
-    save_node(folder, certificate=certificate, ca=ca, server=server)
-    transport.nodes.add(name, certificate=certificate)
+    if name in nodes.nodes():
+        nodes.remove(name)
+    _, certificate = keys.sign(node_request(folder, name=name))
+    save_node(folder, certificate=certificate, ca=keys.identity.ca, server=keys.identity.certificate)
+    nodes.add(name, certificate=certificate)
 
 
 def _coordinate(
-    context: RunContext, runtime: CoordinatorThread, transports: Transports, children: "_Children", *, opening: Opening
+    context: RunContext, runtime: CoordinatorThread, transports: Transports, children: "OwnWorkers", *, opening: Opening
 ) -> Outcome:
     home = opening.home
 
@@ -200,7 +215,7 @@ def _coordinate(
     return runtime.serve(look)
 
 
-class _Children(Children):
+class OwnWorkers(Children):
     """The worker processes of this machine."""
 
     def __init__(self, *, engine: CrewEngine, run: RunDir, event: Callable[..., None]) -> None:
@@ -209,7 +224,7 @@ class _Children(Children):
         self._run = run
         self._event = event
 
-    def start_worker(self, worker: "_Worker", *, address: str, identity: Path) -> None:
+    def start_worker(self, worker: "OwnWorker", *, address: str, identity: Path) -> None:
         """Secrets are in the identity's folder, never among the arguments."""
         arguments = {
             "--address": address,

@@ -4,6 +4,7 @@ The processes have the machine's key, and each names its device in its calls (`l
 one that is killed is started again, the others go on meanwhile.
 """
 
+import json
 import logging
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cuadrilla.config import Config
+from cuadrilla.engines.bundle import OtherWork
 from cuadrilla.engines.children import Children
 from cuadrilla.engines.ray.node import Ways
 from cuadrilla.engines.worker import GIVE_UP_SECONDS, LONGEST_PAUSE_SECONDS, WorkerOptions, run_worker
@@ -23,6 +25,8 @@ from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 
 MAX_RESTARTS = 3
+OTHER_WORK = "other work"
+"""What such a process says last, as JSON, when there is other work for this machine."""
 LOOK_SECONDS = 0.5
 END_SECONDS = 0.0
 """They have nothing to save."""
@@ -98,6 +102,8 @@ def _work_apart(uses: Mapping[str, Use], ways: Ways, *, data: Path | None) -> st
                     done = children.last_words[name].strip()
     finally:
         children.end(finish_seconds=END_SECONDS)
+    if done == json.dumps(OTHER_WORK):
+        raise OtherWork("the coordinator has other work for this machine", hint="cuadrilla join")
     if not done:
         raise children.failure()
     return Message(done)

@@ -21,7 +21,7 @@ from cuadrilla.host.environment import read_environment
 from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message
-from cuadrilla.plan.decide import decide
+from cuadrilla.plan.decide import Decision, decide
 from cuadrilla.rundir import FolderLock, RunDir, make_private, write_failure, write_json
 from cuadrilla.runfile import Resolved, dump
 from cuadrilla.train.alarms import Alarms, reason_of
@@ -111,9 +111,7 @@ def train_run(
             write_json(folder.env, read_environment(), private=True)
             sinks.extend(audience.sinks(context))
             introduce(context, tell=audience.tell)
-            for decided in decisions:
-                note = Message("{value:g}: {reason}", value=decided.value, reason=decided.reason)
-                audience.tell(Message("note       {key}: {note}", key=decided.key, note=note))
+            _tell_of(decisions, tell=audience.tell)
             with audience.stopping(context.coordination.request_stop):
                 match engine:
                     case LocalEngine() if island is not None:
@@ -122,6 +120,10 @@ def train_run(
                         return lead(context, island, config=config, tell=audience.tell)
                     case LocalEngine():
                         return run_local(context, tell=audience.tell)
+                    case CrewEngine() if opening is not None and opening.lending is not None:
+                        from cuadrilla.engines.lent import run_lent
+
+                        return run_lent(context, folder, lending=opening.lending)
                     case CrewEngine():
                         from cuadrilla.engines.crew import Opening, run_crew
 
@@ -211,6 +213,12 @@ def introduce(context: "RunContext", *, tell: Callable[[str], None]) -> None:
         tell(Message(told, staleness=config.sync.staleness))
         for key, note in asynchronous_notes(config, config.sync):
             tell(Message("note       {key}: {note}", key=key, note=note))
+
+
+def _tell_of(decisions: Sequence[Decision], *, tell: Callable[[str], None]) -> None:
+    for decided in decisions:
+        note = Message("{value:g}: {reason}", value=decided.value, reason=decided.reason)
+        tell(Message("note       {key}: {note}", key=decided.key, note=note))
 
 
 def asynchronous_notes(config: Config, sync: ServerSync) -> list[tuple[str, str]]:

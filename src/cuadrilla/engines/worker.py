@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cuadrilla.config import Config
+from cuadrilla.engines.bundle import OtherWork
 from cuadrilla.engines.courtesy import Courtesy
 from cuadrilla.engines.equipment import Equipment, equip
 from cuadrilla.engines.reporting import LinesKept, lines_kept, machine_facts, reporting
@@ -78,7 +79,8 @@ class Together(Protocol):
 
 
 def run_worker(options: WorkerOptions) -> str:
-    """Work until the run ends; why it ended. Raises LinkError when the coordinator refuses this node or stays away."""
+    """Work until the run ends; why it ended. Raises LinkError when the coordinator refuses this node or stays away,
+    OtherWork."""
     with lines_kept() as lines:
         try:
             return _work(options, lines)
@@ -96,17 +98,20 @@ def _work(options: WorkerOptions, lines: LinesKept) -> str:
         began = time.monotonic()
         connection = options.connect(patience.address)
         try:
+            description = connection.describe()  # raises unless the coordinator answers
             if worker is None:
-                worker = _Worker(connection, options, lines=lines)
-            else:
-                connection.describe()  # raises unless the coordinator answers
-                if not patience.paused:
-                    log.info("back at work", extra=TALK)
+                worker = _Worker(connection, description, options, lines=lines)
+            elif description.takes_jobs or description.run != worker.run:
+                raise OtherWork("the coordinator has other work for this machine", hint="cuadrilla join")
+            elif not patience.paused:
+                log.info("back at work", extra=TALK)
             stop = worker.train(connection)
             patience.begin_anew()
             if not stop.again:
                 return ended_by(stop)
-            if stop.reason not in (worker.held, PAUSED):
+            if worker.run:
+                log.info("%s", stop.reason, extra=TALK)
+            elif stop.reason not in (worker.held, PAUSED):
                 log.warning("%s: joining again", stop.reason)
         except Refused:
             raise
@@ -191,8 +196,11 @@ def _next(address: str, places: Sequence[str]) -> str:
 class _Worker:
     """What a worker process loads once and keeps over sessions."""
 
-    def __init__(self, connection: RunConnection, options: WorkerOptions, *, lines: LinesKept) -> None:
-        config, folder = options.prepare(connection, connection.describe())
+    def __init__(
+        self, connection: RunConnection, description: RunDescription, options: WorkerOptions, *, lines: LinesKept
+    ) -> None:
+        config, folder = options.prepare(connection, description)
+        self.run = description.run
         self._together, speed = options.together, options.shape.speed
         if self._together is not None:
             self._equipment = self._together.equip(config, folder, speed=speed)

@@ -35,6 +35,7 @@ from cuadrilla.engines.bundle import offer
 from cuadrilla.engines.crew import OpenCrew
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home
+from cuadrilla.jobs.deal import DEVICES
 from cuadrilla.jobs.origin import forget_set_aside, left_by, note_origin, set_aside_of
 from cuadrilla.jobs.places import J, Left
 from cuadrilla.jobs.standing import MAX_LOSSES, FailureMeans, Standing
@@ -42,7 +43,17 @@ from cuadrilla.link.address import Address
 from cuadrilla.link.base import PAUSED, Goodbye, Hello, NodeReport, Progress, Stop, ToCoordinator
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_server import CrewServer
-from cuadrilla.link.jobs import CHECKPOINT_FILE, COMPLETE, FAILED, JOB_NAME, METRICS, Assignment, JobNews, Recall
+from cuadrilla.link.jobs import (
+    CHECKPOINT_FILE,
+    COMPLETE,
+    DEVICE,
+    FAILED,
+    JOB_NAME,
+    METRICS,
+    Assignment,
+    JobNews,
+    Recall,
+)
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer, OfferedFile
 from cuadrilla.link.tls import key_hash, open_coordinator
@@ -97,6 +108,7 @@ class _Place:
 
     name: str
     heard_at: float
+    device: str
 
 
 @dataclass(kw_only=True)
@@ -165,6 +177,10 @@ class CrewPlaces(Generic[J]):
     def busy(self) -> dict[str, J]:
         return {name: given.job for name, given in self._given.items()}
 
+    def device(self, place: str) -> str:
+        """Of which kind it is, as it says; "" if it does not."""
+        return self._present[place].device
+
     def start(self, job: J, run: RunDir, *, name: str) -> None:
         """Raises ConfigError for a run that cannot go to another machine or is trained by somebody else, DataError,
         TaskError, ResourceError."""
@@ -231,7 +247,8 @@ class CrewPlaces(Generic[J]):
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         if isinstance(message, Hello):
-            self._heard.put(lambda: self._join(worker))
+            device = str(message.environment.get(DEVICE, ""))
+            self._heard.put(lambda: self._join(worker, device=device if device in DEVICES else ""))
         elif isinstance(message, Goodbye):
             self._heard.put(lambda: self._gone(worker, message.reason))
 
@@ -284,9 +301,9 @@ class CrewPlaces(Generic[J]):
 
     # -- one thing after the other -------------------------------------------------------------------------------------
 
-    def _join(self, worker: str) -> None:
+    def _join(self, worker: str, *, device: str) -> None:
         self._gone(worker, Message("it has joined anew"))
-        self._present[worker] = _Place(name=worker, heard_at=time.monotonic())
+        self._present[worker] = _Place(name=worker, heard_at=time.monotonic(), device=device)
         append_event(self._run.events, "joined", worker=worker)
 
     def _gone(self, worker: str, reason: str) -> None:

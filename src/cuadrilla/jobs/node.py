@@ -29,10 +29,11 @@ from cuadrilla.engines.worker import Patience, WorkerOptions, ended_by
 from cuadrilla.errors import CheckpointError, CuadrillaError, EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.home import Home
 from cuadrilla.jobs.places import LocalPlace, Places
-from cuadrilla.link.base import PAUSED, Goodbye, Hello, Paused, Refused, Stop
+from cuadrilla.link.base import LENT, PAUSED, Goodbye, Hello, Paused, Refused, Stop
 from cuadrilla.link.grpc_client import Connection, GrpcLink
 from cuadrilla.link.jobs import (
     COMPLETE,
+    DEVICE,
     FAILED,
     GIVEN_BACK,
     MAX_ROWS,
@@ -182,7 +183,9 @@ class _JobWorker:
                 patience.begin_anew()
                 if not stop.again:
                     return ended_by(stop)
-                if stop.reason not in (self._held, PAUSED, LEAVES):
+                if stop.reason == LENT:
+                    log.info("%s", stop.reason, extra=TALK)
+                elif stop.reason not in (self._held, PAUSED, LEAVES):
                     log.warning("%s: joining again", stop.reason)
             except Refused:
                 raise
@@ -204,7 +207,8 @@ class _JobWorker:
         self._held = ""
         session = connection.session(parameters=Layout(()))
         try:
-            session.call(Hello(speed_hint=1.0, environment={"cuadrilla": __version__}))
+            device = (self.use.device or "cpu").partition(":")[0]
+            session.call(Hello(speed_hint=1.0, environment={"cuadrilla": __version__, DEVICE: device}))
             facts = machine_facts()
             with (
                 reporting(session.report, facts=facts, round_trip=session.round_trip, lines=lines),

@@ -115,6 +115,11 @@ class Places(Generic[J]):
     def busy(self) -> dict[str, J]:
         return {name: job for name, (job, _, _) in self._at.items()}
 
+    def device(self, place: str) -> str:
+        """Of which kind it is: cuda, cpu, ..."""
+        found = next(each for each in self.places if each.name == place)
+        return (found.device or "cpu").partition(":")[0]
+
     def start(self, job: J, run: RunDir, *, name: str) -> None:
         """Raises ResourceError."""
         place = next(place for place in self.places if place.name == name)

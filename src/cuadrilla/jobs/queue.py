@@ -10,13 +10,14 @@ Invariants
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
 from cuadrilla.home import read_object
-from cuadrilla.jobs.places import DoingRuns, Left
+from cuadrilla.jobs.deal import DEVICES, Candidate, Wants, deal
+from cuadrilla.jobs.places import Left
 from cuadrilla.link.names import node_of
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, write_json
@@ -24,17 +25,17 @@ from cuadrilla.rundir import RunDir, make_private, write_json
 WAITING, RUNNING, COMPLETE, FAILED, STOPPED = "waiting", "running", "complete", "failed", "stopped"
 ENDED = (COMPLETE, FAILED, STOPPED)
 NAME_CHARACTERS, ID_DIGITS = 40, 8
+ANY = Wants()
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedRun:
-    """`name`: what it is called where it is handed out. `on`: the only machine that may have it; empty: any. `place`:
-    who has it, or had it last. `stops`: it is to stop."""
+    """`name`: what it is called where it is handed out. `place`: who has it, or had it last. `stops`: it is to stop."""
 
     name: str
     run: RunDir
     order: float
-    on: str = ""
+    wants: Wants = ANY
     stops: bool = False
     state: str = WAITING
     place: str = ""
@@ -52,7 +53,7 @@ class RunQueue:
         found = [run for path in self._folder.glob("*.json") if "." not in path.stem and (run := self._read(path))]
         return sorted(found, key=lambda run: (run.order, run.name))
 
-    def add(self, run: RunDir, *, on: str = "") -> QueuedRun:
+    def add(self, run: RunDir, *, wants: Wants = ANY) -> QueuedRun:
         """At the end; one that has ended is begun again. Raises ConfigError while a machine has it, ResourceError."""
         path = run.path.resolve()
         for known in self.runs():
@@ -60,7 +61,7 @@ class RunQueue:
                 _require_free(known)
         name = _name_of(path)
         order = max((each.order for each in self.runs()), default=0.0) + 1
-        added = QueuedRun(name=name, run=RunDir(path), order=order, on=on)
+        added = QueuedRun(name=name, run=RunDir(path), order=order, wants=wants)
         make_private(self._folder)
         self._now(name).unlink(missing_ok=True)
         self._write(added, stops=False)
@@ -100,7 +101,7 @@ class RunQueue:
         return self._folder / f"{name}.now.json"
 
     def _write(self, run: QueuedRun, *, order: float | None = None, stops: bool | None = None) -> None:
-        said = {"run": str(run.run.path), "on": run.on, "order": run.order if order is None else order}
+        said = {"run": str(run.run.path), **asdict(run.wants), "order": run.order if order is None else order}
         write_json(
             self._folder / f"{run.name}.json", {**said, "stops": run.stops if stops is None else stops}, private=True
         )
@@ -114,12 +115,36 @@ class RunQueue:
             name=path.stem,
             run=RunDir(Path(said["run"])),
             order=float(said["order"]),
-            on=str(said.get("on", "")),
+            wants=_wants_of(said),
             stops=said.get("stops") is True,
             state=state if state in (RUNNING, *ENDED) else WAITING,
             place=str(now.get("place", "")),
             reason=str(now.get("reason", "")),
         )
+
+
+class HaveRuns(Protocol):
+    """Who trains the runs of a queue."""
+
+    @property
+    def machines(self) -> Sequence[Candidate]:
+        """Those that are there."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any of them has a run."""
+
+    def start(self, job: QueuedRun, run: RunDir, *, places: Sequence[str]) -> None:
+        """With these, which are free. Raises CuadrillaError."""
+
+    def look(self) -> list[Left[QueuedRun]]:
+        """Who has ended since. Raises CuadrillaError."""
+
+    def recall(self, job: QueuedRun) -> None:
+        """Have it saved and given back; `look` tells of it."""
+
+    def stop(self) -> None:
+        """Have all save and give back; `look` tells of them."""
 
 
 class HearsQueue(Protocol):
@@ -133,8 +158,8 @@ class HearsQueue(Protocol):
 class QueueWork:
     """Hands the runs of a queue out. Used by one thread; there is one for a queue."""
 
-    def __init__(self, queue: RunQueue, places: DoingRuns[QueuedRun], *, hears: HearsQueue) -> None:
-        self._queue, self._places, self._hears = queue, places, hears
+    def __init__(self, queue: RunQueue, machines: HaveRuns, *, hears: HearsQueue) -> None:
+        self._queue, self._machines, self._hears = queue, machines, hears
         self._recalled: set[str] = set()
         for run in queue.runs():
             if run.state == RUNNING:  # of a process that has gone
@@ -143,7 +168,7 @@ class QueueWork:
     @property
     def is_idle(self) -> bool:
         """Nothing runs and nothing waits."""
-        return not self._places.busy and all(run.state in ENDED for run in self._queue.runs())
+        return not self._machines.busy and all(run.state in ENDED for run in self._queue.runs())
 
     def step(self) -> None:
         """Take what has ended, recall what is to stop, begin what can. Raises LinkError, ResourceError."""
@@ -152,37 +177,35 @@ class QueueWork:
         for run in runs:
             if run.stops and run.state == RUNNING and run.name not in self._recalled:
                 self._recalled.add(run.name)
-                self._places.recall(run)
+                self._machines.recall(run)
             elif run.stops and run.state == WAITING:
                 self._end(run, STOPPED)
         waiting = [run for run in runs if run.state == WAITING and not run.stops]
-        for place in self._places.free:
-            while (chosen := _next(waiting, place)) is not None:
-                waiting.remove(chosen)
-                if self._begin(chosen, place):
-                    break
+        while (dealt := deal([run.wants for run in waiting], self._machines.machines)) is not None:
+            number, places = dealt
+            self._begin(waiting.pop(number), places)
 
     def take_back(self) -> None:
         """What has ended. Raises LinkError, ResourceError."""
-        for left in self._places.look():
+        for left in self._machines.look():
             self._take(left)
 
     def stop(self) -> None:
         """Have all save and give back; `take_back` hears of it."""
-        self._places.stop()
+        self._machines.stop()
 
-    def _begin(self, run: QueuedRun, place: str) -> bool:
+    def _begin(self, run: QueuedRun, places: Sequence[str]) -> None:
         try:
-            self._places.start(run, run.run, name=place)
+            self._machines.start(run, run.run, places=places)
         except LinkError:
             raise
         except CuadrillaError as error:
             self._end(run, FAILED, reason=error.message)
-            return False
+            return
+        place = places[0] if len(places) == 1 else ", ".join(dict.fromkeys(map(node_of, places)))
         self._recalled.discard(run.name)
         self._queue.note(run, RUNNING, place=place)
         self._hears.began(run, place)
-        return True
 
     def _take(self, left: Left[QueuedRun]) -> None:
         if left.complete:
@@ -199,8 +222,14 @@ class QueueWork:
         self._hears.ended(run, state, reason)
 
 
-def _next(waiting: Sequence[QueuedRun], place: str) -> QueuedRun | None:
-    return next((run for run in waiting if run.on in ("", place, node_of(place))), None)
+def _wants_of(said: dict[str, Any]) -> Wants:
+    """As far as it can be read."""
+    on, machines, device = said.get("on", []), said.get("machines", 1), said.get("device", "")
+    return Wants(
+        on=tuple(map(str, on if isinstance(on, list) else [on] if on else [])),
+        machines=machines if isinstance(machines, int) and machines > 0 else 1,
+        device=device if device in DEVICES else "",
+    )
 
 
 def _require_free(run: QueuedRun) -> None:

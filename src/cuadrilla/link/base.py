@@ -176,6 +176,7 @@ class Paused(Busy):
 
 
 PAUSED = Message("this node is paused (`cuadrilla unpause` where the coordinator runs)")
+LENT = Message("this machine takes part in a run of several machines")
 
 
 ToCoordinator = Hello | Progress | Computed | Contribution | Goodbye

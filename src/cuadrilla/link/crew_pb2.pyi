@@ -31,18 +31,20 @@ class EnrolReply(_message.Message):
     def __init__(self, certificate: _Optional[bytes] = ..., ca: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("config", "files", "cuadrilla", "term", "takes_jobs")
+    __slots__ = ("config", "files", "cuadrilla", "term", "takes_jobs", "run")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     CUADRILLA_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     TAKES_JOBS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     config: str
     files: _containers.RepeatedCompositeFieldContainer[File]
     cuadrilla: str
     term: int
     takes_jobs: bool
-    def __init__(self, config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., cuadrilla: _Optional[str] = ..., term: _Optional[int] = ..., takes_jobs: _Optional[bool] = ...) -> None: ...
+    run: str
+    def __init__(self, config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., cuadrilla: _Optional[str] = ..., term: _Optional[int] = ..., takes_jobs: _Optional[bool] = ..., run: _Optional[str] = ...) -> None: ...
 
 class File(_message.Message):
     __slots__ = ("path", "sha256", "num_bytes")

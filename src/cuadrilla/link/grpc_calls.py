@@ -25,6 +25,8 @@ MAX_CALLS = 8
 """At once, of one worker: a session and the one it replaces, transfers, and some spare."""
 DEVICE_KEY = "cuadrilla-device"
 """In a call's metadata: for which of its devices a node calls, if it works with several."""
+RUN_KEY = "cuadrilla-run"
+"""In a session's metadata: what its node was told to take part in. By now there may be other work for it."""
 MAX_CALLS_OF_AN_ADDRESS, MAX_CALLS_OF_STRANGERS = 4, 64
 """Of those who are not in the crew. Enrolling takes a call of less than a second."""
 MAX_WORKERS = 256

@@ -36,10 +36,10 @@ from cuadrilla.link.base import (
     ToCoordinator,
     ToWorker,
 )
-from cuadrilla.link.grpc_calls import DEVICE_KEY
+from cuadrilla.link.grpc_calls import DEVICE_KEY, RUN_KEY
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.invite import check_node_name
-from cuadrilla.link.jobs import JobNews, Order, files_from_wire, named_chunks, news_to_wire, order_from_wire
+from cuadrilla.link.jobs import JOB_NAME, JobNews, Order, files_from_wire, named_chunks, news_to_wire, order_from_wire
 from cuadrilla.link.liveness import Liveness
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.link.reports import report_to_wire
@@ -98,6 +98,8 @@ class Connection:
         self._memory = wire.Memory(keep=1)
         self._device = device
         self._metadata = ((DEVICE_KEY, device),) if device else ()
+        self._run = ""
+        """What this node was told to take part in."""
         self._channel = grpc.secure_channel(address, credentials, options=options)
 
     def enroll(self, *, secret: bytes, request: bytes, numbered: bool = False) -> Enrolled:
@@ -120,7 +122,10 @@ class Connection:
         files = files_from_wire(run.files)
         self.meet(run.term)
         version = one_line(run.cuadrilla, most=wire.MAX_TEXT)
-        return RunDescription(config=run.config, files=files, cuadrilla=version, takes_jobs=run.takes_jobs)
+        self._run = run.run if JOB_NAME.fullmatch(run.run) else ""
+        return RunDescription(
+            config=run.config, files=files, cuadrilla=version, takes_jobs=run.takes_jobs, run=self._run
+        )
 
     def meet(self, term: int) -> None:
         """Raises LinkError for a coordinator of an earlier term."""
@@ -233,7 +238,7 @@ class Connection:
         call = self._channel.stream_stream(
             SERVICE + "Session", request_serializer=_serialize, response_deserializer=pb.ToWorker.FromString
         )
-        return call(outgoing, metadata=self._metadata)
+        return call(outgoing, metadata=(*self._metadata, (RUN_KEY, self._run)))
 
     def upload(self, name: str, tensors: Tensors) -> None:
         layout = wire.Layout.of(tensors)

@@ -12,7 +12,8 @@ Invariants
 * A worker has one session: a newer one of the same key ends the older one, whose late messages no longer count.
 * A node answers its leases as fast as it can, and sends heartbeats; anything else that it says, and each session that
   it begins, costs us an event or a step of the coordinator, and is paced. Too much of it ends the session.
-* Nothing is allocated for a peer beyond the tensors that this run expects of it, and two sets of them at most.
+* Nothing is allocated for a peer beyond the tensors that its run expects of it, and two sets of them at most.
+* A node that is lent to a run reads and says nothing in another one, and the run's coordinator reaches no other node.
 * A connection that ends without goodbye is a worker that left; a silent one is found by the coordinator's clock.
 """
 
@@ -21,11 +22,11 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -35,6 +36,7 @@ from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
     KICKED,
+    LENT,
     NOT_LISTED,
     PAUSED,
     Computed,
@@ -53,6 +55,7 @@ from cuadrilla.link.grpc_calls import (
     DESCRIPTORS_OF_A_WORKER,
     DEVICE_KEY,
     MAX_WORKERS,
+    RUN_KEY,
     Admission,
     RunningServer,
     cut_off,
@@ -73,6 +76,7 @@ from cuadrilla.link.nodes import AllowList, NameTaken
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.rate_limit import RateLimit
 from cuadrilla.link.reports import report_from_wire
+from cuadrilla.link.served import Receiver, Served
 from cuadrilla.link.tls import CoordinatorKeys, is_enrol, peer_certificate
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -84,10 +88,6 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Crew"].full_name
 ENROL_SECONDS = 5.0
 END_SECONDS = 1.0
 """A session that is over may say so for this long, then its call is cut off, whether or not the peer reads."""
-KEPT_VERSIONS = 2
-"""A worker may still be reading the version before the newest one, or the last one that it was told of."""
-KEPT_UPLOADS = 4
-"""The memory of this many contributions is kept for the next round; more workers pay for fresh memory."""
 STOP_SECONDS = 5.0
 NEWS_PER_SECOND, NEWS_AT_ONCE = 1.0, 60.0
 """Of one node, beside answers and heartbeats. One on a bad line begins a session and says Hello every few seconds."""
@@ -99,25 +99,12 @@ JOB_NEWS_PER_SECOND, JOB_NEWS_AT_ONCE = 8.0, 60.0
 log = logging.getLogger(__name__)
 
 
-class Receiver(Protocol):
-    """Who hears the workers. Called from the threads of the link; it never raises."""
-
-    def deliver(self, worker: str, message: ToCoordinator) -> None: ...
-
-    def heard(self, worker: str, progress: Progress) -> None:
-        """A heartbeat: must return at once, whatever else is going on."""
-
-    def reported(self, worker: str, report: NodeReport) -> None:
-        """How its machine is. Must return at once, too."""
-
-    def left(self, worker: str, reason: str) -> None: ...
-
-
 @dataclass(eq=False)
 class _Session:
     worker: str
     context: Any
     node: str
+    served: Served
     uploads: wire.Uploads
     outbox: "queue.SimpleQueue[pb.ToWorker | None]" = field(default_factory=queue.SimpleQueue)
     reason: str = Message("the connection ended")
@@ -139,8 +126,8 @@ class _Session:
 
 
 class CrewServer:
-    """Serves one run, or with `jobs` machines that train whole runs. `contribution`: what the tensors of an answer look
-    like; `parameters`: those of a version."""
+    """Serves one run, or with `jobs` machines that train whole runs, and those runs that some are lent to. `parameters`
+    and `contribution`: see `Served`."""
 
     def __init__(
         self,
@@ -161,10 +148,9 @@ class CrewServer:
         self._ray = ray or RayHeadServer()
         self._keys = keys
         self._nodes = nodes
-        self._receiver = receiver
-        self._offer = offer
-        self._parameters = parameters
-        self._contribution = contribution
+        self._usual = Served(receiver=receiver, offer=offer, parameters=parameters, contribution=contribution)
+        self._lent: dict[str, Served] = {}
+        """By node."""
         self._standby = standby or StandbyServer()
         self._jobs = jobs
         self._invites = Invites()
@@ -176,8 +162,6 @@ class CrewServer:
         self._pace = RateLimit(per_second=NEWS_PER_SECOND, at_once=NEWS_AT_ONCE)
         self._report_pace = RateLimit(per_second=REPORTS_PER_SECOND, at_once=REPORTS_AT_ONCE)
         self._job_pace = RateLimit(per_second=JOB_NEWS_PER_SECOND, at_once=JOB_NEWS_AT_ONCE)
-        self._versions: dict[str, memoryview] = {}
-        self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._server: RunningServer | None = None
         self._gate = Gate()
         self._paused: frozenset[str] = frozenset()
@@ -201,33 +185,59 @@ class CrewServer:
         """What the worker processes of this machine dial."""
         return self._gate.direct_address
 
-    def send(self, worker: str, message: ToWorker) -> None:
-        """Put a message on its way; a worker without a session gets nothing.
+    def send(self, worker: str, message: ToWorker, *, of: Served | None = None) -> None:
+        """Put a message on its way; a worker without a session in this run gets nothing.
 
         A `Version`'s parameters are copied now: the weights of record may change before the worker has read them.
+        `of`: the run that it is lent to; when that ends there is other work for it.
         """
-        name = ""
+        served, name = of or self._usual, ""
         if isinstance(message, Version):
-            name = wire.version_name(message.version)
-            if name not in self._versions:
-                assert isinstance(message.parameters, Mapping)
-                with self._lock:  # the oldest goes first: its memory can hold the new one
-                    read = {session.version for session in self._sessions.values()}
-                    for old in [old for old in list(self._versions)[: 1 - KEPT_VERSIONS] if old not in read]:
-                        del self._versions[old]
-                packed = self._parameters.pack(message.parameters, memory=self._version_memory)
-                with self._lock:
-                    self._versions[name] = packed
-                    self._standby.announced = message.version
+            with self._lock:
+                read = {session.version for session in self._sessions.values() if session.served is served}
+            name = served.publish(message, read=read)
+            if served is self._usual:
+                self._standby.announced = message.version
         with self._lock:
             session = self._sessions.get(worker)
-            if session is not None and isinstance(message, Lease):
+            if session is None or session.served is not served:
+                return
+            if isinstance(message, Lease):
                 session.leases.add(message.lease_id)
-        if session is not None and isinstance(message, Stop):
-            self._end(session, message)
-        elif session is not None:
+        if isinstance(message, Stop):
+            self._end(session, message if of is None or message.refused else replace(message, again=True))
+        else:
             session.version = name or session.version
             session.outbox.put(self._for_worker(message, parameters=name))
+
+    def lend(self, nodes: Collection[str], served: Served) -> None:
+        """These take part in that run until they are taken back."""
+        with self._lock:
+            self._lent.update(dict.fromkeys(nodes, served))
+        self._call_over(nodes, reason=LENT)
+
+    def take_back(self, served: Served) -> None:
+        """Those who are lent to it do what all others do."""
+        with self._lock:
+            nodes = [node for node, run in self._lent.items() if run is served]
+            for node in nodes:
+                del self._lent[node]
+        self._call_over(nodes, reason=Message("the run of several machines is over"))
+
+    def _call_over(self, nodes: Collection[str], *, reason: str) -> None:
+        with self._lock:
+            sessions = [session for session in self._sessions.values() if session.node in nodes]
+        for session in sessions:
+            self._end(session, Stop(reason=reason, again=True))
+            session.served.receiver.left(session.worker, reason)
+
+    def present(self, served: Served) -> list[str]:
+        """Who has a session in that run."""
+        with self._lock:
+            return sorted(session.worker for session in self._sessions.values() if session.served is served)
+
+    def _served_to(self, node: str) -> Served:
+        return self._lent.get(node, self._usual)
 
     def order(self, worker: str, order: Order) -> None:
         """Put an order on its way; a worker without a session gets nothing."""
@@ -258,7 +268,8 @@ class CrewServer:
             has_left = session.node in left
             told = Message("this machine has left the crew") if has_left else KICKED
             self._end(session, Stop(reason=told, refused=True))
-            self._receiver.left(session.worker, Message("it has left the crew" if has_left else "it was kicked"))
+            why = Message("it has left the crew" if has_left else "it was kicked")
+            session.served.receiver.left(session.worker, why)
         self._gate.forget_all_but(listed)
 
     def pause(self, nodes: frozenset[str]) -> None:
@@ -269,8 +280,8 @@ class CrewServer:
             held = [session for session in self._sessions.values() if session.node in begun]
         for session in held:
             self._end(session, Stop(reason=PAUSED, again=True))
-            self._receiver.reported(session.worker, NodeReport(phase="paused"))
-            self._receiver.left(session.worker, PAUSED)
+            session.served.receiver.reported(session.worker, NodeReport(phase="paused"))
+            session.served.receiver.left(session.worker, PAUSED)
 
     def workers(self) -> list[str]:
         """Who has a session now."""
@@ -363,19 +374,28 @@ class CrewServer:
         return pb.Nothing()
 
     def _describe(self, _requests: Iterator[pb.Nothing], context: Any) -> pb.Run:
-        self._caller(context)
+        served = self._served_to(self._caller(context))
         files = [
             pb.File(path=path, sha256=sha256, num_bytes=here.stat().st_size)
-            for path, (here, sha256) in self._offer.files.items()
+            for path, (here, sha256) in served.offer.files.items()
         ]
-        takes_jobs = self._jobs is not None
-        config, term = self._offer.config, self._term
-        return pb.Run(config=config, files=files, cuadrilla=__version__, term=term, takes_jobs=takes_jobs)
+        return pb.Run(
+            config=served.offer.config,
+            files=files,
+            cuadrilla=__version__,
+            term=self._term,
+            takes_jobs=self._jobs is not None and served is self._usual,
+            run=served.name,
+        )
 
     def _session(self, requests: Iterator[pb.ToCoordinator], context: Any) -> Iterator[pb.ToWorker]:
         worker = self._worker(context)
-        session = _Session(worker, context, node_of(worker), uploads=wire.Uploads(self._contribution))
-        with self._lock:  # a pause either finds the session, or is found
+        node, wanted = node_of(worker), dict(context.invocation_metadata()).get(RUN_KEY, "")
+        with self._lock:  # a pause either finds the session, or is found; and so does who lends its node
+            served = self._served_to(node)
+            session = _Session(worker, context, node, served, uploads=wire.Uploads(served.contribution))
+            if served.name != wanted:
+                refuse(context, "there is other work for this machine", code=grpc.StatusCode.UNAVAILABLE)
             if session.node in self._paused:
                 refuse(context, PAUSED, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
             if not self._pace.admits(session.node, self._clock()):
@@ -390,7 +410,7 @@ class CrewServer:
         if older is not None:
             reason = Message("a newer session of the same node has begun")
             self._end(older, Stop(reason=reason, refused=True))
-            self._receiver.left(session.worker, reason)
+            older.served.receiver.left(session.worker, reason)
         reader = threading.Thread(target=self._read, args=(session, requests), name=f"reads-{session.worker}")
         reader.start()
         try:
@@ -422,7 +442,7 @@ class CrewServer:
                         log.info("%s joined", session.worker, extra=TALK)
                     session.joined = True
                     session.expected = session.expected or isinstance(message, Goodbye)
-                    self._receiver.deliver(session.worker, message)
+                    session.served.receiver.deliver(session.worker, message)
         except LinkError as error:
             log.warning("%s: %s", session.worker, error.message)
             session.reason = error.message
@@ -447,15 +467,15 @@ class CrewServer:
                 return
             cut, session.cut_lines = session.cut_lines, 0
         report = report_from_wire(said)
-        self._receiver.reported(session.worker, replace(report, dropped=report.dropped + cut))
+        session.served.receiver.reported(session.worker, replace(report, dropped=report.dropped + cut))
 
     def _take_news(self, session: _Session, said: pb.JobNews) -> None:
         """Raises LinkError."""
         with self._lock:
             if self._sessions.get(session.worker) is not session or session.expected:
                 return
-            due = self._jobs is not None and session.joined and self._job_pace.admits(session.worker, self._clock())
-        if self._jobs is None or not due:
+            due = session.joined and self._job_pace.admits(session.worker, self._clock())
+        if self._jobs is None or session.served is not self._usual or not due:
             raise LinkError("it sends far more than its work needs", hint="install the same version there")
         self._jobs.news(session.worker, news_from_wire(said))
 
@@ -472,7 +492,7 @@ class CrewServer:
     def _tell_progress(self, session: _Session) -> None:
         if session.joined and not session.expected:  # an upload may go on when its session has ended
             said = session.progress
-            self._receiver.heard(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
+            session.served.receiver.heard(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
 
     def _end(self, session: _Session, stop: Stop) -> None:
         """From now on nothing that it says counts; it may still hear why."""
@@ -490,7 +510,7 @@ class CrewServer:
                 del self._sessions[session.worker]
         if newest and not session.expected:
             log.warning("%s left: %s", session.worker, session.reason)
-            self._receiver.left(session.worker, session.reason)
+            session.served.receiver.left(session.worker, session.reason)
 
     def _upload(self, requests: Iterator[pb.Chunk], context: Any) -> pb.Uploaded:
         worker = self._worker(context)
@@ -510,11 +530,11 @@ class CrewServer:
             session.uploading = False
 
     def _assemble(self, session: _Session, requests: Iterator[pb.Chunk]) -> pb.Uploaded:
-        assembly, name = None, ""
+        assembly, name, served = None, "", session.served
         for chunk in requests:
             if assembly is None:
-                name, layout = chunk.name, self._contribution.part(chunk.tensors)
-                assembly = wire.Assembly(layout.num_bytes, layout=layout, memory=self._upload_memory)
+                name, layout = chunk.name, served.contribution.part(chunk.tensors)
+                assembly = wire.Assembly(layout.num_bytes, layout=layout, memory=served.upload_memory)
             assembly.add(chunk)
             session.chunks += 1
             self._tell_progress(session)
@@ -525,27 +545,26 @@ class CrewServer:
 
     def _download(self, requests: Iterator[pb.DownloadRequest], context: Any) -> Iterator[bytes]:
         """Chunks, serialized."""
-        self._caller(context)
+        served = self._served_to(self._caller(context))
         request = only(requests, context)
-        with self._lock:
-            packed = self._versions.get(request.name)
+        packed = served.version(request.name)
         if packed is not None:
             yield from wire.chunk_messages(
-                request.name, [packed], layout=self._parameters, num_bytes=len(packed), offset=request.offset
+                request.name, [packed], layout=served.parameters, num_bytes=len(packed), offset=request.offset
             )
             return
-        path = self._file(request.name)
+        path = self._file(request.name, served)
         if path is None:
             told = Message("there is no {name} here", name=request.name[:100])
             refuse(context, told, code=grpc.StatusCode.NOT_FOUND)
         yield from map(serialize, wire.file_chunks(path, request.offset))
 
-    def _file(self, name: str) -> Path | None:
+    def _file(self, name: str, served: Served) -> Path | None:
         """A file of the offer, or of a job, by its SHA-256 in hexadecimal."""
-        for path, sha256 in self._offer.files.values():
+        for path, sha256 in served.offer.files.values():
             if hmac.compare_digest(sha256.hex().encode(), name.encode()):
                 return path
-        return self._jobs.file(name) if self._jobs is not None else None
+        return self._jobs.file(name) if self._jobs is not None and served is self._usual else None
 
     def _caller(self, context: Any) -> str:
         """The name of the node that calls; ends the call if it is none of this crew's."""

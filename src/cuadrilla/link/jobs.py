@@ -21,6 +21,8 @@ from cuadrilla.rundir import finite_json
 COMPLETE, GIVEN_BACK, FAILED = "complete", "given back", "failed"
 ENDS = ("", COMPLETE, GIVEN_BACK, FAILED)
 METRICS = "metrics.jsonl"
+DEVICE = "device"
+"""In the environment of a Hello: of which kind a place's device is."""
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 ROW_KEY = re.compile(r"[a-z][a-z0-9_]{0,63}")
 CHECKPOINT_FILE = re.compile(

@@ -38,6 +38,8 @@ class RunDescription:
     """The coordinator's version, if it says so."""
     takes_jobs: bool = False
     """Nothing is trained together there: a session is given whole runs (`link/jobs.py`)."""
+    run: str = ""
+    """Which one this node is to take part in, of several that are trained there; "": there is no other."""
 
 
 class Session(Link, Protocol):

@@ -30,10 +30,10 @@ from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import PAUSED, Goodbye, Hello, NodeReport, Progress, Stop, ToWorker, Version
-from cuadrilla.link.grpc_server import Receiver
 from cuadrilla.link.names import MAX_DEVICES, node_of, worker_name
 from cuadrilla.link.offer import Offer, OfferedFile, RunDescription
 from cuadrilla.link.reports import report_from_wire
+from cuadrilla.link.served import Receiver
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import uses_of

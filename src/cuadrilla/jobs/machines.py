@@ -1,0 +1,71 @@
+"""All that can train the runs of a queue: this machine, machines that have joined, and several of them as one."""
+
+from collections.abc import Sequence
+from typing import Generic
+
+from cuadrilla.home import Home
+from cuadrilla.jobs.crew import CrewPlaces
+from cuadrilla.jobs.deal import Candidate
+from cuadrilla.jobs.places import AllPlaces, J, Left, LocalPlace, Places
+from cuadrilla.jobs.together import LentRuns
+from cuadrilla.link.names import node_of
+from cuadrilla.rundir import RunDir
+
+
+class Machines(Generic[J]):
+    """Used by one thread. `here` None: this one only coordinates."""
+
+    def __init__(self, crew: CrewPlaces[J], *, here: Places[J] | None, home: Home) -> None:
+        self._here: dict[str, LocalPlace] = {place.name: place for place in here.places} if here is not None else {}
+        self._devices = {name: here.device(name) for name in self._here} if here is not None else {}
+        """Of which kind each place is, or was when its machine was lent."""
+        self._places: AllPlaces[J] = AllPlaces([*([here] if here is not None else []), crew])
+        self._crew = crew
+        self._lent: LentRuns[J] = LentRuns(crew, home=home)
+
+    @property
+    def machines(self) -> list[Candidate]:
+        """Each place of this machine counts as one, each machine that has joined with all of its devices."""
+        lent, free = self._lent.machines, set(self._places.free)
+        self._devices |= {name: self._crew.device(name) for name in self._crew.places}
+        there = {*self._here, *self._crew.places}
+        of: dict[str, dict[str, str]] = {}
+        for name in [*self._here, *sorted(self._devices.keys() - self._here)]:
+            machine = name if name in self._here else node_of(name)
+            if name in there or machine in lent:
+                of.setdefault(machine, {})[name] = self._devices[name]
+        return [
+            Candidate(
+                name=machine, devices=devices, free=[] if machine in lent else [*filter(free.__contains__, devices)]
+            )
+            for machine, devices in of.items()
+        ]
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._places.busy or self._lent.machines)
+
+    def start(self, job: J, run: RunDir, *, places: Sequence[str]) -> None:
+        """Raises CuadrillaError."""
+        if len(places) == 1:
+            self._places.start(job, run, name=places[0])
+            return
+        here = [self._here[name] for name in places if name in self._here]
+        nodes = list(dict.fromkeys(node_of(name) for name in places if name not in self._here))
+        self._lent.start(job, run, machines=nodes, here=here)
+
+    def look(self) -> list[Left[J]]:
+        """Raises CuadrillaError."""
+        return [*self._places.look(), *self._lent.look()]
+
+    def recall(self, job: J) -> None:
+        self._places.recall(job)
+        self._lent.recall(job)
+
+    def stop(self) -> None:
+        self._places.stop()
+        self._lent.stop()
+
+    def close(self) -> None:
+        """End whoever is still there. What several machines do ends with this process."""
+        self._places.close()
