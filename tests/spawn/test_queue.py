@@ -1,6 +1,7 @@
 """Runs that wait for a machine, trained by one that joins: what comes back is what would have been made here."""
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import is_what_one_worker_gives, joined, reached, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite, language_run
+from tests.runs import final_sha256
 
 LOOK_SECONDS = 0.1
 
@@ -140,6 +142,44 @@ def test_this_machine_and_another_one_together_whoever_is_killed(
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert working.wait(timeout=60) == 0
+
+
+@pytest.mark.thorough
+def test_a_run_that_begins_from_another_model_is_trained_elsewhere(
+    coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path
+) -> None:
+    """Ana has not that model: weights come from here at each step. The result is that of one worker here."""
+    first = language_run(tmp_path / "primero", stories, steps=3)
+    for words in (
+        ("train", str(first.path)),
+        ("export", "hf", str(first.path), "--to", str(tmp_path / "hf")),
+        ("import", str(tmp_path / "hf"), "--to", str(tmp_path / "segundo"), "--data", str(stories)),
+    ):
+        done = cuadrilla(*words)
+        assert done.returncode == 0, done.stderr
+    run = RunDir(tmp_path / "segundo")
+    few = 'precision = "fp32"\nthreads = 1\nsteps = 5\nbatch_sequences = 8\nunit_sequences = 2\n'
+    text, begin, end = run.run_file.read_text(), "[train]\n", "\n[optim]"
+    text = text[: text.index(begin)] + begin + few + text[text.index(end) :] + "[sync]\nstrict = true\n"
+    run.run_file.write_text(text)
+    assert coordinator.run("queue", "add", str(run.path)).returncode == 0
+    process = work(coordinator, "--until-empty")
+    working = ana.start("join", "--name", "ana", says=invite(coordinator))
+    assert process.wait(timeout=150) == 0
+    assert working.wait(timeout=60) == 0
+    assert listed(coordinator)["segundo"] | {"number": 1} == {
+        "number": 1,
+        "run": str(run.path),
+        "state": "complete",
+        "machine": "ana",
+        "step": 5,
+        "reason": "",
+    }
+    alone = RunDir(tmp_path / "solo")
+    shutil.copytree(tmp_path / "segundo", alone.path, ignore=shutil.ignore_patterns("checkpoints", "*.jsonl", "logs"))
+    done = cuadrilla("train", str(alone.path))
+    assert done.returncode == 0, done.stderr
+    assert final_sha256(alone.path) == final_sha256(run.path)
 
 
 def shares_of(run: RunDir) -> set[str]:

@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,8 +99,9 @@ def _add(queue: "RunQueue", named: str, *, wants: "Wants") -> None:
     """Raises ConfigError for what is no run."""
     path = Path(named)
     folder = path if path.is_dir() else path.parent
-    read_run_file(folder / "run.toml" if path.is_dir() else path)
-    queue.add(RunDir(folder.resolve()), wants=wants)
+    config = read_run_file(folder / "run.toml" if path.is_dir() else path).config
+    # Other machines have not the model that it begins from: they get weights from here.
+    queue.add(RunDir(folder.resolve()), wants=replace(wants, led=bool(config.model.init)))
 
 
 def _wanted(wants: "Wants") -> str:

@@ -1,27 +1,37 @@
 """All that can train the runs of a queue: this machine, machines that have joined, and several of them as one."""
 
 from collections.abc import Sequence
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 
 from cuadrilla.home import Home
 from cuadrilla.jobs.crew import CrewPlaces
-from cuadrilla.jobs.deal import Candidate
-from cuadrilla.jobs.places import AllPlaces, J, Left, LocalPlace, Places
+from cuadrilla.jobs.deal import Candidate, Wants
+from cuadrilla.jobs.places import AllPlaces, Left, LocalPlace, Named, Places
 from cuadrilla.jobs.together import LentRuns
 from cuadrilla.link.names import node_of
 from cuadrilla.rundir import RunDir
 
 
-class Machines(Generic[J]):
+class Wanting(Named, Protocol):
+    """A job that says what it wants."""
+
+    @property
+    def wants(self) -> Wants: ...
+
+
+W = TypeVar("W", bound=Wanting)
+
+
+class Machines(Generic[W]):
     """Used by one thread. `here` None: this one only coordinates."""
 
-    def __init__(self, crew: CrewPlaces[J], *, here: Places[J] | None, home: Home) -> None:
+    def __init__(self, crew: CrewPlaces[W], *, here: Places[W] | None, home: Home) -> None:
         self._here: dict[str, LocalPlace] = {place.name: place for place in here.places} if here is not None else {}
         self._devices = {name: here.device(name) for name in self._here} if here is not None else {}
         """Of which kind each place is, or was when its machine was lent."""
-        self._places: AllPlaces[J] = AllPlaces([*([here] if here is not None else []), crew])
+        self._places: AllPlaces[W] = AllPlaces([*([here] if here is not None else []), crew])
         self._crew = crew
-        self._lent: LentRuns[J] = LentRuns(crew, home=home)
+        self._lent: LentRuns[W] = LentRuns(crew, home=home)
 
     @property
     def machines(self) -> list[Candidate]:
@@ -45,20 +55,20 @@ class Machines(Generic[J]):
     def busy(self) -> bool:
         return bool(self._places.busy or self._lent.machines)
 
-    def start(self, job: J, run: RunDir, *, places: Sequence[str]) -> None:
+    def start(self, job: W, run: RunDir, *, places: Sequence[str]) -> None:
         """Raises CuadrillaError."""
-        if len(places) == 1:
+        if not job.wants.whole or (len(places) == 1 and places[0] in self._here):
             self._places.start(job, run, name=places[0])
             return
         here = [self._here[name] for name in places if name in self._here]
         nodes = list(dict.fromkeys(node_of(name) for name in places if name not in self._here))
         self._lent.start(job, run, machines=nodes, here=here)
 
-    def look(self) -> list[Left[J]]:
+    def look(self) -> list[Left[W]]:
         """Raises CuadrillaError."""
         return [*self._places.look(), *self._lent.look()]
 
-    def recall(self, job: J) -> None:
+    def recall(self, job: W) -> None:
         self._places.recall(job)
         self._lent.recall(job)
 

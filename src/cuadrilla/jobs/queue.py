@@ -135,7 +135,7 @@ class HaveRuns(Protocol):
         """Whether any of them has a run."""
 
     def start(self, job: QueuedRun, run: RunDir, *, places: Sequence[str]) -> None:
-        """With these, which are free. Raises CuadrillaError."""
+        """With these, which are free, as the job wants it. Raises CuadrillaError."""
 
     def look(self) -> list[Left[QueuedRun]]:
         """Who has ended since. Raises CuadrillaError."""
@@ -229,6 +229,7 @@ def _wants_of(said: dict[str, Any]) -> Wants:
         on=tuple(map(str, on if isinstance(on, list) else [on] if on else [])),
         machines=machines if isinstance(machines, int) and machines > 0 else 1,
         device=device if device in DEVICES else "",
+        led=said.get("led") is True,
     )
 
 

@@ -148,4 +148,4 @@ class LentRuns(Generic[J]):
 
 def _own_worker(place: LocalPlace) -> OwnWorker:
     use = Use(name="", device=place.device, threads=place.threads, environment=place.environment)
-    return OwnWorker(name=place.name.replace("place", "here"), speed=1.0, use=use)
+    return OwnWorker(name=place.name, speed=1.0, use=use)
