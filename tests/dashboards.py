@@ -49,17 +49,17 @@ class ShownDashboard:
                 return error.code, error.read(), error.headers
 
     @contextmanager
-    def following(self, run: str) -> Iterator[Iterator[dict[str, Any]]]:
-        """What the stream of a run tells, piece by piece."""
-        request = urllib.request.Request(f"{self.url}/api/follow?run={quote(run)}", headers=BEARER)
+    def following(self, key: str, *, path: str = "/api/follow?run=") -> Iterator[Iterator[dict[str, Any]]]:
+        """What the stream of a run tells, piece by piece; of a queue or a search: `path` "/api/jobs?of="."""
+        request = urllib.request.Request(f"{self.url}{path}{quote(key)}", headers=BEARER)
         with urllib.request.urlopen(request, timeout=60) as answer:
             yield (json.loads(line[5:]) for line in answer if line.startswith(b"data:"))
 
 
 @contextmanager
-def shown(*places: Path, examiner: Examiner | None = None) -> Iterator[ShownDashboard]:
+def shown(*places: Path, examiner: Examiner | None = None, queue: Path | None = None) -> Iterator[ShownDashboard]:
     """Not through `listen`, which is for the main thread of a process."""
-    dashboard = Dashboard(Runs(places), examiner=examiner)
+    dashboard = Dashboard(Runs(places, queue=queue), examiner=examiner)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"
         edge = Edge(dashboard.app, key=TOKEN, hosts=[host], open_to_all=WITHOUT_TOKEN)

@@ -1,13 +1,26 @@
-"""One Chromium for the tests of a file."""
+"""One Chromium for the tests of a file, and a tab for each test of the dashboard."""
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 
-from tests.chromium import Browser
+from tests.chromium import Browser, Tab
+from tests.dashboards import TOKEN
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("chromium")) as made:
         yield made
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Tab]:
+    """Says nothing on its console, and asks nobody but the dashboard that it was opened from."""
+    with browser.tab() as made:
+        yield made
+        assert made.complaints == []
+        others = {urlsplit(url).netloc for url in made.asked if not url.startswith("data:")}
+        assert others <= {made.value("location.host")}
+        assert not any(TOKEN in url for url in made.asked if "#" not in url)

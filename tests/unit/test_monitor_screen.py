@@ -12,6 +12,7 @@ from cuadrilla.host.gpus import GpuUsage
 from cuadrilla.host.usage import Usage
 from cuadrilla.messages import ENGLISH, SPANISH
 from cuadrilla.monitor.crew import CrewMember, CrewNow
+from cuadrilla.monitor.jobs import JobNow, WorkNow
 from cuadrilla.monitor.nodes import NodeLine, NodeNow, node_from
 from cuadrilla.monitor.screen import (
     MachineNow,
@@ -23,6 +24,7 @@ from cuadrilla.monitor.screen import (
     machine_lines,
     rate,
     sparkline,
+    work_lines,
 )
 
 pytestmark = pytest.mark.unit
@@ -200,3 +202,24 @@ def test_small_parts() -> None:
     assert [duration(seconds) for seconds in (-5, 99, 100, 6000, 200_000)] == ["0 s", "99 s", "2 min", "2 h", "2 d"]
     assert [rate(value) for value in (None, 0, 999_000, 1.5e6)] == ["-", "0 kB/s", "999 kB/s", "1.5 MB/s"]
     assert cropped("日本語", cells=4) == "日 …"
+
+
+def test_what_this_machine_hands_out() -> None:
+    """A name that is a word of ours stays what it is."""
+    jobs = [JobNow(name=str(n), title="", run=None, state=state) for n, state in enumerate(("complete", "running"))]
+    members = tuple(replace(each, share=None, job="failed 3/9") for each in CREW.members[:2])
+    work = WorkNow(kind="queue", title="", jobs=jobs, machines=replace(CREW, members=members))
+    head, names, pc, _ = texts(work_lines(work, style=PLAIN, clock="10:00:00"))
+    assert head == "10:00:00  queue  running  ended: 1 of 2  machines: 2"
+    assert re.split(r"  +", names)[:4] == ["machine", "device", "job", "phase"]
+    assert re.split(r"  +", pc)[:4] == ["pc", "cuda", "failed 3/9", "sending"]
+    search = replace(work, kind="search", title="mío", machines=replace(CREW, members=(), state="stopped"))
+    spanish = texts(work_lines(search, style=replace(PLAIN, language=SPANISH)))
+    assert spanish == [
+        "búsqueda de mío  parado  han acabado: 1 de 2  máquinas: 0",
+        "todavía no se ha unido ninguna máquina",
+    ]
+    assert "failed 3/9" in texts(work_lines(work, style=replace(PLAIN, language=SPANISH)))[2]
+    narrow = texts(work_lines(work, style=ScreenStyle(width=40, height=6)))
+    assert len(narrow) == 4
+    assert all(cell_len(line) <= 40 for line in narrow)

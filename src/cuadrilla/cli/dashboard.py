@@ -10,6 +10,7 @@ import typer
 
 from cuadrilla.cli.output import emit, say
 from cuadrilla.errors import EnvironmentProblem, LinkError
+from cuadrilla.home import Home
 from cuadrilla.link.address import Address
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def dashboard(
 
     port = _port(listen, has_token=token_file is not None)
     token = secrets.token_urlsafe(32) if token_file is None else read_key(token_file)
-    shown = Dashboard(Runs(places or [Path()]))
+    shown = Dashboard(Runs(places or [Path()], queue=Home.of_user().queue))
     with closing(open_port(port)) as listener:
         for name in shown.runs.names()[:1]:
             shown.runs.watched(name)  # so that the first page need not wait

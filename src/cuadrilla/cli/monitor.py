@@ -1,4 +1,7 @@
-"""`cuadrilla monitor`: how busy this machine is, or the machines of a run. Starts without torch; reads files only."""
+"""`cuadrilla monitor`: how busy this machine is and what it hands out, or the machines of a run.
+
+Starts without torch; reads files only.
+"""
 
 import contextlib
 import json as json_format
@@ -7,7 +10,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -18,11 +21,13 @@ from rich.text import Text
 
 from cuadrilla.cli.output import emit, emit_json_line, options, stdout
 from cuadrilla.errors import ConfigError
+from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.usage import Sampler, Usage, whole_usage_data
 from cuadrilla.messages import language
 from cuadrilla.monitor.crew import CrewNow, CrewReader, crew_data, open_run
-from cuadrilla.monitor.screen import MachineNow, ScreenLine, ScreenStyle, crew_lines, machine_lines
+from cuadrilla.monitor.jobs import HandedOut, WorkNow, work_data
+from cuadrilla.monitor.screen import MachineNow, ScreenLine, ScreenStyle, crew_lines, fitted, machine_lines, work_lines
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import RunDir, open_private, require_regular, storage_errors
 
@@ -61,6 +66,7 @@ def monitor(
 ) -> None:
     """Show how busy this machine is, or the machines of a run, until Ctrl-C.
 
+    While this machine hands out a queue or a search, also its machines and what each of them has.
     On a terminal one screen, drawn again; elsewhere plain lines. Of a run it reads the folder only, running or ended.
     """
     options.json |= json
@@ -69,7 +75,7 @@ def monitor(
             _watch(_Run(open_run(RunDir(run if run.is_dir() else run.parent))), interval, once=once, log=log)
             return
         with Sampler(folder=Path()) as sampler:
-            _watch(_ThisMachine(sampler), interval, once=once, log=log)
+            _watch(_ThisMachine(sampler, HandedOut(Home.of_user())), interval, once=once, log=log)
 
 
 @contextlib.contextmanager
@@ -110,12 +116,14 @@ def _watch(source: _Source, interval: float, *, once: bool, log: Path | None) ->
 @dataclass
 class _ThisMachine:
     sampler: Sampler
+    handed_out: HandedOut
 
     def __post_init__(self) -> None:
         facts = read_facts()
         self._name, self._processor = socket.gethostname(), facts.cpu.name or ""
         self._past: deque[Usage] = deque(maxlen=MOST_PAST)
         self._usage: Usage | None = None
+        self._work: WorkNow | None = None
         self._time = 0.0
         self.sampler.sample()
         time.sleep(FIRST_SECONDS)
@@ -124,10 +132,12 @@ class _ThisMachine:
         if self._usage is not None:
             self._past.append(self._usage)
         self._usage, self._time = self.sampler.sample(), time.time()
+        self._work = self.handed_out.read(now=self._time)
 
     def data(self) -> dict[str, Any]:
         usage = whole_usage_data(self._usage or Usage())
-        return {"time": self._time, "machine": self._name, **usage, "gpus_silent": self.sampler.gpus_silent}
+        work = {} if self._work is None else {"hands_out": work_data(self._work)}
+        return {"time": self._time, "machine": self._name, **usage, "gpus_silent": self.sampler.gpus_silent, **work}
 
     def lines(self, style: ScreenStyle) -> list[ScreenLine]:
         machine = MachineNow(
@@ -138,7 +148,13 @@ class _ThisMachine:
             past=tuple(self._past),
             gpus_silent=self.sampler.gpus_silent,
         )
-        return machine_lines(machine, style=style)
+        lines = machine_lines(machine, style=style)
+        if self._work is None:
+            return lines
+        lines += [ScreenLine(text="")] if style.live else []
+        rest = None if style.height is None else max(1, style.height - len(lines))
+        clock = "" if style.live else machine.clock
+        return fitted([*lines, *work_lines(self._work, style=replace(style, height=rest), clock=clock)], style=style)
 
 
 @dataclass

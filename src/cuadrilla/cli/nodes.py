@@ -11,7 +11,8 @@ from cuadrilla.cli.output import emit_json, emit_table, options, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.home import Home, read_object
 from cuadrilla.link.names import node_of
-from cuadrilla.monitor.crew import CrewMember, CrewReader
+from cuadrilla.monitor.crew import CrewMember, CrewNow, CrewReader
+from cuadrilla.monitor.jobs import HandedOut
 from cuadrilla.monitor.nodes import NodeNow
 from cuadrilla.monitor.screen import PHASE_WORDS
 from cuadrilla.rundir import RunDir, is_abandoned, private_folder
@@ -48,7 +49,8 @@ def nodes(
 
 
 def _show_crew(home: Home) -> None:
-    """While the crew trains: what each machine does of it, and what Ray has there, if the crew's run uses Ray."""
+    """While the crew trains: what each machine does of it, and what Ray has there, if the crew's run uses Ray. While it
+    takes runs of a queue or a search: which one each machine has."""
     from cuadrilla.link.nodes import AllowList
 
     listed = AllowList(home.nodes).nodes()
@@ -58,7 +60,9 @@ def _show_crew(home: Home) -> None:
     rows: list[dict[str, Any]] = [{"node": name, "key": key.hex()[:16]} for name, key in sorted(listed.items())]
     run = RunDir(Path(str(home.open_crew()["run"]))) if home.open_file.exists() else None
     if run is not None and _trains(run):
-        rows = _at_work(rows, run, paused=home.paused_nodes)
+        work = HandedOut(home).read(now=time.time())
+        crew = CrewReader(run).read(now=time.time()) if work is None else work.machines
+        rows = _at_work(rows, crew, paused=home.paused_nodes, has_share=work is None)
     cluster = _read(run) if run is not None else None
     if cluster is not None:
         there = {machine["node"]: machine["resources"] for machine in cluster["nodes"]}
@@ -78,9 +82,11 @@ def _trains(run: RunDir) -> bool:
         return False
 
 
-def _at_work(listed: Sequence[Mapping[str, Any]], run: RunDir, *, paused: Collection[str]) -> list[dict[str, Any]]:
-    """A row for each worker of a machine that is there now, and for each machine that is not."""
-    crew = CrewReader(run).read(now=time.time())
+def _at_work(
+    listed: Sequence[Mapping[str, Any]], crew: CrewNow, *, paused: Collection[str], has_share: bool
+) -> list[dict[str, Any]]:
+    """A row for each worker of a machine that is there now, and for each machine that is not. `has_share`: all train
+    one run."""
     by_node: dict[str, list[CrewMember]] = {}
     for member in crew.members:
         by_node.setdefault(node_of(member.name), []).append(member)
@@ -91,7 +97,7 @@ def _at_work(listed: Sequence[Mapping[str, Any]], run: RunDir, *, paused: Collec
             rows.append({**row, **_work_of(member, now=crew.time, paused=row["node"] in paused)})
     if options.json:
         return rows
-    if not all(row["share"] for row in rows):
+    if has_share and not all(row["share"] for row in rows):
         say("without a share: not working now")
     return [{key: value for key, value in row.items() if key != "key"} for row in rows]
 
@@ -106,6 +112,7 @@ def _work_of(member: CrewMember, *, now: float, paused: bool) -> dict[str, Any]:
     )
     found: dict[str, Any] = {
         "device": node.facts.get("device"),
+        "job": member.job or None,
         "phase": phase,
         "share": member.share if member.here else None,
         "tokens/s": member.tokens_per_second if member.here else None,

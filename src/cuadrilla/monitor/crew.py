@@ -42,6 +42,8 @@ class CrewMember:
     """When it was heard last, by the coordinator's clock."""
     word: NodeLine | None = None
     """The newest line of its log, or why it left."""
+    job: str = ""
+    """Of a queue or a search: what it trains alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

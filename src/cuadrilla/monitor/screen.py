@@ -15,6 +15,7 @@ from cuadrilla.host.usage import Usage
 from cuadrilla.link.names import COORDINATOR
 from cuadrilla.messages import ENGLISH, Message, shown, translated
 from cuadrilla.monitor.crew import RUNNING, CrewMember, CrewNow
+from cuadrilla.monitor.jobs import WorkNow
 from cuadrilla.monitor.nodes import percent
 
 GIB = 2**30
@@ -228,9 +229,19 @@ class ScreenColumn:
 
 def crew_lines(crew: CrewNow, *, style: ScreenStyle, clock: str = "") -> list[ScreenLine]:
     """How far the run is, then one line for each machine."""
-    head = ScreenLine(text=GAP.join([*([clock] if clock else []), run_line(crew, style)]), style=BOLD)
+    nobody = Message("no machine has worked in this run yet")
+    return _headed(run_line(crew, style), crew, style=style, clock=clock, nobody=nobody)
+
+
+def work_lines(work: WorkNow, *, style: ScreenStyle, clock: str = "") -> list[ScreenLine]:
+    """How far a queue or a search is, then one line for each of its machines."""
+    nobody = Message("no machine has joined yet")
+    return _headed(work_line(work, style), work.machines, style=style, clock=clock, nobody=nobody)
+
+
+def _headed(text: str, crew: CrewNow, *, style: ScreenStyle, clock: str, nobody: Message) -> list[ScreenLine]:
+    head = ScreenLine(text=GAP.join([*([clock] if clock else []), text]), style=BOLD)
     if not crew.members:
-        nobody = Message("no machine has worked in this run yet")
         return fitted([head, ScreenLine(text=_words(nobody, style))], style=style)
     shown_members = crew.members
     if style.height is not None and len(shown_members) > style.height - 3:
@@ -245,6 +256,18 @@ def crew_lines(crew: CrewNow, *, style: ScreenStyle, clock: str = "") -> list[Sc
         more = Message("... and {more:,} more machines", more=len(crew.members) - len(shown_members))
         lines.append(ScreenLine(text=_words(more, style), style=DIM))
     return fitted(lines, style=style)
+
+
+def work_line(work: WorkNow, style: ScreenStyle) -> str:
+    """A queue or a search in one line."""
+    at_work = sum(member.here and member.name != COORDINATOR for member in work.machines.members)
+    parts: list[str] = [
+        Message("search of {name}", name=work.title) if work.title else Message("queue"),
+        STATE_WORDS.get(work.machines.state, UNKNOWN),
+        Message("ended: {ended:,} of {number:,}", ended=work.num_ended, number=len(work.jobs)),
+        Message("machines: {count:,}", count=at_work),
+    ]
+    return GAP.join(_words(part, style) for part in parts)
 
 
 def run_line(crew: CrewNow, style: ScreenStyle) -> str:
@@ -431,6 +454,7 @@ COLUMNS = (
         rank=8,
         left=True,
     ),
+    ScreenColumn(head=Message("job"), cell=lambda member, _: Message("{text}", text=member.job), rank=1, left=True),
     ScreenColumn(head=Message("phase"), cell=_phase, rank=2, left=True),
     ScreenColumn(head=Message("share"), cell=lambda member, _: _part_words(member.share), rank=1),
     ScreenColumn(head=Message("tokens/s"), cell=lambda member, _: _speed(member), rank=1),

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from cuadrilla.host.gpus import bounded
 from cuadrilla.monitor.attendance import NEWEST, Attendance, Attendant, mean_shares
@@ -40,6 +40,20 @@ REFRESH_SECONDS = 0.5
 FIGURE = re.compile(r"[a-z0-9_]{1,64}")
 QUIET_EVENTS = ("checkpoint",)
 RUNNING = "running"
+P = TypeVar("P")
+
+
+class Watched(Protocol[P]):
+    """What grows, and is told piece by piece. Its methods may be called from any thread."""
+
+    @property
+    def is_behind(self) -> bool:
+        """More was in the files than one refresh takes in."""
+
+    def refresh(self) -> None: ...
+
+    def news(self, place: P) -> tuple[dict[str, Any], P]:
+        """By name, what a reader at this place lacks; and where it is then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +172,7 @@ class WatchedRun:
         row |= {"share": round(share, 4)}
         row |= {"tokens_per_second": round(share * speed, 1) if here else 0.0}
         row |= {"joined": attendant.joined, "lost": attendant.lost, "reason": attendant.reason}
-        if node := self.nodes.get(name):
-            row |= {"seen": node.heard or 0.0, "phase": (node.phase or "") if here else ""}
-            row |= {"usage": node.usage_and_link, "facts": node.facts}
-            if node.lines:
-                line = node.lines[-1]
-                row |= {"word": line.text, "word_level": line.level, "word_dropped": line.dropped}
-        return row
+        return row | node_row(self.nodes.get(name), here=here)
 
     def _mean_shares(self) -> dict[str, float]:
         """A step of one worker names nobody."""
@@ -257,6 +265,18 @@ class _Numbers(Iterator[int]):
 
     def __next__(self) -> int:
         return self._watched._next()
+
+
+def node_row(node: NodeNow | None, *, here: bool) -> dict[str, Any]:
+    """What a machine has said, as a part of its row."""
+    if node is None:
+        return {}
+    row: dict[str, Any] = {"seen": node.heard or 0.0, "phase": (node.phase or "") if here else ""}
+    row |= {"usage": node.usage_and_link, "facts": node.facts}
+    if node.lines:
+        line = node.lines[-1]
+        row |= {"word": line.text, "word_level": line.level, "word_dropped": line.dropped}
+    return row
 
 
 def _points(node: NodeNow, since: int) -> list[list[float | None]]:

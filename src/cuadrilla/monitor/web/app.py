@@ -1,7 +1,9 @@
 """What the dashboard's page asks for. Everything is read from run directories; nothing is written.
 
-* `GET /api/runs`: a row for each run. `GET /api/curves?run=KEY`: the curves of one, for a comparison.
+* `GET /api/runs`: a row for each run, and what hands out runs: the queue, searches. `GET /api/curves?run=KEY`: the
+  curves of one, for a comparison.
 * `GET /api/follow?run=KEY`: a stream of events, each what has changed in the run since the one before.
+  `GET /api/jobs?of=KEY`: the same of a queue or a search.
 * `POST /api/doctor`: what `cuadrilla doctor --json` says of this machine, in a process of its own, one at a time.
 * `GET /metrics`: all runs for Prometheus.
 
@@ -12,16 +14,18 @@ import asyncio
 import contextlib
 import json
 from asyncio import AbstractEventLoop, Event
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from cuadrilla.monitor.prometheus import CONTENT_TYPE, metrics_text
-from cuadrilla.monitor.watch import WatchedRun, WatchPlace
+from cuadrilla.monitor.watch import P, Watched, WatchedRun, WatchPlace
+from cuadrilla.monitor.watch_jobs import JobsPlace
 from cuadrilla.monitor.web.examine import Examiner
 from cuadrilla.monitor.web.page import dashboard_page
+from cuadrilla.monitor.web.queues import Queues
 from cuadrilla.monitor.web.runs import MOST_OPEN, Runs
 from cuadrilla.serve.edge import OPEN_TO_ALL, PAGE
 
@@ -30,13 +34,14 @@ WITHOUT_TOKEN = (OPEN_TO_ALL, PAGE)
 POLL_SECONDS = 1.0
 MOST_STREAMS = 64
 MOST_KEY = 400
+W = TypeVar("W")
 
 
 class Dashboard:
     """`drain`: streams end, so that the process can."""
 
     def __init__(self, runs: Runs, *, examiner: Examiner | None = None) -> None:
-        self.runs = runs
+        self.runs, self.queues = runs, Queues(runs)
         self._examiner = examiner or Examiner()
         self._ends: dict[Event, AbstractEventLoop] = {}
         """One for each stream, which says that it is to end."""
@@ -56,6 +61,7 @@ class Dashboard:
         app.get("/api/runs")(self._runs)
         app.get("/api/curves")(self._curves)
         app.get("/api/follow", response_class=EventSourceResponse)(self._make_follow())
+        app.get("/api/jobs", response_class=EventSourceResponse)(self._make_follow_jobs())
         app.post("/api/doctor")(self._doctor)
         app.get("/metrics")(self._metrics)
         return app
@@ -67,7 +73,8 @@ class Dashboard:
         return _json({"status": "ok"})
 
     async def _runs(self) -> Response:
-        return _json({"runs": await asyncio.to_thread(self.runs.summaries)})
+        runs = await asyncio.to_thread(self.runs.summaries)
+        return _json({"runs": runs, "queues": await asyncio.to_thread(self.queues.summaries)})
 
     async def _curves(self, run: str = "") -> Response:
         watched = await self._watched(run)
@@ -78,35 +85,55 @@ class Dashboard:
 
     async def _watched(self, run: str = "") -> WatchedRun:
         """Raises 404."""
-        watched = await asyncio.to_thread(self.runs.watched, run[:MOST_KEY])
-        if watched is None:
-            raise HTTPException(404, "there is no such run")
-        return watched
+        return await _found(self.runs.watched, run)
 
     def _make_follow(self) -> Any:
         async def allowed(run: str = "") -> str:
             await self._watched(run)
-            if len(self._ends) >= MOST_STREAMS:
-                raise HTTPException(503, "too many pages are open")
+            self._require_room()
             return run
 
         async def follow(run: str = Depends(allowed)) -> AsyncIterator[ServerSentEvent]:
-            place, end = WatchPlace(), Event()
-            self._ends[end] = asyncio.get_running_loop()
-            try:
-                while not (self._drains or end.is_set()):
-                    watched = await self._watched(run)
-                    news, place = await asyncio.to_thread(watched.news, place)
-                    if news:
-                        yield ServerSentEvent(raw_data=await asyncio.to_thread(_text, news))
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(end.wait(), 0 if watched.is_behind else POLL_SECONDS)
-            except HTTPException:  # its folder has gone
-                return
-            finally:
-                del self._ends[end]
+            async for event in self._told(self.runs.watched, run, WatchPlace()):
+                yield event
 
         return follow
+
+    def _make_follow_jobs(self) -> Any:
+        async def allowed(of: str = "") -> str:
+            await _found(self.queues.watched, of)
+            self._require_room()
+            return of
+
+        async def follow(of: str = Depends(allowed)) -> AsyncIterator[ServerSentEvent]:
+            async for event in self._told(self.queues.watched, of, JobsPlace()):
+                yield event
+
+        return follow
+
+    def _require_room(self) -> None:
+        """Raises 503."""
+        if len(self._ends) >= MOST_STREAMS:
+            raise HTTPException(503, "too many pages are open")
+
+    async def _told(
+        self, find: Callable[[str], Watched[P] | None], key: str, place: P
+    ) -> AsyncIterator[ServerSentEvent]:
+        """What a page that has nothing yet is told, until it goes."""
+        end = Event()
+        self._ends[end] = asyncio.get_running_loop()
+        try:
+            while not (self._drains or end.is_set()):
+                watched = await _found(find, key)
+                news, place = await asyncio.to_thread(watched.news, place)
+                if news:
+                    yield ServerSentEvent(raw_data=await asyncio.to_thread(_text, news))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(end.wait(), 0 if watched.is_behind else POLL_SECONDS)
+        except HTTPException:  # its folder has gone
+            return
+        finally:
+            del self._ends[end]
 
     async def _doctor(self) -> Response:
         return _json(await self._examiner.examine())
@@ -117,6 +144,14 @@ class Dashboard:
     def _metrics_text(self) -> bytes:
         watched = ((key, self.runs.watched(key)) for key in self.runs.names()[:MOST_OPEN])
         return metrics_text([(key, run) for key, run in watched if run is not None])
+
+
+async def _found(find: Callable[[str], W | None], key: str) -> W:
+    """Raises 404."""
+    watched = await asyncio.to_thread(find, key[:MOST_KEY])
+    if watched is None:
+        raise HTTPException(404, "there is no such run")
+    return watched
 
 
 def _json(value: Any) -> Response:

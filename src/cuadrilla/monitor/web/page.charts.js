@@ -30,6 +30,7 @@ const ofBytes = (used, all) => {
 const rate = (value) => (known(value) ? `${bytes(value)}/s` : MISSING);
 const HOURS = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
 const clock = (time, options = HOURS) => (time ? new Date(time * 1000).toLocaleString(language, options) : "");
+const moment = (time) => clock(time, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const dated = (time) => clock(time, { month: "short", day: "numeric", ...HOURS });
 
 function duration(seconds) {

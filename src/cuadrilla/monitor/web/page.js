@@ -1,9 +1,9 @@
 // Asking, following, and what a person does
 
-const TABS = ["crew", "train", "runs", "samples", "logs", "doctor"];
-const SHOW = { crew: showCrew, train: showTrain, runs: showRuns, samples: showSamples, logs: showLogs, doctor: showDoctor };
+const TABS = ["crew", "train", "runs", "queue", "samples", "logs", "doctor"];
+const SHOW = { crew: showCrew, train: showTrain, runs: showRuns, queue: showQueue, samples: showSamples, logs: showLogs, doctor: showDoctor };
 /** What of the news a page shows. */
-const SHOWS = { crew: ["crew", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], samples: ["samples"], logs: ["log"], doctor: [] };
+const SHOWS = { crew: ["crew", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], queue: ["queue"], samples: ["samples"], logs: ["log"], doctor: [] };
 const RUNS_SECONDS = 4, AGAIN_SECONDS = 2;
 const TOKEN = "cuadrilla token";
 
@@ -56,15 +56,19 @@ async function* streamed(answer) {
 async function follow(key) {
   following?.abort();
   const control = following = new AbortController();
-  const { signal } = control;
+  showLive("connecting");
+  await hear(`/api/follow?run=${encodeURIComponent(key)}`, control.signal, (news) => told(take(news)), () => showLive("connecting"));
+}
+
+/** What a stream tells, from the beginning again whenever it breaks, until `signal` ends it. */
+async function hear(path, signal, heard, again = () => {}) {
   while (!signal.aborted) {
     try {
-      showLive("connecting");
-      const answer = await ask(`/api/follow?run=${encodeURIComponent(key)}`, { signal });
+      const answer = await ask(path, { signal });
       tell(null);
       for await (const news of streamed(answer)) {
         if (signal.aborted) return;
-        told(take(news));
+        heard(news);
       }
     } catch (error) {
       if (signal.aborted) return;
@@ -72,6 +76,7 @@ async function follow(key) {
       if (error.status === 401) return;
     }
     await pause(AGAIN_SECONDS, signal);
+    if (!signal.aborted) again();
   }
 }
 
@@ -111,7 +116,7 @@ function showLive(key) {
 
 function tellOf(error) {
   if (error.status === 401) return askForToken(token ? "wrongToken" : null);
-  if (error.status === 404) return void lookForRuns();
+  if (error.status === 404) return void lookForRuns({ anew: true });
   if (error.status === 503) return tell("tooMany");
   tell(error.status ? "failed" : "lost", { status: error.status });
 }
@@ -126,6 +131,7 @@ function askForToken(key) {
   tell(key);
   following?.abort();
   $("key").hidden = false;
+  followQueue();
   $("secret").focus();
 }
 
@@ -141,17 +147,22 @@ async function useToken(event) {
 
 // Runs
 
-async function lookForRuns() {
+/** `anew`: one that was there has gone. */
+async function lookForRuns({ anew = false } = {}) {
+  if (anew) visited.clear();
+  let found;
   try {
-    ({ runs } = await ask("/api/runs").then((answer) => answer.json()));
+    found = await ask("/api/runs").then((answer) => answer.json());
   } catch (error) {
     tellOf(error);
     return;
   }
   if (problem && ["lost", "noRun"].includes(problem[0])) tell(null);
-  options($("run"), runs.map(({ key }) => [key, key]));
-  if (!runs.length) return tell("noRun");
-  if (!runs.some(({ key }) => key === current)) choose(runs[0].key);
+  runs = found.runs;
+  takeQueues(found.queues);
+  showRunList();
+  if (!runs.length && !visited.has(current)) return tell("noRun");
+  if (!visited.has(current) && !runs.some(({ key }) => key === current)) choose(runs[0].key);
   $("run").value = current;
   if (tab === "runs" && !isPressed && JSON.stringify(runs) !== shownRuns) {
     if (runs.some(({ key, state }) => chosen.has(key) && state === "running")) await readCurves().catch(tellOf);
@@ -159,11 +170,17 @@ async function lookForRuns() {
   }
 }
 
+/** With the one that is shown, if it is a trial of a search: those are not listed. */
+function showRunList() {
+  const keys = runs.map(({ key }) => key);
+  options($("run"), [...keys, ...[...visited].filter((key) => !keys.includes(key))].map((key) => [key, key]));
+}
+
 function choose(key) {
   if (key === current) return;
   current = key;
   data = fresh();
-  opened.clear();
+  crewTable.opened.clear();
   sampleAt = null;
   $("run").value = key;
   showHead();
@@ -209,9 +226,10 @@ function showTab() {
     button.tabIndex = name === tab ? 0 : -1;
   }
   $(`tab-${tab}`).scrollIntoView({ block: "nearest", inline: "nearest" });
-  $("figures").hidden = ["runs", "doctor"].includes(tab);
+  $("figures").hidden = ["runs", "queue", "doctor"].includes(tab);
   $("why").hidden = $("figures").hidden || !data.head.reason;
   SHOW[tab]();
+  followQueue();
 }
 
 function moveTab(event) {
@@ -247,6 +265,7 @@ function listen() {
   for (const name of TABS) $(`tab-${name}`).addEventListener("click", () => openTab(name));
   $("tabs").addEventListener("keydown", moveTab);
   $("run").addEventListener("change", () => choose($("run").value));
+  $("of-queue").addEventListener("change", () => chooseQueue($("of-queue").value));
   $("key").addEventListener("submit", useToken);
   $("language").addEventListener("click", () => {
     language = language === "es" ? "en" : "es";

@@ -12,7 +12,14 @@ from fastapi import Response
 from cuadrilla.serve.page import preferred
 
 STYLES = ("vendor/uPlot.min.css", "web/page.css")
-SCRIPTS = ("web/page.texts.js", "web/page.charts.js", "web/page.views.js", "web/page.js")
+SCRIPTS = (
+    "web/page.texts.js",
+    "web/page.charts.js",
+    "web/page.machines.js",
+    "web/page.views.js",
+    "web/page.queue.js",
+    "web/page.js",
+)
 CHARTS = "vendor/uPlot.iife.min.js"
 
 

@@ -11,11 +11,16 @@ function take(news) {
   if (news.crew) data.crew = news.crew;
   if (news.figures) merge(data.figures, news.figures, null);
   if (news.shares) merge(data.shares, news.shares, 0);
-  for (const [name, points] of Object.entries(news.points ?? {})) data.points.set(name, [...(data.points.get(name) ?? []), ...points].slice(-MOST_POINTS));
+  addPoints(data, news);
   data.events = [...data.events, ...(news.events ?? [])].slice(-MOST_EVENTS);
   data.samples = [...data.samples, ...(news.samples ?? [])].slice(-MOST_SAMPLES);
   data.log = [...data.log, ...(news.log ?? [])].sort((one, other) => one.time - other.time || one.number - other.number).slice(-MOST_LOG);
   return news;
+}
+
+/** Of machines: how busy they were. */
+function addPoints({ points }, news) {
+  for (const [name, more] of Object.entries(news.points ?? {})) points.set(name, [...(points.get(name) ?? []), ...more].slice(-MOST_POINTS));
 }
 
 function head(table, columns) {
@@ -50,137 +55,11 @@ function showHead() {
 
 // Crew
 
-const opened = new Set();
-const gpusOf = (machine) => (Array.isArray(machine.usage?.gpus) ? machine.usage.gpus : []);
-const most = (values) => values.filter(known).reduce((one, other) => (one === null || other > one ? other : one), null);
-const hot = (machine) => most([machine.usage?.temperature_celsius, ...gpusOf(machine).map((gpu) => gpu.temperature_celsius)]);
-const memoryOf = (usage) => ofBytes(usage?.memory_used_bytes, usage?.memory_bytes);
-const ratio = (value, scale = 100) => (known(value) ? percent(value / scale) : "");
-const HOT_CELSIUS = 90;
-
-const CREW_COLUMNS = [
-  { key: "phase", of: (machine) => (machine.phase ? named(machine.phase) : "") },
-  { key: "share", number: true, of: (machine) => (machine.here && machine.works ? percent(machine.share) : "") },
-  { key: "speed", number: true, of: (machine) => (machine.here && machine.tokens_per_second ? whole(machine.tokens_per_second) : "") },
-  { key: "waits", number: true, of: (machine) => ratio(machine.usage?.waiting_part, 1) },
-  { key: "processor", number: true, of: (machine) => ratio(machine.usage?.cpu_percent) },
-  { key: "memory", number: true, of: (machine) => memoryOf(machine.usage) },
-  { key: "gpu", number: true, of: (machine) => ratio(most(gpusOf(machine).map((gpu) => gpu.busy_percent))) },
-  { key: "temperature", number: true, of: (machine) => (known(hot(machine)) ? `${whole(hot(machine))} °C` : "") },
-  { key: "link", number: true, of: (machine) => (known(machine.usage?.round_trip_seconds) ? duration(machine.usage.round_trip_seconds) : "") },
-  { key: "lastSeen", number: true, of: (machine) => (machine.seen ? seenAgo(machine.seen) : "") },
-];
-
-function seenAgo(seen) {
-  const newest = Math.max(...data.crew.map((machine) => machine.seen ?? 0));
-  const reference = data.head.state === "running" ? Date.now() / 1000 : newest;
-  const seconds = Math.max(0, reference - seen);
-  return seconds > 86400 * 30 ? dated(seen) : say("ago", { time: seconds < 10 ? "< 10 s" : duration(Math.round(seconds)) });
-}
-
-const rows = new Map();
+const crewTable = new MachineTable("#crew", [PHASE, SHARE, SPEED, WAITS, ...USAGE, LINK, SEEN]);
 
 function showCrew() {
-  const table = document.querySelector(".machines");
   document.querySelector("#crew .empty").hidden = data.crew.length > 0 || !data.head.name;
-  table.hidden = !data.crew.length;
-  const shown = CREW_COLUMNS.filter(({ of }) => data.crew.some((machine) => of(asOfNow(machine)) !== ""));
-  const hasHistory = data.points.size > 0;
-  const hasWords = data.crew.some((machine) => machine.word_level || machine.reason);
-  const titles = [{ title: say("machine") }, ...shown.map(({ key, number }) => ({ title: say(key), number }))];
-  if (hasHistory) titles.push({ title: say("history") });
-  if (hasWords) titles.push({ title: say("word") });
-  head(table, titles);
-  const used = new Set(data.crew.map((machine) => machine.name));
-  for (const name of rows.keys()) if (!used.has(name)) rows.delete(name);
-  const focused = document.activeElement?.dataset?.machine;
-  const lines = data.crew.flatMap((machine) => {
-    const line = crewRow(machine, shown, { hasHistory, hasWords });
-    return opened.has(machine.name) ? [line, aloneRow(machine, titles.length)] : [line];
-  });
-  table.tBodies[0].replaceChildren(...lines);
-  if (focused !== undefined) rows.get(focused)?.button.focus({ preventScroll: true });
-}
-
-/** What one said before it left a run that goes on is not how it is now. */
-const asOfNow = (machine) => (machine.here || data.head.state !== "running" ? machine : { ...machine, usage: undefined });
-
-function crewRow(machine, shown, { hasHistory, hasWords }) {
-  const row = rows.get(machine.name) ?? newCrewRow(machine.name);
-  rows.set(machine.name, row);
-  const { line, button, svg } = row;
-  line.className = machine.here ? "" : "gone";
-  button.setAttribute("aria-expanded", opened.has(machine.name));
-  const cells = [row.first];
-  for (const { key, number, of } of shown) {
-    const text = of(asOfNow(machine));
-    const cell = make("td", text, null, { className: `${number ? "number" : "plain"} ${text ? "" : "blank"}` });
-    cell.dataset.label = say(key);
-    if (key === "temperature" && hot(machine) >= HOT_CELSIUS) cell.classList.add("hot");
-    if (key === "share" && text) bar(cell, machine.share);
-    cells.push(cell);
-  }
-  if (hasHistory) cells.push(historyCell(machine, row, svg));
-  if (hasWords) {
-    const text = machine.word_dropped ? say("cut", { n: whole(machine.word_dropped) }) : machine.word || (machine.here ? "" : machine.reason);
-    cells.push(make("td", text, null, { className: `word ${machine.word_level ?? ""} ${text ? "" : "blank"}` }));
-  }
-  line.replaceChildren(...cells);
-  return line;
-}
-
-function bar(cell, part) {
-  const box = make("span", null, cell, { className: "part" });
-  make("i", null, box).style.width = `${Math.min(100, 100 * part)}%`;
-}
-
-function newCrewRow(name) {
-  const line = make("tr");
-  const first = make("td", null, null, { className: "first" });
-  const button = make("button", name, first, { className: "name", type: "button" });
-  button.dataset.machine = name;
-  button.addEventListener("click", () => {
-    if (!opened.delete(name)) opened.add(name);
-    showCrew();
-  });
-  return { line, first, button, svg: document.createElementNS(SVG, "svg") };
-}
-
-function historyCell(machine, row, svg) {
-  const points = data.points.get(machine.name) ?? [];
-  const cell = make("td", null, null, { className: `history ${points.length ? "" : "blank"}` });
-  cell.dataset.label = say("history");
-  const at = points.some((point) => point[2] !== null) ? 2 : 1;
-  const values = points.map((point) => point[at]);
-  const real = values.filter(known);
-  const mean = real.length ? real.reduce((one, other) => one + other, 0) / real.length : null;
-  spark(svg, values, say(at === 2 ? "sparkGpu" : "sparkCpu", { now: percent(values.at(-1)), mean: percent(mean) }));
-  cell.append(svg);
-  return cell;
-}
-
-function aloneRow(machine, width) {
-  const line = make("tr", null, null, { className: "alone" });
-  const list = make("dl", null, make("td", null, line, { colSpan: width }));
-  const usage = machine.usage ?? {};
-  const pair = (one, other, shown) => (known(one) || known(other) ? `${shown(one)} / ${shown(other)}` : "");
-  const facts = [
-    ...Object.entries(machine.facts ?? {}),
-    ...gpusOf(machine).map((gpu) => [`${say("gpu")} ${gpu.index}`, [gpu.name, ratio(gpu.busy_percent), memoryOf(gpu), known(gpu.temperature_celsius) ? `${whole(gpu.temperature_celsius)} °C` : "", known(gpu.power_watts) ? say("power", { n: whole(gpu.power_watts) }) : ""].filter(Boolean).join(" · ")]),
-    [say("disk"), known(usage.disk_free_bytes) ? bytes(usage.disk_free_bytes) : ""],
-    [say("diskRate"), pair(usage.disk_read_bytes_per_second, usage.disk_written_bytes_per_second, rate)],
-    [say("network"), pair(usage.network_sent_bytes_per_second, usage.network_received_bytes_per_second, rate)],
-    [say("linkRate"), pair(usage.sent_bytes_per_second, usage.received_bytes_per_second, rate)],
-    [say("battery"), known(usage.battery_percent) ? (usage.on_battery ? say("onBattery", { n: ratio(usage.battery_percent) }) : ratio(usage.battery_percent)) : ""],
-    [say("joins"), machine.joined ? say("times", { n: machine.joined }) : ""],
-    [say("losses"), machine.lost ? say("times", { n: machine.lost }) : ""],
-    [say("reason"), machine.reason],
-  ];
-  for (const [name, value] of facts.filter(([, text]) => text)) {
-    make("dt", name, list);
-    make("dd", value, list);
-  }
-  return line;
+  crewTable.show(data, { isRunning: data.head.state === "running" });
 }
 
 // Run

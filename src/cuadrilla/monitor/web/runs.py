@@ -1,21 +1,25 @@
-"""Which runs a dashboard shows: run folders that were named, and those in folders that were named.
+"""Which runs a dashboard shows: run folders that were named, those in folders that were named, and those of the queue.
 
 A run is addressed by its key, a name of ours; no path comes from the page. Only runs that somebody looks at are kept
-in memory, the `MOST_OPEN` that were looked at last.
+in memory, the `MOST_OPEN` that were looked at last. Searches are found beside their runs; their trials may be many, so
+that none is in the list, and each can be looked at.
 """
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
+from cuadrilla.monitor.jobs import QueueFiles
 from cuadrilla.monitor.nodes import MOST_NAME
+from cuadrilla.monitor.search_report import is_search
 from cuadrilla.monitor.watch import WatchedRun, short
 from cuadrilla.rundir import RunDir
 
@@ -25,12 +29,17 @@ MOST_LOOKED_AT = 2000
 """Of what is in one folder."""
 LOOK_SECONDS = 3.0
 NAMES = ("metrics.jsonl", "status.json", "config.json", "run.toml")
+TUNE = "tune"
+TRIAL = re.compile(r"t[0-9]{4,6}-r[0-9]")
 
 
 class Runs:
     """May be asked from any thread."""
 
-    def __init__(self, places: Sequence[Path]) -> None:
+    def __init__(self, places: Sequence[Path], *, queue: Path | None = None) -> None:
+        """`queue`: the folder of this machine's, if it is to be shown."""
+        self.queue = queue
+        self._queued = None if queue is None else QueueFiles(queue)
         self._places = [place.parent if place.is_file() else place for place in places]
         for place in self._places:
             if not place.is_dir():
@@ -39,24 +48,50 @@ class Runs:
                 )
         self._lock = threading.Lock()
         self._paths: dict[str, Path] = {}
+        self._keys: dict[Path, str] = {}
+        self._searches: dict[str, Path] = {}
         self._looked = float("-inf")
         self._open: OrderedDict[Path, WatchedRun] = OrderedDict()
         self._ended: dict[Path, tuple[tuple[float, ...], dict[str, Any]]] = {}
         """Rows of runs that have ended, and what their files looked like then: they need not be read again."""
 
     def names(self) -> list[str]:
-        """Those that are there now, the one that wrote last first."""
+        """Those that are there now, the one that wrote last first; then those that only the queue names."""
         with self._lock:
             if time.monotonic() - self._looked > LOOK_SECONDS:
-                self._paths = _keyed(self._places)
+                queued = [run.run.path for run in self._queued.runs()] if self._queued is not None else []
+                self._paths = _keyed(self._places, queued)
+                self._keys = {path: key for key, path in self._paths.items()}
+                self._searches = _searches(self._paths, self._places)
                 self._looked = time.monotonic()
             return list(self._paths)
+
+    def searches(self) -> dict[str, Path]:
+        """Their folders: by the key of the run that each is beside, or by its name."""
+        self.names()
+        return self._searches
+
+    def key_of(self, path: Path) -> str:
+        """What the run in this folder is called here, also if it is a trial; empty: it is not shown."""
+        self.names()
+        if key := self._keys.get(path):
+            return key
+        of = next((key for key, folder in self._searches.items() if folder == path.parent), None)
+        return f"{of}/{path.name}" if of is not None and TRIAL.fullmatch(path.name) and is_run(path) else ""
+
+    def _path(self, key: str) -> Path | None:
+        """Of a run in the list, or of a trial."""
+        of, _, name = key.rpartition("/")
+        if key in self._paths or of not in self._searches or not TRIAL.fullmatch(name):
+            return self._paths.get(key)
+        path = self._searches[of] / name
+        return path if is_run(path) else None
 
     def watched(self, key: str) -> WatchedRun | None:
         """Read up to now; None where there is no such run."""
         self.names()
         with self._lock:
-            path = self._paths.get(key)
+            path = self._path(key)
             if path is None:
                 return None
             found = self._open.setdefault(path, WatchedRun(RunDir(path)))
@@ -89,15 +124,20 @@ class Runs:
         return row
 
 
-def _keyed(places: Sequence[Path]) -> dict[str, Path]:
+def _keyed(places: Sequence[Path], queued: Sequence[Path]) -> dict[str, Path]:
     """By a name that tells them apart: of the folder, or of it and the one that it is in."""
-    found = sorted({path.resolve(): None for place in places for path in _found(place)}, key=_age)[:MOST_RUNS]
+    found = sorted({path.resolve(): None for place in places for path in _found(place)}, key=_age)
+    more = sorted(filter(is_run, queued), key=_age)
     keyed: dict[str, Path] = {}
-    for path in found:
-        names = (path.name, f"{path.parent.name}/{path.name}", *(f"{path.name} ({n})" for n in range(2, MOST_RUNS + 2)))
-        key = next(name for name in (short(name, most=MOST_NAME) for name in names) if name not in keyed)
-        keyed[key] = path
+    for path in list(dict.fromkeys([*found, *more]))[:MOST_RUNS]:
+        keyed[next(name for name in _names_of(path) if name not in keyed)] = path
     return keyed
+
+
+def _names_of(path: Path) -> list[str]:
+    """What a folder may be called, the best first."""
+    names = (path.name, f"{path.parent.name}/{path.name}", *(f"{path.name} ({n})" for n in range(2, MOST_RUNS + 2)))
+    return [short(name, most=MOST_NAME) for name in names]
 
 
 def _found(place: Path) -> Iterator[Path]:
@@ -110,6 +150,21 @@ def _found(place: Path) -> Iterator[Path]:
             yield folder
         else:
             yield from filter(is_run, _folders(folder))
+
+
+def _searches(runs: Mapping[str, Path], places: Sequence[Path]) -> dict[str, Path]:
+    """Beside the runs, and those that were named themselves."""
+    found = {key: path / TUNE for key, path in runs.items() if _holds_search(path / TUNE)}
+    for place in map(Path.resolve, places):
+        if _holds_search(place) and place not in found.values():
+            found[next(key for key in _names_of(place.parent) if key not in found)] = place
+    return found
+
+
+def _holds_search(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return is_search(folder)
+    return False
 
 
 def _folders(place: Path) -> list[Path]:

@@ -1,0 +1,142 @@
+"""The page of the queue in a real browser: runs that a real process hands out to a machine that has joined.
+
+One run has a name that would be HTML; it goes on until it is stopped, so that how fast a machine is decides nothing.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.home import Home
+from tests.browser.test_dashboard import HOSTILE, TOLD, go, texts
+from tests.chromium import CHROMIUM, Tab
+from tests.commands import wait_for
+from tests.dashboards import ShownDashboard, shown
+from tests.machines import Machine, invite, language_run
+from tests.searches import WrittenSearch
+from tests.watched import WrittenCrew
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
+]
+
+NAME = HOSTILE.replace("/", "_")
+STEP = "[...queued.jobs.values()][0].step"
+ROWS = "document.querySelectorAll('#queue .jobs tbody tr').length"
+FIRST_STATE = "document.querySelector('#queue .jobs tbody .badge')?.innerText"
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path / "coordinator", talk=tmp_path / "coordinator.txt")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def ana(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path / "ana", talk=tmp_path / "ana.txt")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def work(coordinator: Machine, stories: Path, tmp_path: Path) -> "subprocess.Popen[str]":
+    """Hands out one run without an end and one of forty steps."""
+    for run in (language_run(tmp_path / NAME, stories), language_run(tmp_path / "dos", stories, steps=40)):
+        done = coordinator.run("queue", "add", str(run.path))
+        assert done.returncode == 0, done.stderr
+    process = coordinator.start("queue", "work", "--listen", "127.0.0.1:0", "--not-here", "--until-empty")
+    wait_for(lambda: Home(coordinator.home).open_file.exists(), process)
+    return process
+
+
+def test_a_queue_that_is_handed_out(
+    tab: Tab, coordinator: Machine, ana: Machine, work: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    """The page follows by itself, from the first machine that joins until all has ended; names stay text."""
+    WrittenCrew(folder=tmp_path / "shown" / "otra", speeds={"luis": 1.0}, rounds=5).write()
+    with shown(tmp_path / "shown", queue=Home(coordinator.home).queue) as dashboard:
+        tab.open(dashboard.link)
+        tab.until(TOLD)
+        go(tab, "queue")
+        tab.until(f"{ROWS} === 2 && document.getElementById('handed').innerText === 'handed out now'")
+        assert texts(tab, "#queue .jobs .first") == [NAME, "dos"]
+        assert texts(tab, "#queue .jobs .badge") == ["waiting", "waiting"]
+        working = ana.start("join", "--name", "ana", says=invite(coordinator))
+        tab.until(f"{FIRST_STATE} === 'running' && {STEP} > 0")
+        before = tab.value(STEP)
+        tab.value("document.querySelector('#queue .jobs button').focus()")
+        tab.until(f"{STEP} > {before}")
+        assert tab.value("document.activeElement.textContent") == NAME, "a row that is drawn again keeps the keyboard"
+        tab.until("document.querySelector('#queue .machines .job')?.innerText.length > 0")
+        assert texts(tab, "#queue .machines .name") == ["ana"]
+        assert NAME in tab.text("#queue .machines .job")
+        tab.until("queued.crew[0].usage?.cpu_percent >= 0")
+        tab.press("Enter")
+        tab.until(f"tab === 'train' && document.title.startsWith({json.dumps(NAME)})")
+        tab.until("document.querySelectorAll('#train canvas').length > 0")
+        assert tab.value("document.activeElement.id") == "tab-train"
+        go(tab, "queue")
+        assert coordinator.run("queue", "stop", str(tmp_path / NAME)).returncode == 0
+        tab.until(f"{FIRST_STATE} === 'stopped'")
+        tab.until("[...queued.jobs.values()].every(({ state }) => ['stopped', 'complete'].includes(state))")
+        assert work.wait(timeout=60) == 0
+        assert working.wait(timeout=60) == 0
+        tab.until("document.getElementById('handed').innerText === 'not handed out'")
+        tab.until("document.getElementById('queued').innerText === '2 of 2 have ended.'")
+        assert "40 / 40" in texts(tab, "#queue .jobs tbody tr")[1]
+        assert tab.value("document.querySelector('#queue .machines tr.gone .name').innerText.trim()") == "ana"
+        assert tab.value("document.querySelectorAll('img, main script, main iframe').length") == 0
+        assert tab.value("window.owned") is None
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Iterator[ShownDashboard]:
+    """Of a run that has one, beside a queue with nothing in it."""
+    WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=5).write()
+    WrittenSearch(run=tmp_path / "casa", num_trials=8, rungs=1).write(until=6)
+    (tmp_path / "queue").mkdir()
+    with shown(tmp_path / "casa", queue=tmp_path / "queue") as dashboard:
+        yield dashboard
+
+
+def test_a_search_beside_its_run(tab: Tab, search: ShownDashboard) -> None:
+    """In Spanish; a trial has its own curves, although it is not in the list of runs."""
+    tab.open(search.link, languages="es-ES,es;q=0.9")
+    tab.until(TOLD)
+    go(tab, "queue")
+    tab.until("document.querySelector('#queue .empty').innerText.includes('No hay nada en la cola')")
+    tab.choose("#of-queue", "search casa")
+    tab.until(f"{ROWS} === 7")
+    assert tab.text("#queued") == "Han acabado 6 de 7."
+    assert "cuadrilla tune" in tab.text("#goes-on")
+    heads = texts(tab, "#queue .jobs th")
+    assert heads == ["Prueba", "estado", "máquina", "paso", "puntuación", "empezó", "ajustes", "motivo"]
+    rows = texts(tab, "#queue .jobs tbody tr")
+    assert "the loss is not finite" in rows[3]
+    assert "90 / 90" in rows[0]
+    tab.click("#queue .jobs tbody tr:nth-child(2) button")
+    tab.until("document.title.startsWith('t0001-r0') && tab === 'train'")
+    assert tab.value("document.getElementById('run').value") == "casa/t0001-r0"
+    tab.value("lookForRuns()")
+    assert tab.value("current") == "casa/t0001-r0", "it stays, although the list does not have it"
+    tab.choose("#run", "casa")
+    tab.until("document.title.startsWith('casa')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone(tab: Tab, search: ShownDashboard, scheme: str) -> None:
+    tab.resize(400, 800, phone=True)
+    tab.colours(scheme)
+    tab.open(search.link)
+    tab.until(TOLD)
+    go(tab, "queue")
+    tab.choose("#of-queue", "search casa")
+    tab.until(f"{ROWS} === 7")
+    assert tab.value("document.documentElement.scrollWidth") <= 400
+    assert tab.value("document.querySelector('#queue .wide').scrollWidth <= 400")
