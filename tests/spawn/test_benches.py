@@ -46,6 +46,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "plain": "TEXT --tokens 4096 --characters 20000 --vocabulary 300 --rates 0.001 --batches 4 --patience 1",
     "passes": "--sizes 1 2 --rounds 1 --threads 1 --vocabulary 300",
     "prepare": "TEXTS --rounds 1 --processes 1 --encoder tokenizers",
+    "rates": "TEXTS --tokens 40000 --trials 1 --seeds 1 --vocabulary 300 --sequences 4",
     "recovery": "--faults 1",
     "reports": "--workers 2 --seconds 0.5 --turns 1",
     "serve": "--speed --shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
