@@ -160,7 +160,7 @@ def test_every_port_of_practice_is_on_the_loopback(crew: "subprocess.Popen[str]"
 class Head:
     """A Ray cluster of the user's own, on the loopback: `ray start --head`, with a token or without."""
 
-    def __init__(self, folder: Path, *, token: str, dashboard: int = 0) -> None:
+    def __init__(self, folder: Path, *, token: str, dashboard: int = 0, offers: int = 1) -> None:
         folder.mkdir()
         self.home = folder / "home"
         self.token = folder / "token"
@@ -171,7 +171,7 @@ class Head:
         arguments = {
             "--node-ip-address": "127.0.0.1", "--port": str(self.port), "--num-cpus": "2",
             "--temp-dir": self._scratch.name,
-            "--resources": '{"cuadrilla": 1}', "--object-store-memory": "100000000",
+            "--resources": json.dumps({"cuadrilla": offers}), "--object-store-memory": "100000000",
             "--include-dashboard": "true" if dashboard else "false",
             "--dashboard-host": "127.0.0.1", "--dashboard-port": str(dashboard or 8265),
             "--dashboard-agent-listen-port": str(free_port()),  # else two clusters of a machine want one

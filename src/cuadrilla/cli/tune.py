@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +19,10 @@ from cuadrilla.cli.output import emit_table, options, say, stderr
 from cuadrilla.cli.pools import CaOption, CertificateOption, InsecureOption, KeyOption, SchedulerOption
 from cuadrilla.cli.progress import in_words
 from cuadrilla.cli.stopping import stopping
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE
+from cuadrilla.config import Config
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.home import read_object
+from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import typed, write_atomic
@@ -28,6 +30,7 @@ from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.jobs.places import Doing
+    from cuadrilla.jobs.ray_places import RayPlaces
     from cuadrilla.tune.run import Searching
     from cuadrilla.tune.search import Job, TrialResult
 
@@ -53,6 +56,10 @@ def tune(
     listen: ListenAddress = "",
     address: DialledAddress = "",
     uses: Uses = 1,
+    ray: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="A Ray cluster whose machines do the trials, instead of this one."),
+    ] = "",
     scheduler: SchedulerOption = None,
     tls_ca_file: CaOption = None,
     tls_cert: CertificateOption = None,
@@ -63,6 +70,7 @@ def tune(
 
     Each trial is a run in RUN/tune, or a call of `tune.function`, which the workers of a Dask cluster can do, too.
     With --crew the machines that join with `cuadrilla join` train trials, each as fast as it can.
+    With --ray the machines of a Ray cluster train them, and this one does not.
     Ctrl-C saves and stops; the same command goes on.
     """
     from cuadrilla.jobs.places import AllPlaces
@@ -74,10 +82,15 @@ def tune(
     with ExitStack() as stack:
         watched = stack.enter_context(_Watched())
         require_crew(crew and not config.tune.function, listen=listen, address=address)
+        if ray:
+            _require_alone(config, together=together, crew=crew)
         if config.tune.function:
             folder = run_file.parent
             opened = call_places(config, folder=folder, together=together, elsewhere=elsewhere)
             places: Doing[Job] = stack.enter_context(opened)
+        elif ray:
+            elsewhere.require_unnamed()
+            places = stack.enter_context(_ray_places(ray, config, folder=run_file.parent.resolve() / "tune"))
         else:
             elsewhere.require_unnamed()
             places = here = local_places(run_file, sets or [], together=together)
@@ -90,6 +103,38 @@ def tune(
         searching.run()
     _write_page(searching)
     _report(searching)
+
+
+def _require_alone(config: Config, *, together: int, crew: bool) -> None:
+    """What --ray does not go with. Raises ConfigError."""
+    if config.tune.function:
+        raise ConfigError(
+            "calls of a function do not go through Ray: only trainings do",
+            hint="leave --ray out; a Dask cluster does calls: --scheduler",
+        )
+    if config.model.init:
+        raise ConfigError(
+            "a run that begins from model.init = {init} is not given to other machines",
+            init=config.model.init,
+            hint="leave --ray out",
+        )
+    if together or crew:
+        raise ConfigError(
+            "--ray excludes {option}: each device that the cluster offers does one trial at a time",
+            option="--crew" if crew else "--together",
+            hint="for more at once, a machine offers more than one: docs/ray.md",
+        )
+
+
+@contextmanager
+def _ray_places(address: str, config: Config, *, folder: Path) -> Iterator["RayPlaces[Any]"]:
+    """Raises ConfigError, EnvironmentProblem, LinkError."""
+    from cuadrilla.jobs.ray_places import open_ray_places
+
+    set_up_logging(None, verbose=options.debug)
+    without_token = config.engine.kind != "local" and config.engine.ray_without_token
+    with open_ray_places(address, folder=folder, without_token=without_token) as places:
+        yield places
 
 
 def _answer(searching: "Searching") -> Message:

@@ -52,6 +52,7 @@ from cuadrilla.link.jobs import (
     METRICS,
     Assignment,
     JobNews,
+    JobServer,
     Recall,
 )
 from cuadrilla.link.nodes import AllowList
@@ -152,7 +153,9 @@ class CrewPlaces(Generic[J]):
         self._home = home
         self._run = RunDir(folder)
         self._logs = NodeLogs(self._run.nodes)
-        self.server: CrewServer | None = None
+        self.server: JobServer | None = None
+        self.lender: CrewServer | None = None
+        """The same, where machines can be lent."""
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._present: dict[str, _Place] = {}
         self._given: dict[str, _Given[J]] = {}
@@ -241,7 +244,7 @@ class CrewPlaces(Generic[J]):
             self._end(worker, given, complete=False, reason=Message(""))
         if self.server is not None:
             self.server.close()
-            self.server = None
+            self.server = self.lender = None
 
     # -- from the threads of the link ----------------------------------------------------------------------------------
 
@@ -434,7 +437,7 @@ def open_crew_places(home: Home, *, listen: Address, folder: Path) -> "Iterator[
         jobs=places,
         term=home.term,
     )
-    places.server = server
+    places.server = places.lender = server
     try:
         port = server.serve(bind(str(listen)))
         address = str(Address(listen.host, port))

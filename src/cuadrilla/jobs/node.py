@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from cuadrilla.config import CheckpointSection, Config, FileTaskSection, LocalEngine
 from cuadrilla.engines.bundle import bundle_hash, fetch
+from cuadrilla.engines.courtesy import Courtesy
 from cuadrilla.engines.node import worker_options
 from cuadrilla.engines.ray.node import Ways
 from cuadrilla.engines.reporting import LinesKept, lines_kept, machine_facts, reporting
@@ -30,7 +32,7 @@ from cuadrilla.errors import CheckpointError, CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.jobs.places import LocalPlace, Places
 from cuadrilla.link.base import LENT, PAUSED, Goodbye, Hello, Paused, Refused, Stop
-from cuadrilla.link.grpc_client import Connection, GrpcLink
+from cuadrilla.link.grpc_client import Connection
 from cuadrilla.link.jobs import (
     COMPLETE,
     DEVICE,
@@ -39,7 +41,9 @@ from cuadrilla.link.jobs import (
     MAX_ROWS,
     METRICS,
     Assignment,
+    JobConnection,
     JobNews,
+    JobSession,
     Recall,
     Row,
     usable_row,
@@ -81,14 +85,21 @@ def do_jobs(ways: Ways, *, moved: Callable[[str], None], data: Path | None, leav
     another process of this machine does the same.
     """
     uses = ways.devices.choose_for_any().uses
-    fetching = threading.Lock()
+    fetching, folder = threading.Lock(), Home.of_user().jobs / ways.crew.folder.name
     workers = [
-        _JobWorker(
-            worker_options(ways, use, moved=moved), use, ways=ways, data=data, fetching=fetching, leaving=leaving
+        JobWorker(
+            options=worker_options(ways, use, moved=moved),
+            use=use,
+            connect=partial(_connect, ways=ways, device=use.name),
+            courtesy=ways.courtesy,
+            report=ways.report,
+            folder=folder / (re.sub(r"[^a-z0-9]", "-", use.name) or "all"),  # cuda:0, and cpu.2 for the second one
+            data=data,
+            fetching=fetching,
+            leaving=leaving,
         )
         for use in uses
     ]
-    folder = Home.of_user().jobs / ways.crew.folder.name
     make_private(folder)
     with FolderLock(folder / "lock", purpose=Message("jobs for this crew")), lines_kept() as lines:
         try:
@@ -99,12 +110,16 @@ def do_jobs(ways: Ways, *, moved: Callable[[str], None], data: Path | None, leav
             ways.courtesy.close()
 
 
-def _together(workers: "list[_JobWorker]", lines: LinesKept) -> str:
+def _connect(address: str, *, ways: Ways, device: str) -> Connection:
+    return Connection(address, identity=ways.identity, term=ways.term, device=device)
+
+
+def _together(workers: "list[JobWorker]", lines: LinesKept) -> str:
     """In a thread each; what the first one that ended said."""
     said: list[str | CuadrillaError] = []
     ended = threading.Event()
 
-    def work(worker: _JobWorker) -> None:
+    def work(worker: JobWorker) -> None:
         try:
             said.append(worker.work(lines))
         except CuadrillaError as error:
@@ -149,13 +164,16 @@ class _Doing:
     recalled_at: float | None = None
 
 
-@dataclass
-class _JobWorker:
-    """One session after the other."""
+@dataclass(kw_only=True)
+class JobWorker:
+    """One session after the other. `connect` dials an address, `report` hears what is fetched; `folder` is of its jobs."""
 
     options: WorkerOptions
     use: Use
-    ways: Ways
+    connect: Callable[[str], JobConnection]
+    courtesy: Courtesy
+    report: Callable[[str], None]
+    folder: Path
     data: Path | None
     fetching: threading.Lock
     """Of all workers of this machine: they fill one cache."""
@@ -170,13 +188,13 @@ class _JobWorker:
 
     def work(self, lines: LinesKept) -> str:
         patience = Patience(self.options)
-        shutil.rmtree(self._folder / RUNS, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(self.folder / RUNS, ignore_errors=True)  # of one that was killed
         while not self.over.is_set() and not self.leaving.is_set():
-            patience.reached += self.ways.courtesy.wait_until_welcome(unless=self.leaving)
+            patience.reached += self.courtesy.wait_until_welcome(unless=self.leaving)
             if self.leaving.is_set():
                 break
             began = time.monotonic()
-            connection = self._connect(patience.address)
+            connection = self.connect(patience.address)
             try:
                 _require_jobs(connection.describe())
                 stop = self._serve(connection, lines)
@@ -199,10 +217,7 @@ class _JobWorker:
                     patience.found_at(patience.address)
         return Message("another worker of this machine has ended" if self.over.is_set() else LEAVES)
 
-    def _connect(self, address: str) -> Connection:
-        return Connection(address, identity=self.ways.identity, term=self.ways.term, device=self.use.name)
-
-    def _serve(self, connection: Connection, lines: LinesKept) -> Stop:
+    def _serve(self, connection: JobConnection, lines: LinesKept) -> Stop:
         """One session, from Hello to Stop. Raises LinkError when it breaks."""
         self._held = ""
         session = connection.session(parameters=Layout(()))
@@ -212,7 +227,7 @@ class _JobWorker:
             facts = machine_facts()
             with (
                 reporting(session.report, facts=facts, round_trip=session.round_trip, lines=lines),
-                self.ways.courtesy.watching(self._hold),
+                self.courtesy.watching(self._hold),
             ):
                 return self._follow(session, connection)
         except LinkError:
@@ -228,7 +243,7 @@ class _JobWorker:
     def _hold(self, reason: str) -> None:
         self._held = reason
 
-    def _follow(self, session: GrpcLink, connection: Connection) -> Stop:
+    def _follow(self, session: JobSession, connection: JobConnection) -> Stop:
         """Do what the coordinator says until it says stop, or until this machine is wanted back."""
         while not self.over.is_set():
             if session.interrupted():
@@ -248,7 +263,7 @@ class _JobWorker:
                 self._look(self._doing, session)
         return Stop(reason=Message("another worker of this machine has ended"))
 
-    def _try(self, order: Assignment, session: GrpcLink, connection: Connection) -> None:
+    def _try(self, order: Assignment, session: JobSession, connection: JobConnection) -> None:
         """Raises LinkError; and what keeps this machine from doing such jobs, of which the coordinator is told."""
         try:
             self._begin(order, connection)
@@ -258,14 +273,14 @@ class _JobWorker:
                 session.call(Goodbye(reason=error.message))
             raise
 
-    def _begin(self, order: Assignment, connection: Connection) -> None:
+    def _begin(self, order: Assignment, connection: JobConnection) -> None:
         """Raises LinkError, Refused, ConfigError, ResourceError."""
         self._drop()
-        home, folder = self._home, self._folder / RUNS / order.job
+        home, folder = self._home, self.folder / RUNS / order.job
         description = RunDescription(config=order.config, files=order.files)
         with self.fetching:
             _require_room(order, home=home)
-            config, files = fetch(connection, description, home=home, report=self.ways.report, data=self.data)
+            config, files = fetch(connection, description, home=home, report=self.report, data=self.data)
         config = settings_here(config, files)
         shutil.rmtree(folder, ignore_errors=True)
         make_private(folder)
@@ -290,10 +305,10 @@ class _JobWorker:
             place = LocalPlace(
                 name="job", device=self.use.device, threads=self.use.threads, environment=self.use.environment
             )
-            self._places = Places([place], logs=self._folder / "logs")
+            self._places = Places([place], logs=self.folder / "logs")
         self._places.start(self._doing, run, name="job")
 
-    def _look(self, doing: _Doing, session: GrpcLink) -> None:
+    def _look(self, doing: _Doing, session: JobSession) -> None:
         """Send what is new; begin again what was killed. Raises LinkError."""
         assert self._places is not None
         left, now = next(iter(self._places.look()), None), time.monotonic()
@@ -318,7 +333,7 @@ class _JobWorker:
         shutil.rmtree(doing.run.path, ignore_errors=True)
         self._doing = None
 
-    def _send(self, doing: _Doing, session: GrpcLink) -> None:
+    def _send(self, doing: _Doing, session: JobSession) -> None:
         """Rows, then checkpoints: the newest, the best, and those that are to be kept. Raises LinkError."""
         doing.told_at = time.monotonic()
         there = list_checkpoints(doing.run.checkpoints)
@@ -365,11 +380,6 @@ class _JobWorker:
     @property
     def _home(self) -> Home:
         return Home.of_user()
-
-    @property
-    def _folder(self) -> Path:
-        device = re.sub(r"[^a-z0-9]", "-", self.use.name) or "all"  # cuda:0, and cpu.2 for the second one
-        return self._home.jobs / self.ways.crew.folder.name / device
 
 
 def _require_jobs(description: RunDescription) -> None:

@@ -103,12 +103,12 @@ class LentRuns(Generic[J]):
     def start(self, job: J, run: RunDir, *, machines: Sequence[str], here: Sequence[LocalPlace]) -> None:
         """`machines`: nodes that have joined; `here`: places of this machine, which are free. Raises ConfigError for a
         run that cannot be read."""
-        assert self._crew.server is not None
+        assert self._crew.lender is not None
         assert JOB_NAME.fullmatch(job.name), job.name
         number = len(machines) + len(here)
         resolved = read_run_file(run.run_file, sets=['engine.kind="crew"', f"engine.workers={[1.0] * number}"])
         lending = Lending(
-            server=self._crew.server,
+            server=self._crew.lender,
             keys=open_coordinator(self._home.crew, now=datetime.now(UTC)),
             listed=AllowList(self._home.nodes),
             name=job.name,

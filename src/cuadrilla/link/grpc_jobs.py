@@ -46,7 +46,7 @@ class KeepServer:
             if older is not None:
                 older.cancel()
             try:
-                return pb.Uploaded(num_bytes=_write(worker, requests, receiver))
+                return pb.Uploaded(num_bytes=write_arriving(worker, requests, receiver))
             except (LinkError, ResourceError) as error:
                 refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
             finally:
@@ -58,7 +58,7 @@ class KeepServer:
         return {"Keep": handler}
 
 
-def _write(worker: str, requests: Iterator[pb.Chunk], receiver: JobReceiver) -> int:
+def write_arriving(worker: str, requests: Iterator[pb.Chunk], receiver: JobReceiver) -> int:
     """Raises LinkError, ResourceError."""
     first = next(requests, None)
     if first is None:

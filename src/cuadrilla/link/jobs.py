@@ -13,7 +13,9 @@ from typing import Protocol
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
-from cuadrilla.link.offer import OfferedFile
+from cuadrilla.link.base import ToWorker
+from cuadrilla.link.offer import OfferedFile, RunDescription, Session
+from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import finite_json
@@ -66,6 +68,51 @@ class JobNews:
     kept: int = 0
     ended: str = ""
     reason: str = ""
+
+
+class JobSession(Session, Protocol):
+    """A session that carries orders, and news of jobs."""
+
+    def tell(self, news: JobNews) -> None:
+        """How it goes on with a job. Raises LinkError when the session has broken."""
+
+    def keep(self, name: str, path: Path) -> None:
+        """Send a file of a job's run, by the name of the job and its own in the run. Raises LinkError."""
+
+    def next_order(self, *, timeout_seconds: float) -> Order | None:
+        """What to do next, if something comes in time."""
+
+
+class JobConnection(Protocol):
+    """A machine's way to who gives jobs away, whatever carries it. All methods raise LinkError."""
+
+    def describe(self) -> RunDescription: ...
+
+    def fetch(self, file: OfferedFile, *, to: Path) -> None:
+        """Download a file and check its hash."""
+
+    def session(self, *, parameters: Layout) -> JobSession: ...
+
+    def close(self) -> None: ...
+
+
+class JobServer(Protocol):
+    """The other end, whatever carries it."""
+
+    def order(self, worker: str, order: Order) -> None:
+        """Put an order on its way; a worker that has not joined gets nothing."""
+
+    def send(self, worker: str, message: ToWorker) -> None: ...
+
+    def end_kicked(self) -> None:
+        """Send home who may not work any more."""
+
+    def adopt_invites(self, invites: Mapping[bytes, int]) -> None: ...
+
+    def pause(self, nodes: frozenset[str]) -> None:
+        """These are to wait, and no others."""
+
+    def close(self) -> None: ...
 
 
 class JobReceiver(Protocol):

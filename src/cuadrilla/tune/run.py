@@ -118,7 +118,7 @@ class Searching:
         rate = sum(found.seconds for _, found in done) / sum(found.tokens for _, found in done)
         limit = self.base.section.tokens or math.inf
         tokens = min(search.whole_tokens, limit) - sum(search.job_tokens(job) for job, _ in done)
-        return max(rate * tokens, 0.0) / len(self.places.places)
+        return max(rate * tokens, 0.0) / max(len(self.places.places), 1)
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each finished run, the best first; of a trial that went on, its longest."""

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
-class _Attended:
+class Attended:
     """A worker and the thread that listens to it."""
 
     place: RayPlace
@@ -79,7 +79,7 @@ class RayServer:
         self._contribution = contribution
         self._memory = wire.Memory(keep=KEPT_UPLOADS)
         self._lock = threading.Lock()
-        self._workers: dict[str, _Attended] = {}
+        self._workers: dict[str, Attended] = {}
         self._version: tuple[str, Any] = ("", None)
         self._open_ended = False
         self._told_to_offer = False
@@ -93,7 +93,7 @@ class RayServer:
 
     def attend(self, place: RayPlace, actor: Any) -> None:
         """Listen to a worker that was started: an actor of `RayWorker`."""
-        worker = _Attended(place=place, actor=actor, uploads=wire.Uploads(self._contribution))
+        worker = Attended(place=place, actor=actor, uploads=wire.Uploads(self._contribution))
         worker.thread = threading.Thread(target=self._attend, args=(worker,), name=f"attends-{place.name}", daemon=True)
         with self._lock:
             older = self._workers.get(place.name)
@@ -233,7 +233,7 @@ class RayServer:
 
     # -- one worker ----------------------------------------------------------------------------------------------------
 
-    def _attend(self, worker: _Attended) -> None:
+    def _attend(self, worker: Attended) -> None:
         """Hear a worker until its run ends, over restarts of its process."""
         done = worker.actor.run.remote()
         while True:
@@ -255,7 +255,7 @@ class RayServer:
                 self._failed(worker, error)
                 return
 
-    def _hear(self, worker: _Attended, micro_steps: int, parcels: list[Parcel]) -> bool:
+    def _hear(self, worker: Attended, micro_steps: int, parcels: list[Parcel]) -> bool:
         """Whether these were its last words."""
         if worker.joined:
             self._receiver.heard(worker.place.name, Progress(micro_steps=micro_steps))
@@ -269,7 +269,7 @@ class RayServer:
                     worker.actor.answer.remote(self._block(parcel.name, parcel.offset))
         return any(parcel.kind == "ended" for parcel in parcels)
 
-    def _replace(self, older: _Attended) -> None:
+    def _replace(self, older: Attended) -> None:
         """Another process is this worker now: what the older one still says does not count, nor does its death."""
         with self._lock:
             was_there, older.joined, older.expected = older.joined, False, True
@@ -277,11 +277,11 @@ class RayServer:
             self._receiver.left(older.place.name, Message("a newer session of the same node has begun"))
         ray.kill(older.actor)
 
-    def _is_newest(self, worker: _Attended) -> bool:
+    def _is_newest(self, worker: Attended) -> bool:
         with self._lock:
             return self._workers.get(worker.place.name) is worker
 
-    def _take_message(self, worker: _Attended, encoded: bytes) -> None:
+    def _take_message(self, worker: Attended, encoded: bytes) -> None:
         if not self._is_newest(worker):
             return
         said = pb.ToCoordinator.FromString(encoded)
@@ -303,7 +303,7 @@ class RayServer:
             log.info("%s joined", worker.place.name, extra=TALK)
         self._receiver.deliver(worker.place.name, message)
 
-    def _admit(self, worker: _Attended) -> bool:
+    def _admit(self, worker: Attended) -> bool:
         """Whether a worker that comes may work now; one that may not is told to wait."""
         with self._lock:  # a pause either finds it here, or is found
             waits = node_of(worker.place.name) in self._paused
@@ -313,11 +313,11 @@ class RayServer:
             _stop_for_now(worker)
         return not waits
 
-    def _waits(self, worker: _Attended) -> bool:
+    def _waits(self, worker: Attended) -> bool:
         with self._lock:
             return node_of(worker.place.name) in self._paused
 
-    def _take_upload(self, worker: _Attended, parcel: Parcel) -> None:
+    def _take_upload(self, worker: Attended, parcel: Parcel) -> None:
         try:
             layout = self._contribution.part(pb.Chunk.FromString(parcel.message).tensors)
             arrays: Arrays = ray.get(parcel.refs[0])
@@ -328,7 +328,7 @@ class RayServer:
             self._lose(worker, _first_line(error))
         worker.actor.answer.remote()
 
-    def _lose(self, worker: _Attended, reason: str) -> None:
+    def _lose(self, worker: Attended, reason: str) -> None:
         """Its process has died, or works no more; said once for each time that it was there."""
         if worker.expected or self._closing.is_set():
             return
@@ -336,12 +336,12 @@ class RayServer:
         worker.joined, worker.expected = False, True
         self._receiver.left(worker.place.name, reason)
 
-    def _failed(self, worker: _Attended, error: RayError | OSError) -> None:
+    def _failed(self, worker: Attended, error: RayError | OSError) -> None:
         reason = _first_line(error)
         hint = Message("on that machine: {command}", command=INSTALL) if NO_MODULE in reason else ""
         self._ended(worker, {"error": reason, "hint": hint, "exit_code": EnvironmentProblem.exit_code})
 
-    def _ended(self, worker: _Attended, result: Mapping[str, str | int]) -> None:
+    def _ended(self, worker: Attended, result: Mapping[str, str | int]) -> None:
         worker.ended_at = monotonic()
         if "error" not in result or self._closing.is_set() or not self._is_newest(worker):
             return
@@ -398,13 +398,13 @@ def places_of(node: Mapping[str, Any]) -> list[RayPlace]:
         return []
 
 
-def _tell_to_wait(workers: Iterable[_Attended], *, waits: bool) -> None:
+def _tell_to_wait(workers: Iterable[Attended], *, waits: bool) -> None:
     """Beside its session: it may have none."""
     for worker in workers:
         worker.actor.pause.remote(waits)
 
 
-def _stop_for_now(worker: _Attended) -> None:
+def _stop_for_now(worker: Attended) -> None:
     """End its session; it asks for another one once it may."""
     worker.actor.deliver.remote(wire.to_worker(Stop(reason=PAUSED, again=True)).SerializeToString())
 
