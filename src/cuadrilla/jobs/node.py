@@ -166,7 +166,7 @@ class _Doing:
 
 @dataclass(kw_only=True)
 class JobWorker:
-    """One session after the other. `connect` dials an address, `report` hears what is fetched; `folder` is of its jobs."""
+    """One session after the other. `connect` dials an address, `report` hears what is fetched, `folder` holds jobs."""
 
     options: WorkerOptions
     use: Use
