@@ -206,6 +206,7 @@ def test_a_killed_coordinator_and_a_machine_that_comes_back(
     process.kill()
     process.wait()
     Home(coordinator.home).open_file.unlink()
+    assert listed(coordinator)["uno"]["state"] == "waiting"
     before = newest(run)
     process = coordinator.start("queue", "work", "--listen", f"127.0.0.1:{port}", "--not-here")
     wait_for(lambda: newest(run) > before, working, every_seconds=LOOK_SECONDS)

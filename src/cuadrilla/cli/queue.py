@@ -16,7 +16,7 @@ from cuadrilla.cli.stopping import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.home import Home, read_object
 from cuadrilla.messages import Message
-from cuadrilla.rundir import FolderLock, RunDir, make_private, typed
+from cuadrilla.rundir import FolderLock, RunDir, is_abandoned, make_private, typed
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.25
 STOP_SECONDS = 120.0
 """A pass of a large model takes its time, and its checkpoint too."""
+LOCK = "lock"
+"""In the queue's folder: of who hands it out."""
 ACTIONS = ("list", "add", "first", "stop", "remove", "work")
 
 
@@ -57,7 +59,8 @@ def queue(
     """
     from cuadrilla.jobs.queue import RunQueue
 
-    queue = RunQueue(Home.of_user().queue)
+    folder = Home.of_user().queue
+    queue = RunQueue(folder, is_handed_out=_is_handed_out(folder))
     if action not in ACTIONS:
         raise ConfigError(
             "{action!r} is no action", action=action[:40], hint="one of {known}", known=", ".join(ACTIONS)
@@ -77,9 +80,16 @@ def queue(
             for found in [queue.find(run) for run in runs or ()]:
                 change(found)
         case "work":
-            _work(queue, listen=listen, address=address, uses=uses, here=here, until_empty=until_empty)
+            _work(RunQueue(folder), listen=listen, address=address, uses=uses, here=here, until_empty=until_empty)
     if action != "work":
         _list(queue)
+
+
+def _is_handed_out(folder: Path) -> bool:
+    try:
+        return not is_abandoned(folder / LOCK)
+    except OSError:  # there is no lock
+        return False
 
 
 def _wants(on: list[str], *, machines: int, device: str) -> "Wants":
@@ -138,7 +148,7 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
     stopped = threading.Event()
     make_private(folder)
     with ExitStack() as stack:
-        stack.enter_context(FolderLock(folder / "lock", purpose=Message("handing out the queue")))
+        stack.enter_context(FolderLock(folder / LOCK, purpose=Message("handing out the queue")))
         others = stack.enter_context(crew_places(folder, listen=listen, address=address, uses=uses))
         local = places_here(logs=folder / "logs") if here else None
         machines: Machines[QueuedRun] = Machines(others, here=local, home=Home.of_user())

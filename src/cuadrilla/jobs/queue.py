@@ -43,10 +43,12 @@ class QueuedRun:
 
 
 class RunQueue:
-    """In a folder of its own; creates nothing before something is added."""
+    """In a folder of its own; creates nothing before something is added. `is_handed_out` False: whoever did is gone, so
+    nobody has a run, whatever the files say."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_handed_out: bool = True) -> None:
         self._folder = folder
+        self._held = (RUNNING,) if is_handed_out else ()
 
     def runs(self) -> list[QueuedRun]:
         """In their order."""
@@ -110,14 +112,14 @@ class RunQueue:
         said, now = read_object(path), read_object(self._now(path.stem))
         if not isinstance(said.get("run"), str) or not isinstance(said.get("order"), int | float):
             return None
-        state = now.get("state")
+        state = str(now.get("state", WAITING))
         return QueuedRun(
             name=path.stem,
             run=RunDir(Path(said["run"])),
             order=float(said["order"]),
             wants=_wants_of(said),
             stops=said.get("stops") is True,
-            state=state if state in (RUNNING, *ENDED) else WAITING,
+            state=state if state in (*self._held, *ENDED) else WAITING,
             place=str(now.get("place", "")),
             reason=str(now.get("reason", "")),
         )
