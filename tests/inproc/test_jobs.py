@@ -24,7 +24,7 @@ from cuadrilla.jobs.origin import left_by
 from cuadrilla.jobs.places import Left
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import Hello, Stop
+from cuadrilla.link.base import PAUSED, Hello, Stop
 from cuadrilla.link.grpc_client import SERVICE, Connection
 from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, MAX_ROWS, Assignment, JobNews, Recall
 from cuadrilla.link.nodes import AllowList
@@ -136,6 +136,9 @@ class Jobs:
         assert order.job == job
         return order
 
+    def pause(self, name: str) -> None:
+        self._home.pause(nodes=frozenset({name}), here=False)
+
     def run(self, job: str) -> RunDir:
         return RunDir(self.folder / "runs" / job)
 
@@ -208,6 +211,27 @@ def test_a_job_is_recalled_and_given_back(crew: Jobs) -> None:
     left = crew.ends()
     assert (left.complete, left.reason) == (False, "")
     assert crew.versions("0000-0") == [4]
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_machine_that_is_paused_saves_first(crew: Jobs, monkeypatch: pytest.MonkeyPatch, saves: bool) -> None:
+    """One that does not is held all the same, after a while. It gets nothing new meanwhile."""
+    monkeypatch.setattr("cuadrilla.jobs.crew.SAVE_SECONDS", 60.0 if saves else 0.5)
+    ana = crew.joins("ana")
+    crew.gives("0000-0", ana)
+    crew.pause("ana")
+    crew.until(lambda: crew.places.free == [])
+    assert ana.order() == Recall(job="0000-0")
+    if saves:
+        ana.send("0000-0", 4)
+        ana.session.tell(JobNews(job="0000-0", ended=GIVEN_BACK))
+    left = crew.ends()
+    assert (left.complete, left.reason) == (False, "")
+    crew.until(lambda: crew.places.places == [])
+    stop = ana.session.next_event()
+    assert isinstance(stop, Stop)
+    assert (stop.reason, stop.again) == (PAUSED, True)
+    assert crew.versions("0000-0") == ([4] if saves else [])
 
 
 # Lies
@@ -471,18 +495,6 @@ def test_numbers_of_steps_that_the_job_does_not_have(crew: Jobs) -> None:
     mala.session.tell(JobNews(job="0000-0", rows=rows, kept=10**11))
     crew.until(lambda: crew.run("0000-0").metrics.exists())
     assert list(read_jsonl(crew.run("0000-0").metrics)) == [{"version": 1, "loss": 2.0}]
-
-
-def test_a_machine_that_its_owner_pauses_loses_no_job(crew: Jobs) -> None:
-    ana = crew.joins("ana")
-    crew.gives("0000-0", ana)
-    crew._home.pause(nodes=frozenset({"ana"}), here=False)
-    left = crew.ends()
-    assert (left.complete, left.reason) == (False, "")
-    assert crew.places.places == []
-    stop = ana.session.next_event()
-    assert isinstance(stop, Stop)
-    assert stop.again
 
 
 def test_a_newer_session_of_a_machine_has_no_job(crew: Jobs) -> None:

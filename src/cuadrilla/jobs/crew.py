@@ -55,6 +55,7 @@ from cuadrilla.link.jobs import (
     JobServer,
     Recall,
 )
+from cuadrilla.link.names import node_of
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer, OfferedFile
 from cuadrilla.link.tls import key_hash, open_coordinator
@@ -92,6 +93,8 @@ from cuadrilla.train.setup import make_model, make_task, measure_length
 from cuadrilla.train.teachers import keep_teachers
 
 SILENT_SECONDS = 10.0
+SAVE_SECONDS = 60.0
+"""A job that is to be saved, as its machine is wanted for something else, has so long."""
 MOST_COPIES = 4
 BYTES_PER_VALUE, MORE_BYTES = 24, 64 * 2**20
 """Of a checkpoint, at most: weights, what an optimizer keeps of each, and what does not grow with them."""
@@ -138,6 +141,7 @@ class _Given(Generic[J]):
     announced: dict[str, dict[str, int]] = field(default_factory=dict)
     """Bytes of the files that have been sent, by checkpoint and name."""
     row_bytes: int = 0
+    recalled_at: float | None = None
 
     @property
     def most_row_bytes(self) -> int:
@@ -161,6 +165,7 @@ class CrewPlaces(Generic[J]):
         self._given: dict[str, _Given[J]] = {}
         self._left: list[Left[J]] = []
         self._standing = Standing()
+        self._paused: frozenset[str] = frozenset()
         self._announcing = threading.Lock()
 
     # -- Doing ---------------------------------------------------------------------------------------------------------
@@ -171,10 +176,10 @@ class CrewPlaces(Generic[J]):
 
     @property
     def free(self) -> list[str]:
-        """A machine on which one job after the other ends badly rests."""
+        """A machine on which one job after the other ends badly rests, one that is paused saves what it has first."""
         now = time.monotonic()
         able = [name for name in self.places if not self._standing.rest_seconds(name, now=now)]
-        return [name for name in able if name not in self._given]
+        return [name for name in able if name not in self._given and node_of(name) not in self._paused]
 
     @property
     def busy(self) -> dict[str, J]:
@@ -214,11 +219,11 @@ class CrewPlaces(Generic[J]):
         assert self.server is not None
         while not self._heard.empty():
             self._heard.get()()
-        paused = self._home.paused_nodes
+        now = time.monotonic()
         self.server.end_kicked()
         self.server.adopt_invites(self._home.take_invites())
-        self.server.pause(paused)
-        now = time.monotonic()
+        self._paused = self._home.paused_nodes
+        self.server.pause(self._paused - self._saving(now=now))
         for place in list(self._present.values()):
             if now - place.heard_at > SILENT_SECONDS:
                 reason = Message("nothing heard for {seconds:g} s", seconds=SILENT_SECONDS)
@@ -227,11 +232,23 @@ class CrewPlaces(Generic[J]):
         left, self._left = self._left, []
         return left
 
+    def _saving(self, *, now: float) -> set[str]:
+        """Those of the paused nodes that have something to save, and time left for it; they are told to."""
+        saving = set()
+        for worker, given in self._given.items():
+            if node_of(worker) in self._paused:
+                if given.recalled_at is None:
+                    self.recall(given.job)
+                if now - (given.recalled_at or now) < SAVE_SECONDS:
+                    saving.add(node_of(worker))
+        return saving
+
     def recall(self, job: J) -> None:
         """Have it saved and given back; `look` tells of it. Nothing, where nobody has it."""
         assert self.server is not None
         for name, given in self._given.items():
             if given.job.name == job.name:
+                given.recalled_at = time.monotonic()
                 self.server.order(name, Recall(job=job.name))
 
     def stop(self) -> None:
