@@ -198,6 +198,6 @@ def read_object(path: Path) -> dict[str, Any]:
     """A small JSON file of ours; a missing or damaged one is empty."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

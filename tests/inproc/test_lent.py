@@ -1,11 +1,13 @@
 """Machines of a crew that takes jobs, lent to a run of several: who sees it, who speaks in it, who comes back."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cuadrilla.engines import lent
 from cuadrilla.errors import LinkError
@@ -20,10 +22,12 @@ from cuadrilla.link.jobs import COMPLETE, JobNews
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import open_coordinator
 from cuadrilla.link.wire import Layout
+from cuadrilla.model.task import load_task
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import contribution_like
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
+from cuadrilla.train.thread import TICK_SECONDS
 from tests.crews import NOW, join
 from tests.hostile import wait_for
 from tests.runs import RUN_FILE, prepare
@@ -42,7 +46,7 @@ class Crew:
 
     def __init__(self, folder: Path, places: "CrewPlaces[Named]", *, address: str, home: Home) -> None:
         self.folder, self.places, self.address, self.home = folder, places, address, home
-        self.lent: LentRuns[Named] = LentRuns(places, home=home)
+        self.lent: LentRuns[Named] = LentRuns(places)
         self.left: list[Left[Named]] = []
         self.connections: dict[str, Connection] = {}
         self.sessions: list[GrpcLink] = []
@@ -69,10 +73,7 @@ class Crew:
         return session
 
     def lends(self, job: str, *names: str) -> RunDir:
-        run = RunDir(self.folder / "runs" / job)
-        run.path.mkdir(parents=True)
-        (run.path / "task.py").write_text("from tests.tasks import RaggedRegression as task\n\n__all__ = ['task']\n")
-        run.run_file.write_text(RUN_FILE)
+        run = written(self.folder / "runs" / job, "from tests.tasks import RaggedRegression as task")
         self.lent.start(Named(job), run, machines=names, here=())
         self.until(lambda: all(self.connection(name).describe().run == job for name in names))
         return run
@@ -194,25 +195,72 @@ def test_a_lent_machine_has_no_jobs_to_speak_of(crew: Crew, worker: AsWorker) ->
     assert not crew.left
 
 
-def test_what_nobody_comes_to_is_given_back(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_all_have_left_is_given_back(crew: Crew, worker: AsWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lent, "ABANDONED_SECONDS", 0.5)
     crew.lends("juntos", "ana", "luis")
+    session = takes_part(crew, "ana", worker)
+    seen = time.monotonic() + 10 * TICK_SECONDS
+    crew.until(lambda: time.monotonic() > seen)
+    session.close()
     crew.until(lambda: bool(crew.left))
     [left] = crew.left
     assert (left.complete, left.reason) == (False, "")
     assert crew.connection("ana").describe().takes_jobs
 
 
-def test_a_run_that_fails_gives_its_machines_back(crew: Crew) -> None:
-    run = RunDir(crew.folder / "runs" / "mal")
-    run.path.mkdir(parents=True)
-    (run.path / "task.py").write_text("raise OSError('the disk is gone')\n")
-    run.run_file.write_text(RUN_FILE)
-    crew.lent.start(Named("mal"), run, machines=("ana",), here=())
+def test_what_nobody_comes_to_fails(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have much to fetch; but not for ever."""
+    monkeypatch.setattr(lent, "ABANDONED_SECONDS", 0.1)
+    monkeypatch.setattr(lent, "COMING_SECONDS", 1.0)
+    crew.lends("juntos", "ana", "luis")
+    crew.until(lambda: bool(crew.left))
+    [left] = crew.left
+    assert "none of its machines has come" in left.reason
+    assert crew.connection("ana").describe().takes_jobs
+
+
+@pytest.mark.parametrize("code", ["raise OSError('the disk is gone')", "raise SystemExit('the disk is gone')"])
+def test_a_run_that_fails_gives_its_machines_back(crew: Crew, code: str) -> None:
+    crew.lent.start(Named("mal"), written(crew.folder / "runs" / "mal", code), machines=("ana",), here=())
     crew.until(lambda: bool(crew.left))
     [left] = crew.left
     assert "the disk is gone" in left.reason
     assert crew.connection("ana").describe().takes_jobs
+
+
+def test_two_runs_at_once_are_what_they_would_be_alone(crew: Crew) -> None:
+    """Their files have one name, and so have the modules beside them; both draw their first weights at once."""
+    runs = {}
+    for name, width in (("uno", 16), ("dos", 24)):
+        code = "import beside\nfrom tests.tasks import RaggedRegression\ntask = RaggedRegression(width=beside.WIDTH)"
+        runs[name] = written(crew.folder / "runs" / name, code)
+        (runs[name].path / "beside.py").write_text(f"WIDTH = {width}\n")
+        crew.lent.start(Named(name), runs[name], machines=(f"{name}-1",), here=())
+    crew.until(lambda: all(crew.connection(f"{name}-1").describe().run == name for name in runs))
+    for name, width in (("uno", 16), ("dos", 24)):
+        context = prepare(crew.folder / name, RaggedRegression(width=width))
+        description = crew.connection(f"{name}-1").describe()
+        assert {file.path for file in description.files} == {"task.py", "beside.py"}
+        says = {**code_fingerprint(context.task, context.model), **environment(context.device)}
+        says["model code"] = hashed_code(runs[name].path / "task.py")
+        layout = Layout.of(context.strategy.version_like(context.model))
+        session = crew.session(f"{name}-1", parameters=layout, says=says)
+        weights = session.download(first(session, Version).parameters)
+        assert all(torch.equal(weights[key], tensor) for key, tensor in context.model.state_dict().items())
+        context.store.close()
+
+
+def written(folder: Path, code: str) -> RunDir:
+    folder.mkdir(parents=True)
+    (folder / "task.py").write_text(f"{code}\n")
+    (folder / "run.toml").write_text(RUN_FILE)
+    return RunDir(folder)
+
+
+def hashed_code(path: Path) -> str:
+    """As a worker says it whose task is in this file."""
+    found = code_fingerprint(load_task(f"{path.name}:task", folder=path.parent), torch.nn.Linear(1, 1))
+    return found["model code"]
 
 
 def test_a_machine_that_is_paused_or_kicked_is_told_so_in_its_run_too(crew: Crew, worker: AsWorker) -> None:

@@ -6,10 +6,10 @@ by everybody on a machine.
 
 import os
 import platform
-import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -31,6 +31,7 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, EnvironmentProb
 from cuadrilla.home import Home, Joined
 from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.link.address import Address, beside_a_vpn, dialled_address, lan_address, listening_address
+from cuadrilla.link.names import OWN_WORKER
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_json
@@ -49,6 +50,7 @@ RAY_NODE_HELP = (
     "A node for this run's Ray cluster, if its owner joins with --ray."
     " Everybody in this Ray cluster can run programs as you on this machine."
 )
+UNFIT_SECONDS = 30.0
 RAY_HELP = (
     "If the coordinator offers Ray, use it. Everybody in this Ray cluster can run programs as you on this "
     "machine. With neither option, you are asked."
@@ -221,7 +223,7 @@ def _show_reachability(home: Home, *, listens: str, dialled: str) -> None:
     here = Address.parse(listens)
     if here.is_loopback:
         return  # a crew of this machine alone
-    others = sorted(name for name in AllowList(home.nodes).nodes() if not re.fullmatch(r"here-\d+", name))
+    others = sorted(name for name in AllowList(home.nodes).nodes() if not OWN_WORKER.fullmatch(name))
     known = [Address.parse(crew.address).host for crew in home.joined()]
     found = read_reachability(here.host, system=platform.system())
     told = advice(found, listens=listens, dialled=dialled, others=[*known, *others])
@@ -334,13 +336,19 @@ def _consent(ray: bool | None) -> "Consent":
 
 def _work(known: "_Known", ways: "Ways", *, island: "Island | None", threads: int, data: Path | None) -> str:
     """Until the run ends; why it ended."""
-    from cuadrilla.engines.bundle import OtherWork
+    from cuadrilla.engines.bundle import OtherWork, Unfit
     from cuadrilla.engines.node import work_here, worker_options
     from cuadrilla.engines.ray.node import work_through_ray
 
     while island is None:
-        with suppress(OtherWork):
+        try:
             return work_through_ray(ways) or work_here(ways, moved=known.move, data=data)
+        except Unfit as error:
+            told = "resting    this machine cannot take part in that run: {reason}; {hint}"
+            say(told, reason=error.message, hint=error.hint)
+            time.sleep(UNFIT_SECONDS)
+        except OtherWork:
+            pass
         from cuadrilla.jobs.node import NoJobs, do_jobs
 
         say("working    as {name} for {address}; Ctrl-C leaves", name=known.crew.name, address=known.crew.address)

@@ -72,7 +72,7 @@ def queue(
         raise ConfigError("--on, --machines and --device are for add", hint="cuadrilla queue add RUN --on NAME")
     match action:
         case "add":
-            wants = _wants(on or [], machines=machines, device=device)
+            wants = _wants(on or [], machines=machines, device=device) if on or machines > 1 or device else None
             for run in runs or ():
                 _add(queue, run, wants=wants)
         case "first" | "stop" | "remove":
@@ -105,13 +105,14 @@ def _wants(on: list[str], *, machines: int, device: str) -> "Wants":
     return Wants(machines=machines, on=tuple(dict.fromkeys(on)), device=device)
 
 
-def _add(queue: "RunQueue", named: str, *, wants: "Wants") -> None:
+def _add(queue: "RunQueue", named: str, *, wants: "Wants | None") -> None:
     """Raises ConfigError for what is no run."""
     path = Path(named)
     folder = path if path.is_dir() else path.parent
     config = read_run_file(folder / "run.toml" if path.is_dir() else path).config
     # Other machines have not the model that it begins from: they get weights from here.
-    queue.add(RunDir(folder.resolve()), wants=replace(wants, led=bool(config.model.init)))
+    run = RunDir(folder.resolve())
+    queue.add(run, wants=replace(wants or queue.wants_of(run), led=bool(config.model.init)))
 
 
 def _wanted(wants: "Wants") -> str:
@@ -121,6 +122,8 @@ def _wanted(wants: "Wants") -> str:
 
 
 def _list(queue: "RunQueue") -> None:
+    from cuadrilla.jobs.queue import WAITING
+
     rows: list[dict[str, Any]] = []
     for number, run in enumerate(queue.runs(), start=1):
         version = read_object(run.run.status).get("version")
@@ -129,7 +132,7 @@ def _list(queue: "RunQueue") -> None:
                 "number": number,
                 "run": str(run.run.path),
                 "state": run.state,
-                "machine": run.place or _wanted(run.wants),
+                "machine": _wanted(run.wants) if run.state == WAITING else run.place,
                 "step": version if isinstance(version, int) else 0,
                 "reason": run.reason,
             }
@@ -151,8 +154,7 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
         stack.enter_context(FolderLock(folder / LOCK, purpose=Message("handing out the queue")))
         others = stack.enter_context(crew_places(folder, listen=listen, address=address, uses=uses))
         local = places_here(logs=folder / "logs") if here else None
-        machines: Machines[QueuedRun] = Machines(others, here=local, home=Home.of_user())
-        stack.callback(machines.close)
+        machines: Machines[QueuedRun] = stack.enter_context(Machines(others, here=local))
         work = QueueWork(queue, machines, hears=_Said())
         answer = Message("stopping   runs save after this pass; once more: at once, without saving")
         stack.enter_context(stopping(stopped, answer=answer))

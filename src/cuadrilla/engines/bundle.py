@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from cuadrilla.messages import Message
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import RunDir, file_sha256, make_private, storage_errors, typed
 from cuadrilla.runfile import dump, load_dumped
+from cuadrilla.user_file import files_of
 from cuadrilla.version import __version__
 
 DATA_FILE = re.compile(
@@ -43,6 +43,10 @@ class OtherWork(Refused):
     """Not what this worker does: machines are given whole runs there, or take part in another one by now."""
 
 
+class Unfit(OtherWork):
+    """This machine cannot take part in the run that it is lent to; there will be others."""
+
+
 def offer(config: Config, folder: Path) -> Offer:
     """What a node needs for this run in `folder`: the configuration, and the data folder or the task's file."""
     config = config.for_others()
@@ -51,19 +55,13 @@ def offer(config: Config, folder: Path) -> Offer:
         named = config.task.model_copy(update={"path": f"{path.name}:{config.task.path.rpartition(':')[2]}"})
         config = config.model_copy(update={"task": named})
         return Offer(
-            config=json.dumps(dump(config)), files={file.name: (file, _sha256(file)) for file in code_files(path)}
+            config=json.dumps(dump(config)), files={file.name: (file, _sha256(file)) for file in files_of(path)}
         )
     files = {f"data/{path.name}": (path, sha256) for path, sha256 in data_files(folder / config.data.folder)}
     teachers = RunDir(folder).teachers
     for path in sorted(path for name in ("config.json", WEIGHTS) for path in teachers.glob(f"*/{name}")):
         files[path.relative_to(folder).as_posix()] = (path, _sha256(path))
     return Offer(config=json.dumps(dump(config)), files=files)
-
-
-def code_files(path: Path) -> list[Path]:
-    """The task's file, and the files beside it that it has imported: it must have been loaded."""
-    imported = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
-    return [path, *sorted({file for file in imported if file.parent == path.parent and file.name != path.name})]
 
 
 def fetch(

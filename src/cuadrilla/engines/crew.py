@@ -79,13 +79,20 @@ class OwnWorker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lending:
-    """Who trains a run, and the crew that lends them. `name`: of the run on the link. `nodes`: machines that have
-    joined; `own`: workers of this machine, which get keys for as long as the run."""
+class Lender:
+    """An open crew: its server, its keys, and who is in it."""
 
     server: CrewServer
     keys: CoordinatorKeys
     listed: AllowList
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lending:
+    """Who trains a run, and the crew that lends them. `name`: of the run on the link. `nodes`: machines that have
+    joined; `own`: workers of this machine, which get keys for as long as the run."""
+
+    lender: Lender
     name: str
     nodes: Sequence[str]
     own: Sequence[OwnWorker]

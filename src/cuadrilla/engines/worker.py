@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Protocol
 
 from cuadrilla.config import Config
-from cuadrilla.engines.bundle import OtherWork
+from cuadrilla.engines.bundle import OtherWork, Unfit
 from cuadrilla.engines.courtesy import Courtesy
 from cuadrilla.engines.equipment import Equipment, equip
 from cuadrilla.engines.reporting import LinesKept, lines_kept, machine_facts, reporting
-from cuadrilla.errors import LinkError
+from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, NodeReport, Paused, Refused, Stop
 from cuadrilla.link.offer import RunConnection, RunDescription, Session
 from cuadrilla.link.phases import PhasedLink
@@ -100,12 +100,16 @@ def _work(options: WorkerOptions, lines: LinesKept) -> str:
         try:
             description = connection.describe()  # raises unless the coordinator answers
             if worker is None:
-                worker = _Worker(connection, description, options, lines=lines)
+                with _Fitting(description):
+                    worker = _Worker(connection, description, options, lines=lines)
             elif description.takes_jobs or description.run != worker.run:
                 raise OtherWork("the coordinator has other work for this machine", hint="cuadrilla join")
             elif not patience.paused:
                 log.info("back at work", extra=TALK)
-            stop = worker.train(connection)
+            with _Fitting(description):
+                stop = worker.train(connection)
+                if worker.run and stop.refused:
+                    ended_by(stop)
             patience.begin_anew()
             if not stop.again:
                 return ended_by(stop)
@@ -123,6 +127,23 @@ def _work(options: WorkerOptions, lines: LinesKept) -> str:
             connection.close()
             if worker is not None and worker.heard_at > began:
                 patience.found_at(patience.address)
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """A block in which a machine tries whether it can take part in the run that it may be lent to. Whoever has joined
+    stays in the crew if it cannot."""
+
+    description: RunDescription
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not self.description.run or not isinstance(error, CuadrillaError) or isinstance(error, OtherWork):
+            return
+        is_refused = isinstance(error, Refused) and error.hint != COME_AGAIN
+        if is_refused or not isinstance(error, LinkError):
+            raise Unfit("{reason}", reason=error.message, hint="{remedy}", remedy=error.hint) from error
 
 
 def ended_by(stop: Stop) -> str:

@@ -32,7 +32,7 @@ import safetensors
 
 from cuadrilla.config import Config
 from cuadrilla.engines.bundle import offer
-from cuadrilla.engines.crew import OpenCrew
+from cuadrilla.engines.crew import Lender, OpenCrew
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.deal import DEVICES
@@ -91,6 +91,7 @@ from cuadrilla.train.coordinate import model_tensors
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.setup import make_model, make_task, measure_length
 from cuadrilla.train.teachers import keep_teachers
+from cuadrilla.user_file import UsersCode
 
 SILENT_SECONDS = 10.0
 SAVE_SECONDS = 60.0
@@ -158,8 +159,8 @@ class CrewPlaces(Generic[J]):
         self._run = RunDir(folder)
         self._logs = NodeLogs(self._run.nodes)
         self.server: JobServer | None = None
-        self.lender: CrewServer | None = None
-        """The same, where machines can be lent."""
+        self.lender: Lender | None = None
+        """Where machines can be lent."""
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._present: dict[str, _Place] = {}
         self._given: dict[str, _Given[J]] = {}
@@ -197,7 +198,8 @@ class CrewPlaces(Generic[J]):
         resolved = read_run_file(run.run_file)
         config, _ = decide(resolved.config.for_others(), run)
         require_portable(config)
-        task = make_task(config, run.path)
+        with UsersCode():
+            task = make_task(config, run.path)
         keep_teachers(config, run, task=task)
         offered = offer(config, run.path)
         begun = _begun(run)
@@ -205,7 +207,8 @@ class CrewPlaces(Generic[J]):
         with ExitStack() as stack:
             stack.enter_context(lock)
             write_json(run.config, {"values": dump(config), "origins": resolved.origins}, private=True)
-            given = _given(job, run, lock=lock, config=config, task=task)
+            with UsersCode():
+                given = _given(job, run, lock=lock, config=config, task=task)
             stack.pop_all()
         given.files = {sha256.hex(): path for path, sha256 in [*offered.files.values(), *begun.values()]}
         self._given[name] = given
@@ -454,7 +457,7 @@ def open_crew_places(home: Home, *, listen: Address, folder: Path) -> "Iterator[
         jobs=places,
         term=home.term,
     )
-    places.server = places.lender = server
+    places.server, places.lender = server, Lender(server=server, keys=keys, listed=nodes)
     try:
         port = server.serve(bind(str(listen)))
         address = str(Address(listen.host, port))

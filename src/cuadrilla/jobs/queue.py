@@ -18,6 +18,7 @@ from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
 from cuadrilla.home import read_object
 from cuadrilla.jobs.deal import DEVICES, Candidate, Wants, deal
 from cuadrilla.jobs.places import Left
+from cuadrilla.link.jobs import JOB_NAME
 from cuadrilla.link.names import node_of
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, write_json
@@ -25,6 +26,7 @@ from cuadrilla.rundir import RunDir, make_private, write_json
 WAITING, RUNNING, COMPLETE, FAILED, STOPPED = "waiting", "running", "complete", "failed", "stopped"
 ENDED = (COMPLETE, FAILED, STOPPED)
 NAME_CHARACTERS, ID_DIGITS = 40, 8
+MOST_ORDER = 1e15
 ANY = Wants()
 
 
@@ -52,8 +54,14 @@ class RunQueue:
 
     def runs(self) -> list[QueuedRun]:
         """In their order."""
-        found = [run for path in self._folder.glob("*.json") if "." not in path.stem and (run := self._read(path))]
+        paths = [path for path in self._folder.glob("*.json") if JOB_NAME.fullmatch(path.stem)]
+        found = [run for path in paths if (run := self._read(path))]
         return sorted(found, key=lambda run: (run.order, run.name))
+
+    def wants_of(self, run: RunDir) -> Wants:
+        """What it has asked for when it was added last."""
+        path = run.path.resolve()
+        return next((known.wants for known in self.runs() if known.run.path == path), ANY)
 
     def add(self, run: RunDir, *, wants: Wants = ANY) -> QueuedRun:
         """At the end; one that has ended is begun again. Raises ConfigError while a machine has it, ResourceError."""
@@ -110,13 +118,14 @@ class RunQueue:
 
     def _read(self, path: Path) -> QueuedRun | None:
         said, now = read_object(path), read_object(self._now(path.stem))
-        if not isinstance(said.get("run"), str) or not isinstance(said.get("order"), int | float):
+        order = said.get("order")
+        if not isinstance(said.get("run"), str) or not isinstance(order, int | float) or not abs(order) <= MOST_ORDER:
             return None
         state = str(now.get("state", WAITING))
         return QueuedRun(
             name=path.stem,
             run=RunDir(Path(said["run"])),
-            order=float(said["order"]),
+            order=float(order),
             wants=_wants_of(said),
             stops=said.get("stops") is True,
             state=state if state in (*self._held, *ENDED) else WAITING,

@@ -10,24 +10,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from multiprocessing.pool import ThreadPool
+from types import TracebackType
 from typing import Generic
 
 from cuadrilla.engines.crew import Lending, Opening, OwnWorker
 from cuadrilla.engines.run import Audience, train_run
 from cuadrilla.errors import CuadrillaError
-from cuadrilla.home import Home
 from cuadrilla.jobs.crew import CrewPlaces
 from cuadrilla.jobs.places import J, Left, LocalPlace
 from cuadrilla.link.jobs import JOB_NAME
-from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.tls import open_coordinator
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir
-from cuadrilla.runfile import read_run_file
+from cuadrilla.runfile import Resolved, read_run_file
 from cuadrilla.train.coordinate import Outcome
+
+SAVE_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +38,7 @@ class _Given(Generic[J]):
     run: RunDir
     machines: Sequence[str]
     began: float
+    thread: threading.Thread | None = None
     outcome: Outcome | None = None
     error: BaseException | None = None
     stops: bool = False
@@ -66,11 +65,19 @@ class _Given(Generic[J]):
         if request_stop is not None:
             request_stop(_WANTED_BACK)
 
-    def has_ended(self, outcome: Outcome) -> None:
-        self.outcome = outcome
+    def __enter__(self) -> "_Given[J]":
+        return self
 
-    def has_failed(self, error: BaseException) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: TracebackType | None) -> bool:
+        """Whatever ends it is kept, a task's `sys.exit` too: no other run ends with it."""
         self.error = error
+        return True
+
+    def train(self, resolved: Resolved, lending: Lending) -> None:
+        """To its end."""
+        audience, opening = Audience(stopping=self.stopping), Opening(lending=lending)
+        with self:
+            self.outcome = train_run(resolved, self.run, allow_changes=True, opening=opening, audience=audience)
 
     def left(self) -> Left[J]:
         """Once it has ended."""
@@ -91,8 +98,8 @@ _WANTED_BACK = Message("whoever gave this job away wants it back")
 class LentRuns(Generic[J]):
     """Over the machines that have joined, and the places of this one. Used by one thread."""
 
-    def __init__(self, crew: CrewPlaces[J], *, home: Home) -> None:
-        self._crew, self._home = crew, home
+    def __init__(self, crew: CrewPlaces[J]) -> None:
+        self._crew = crew
         self._given: dict[str, _Given[J]] = {}
 
     @property
@@ -108,29 +115,23 @@ class LentRuns(Generic[J]):
         number = len(machines) + len(here)
         resolved = read_run_file(run.run_file, sets=['engine.kind="crew"', f"engine.workers={[1.0] * number}"])
         lending = Lending(
-            server=self._crew.lender,
-            keys=open_coordinator(self._home.crew, now=datetime.now(UTC)),
-            listed=AllowList(self._home.nodes),
+            lender=self._crew.lender,
             name=job.name,
             nodes=tuple(machines),
             own=tuple(_own_worker(place) for place in here),
         )
         names = (*machines, *(place.name for place in here))
-        given = _Given(job=job, run=run, machines=names, began=time.monotonic())
-        audience, opening = Audience(stopping=given.stopping), Opening(lending=lending)
-        self._given[job.name] = given
-        with_what = {"allow_changes": True, "opening": opening, "audience": audience}
-        thread = ThreadPool(1)  # its thread ends with this process
-        thread.apply_async(
-            train_run, (resolved, run), with_what, callback=given.has_ended, error_callback=given.has_failed
+        given = self._given[job.name] = _Given(job=job, run=run, machines=names, began=time.monotonic())
+        given.thread = threading.Thread(
+            target=given.train, args=(resolved, lending), name=f"coordinates-{job.name}", daemon=True
         )
-        thread.close()
+        given.thread.start()
 
     def look(self) -> list[Left[J]]:
         """Who has ended since."""
         left: list[Left[J]] = []
         for name, given in list(self._given.items()):
-            if given.outcome is not None or given.error is not None:
+            if given.thread is not None and not given.thread.is_alive():
                 del self._given[name]
                 left.append(given.left())
         return left
@@ -144,6 +145,14 @@ class LentRuns(Generic[J]):
         """Have all save and end; `look` tells of them."""
         for given in self._given.values():
             given.stop()
+
+    def close(self) -> None:
+        """Have all save, and wait for it a while."""
+        self.stop()
+        deadline = time.monotonic() + SAVE_SECONDS
+        for given in self._given.values():
+            if given.thread is not None:
+                given.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _own_worker(place: LocalPlace) -> OwnWorker:

@@ -458,6 +458,8 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             hint = "is the coordinator running?"
             return LinkError("{address} cannot be reached: {reason}", address=address, reason=reason, hint=hint)
+        case grpc.StatusCode.ABORTED:
+            return LinkError("{reason}", reason=reason, hint="it asks again")
         case grpc.StatusCode.UNIMPLEMENTED:
             problem = "{address} does not know this call: {reason}"
             return LinkError(problem, address=address, reason=reason, hint=UPDATE)

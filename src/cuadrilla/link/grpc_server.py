@@ -71,7 +71,7 @@ from cuadrilla.link.grpc_ray import RayHeadServer
 from cuadrilla.link.grpc_standby import StandbyServer
 from cuadrilla.link.invite import Invites, Redemption
 from cuadrilla.link.jobs import JobReceiver, Order, news_from_wire, order_to_wire
-from cuadrilla.link.names import MAX_DEVICES, node_of, worker_name
+from cuadrilla.link.names import MAX_DEVICES, OWN_WORKER, node_of, worker_name
 from cuadrilla.link.nodes import AllowList, NameTaken
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.rate_limit import RateLimit
@@ -243,7 +243,7 @@ class CrewServer:
         """Put an order on its way; a worker without a session gets nothing."""
         with self._lock:
             session = self._sessions.get(worker)
-        if session is not None:
+        if session is not None and session.served is self._usual:
             session.outbox.put(order_to_wire(order))
 
     def _for_worker(self, message: ToWorker, *, parameters: str) -> pb.ToWorker:
@@ -328,6 +328,9 @@ class CrewServer:
         request = only(requests, context)
         try:
             wanted, signed = self._keys.sign(request.certificate_request)
+            if OWN_WORKER.fullmatch(wanted):
+                told = "{name} is what workers of the coordinator's own machine are called"
+                raise NameTaken(told, name=wanted, hint="another name: cuadrilla join --name NAME")
             with self._enrolling:
                 self._redeem(request.secret, wanted, context)
                 try:
@@ -395,7 +398,7 @@ class CrewServer:
             served = self._served_to(node)
             session = _Session(worker, context, node, served, uploads=wire.Uploads(served.contribution))
             if served.name != wanted:
-                refuse(context, "there is other work for this machine", code=grpc.StatusCode.UNAVAILABLE)
+                refuse(context, "there is other work for this machine", code=grpc.StatusCode.ABORTED)
             if session.node in self._paused:
                 refuse(context, PAUSED, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
             if not self._pace.admits(session.node, self._clock()):

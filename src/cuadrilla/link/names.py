@@ -11,6 +11,8 @@ COORDINATOR = "coordinator"
 """What the coordinator's own machine is called among those of a run: no node may."""
 MAX_DEVICES = 8
 """Workers of one node."""
+OWN_WORKER = re.compile(r"(here|place)(-[0-9]+)?")
+"""What workers of the coordinator's own machine are called: no node may be."""
 _DEVICE = re.compile(r"(cpu|mps|cuda|xpu)(:[0-9]{1,2})?(\.[2-9])?")
 
 

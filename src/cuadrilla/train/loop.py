@@ -5,6 +5,7 @@ The loop computes; the strategy merges; the link carries. Nothing here knows how
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +27,9 @@ from cuadrilla.train.precision import Precision
 LOSS_RESOLUTION = 2.0**24  # loss sums are multiples of 2^-24: their float64 sum does not depend on the order
 MIN_LOSS_SCALE = 2.0**-10
 OUT_OF_MEMORY_TEXTS = ("out of memory", "DefaultCPUAllocator", "can't allocate memory")
+
+DRAWING = threading.RLock()
+"""Torch's global generator: one process may coordinate several runs, and each has its seeds."""
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, T
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
 from cuadrilla.sync.strategy import WorkerHalf
-from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.loop import DRAWING, WorkerSettings, train
 
 AUDIT_SHARE = 0.01
 MAX_AUDIT_SECONDS = 60.0
@@ -154,7 +154,7 @@ def computes(
     def compute(units: Sequence[int]) -> Contribution:
         own = copy.deepcopy(model)
         link = OneLease(weights(), Lease(lease_id=0, version=version(), units=tuple(units), planned_tokens=planned))
-        with torch.random.fork_rng():
+        with DRAWING, torch.random.fork_rng():
             train(link, task=task, model=own, sync=sync(own), worker=worker)
         assert link.answer is not None
         return link.answer

@@ -39,7 +39,7 @@ from cuadrilla.train.evaluate import Beside, Observer
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
 from cuadrilla.train.kernels import PASS_TOKENS
-from cuadrilla.train.loop import WorkerSettings
+from cuadrilla.train.loop import DRAWING, WorkerSettings
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
@@ -101,8 +101,9 @@ def make_task(config: Config, folder: Path) -> Task:
 
 def make_model(task: Task, *, seed: int) -> nn.Module:
     """The task's model with initial weights that depend on the seed only (made on the CPU in fp32)."""
-    torch.manual_seed(seed)
-    return task.model()
+    with DRAWING:
+        torch.manual_seed(seed)
+        return task.model()
 
 
 def make_model_to_train(config: Config, task: Task) -> nn.Module:
