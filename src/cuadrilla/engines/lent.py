@@ -54,10 +54,12 @@ def run_lent(context: RunContext, run: RunDir, *, lending: Lending) -> Outcome:
     try:
         with private_folder() as private, _own_workers(context, run, lending, private=private) as own:
             server.lend([*lending.nodes, *(worker.name for worker in lending.own)], served)
-            own.start()
-            return runtime.serve(_Watch(served, server, own=own, coordination=context.coordination).look)
+            try:
+                own.start()
+                return runtime.serve(_Watch(served, server, own=own, coordination=context.coordination).look)
+            finally:
+                server.take_back(served)  # before anything that takes time: they ask at once what is next
     finally:
-        server.take_back(served)
         context.store.close()
         torch.set_num_threads(before)
 

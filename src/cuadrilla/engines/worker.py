@@ -115,6 +115,7 @@ def _work(options: WorkerOptions, lines: LinesKept) -> str:
                 return ended_by(stop)
             if worker.run:
                 log.info("%s", stop.reason, extra=TALK)
+                time.sleep(FIRST_PAUSE_SECONDS)  # it is taken back in a moment
             elif stop.reason not in (worker.held, PAUSED):
                 log.warning("%s: joining again", stop.reason)
         except Refused:
