@@ -48,14 +48,13 @@ from cuadrilla.link.jobs import (
     COMPLETE,
     DEVICE,
     FAILED,
-    JOB_NAME,
     METRICS,
     Assignment,
     JobNews,
     JobServer,
     Recall,
 )
-from cuadrilla.link.names import node_of
+from cuadrilla.link.names import JOB_NAME, node_of
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer, OfferedFile
 from cuadrilla.link.tls import key_hash, open_coordinator

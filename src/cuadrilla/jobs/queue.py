@@ -18,8 +18,7 @@ from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
 from cuadrilla.home import read_object
 from cuadrilla.jobs.deal import DEVICES, Candidate, Wants, deal
 from cuadrilla.jobs.places import Left
-from cuadrilla.link.jobs import JOB_NAME
-from cuadrilla.link.names import node_of
+from cuadrilla.link.names import JOB_NAME, node_of
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, write_json
 

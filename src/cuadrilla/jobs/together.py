@@ -18,7 +18,7 @@ from cuadrilla.engines.run import Audience, train_run
 from cuadrilla.errors import CuadrillaError
 from cuadrilla.jobs.crew import CrewPlaces
 from cuadrilla.jobs.places import J, Left, LocalPlace
-from cuadrilla.link.jobs import JOB_NAME
+from cuadrilla.link.names import JOB_NAME
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir

@@ -39,8 +39,9 @@ from cuadrilla.link.base import (
 from cuadrilla.link.grpc_calls import DEVICE_KEY, RUN_KEY
 from cuadrilla.link.inbox import Inbox
 from cuadrilla.link.invite import check_node_name
-from cuadrilla.link.jobs import JOB_NAME, JobNews, Order, files_from_wire, named_chunks, news_to_wire, order_from_wire
+from cuadrilla.link.jobs import JobNews, Order, files_from_wire, named_chunks, news_to_wire, order_from_wire
 from cuadrilla.link.liveness import Liveness
+from cuadrilla.link.names import JOB_NAME
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.link.reports import report_to_wire
 from cuadrilla.link.tls import SERVER_NAME, UPDATE, Identity

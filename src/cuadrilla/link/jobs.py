@@ -14,6 +14,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
 from cuadrilla.link.base import ToWorker
+from cuadrilla.link.names import JOB_NAME
 from cuadrilla.link.offer import OfferedFile, RunDescription, Session
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
@@ -25,7 +26,6 @@ ENDS = ("", COMPLETE, GIVEN_BACK, FAILED)
 METRICS = "metrics.jsonl"
 DEVICE = "device"
 """In the environment of a Hello: of which kind a place's device is."""
-JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 ROW_KEY = re.compile(r"[a-z][a-z0-9_]{0,63}")
 CHECKPOINT_FILE = re.compile(
     r"checkpoints/v([0-9]{8,12})/(model\.safetensors|optimizer\.safetensors|state\.json|manifest\.json)"

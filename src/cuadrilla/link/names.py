@@ -11,6 +11,8 @@ COORDINATOR = "coordinator"
 """What the coordinator's own machine is called among those of a run: no node may."""
 MAX_DEVICES = 8
 """Workers of one node."""
+JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+"""What a job is called on the link, and in file names."""
 OWN_WORKER = re.compile(r"(here|place)(-[0-9]+)?")
 """What workers of the coordinator's own machine are called: no node may be."""
 _DEVICE = re.compile(r"(cpu|mps|cuda|xpu)(:[0-9]{1,2})?(\.[2-9])?")
