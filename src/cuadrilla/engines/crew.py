@@ -8,8 +8,8 @@ the others go on. Without any worker the coordinator waits, unless all the worke
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -100,16 +100,26 @@ class Lending:
 
 def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
     """Train with a crew to the end, or to the stop that was asked for. Raises whatever made the run fail."""
+    with coordinating(context, run) as private, ExitStack() as stack:
+        if opening.cluster is None:
+            opening = replace(opening, cluster=stack.enter_context(_cluster(context, run, opening=opening)))
+        return _run(context, run, opening=opening, private=private)
+
+
+@contextmanager
+def coordinating(context: RunContext, run: RunDir) -> Iterator[Path]:
+    """A block in which this thread coordinates a run, and says how this machine is; a folder for keys."""
     before = torch.get_num_threads()
     if context.config.sync.strict:
         torch.set_num_threads(context.config.train.threads or 1)
+    send = partial(context.coordination.reported, COORDINATOR)
     try:
-        with private_folder() as private, ExitStack() as stack:
-            lines, send = stack.enter_context(lines_kept()), partial(context.coordination.reported, COORDINATOR)
-            stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
-            if opening.cluster is None:
-                opening = replace(opening, cluster=stack.enter_context(_cluster(context, run, opening=opening)))
-            return _run(context, run, opening=opening, private=private)
+        with (
+            private_folder() as private,
+            lines_kept() as lines,
+            reporting(send, facts=machine_facts(), folder=run.path, lines=lines),
+        ):
+            yield private
     finally:
         context.store.close()
         torch.set_num_threads(before)

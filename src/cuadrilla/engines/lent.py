@@ -13,18 +13,16 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from cuadrilla.config import CrewEngine
 from cuadrilla.engines.bundle import offer
-from cuadrilla.engines.crew import Lending, OwnWorkers, let_in
+from cuadrilla.engines.crew import Lending, OwnWorkers, coordinating, let_in
 from cuadrilla.engines.node import MAX_RESTARTS
 from cuadrilla.errors import LinkError
 from cuadrilla.link.grpc_server import CrewServer
 from cuadrilla.link.served import Served
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, private_folder
+from cuadrilla.rundir import RunDir
 from cuadrilla.train.coordinate import CoordinatorRuntime, Outcome
 from cuadrilla.train.setup import RunContext
 from cuadrilla.train.thread import CoordinatorThread
@@ -39,29 +37,23 @@ log = logging.getLogger(__name__)
 def run_lent(context: RunContext, run: RunDir, *, lending: Lending) -> Outcome:
     """Train to the end, or to the stop that was asked for. Raises whatever made the run fail."""
     server = lending.lender.server
-    before = torch.get_num_threads()
-    if context.config.sync.strict:
-        torch.set_num_threads(context.config.train.threads or 1)
     runtime = CoordinatorThread(context.coordination)
-    served = Served(
-        receiver=runtime,
-        offer=offer(context.config, run.path),
-        parameters=Layout.of(context.strategy.version_like(context.model)),
-        contribution=Layout.of(context.strategy.contribution_like(context.model)),
-        name=lending.name,
-    )
-    context.coordination.open(partial(server.send, of=served))  # before anybody can come in
-    try:
-        with private_folder() as private, _own_workers(context, run, lending, private=private) as own:
+    with coordinating(context, run) as private:
+        served = Served(
+            receiver=runtime,
+            offer=offer(context.config, run.path),
+            parameters=Layout.of(context.strategy.version_like(context.model)),
+            contribution=Layout.of(context.strategy.contribution_like(context.model)),
+            name=lending.name,
+        )
+        context.coordination.open(partial(server.send, of=served))  # before anybody can come in
+        with _own_workers(context, run, lending, private=private) as own:
             server.lend([*lending.nodes, *(worker.name for worker in lending.own)], served)
             try:
                 own.start()
                 return runtime.serve(_Watch(served, server, own=own, coordination=context.coordination).look)
             finally:
                 server.take_back(served)  # before anything that takes time: they ask at once what is next
-    finally:
-        context.store.close()
-        torch.set_num_threads(before)
 
 
 class _Own:

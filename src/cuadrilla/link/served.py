@@ -40,9 +40,9 @@ class Served:
     contribution: wire.Layout
     name: str = ""
     upload_memory: wire.Memory = field(default_factory=lambda: wire.Memory(keep=KEPT_UPLOADS))
-    _version_memory: wire.Memory = field(default_factory=lambda: wire.Memory(keep=1))
-    _versions: dict[str, memoryview] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _version_memory: wire.Memory = field(init=False, default_factory=lambda: wire.Memory(keep=1))
+    _versions: dict[str, memoryview] = field(init=False, default_factory=dict)
+    _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def publish(self, version: Version, *, read: set[str]) -> str:
         """Keep its parameters as they are now, for whoever is told this name of them; once for all of them.
