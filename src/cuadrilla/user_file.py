@@ -75,15 +75,20 @@ def _modules_in(folder: Path) -> set[Path]:
 
 
 def _look_beside(folder: Path) -> None:
-    """Import from this folder, last: a file named like an installed package must not replace it."""
+    """Import from this folder, last: a file named like an installed package must not replace it.
+
+    Modules beside another user's file are forgotten, but for those whose folder Python had been told of already.
+    """
     others = _folders - {str(folder)}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and not name.startswith(MODULE_PREFIX) and str(Path(file).parent) in others:
+        own = name == "__main__" or name.startswith(MODULE_PREFIX)
+        if file and not own and str(Path(file).parent) in others:
             del sys.modules[name]
-    if str(folder) not in _folders:
-        _folders.add(str(folder))
-    elif str(folder) in sys.path:
+    if str(folder) in sys.path and str(folder) not in _folders:
+        return
+    _folders.add(str(folder))
+    if str(folder) in sys.path:
         sys.path.remove(str(folder))
     first = min((sys.path.index(other) for other in others if other in sys.path), default=len(sys.path))
     sys.path.insert(first, str(folder))

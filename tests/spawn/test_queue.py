@@ -182,6 +182,23 @@ def test_a_run_that_begins_from_another_model_is_trained_elsewhere(
     assert final_sha256(alone.path) == final_sha256(run.path)
 
 
+def test_what_a_run_asks_for_is_kept_until_something_else_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUADRILLA_HOME", str(tmp_path / "home"))
+    (tmp_path / "uno").mkdir()
+    (tmp_path / "uno" / "run.toml").write_text("schema = 1\n")
+
+    def machine_after(*more: str) -> str:
+        done = cuadrilla("queue", "add", str(tmp_path / "uno"), *more, "--json")
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(cuadrilla("queue", "--json").stdout)[0]["machine"])
+
+    assert machine_after("--machines", "2") == machine_after() == "2 machines"
+    assert machine_after("--machines", "1") == machine_after() == ""
+    assert machine_after("--on", "ana", "--device", "cpu") == "ana, cpu"
+
+
 def shares_of(run: RunDir) -> set[str]:
     return {worker for row in last_rows(run.metrics) for worker, units in row.get("shares", {}).items() if units}
 

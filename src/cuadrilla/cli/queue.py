@@ -41,8 +41,8 @@ def queue(
         list[str] | None, typer.Option(metavar="NAME", help="add: a machine that may train them (default: any).")
     ] = None,
     machines: Annotated[
-        int, typer.Option(metavar="N", min=1, max=64, help="add: how many train each run together.")
-    ] = 1,
+        int | None, typer.Option(metavar="N", min=1, max=64, help="add: how many train each run together (usually 1).")
+    ] = None,
     device: Annotated[str, typer.Option(metavar="KIND", help="add: cuda, mps, xpu or cpu, which each must have.")] = "",
     listen: ListenAddress = "",
     address: DialledAddress = "",
@@ -68,11 +68,12 @@ def queue(
     if bool(runs) != (action in ("add", "first", "stop", "remove")):
         hint = "cuadrilla queue add RUN" if action == "add" else "cuadrilla queue shows them"
         raise ConfigError("name the runs" if not runs else "{action} takes no runs", action=action, hint=hint)
-    if action != "add" and (on or machines > 1 or device):
+    says = bool(on or machines or device)
+    if action != "add" and says:
         raise ConfigError("--on, --machines and --device are for add", hint="cuadrilla queue add RUN --on NAME")
     match action:
         case "add":
-            wants = _wants(on or [], machines=machines, device=device) if on or machines > 1 or device else None
+            wants = _wants(on or [], machines=machines or 1, device=device) if says else None
             for run in runs or ():
                 _add(queue, run, wants=wants)
         case "first" | "stop" | "remove":

@@ -15,14 +15,14 @@ RETURN_SECONDS = 10.0
 """A machine that was lent comes back by then, and should hear that all is over rather than find nobody."""
 
 
-class Wanting(Named, Protocol):
+class WantingJob(Named, Protocol):
     """A job that says what it wants."""
 
     @property
     def wants(self) -> Wants: ...
 
 
-W = TypeVar("W", bound=Wanting)
+W = TypeVar("W", bound=WantingJob)
 
 
 class Machines(Generic[W]):

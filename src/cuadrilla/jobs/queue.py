@@ -133,7 +133,7 @@ class RunQueue:
         )
 
 
-class HaveRuns(Protocol):
+class RunMachines(Protocol):
     """Who trains the runs of a queue."""
 
     @property
@@ -168,7 +168,7 @@ class HearsQueue(Protocol):
 class QueueWork:
     """Hands the runs of a queue out. Used by one thread; there is one for a queue."""
 
-    def __init__(self, queue: RunQueue, machines: HaveRuns, *, hears: HearsQueue) -> None:
+    def __init__(self, queue: RunQueue, machines: RunMachines, *, hears: HearsQueue) -> None:
         self._queue, self._machines, self._hears = queue, machines, hears
         self._recalled: set[str] = set()
         for run in queue.runs():

@@ -16,11 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cuadrilla.engines.ray.cluster import RESOURCE
-from cuadrilla.engines.ray.server import BLOCK_BYTES, FINISH_SECONDS, MAX_RESTARTS, Attended, RayServer
-from cuadrilla.engines.ray.worker import GROUPS, Mailbox, Parcel, RayConnection, RayLink, RayPlace, RayWorker
+from cuadrilla.engines.ray.server import BLOCK_BYTES, FINISH_SECONDS, Attended, RayServer
+from cuadrilla.engines.ray.worker import Mailbox, Parcel, RayConnection, RayLink, RayPlace, RayWorker
 from cuadrilla.errors import CuadrillaError, LinkError, ResourceError
 from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link import wire
@@ -122,6 +120,8 @@ class HearsOfJobs(Receiver, JobReceiver, Protocol):
 class RayJobServer(RayServer):
     """Serves who gives jobs away, as `link.grpc_server.CrewServer` does for machines that dial in."""
 
+    _actor = RayJobActor
+
     def __init__(self, *, receiver: HearsOfJobs, do: DoJobs) -> None:
         nothing = Layout(())
         super().__init__(receiver=receiver, offer=Offer(config="", files={}), parameters=nothing, contribution=nothing)
@@ -168,11 +168,8 @@ class RayJobServer(RayServer):
         with self._lock:
             return bool(self._workers)
 
-    def _start(self, place: RayPlace) -> Any:
-        actor_class = ray.remote(concurrency_groups=GROUPS)(RayJobActor)
-        options = {"resources": {RESOURCE: 1}, "num_cpus": 0, "num_gpus": place.num_gpus, "max_restarts": MAX_RESTARTS}
-        where = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        return actor_class.options(**options, scheduling_strategy=where).remote(place, self._description(), self._do)
+    def _more(self) -> tuple[DoJobs]:
+        return (self._do,)
 
     def _description(self) -> RunDescription:
         return replace(super()._description(), takes_jobs=True)

@@ -72,6 +72,8 @@ class Attended:
 class RayServer:
     """Serves one run. `contribution`: what the tensors of an answer look like; `parameters`: those of a version."""
 
+    _actor: type[RayWorker] = RayWorker
+
     def __init__(self, *, receiver: Receiver, offer: Offer, parameters: wire.Layout, contribution: wire.Layout) -> None:
         self._receiver = receiver
         self._offer = offer
@@ -114,8 +116,12 @@ class RayServer:
         }
         if place.node:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        actor_class = ray.remote(concurrency_groups=GROUPS)(RayWorker)
-        return actor_class.options(**options).remote(place, self._description())
+        actor_class = ray.remote(concurrency_groups=GROUPS)(self._actor)
+        return actor_class.options(**options).remote(place, self._description(), *self._more())
+
+    def _more(self) -> tuple[Any, ...]:
+        """What its actors are told beside their place and the run."""
+        return ()
 
     def place_on_new_nodes(self, *, own: str) -> None:
         """A worker for each device of each node that offers itself; also again after a while. `own`: not there."""
