@@ -186,8 +186,7 @@ def test_what_a_run_asks_for_is_kept_until_something_else_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUADRILLA_HOME", str(tmp_path / "home"))
-    (tmp_path / "uno").mkdir()
-    (tmp_path / "uno" / "run.toml").write_text("schema = 1\n")
+    language_run(tmp_path / "uno", tmp_path / "data")
 
     def machine_after(*more: str) -> str:
         done = cuadrilla("queue", "add", str(tmp_path / "uno"), *more, "--json")
