@@ -85,10 +85,7 @@ def _look_beside(folder: Path) -> None:
         own = name == "__main__" or name.startswith(MODULE_PREFIX)
         if file and not own and str(Path(file).parent) in others:
             del sys.modules[name]
-    if str(folder) in sys.path and str(folder) not in _folders:
-        return
-    _folders.add(str(folder))
-    if str(folder) in sys.path:
-        sys.path.remove(str(folder))
-    first = min((sys.path.index(other) for other in others if other in sys.path), default=len(sys.path))
-    sys.path.insert(first, str(folder))
+    last = [str(folder)] if str(folder) in _folders or str(folder) not in sys.path else []
+    behind = [other for other in sys.path if other in others]
+    _folders.update(last)
+    sys.path[:] = [each for each in sys.path if each not in _folders] + last + behind

@@ -78,6 +78,8 @@ def _until_terminated(stopped: threading.Event, request_stop: Callable[[str], No
         request_stop(Message("whoever gave this job away wants it back"))
 
     before = signal.signal(signal.SIGTERM, handler)
+    if stopped.is_set():  # while the run was made ready
+        handler(signal.SIGTERM, None)
     try:
         yield
     finally:
