@@ -26,6 +26,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from cuadrilla.host.openmp import sleep_early
 from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.log import silence_grpc
 from tests.schedule import uses_ray
@@ -33,6 +34,7 @@ from tests.schedule import uses_ray
 pytest_plugins = ["tests.durations"]
 allow_only_new_tls()
 silence_grpc()
+sleep_early()
 
 # Tests run side by side and start processes: threads of one small product that wait for each other on busy cores cost
 # a hundred times what they save. What is about several threads sets their number itself. Before torch is imported.

@@ -195,7 +195,7 @@ class MuonSection(Section):
     weight_decay: Annotated[float, Field(ge=0, le=10)] | None = None
     """Is multiplied by the learning rate. Default: 0; for a language model that reads its text at least twice 0.1, at
     least six times 0.3."""
-    adamw_lr: Rate = 0.003
+    adamw_lr: Rate = 0.006
     """AdamW's learning rate for everything except the matrices of the blocks."""
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95

@@ -27,6 +27,7 @@ NEEDS = {
     "ray": "ray",
 }
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: one of them
+    "busy": "--tokens 256 --rounds 1 --threads 1",
     "dashboard": "--workers 2 --rounds 40 --opens 1",
     "duplicates": "TEXTS --made 2",
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",

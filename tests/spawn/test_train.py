@@ -4,6 +4,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -45,6 +47,17 @@ def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir, nu
     assert found.version == last_rows(run.metrics)[-1]["version"]
     assert not run.lock.exists()
     goes_on(run)
+
+
+def test_it_loads_no_compiler(run: RunDir) -> None:
+    """torch's takes a second of every start."""
+    code = (
+        "import sys; from cuadrilla.cli.app import run\n"
+        f"sys.argv = ['cuadrilla', 'train', {str(run.path)!r}, '--stop-at', '2']\n"
+        "code = run(); sys.exit(99 if 'torch._dynamo' in sys.modules else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
 
 
 def test_two_signals_leave_at_once_and_the_last_checkpoint_is_whole(run: RunDir) -> None:

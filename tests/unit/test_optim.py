@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from cuadrilla.config import MuonSection, NesterovSection
+from cuadrilla.config import AdamWSection, MuonSection, NesterovSection
 from cuadrilla.train import optim
-from cuadrilla.train.optim import MUON_COEFFICIENTS, MUON_STEPS, Muon, Optimizers, make_optimizer, orthogonalised
+from cuadrilla.train.optim import MUON_COEFFICIENTS, MUON_STEPS, AdamW, Muon, Optimizers, make_optimizer, orthogonalised
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 32), (1, 5)])
@@ -44,7 +44,7 @@ def test_muon_is_torchs_muon(dtype, monkeypatch):
     ):
         generator = torch.Generator().manual_seed(1)
         layers = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-        optimizer = make(layers, lr=0.02, momentum=0.9, weight_decay=0.1)
+        optimizer = make([{"params": layers}], lr=0.02, momentum=0.9, weight_decay=0.1)
         for _ in range(5):
             for layer in layers[:-1]:
                 layer.grad = torch.randn(layer.shape, generator=generator)
@@ -63,7 +63,7 @@ def test_the_iteration_is_as_precise_as_the_passes(dtype):
     layers = {"inner": nn.Parameter(torch.ones(2, 3)), "gain": nn.Parameter(torch.ones(3))}
     optimizers = make_optimizer(MuonSection(), is_matrix=lambda _, p: p.ndim == 2, dtype=dtype)(layers)
     assert optimizers._parts[0]._dtype == dtype
-    assert type(optimizers._parts[1]) is torch.optim.AdamW
+    assert type(optimizers._parts[1]) is AdamW
 
 
 def train_both(section, theirs, *, steps=12):
@@ -97,6 +97,17 @@ def test_nesterov_without_delay_is_torchs(momentum, weight_decay):
 
     ours, torchs = train_both(section, theirs)
     torch.testing.assert_close(ours, torchs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adamw_is_torchs_bit_by_bit(weight_decay):
+    def theirs(layers):
+        groups = [{"params": [layers["weight"]]}, {"params": [layers["gain"]], "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), weight_decay=weight_decay, fused=True)
+
+    section = AdamWSection(kind="adamw", lr=0.01, beta1=0.9, beta2=0.95, weight_decay=weight_decay)
+    ours, torchs = train_both(section, theirs)
+    assert torch.equal(ours, torchs)
 
 
 DELAYED = NesterovSection(kind="nesterov", lr=0.5, momentum=0.5, delay=3)

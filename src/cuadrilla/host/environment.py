@@ -12,11 +12,8 @@ from cuadrilla.version import __version__
 def read_environment() -> dict[str, Any]:
     """Python, system, processor and every installed distribution with its version."""
     facts = read_facts()
-    packages = {
-        distribution.name: distribution.version
-        for distribution in importlib.metadata.distributions()
-        if distribution.name and distribution.name != "cuadrilla"
-    }
+    heads = [found.metadata for found in importlib.metadata.distributions()]  # read anew with each look at them
+    packages = {head["Name"]: head["Version"] for head in heads if head["Name"] and head["Name"] != "cuadrilla"}
     return {
         "cuadrilla": __version__,
         "python": platform.python_version(),

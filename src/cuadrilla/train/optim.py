@@ -8,11 +8,14 @@ objects.
 """
 
 import math
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from cuadrilla.config import AdamWSection, MuonSection, NesterovSection
 from cuadrilla.errors import CheckpointError
@@ -21,6 +24,7 @@ MUON_STEPS = 5
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic that takes each singular value towards 1 (source: as above)."""
 EPSILON = 1e-7
+ADAM_EPSILON = 1e-8
 BATCH_NUMBERS = 2**24
 """Of matrices that are orthogonalised together: their copies take memory."""
 
@@ -28,10 +32,23 @@ Parameters = Mapping[str, nn.Parameter]
 OptimSection = MuonSection | AdamWSection | NesterovSection
 
 
-class Optimizers:
-    """Several torch optimizers that step together; each group keeps its base learning rate beside the current one."""
+class Optimizer(ABC):
+    """Groups of parameters with their settings, and a state for each parameter, as torch.optim.Optimizer has them: that
+    one loads torch's compiler, which takes a second of every start."""
 
-    def __init__(self, parts: Sequence[torch.optim.Optimizer], *, names: Mapping[Tensor, str]) -> None:
+    def __init__(self, groups: Sequence[dict[str, Any]], **defaults: Any) -> None:
+        self.param_groups = [{**defaults, **group} for group in groups]
+        self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+
+    @abstractmethod
+    def step(self) -> None:
+        """Of all parameters that have a gradient."""
+
+
+class Optimizers:
+    """Several optimizers that step together; each group keeps its base learning rate beside the current one."""
+
+    def __init__(self, parts: Sequence[Optimizer], *, names: Mapping[Tensor, str]) -> None:
         self._parts = parts
         self._names = names
         for part in self._parts:
@@ -80,19 +97,20 @@ def _place(key: str, value: Tensor, parameter: nn.Parameter) -> Any:
     return value.to(parameter.device, copy=True)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimizer):
     """Momentum, and of what it gives the nearest orthogonal matrix; state and update are those of torch.optim.Muon.
 
     `dtype`: of the iteration. All parameters are matrices.
     """
 
-    def __init__(self, params: Any, *, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], *, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype
+    ) -> None:
+        super().__init__(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
         self._dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        assert closure is None
+    def step(self) -> None:
         for group in self.param_groups:
             for batch in _alike([p for p in group["params"] if p.grad is not None]):
                 rows, columns = batch[0].shape
@@ -136,7 +154,44 @@ def orthogonalised(matrices_KMN: Tensor) -> Tensor:
     return x_KRS.mT if tall else x_KRS
 
 
-class DelayedNesterov(torch.optim.Optimizer):
+class AdamW(Optimizer):
+    """torch.optim.AdamW, bit by bit; `fused`: one kernel for all parameters, where the device has it."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float], fused: bool) -> None:
+        super().__init__(groups, lr=lr, betas=betas, fused=fused, eps=ADAM_EPSILON)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            states = [self._state(p, fused=group["fused"]) for p in params]
+            beta1, beta2 = group["betas"]
+            adamw(
+                params,
+                [p.grad for p in params],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                fused=group["fused"],
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+
+    def _state(self, parameter: nn.Parameter, *, fused: bool) -> dict[str, Any]:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device if fused else "cpu")
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+
+class DelayedNesterov(Optimizer):
     """Nesterov momentum that is updated at every N-th step only (arXiv 2401.09135, algorithm 3 with c = 0).
 
         each step:        θ ← θ − η g / N,  Δ ← Δ + g
@@ -145,12 +200,11 @@ class DelayedNesterov(torch.optim.Optimizer):
     N = 1 is torch.optim.SGD(nesterov=True), weight decay included.
     """
 
-    def __init__(self, params: Any, *, lr: float, momentum: float, delay: int = 1, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "delay": delay, "weight_decay": weight_decay})
+    def __init__(self, groups: Sequence[dict[str, Any]], *, lr: float, momentum: float, delay: int) -> None:
+        super().__init__(groups, lr=lr, momentum=momentum, delay=delay)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        assert closure is None
+    def step(self) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -204,7 +258,7 @@ def make_optimizer(
 
 def _muon(params: list[nn.Parameter], section: MuonSection, *, dtype: torch.dtype) -> Muon:
     return Muon(
-        params,
+        [{"params": params}],
         lr=section.lr,
         momentum=section.momentum,
         weight_decay=section.weight_decay or 0.0,
@@ -212,9 +266,9 @@ def _muon(params: list[nn.Parameter], section: MuonSection, *, dtype: torch.dtyp
     )
 
 
-def _adamw(params: list[nn.Parameter], section: MuonSection | AdamWSection, *, lr: float) -> torch.optim.Optimizer:
+def _adamw(params: list[nn.Parameter], section: MuonSection | AdamWSection, *, lr: float) -> AdamW:
     device = params[0].device.type
-    return torch.optim.AdamW(
+    return AdamW(
         _groups(params, weight_decay=section.weight_decay or 0.0),
         lr=lr,
         betas=(section.beta1, section.beta2),
@@ -222,7 +276,7 @@ def _adamw(params: list[nn.Parameter], section: MuonSection | AdamWSection, *, l
     )
 
 
-def _nesterov(params: list[nn.Parameter], section: NesterovSection) -> torch.optim.Optimizer:
+def _nesterov(params: list[nn.Parameter], section: NesterovSection) -> DelayedNesterov:
     groups = _groups(params, weight_decay=section.weight_decay)
     return DelayedNesterov(groups, lr=section.lr, momentum=section.momentum, delay=section.delay)
 
