@@ -46,7 +46,7 @@ ALARM_COMMAND = ("command",)
 """Of the settings: who is told of a run is nobody else's."""
 PACKAGE, VERSION = re.compile(r"[\w.-]{1,80}", re.ASCII), re.compile(r"[\w.+!-]{1,60}", re.ASCII)
 VARIABLES = (
-    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF",
+    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ENABLE_MPS_FALLBACK", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "LANG", "LC_ALL", "LANGUAGE",
     "VIRTUAL_ENV",
 )  # fmt: skip
