@@ -139,6 +139,28 @@ def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
     assert hands.has["luis/cuda:0"].run.path.name == "uno"
 
 
+def test_what_a_run_waits_for_is_said_as_long_as_it_does(queue: RunQueue, tmp_path: Path) -> None:
+    """Machines that are not there, not those that are busy."""
+    queue.add(RunDir(tmp_path / "uno"), wants=Wants(machines=3))
+    queue.add(RunDir(tmp_path / "dos"), wants=Wants(on=("pedro",)))
+    hands = Hands("ana")
+    work = QueueWork(queue, hands, hears=Heard())
+
+    def reasons() -> list[str]:
+        work.step()
+        return [queue.find(name).reason for name in ("uno", "dos", "tres")]
+
+    assert reasons() == ["machines that have still to join: 2", "machines that have still to join: 1", ""]
+    hands.places += ["luis", "pedro"]
+    assert reasons() == ["", "", ""]
+    assert queue.find("uno").state == WAITING, "ana trains another one"
+    hands.end("ana", complete=True)
+    hands.places.remove("luis")
+    assert reasons()[0] == "machines that have still to join: 1"
+    unattended = RunQueue(tmp_path / "queue", is_handed_out=False)
+    assert unattended.find("uno").reason == ""
+
+
 def test_stop(queue: RunQueue) -> None:
     """What runs is recalled, once; what waits is not begun; added again, both begin again."""
     hands, heard = Hands("ana"), Heard()

@@ -55,6 +55,11 @@ def deal(waiting: Sequence[Wants], machines: Sequence[Candidate]) -> tuple[int, 
     return None
 
 
+def lacking(wants: Wants, machines: Sequence[Candidate]) -> int:
+    """How many machines have still to join before such a run can begin."""
+    return max(0, wants.machines - sum(bool(_places(wants, machine)) for machine in machines))
+
+
 def _places(wants: Wants, machine: Candidate) -> list[str]:
     """Those that the run may have."""
     named = [place for place in machine.devices if not wants.on or not {machine.name, place}.isdisjoint(wants.on)]

@@ -42,13 +42,13 @@ class Machines(Generic[W]):
     def machines(self) -> list[Candidate]:
         """Each place of this machine counts as one, each machine that has joined with all of its devices."""
         lent, free = self._lent.machines, set(self._places.free)
-        self._devices |= {name: self._crew.device(name) for name in self._crew.places}
         there = {*self._here, *self._crew.places}
+        known = self._devices | {name: self._crew.device(name) for name in self._crew.places}
+        self._devices = {name: kind for name, kind in known.items() if name in there or node_of(name) in lent}
         of: dict[str, dict[str, str]] = {}
         for name in [*self._here, *sorted(self._devices.keys() - self._here)]:
             machine = name if name in self._here else node_of(name)
-            if name in there or machine in lent:
-                of.setdefault(machine, {})[name] = self._devices[name]
+            of.setdefault(machine, {})[name] = self._devices[name]
         return [
             Candidate(
                 name=machine, devices=devices, free=[] if machine in lent else [*filter(free.__contains__, devices)]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
 from cuadrilla.home import read_object
-from cuadrilla.jobs.deal import DEVICES, Candidate, Wants, deal
+from cuadrilla.jobs.deal import DEVICES, Candidate, Wants, deal, lacking
 from cuadrilla.jobs.places import Left
 from cuadrilla.link.names import JOB_NAME, node_of
 from cuadrilla.messages import Message
@@ -121,15 +121,16 @@ class RunQueue:
         if not isinstance(said.get("run"), str) or not isinstance(order, int | float) or not abs(order) <= MOST_ORDER:
             return None
         state = str(now.get("state", WAITING))
+        state = state if state in (*self._held, *ENDED) else WAITING
         return QueuedRun(
             name=path.stem,
             run=RunDir(Path(said["run"])),
             order=float(order),
             wants=_wants_of(said),
             stops=said.get("stops") is True,
-            state=state if state in (*self._held, *ENDED) else WAITING,
+            state=state,
             place=str(now.get("place", "")),
-            reason=str(now.get("reason", "")),
+            reason=str(now.get("reason", "")) if self._held or state in ENDED else "",
         )
 
 
@@ -194,6 +195,15 @@ class QueueWork:
         while (dealt := deal([run.wants for run in waiting], self._machines.machines)) is not None:
             number, places = dealt
             self._begin(waiting.pop(number), places)
+        for run in waiting:
+            self._say_what_it_waits_for(run)
+
+    def _say_what_it_waits_for(self, run: QueuedRun) -> None:
+        """Machines that are not there; those that are become free by and by."""
+        missing = lacking(run.wants, self._machines.machines)
+        reason = Message("machines that have still to join: {number}", number=missing) if missing else ""
+        if reason != run.reason:
+            self._queue.note(run, WAITING, place=run.place, reason=reason)
 
     def take_back(self) -> None:
         """What has ended. Raises LinkError, ResourceError."""
