@@ -9,6 +9,7 @@ import logging
 import logging.handlers
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 4
 FILE_FORMAT = "%(asctime)s %(levelname)s %(worker)s | %(name)s: %(message)s"
 OURS, LIBRARIES = "cuadrilla", ("grpc", "ray")
+COORDINATES = "coordinates-"
+"""The name of a thread begins so that coordinates a run, where others do the same for other runs."""
 STDERR = 2
 
 
@@ -37,6 +40,17 @@ class _WorkerTag(logging.Filter):
         name = record.threadName or ""
         record.worker = name if name.startswith("worker-") else self._default
         return True
+
+
+class _OwnRun(logging.Filter):
+    """All but what threads say that coordinate another run than the one that makes this filter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread == self._thread or not (record.threadName or "").startswith(COORDINATES)
 
 
 class _Talk(logging.Filter):
@@ -92,6 +106,7 @@ def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool =
     handler = _LogFile(
         folder / f"log.{worker}.txt", maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8"
     )
+    handler.addFilter(_OwnRun())
     handler.addFilter(_WorkerTag(worker))
     handler.setFormatter(logging.Formatter(FILE_FORMAT))
     for name in (OURS, *LIBRARIES):

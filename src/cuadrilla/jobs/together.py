@@ -19,6 +19,7 @@ from cuadrilla.errors import CuadrillaError
 from cuadrilla.jobs.crew import CrewPlaces
 from cuadrilla.jobs.places import J, Left, LocalPlace
 from cuadrilla.link.names import JOB_NAME
+from cuadrilla.log import COORDINATES
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir
@@ -123,7 +124,7 @@ class LentRuns(Generic[J]):
         names = (*machines, *(place.name for place in here))
         given = self._given[job.name] = _Given(job=job, run=run, machines=names, began=time.monotonic())
         given.thread = threading.Thread(
-            target=given.train, args=(resolved, lending), name=f"coordinates-{job.name}", daemon=True
+            target=given.train, args=(resolved, lending), name=COORDINATES + job.name, daemon=True
         )
         given.thread.start()
 
