@@ -11,8 +11,8 @@ def sleep_early(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let a thread that waits for the others of its pass sleep soon. To be called before torch is loaded.
 
     A thread that spins keeps the core which the others need. With libgomp's usual milliseconds each product, beside
-    another program that computes, waits for the end of a time slice: a small step took 28 times as long there, with
-    these 3 times (`python -m bench.busy`). What the user has set stays.
+    another program that computes, waits for the end of a time slice: small steps took up to fifty times as long there,
+    with these three times (`python -m bench.busy`). What the user has set stays.
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPINS)
