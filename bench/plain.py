@@ -1,14 +1,18 @@
 """A first training of a small text with nothing tuned, and how long a plain loop needs to the same held-out loss.
 
     python -m bench.plain QUIJOTE [--characters 0] [--tokens 300000] [--rates 0.0005 0.001 0.002] [--batches 4 8 16]
+        [--seeds 3]
 
 Ours: `gpt2-micro` for so many tokens, all other settings left open. Plain: the GPT-2 of `bench.kernels`, fp32, AdamW
 (betas 0.9 and 0.95, weight decay 0.1, clipped at 1) with a constant rate after a warm-up of 50 steps, for each rate and
 batch of sequences as long as ours; it is measured on the same held-out sequences after each tenth of our tokens, until
 it is as good, or for at most `--patience` times our tokens. Seconds are of training, ours with all that is around it;
-CPU seconds are surer where other work runs. Prints one JSON object; `ratio`: our CPU seconds by the best plain one's.
+CPU seconds are surer where other work runs. Prints one JSON object; `ratio`: our CPU seconds by those of the plain
+setting that is the best for this seed, and the median of all seeds.
 """
 
+import argparse
+import statistics
 import time
 from dataclasses import dataclass
 from itertools import product
@@ -65,13 +69,15 @@ def stacked(task: LanguageTask, numbers: range) -> tuple[Tensor, Tensor]:
     return torch.stack(ids), torch.stack(targets)
 
 
-def plain(task: LanguageTask, *, rate: float, batch: int, target: float, tokens: int, patience: float) -> Plain:
+def plain(
+    task: LanguageTask, *, rate: float, batch: int, seed: int, target: float, tokens: int, patience: float
+) -> Plain:
     """Train until the held-out loss is as low as `target`."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = PlainGPT2(task.model().config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
-    loader = UnitLoader(task.data("train"), seed=0, unit_sequences=batch, device=CPU)
+    loader = UnitLoader(task.data("train"), seed=seed, unit_sequences=batch, device=CPU)
     round_tokens, done, steps = batch * task.defaults.length, 0, 0
     seconds = cpu_seconds = 0.0
     bits = float("inf")
@@ -95,10 +101,10 @@ def plain(task: LanguageTask, *, rate: float, batch: int, target: float, tokens:
     )  # fmt: skip
 
 
-def ours(text: Text, *, tokens: int) -> tuple[dict[str, Any], LanguageTask]:
+def ours(text: Text, *, tokens: int, seed: int) -> tuple[dict[str, Any], LanguageTask]:
     """A training with nothing set but its length, and its task."""
     began = time.process_time()
-    trained = text.train(sets=[f"train.tokens={tokens}"], seed=0, settled=())
+    trained = text.train(sets=[f"train.tokens={tokens}"], seed=seed, settled=())
     cpu_seconds = time.process_time() - began
     config = read_run_config(RunDir(trained.run))
     task = make_task(config, trained.run)
@@ -106,6 +112,20 @@ def ours(text: Text, *, tokens: int) -> tuple[dict[str, Any], LanguageTask]:
     chosen = {"context": config.model.context, "batch": config.train.batch_sequences}
     found = {"seconds": trained.seconds, "cpu_seconds": cpu_seconds, "bits_per_byte": trained.bits_per_byte}
     return {**chosen, **found}, task
+
+
+def compare(text: Text, arguments: argparse.Namespace, *, seed: int) -> dict[str, Any]:
+    own, task = ours(text, tokens=arguments.tokens, seed=seed)
+    plains = [
+        plain(
+            task, rate=rate, batch=batch, seed=seed, target=own["bits_per_byte"], tokens=arguments.tokens,
+            patience=arguments.patience,
+        )
+        for rate, batch in product(arguments.rates, arguments.batches)
+    ]  # fmt: skip
+    plains.sort(key=lambda one: (not one.reached, one.cpu_seconds))
+    ratio = own["cpu_seconds"] / plains[0].cpu_seconds if plains[0].reached else None
+    return {"ours": own, "plain": [vars(one) for one in plains], "ratio": ratio}
 
 
 def main() -> None:
@@ -118,18 +138,14 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     with text_of(arguments) as text:
-        own, task = ours(text, tokens=arguments.tokens)
-        target, limits = own["bits_per_byte"], {"tokens": arguments.tokens, "patience": arguments.patience}
-        settings = product(arguments.rates, arguments.batches)
-        plains = [plain(task, rate=rate, batch=batch, target=target, **limits) for rate, batch in settings]
-        plains.sort(key=lambda one: (not one.reached, one.cpu_seconds))
+        found = [compare(text, arguments, seed=seed) for seed in range(arguments.seeds)]
+        ratios = [one["ratio"] for one in found if one["ratio"] is not None]
         report(
             "plain",
             train_tokens=text.num_tokens,
             tokens=arguments.tokens,
-            ours=own,
-            plain=[vars(one) for one in plains],
-            ratio=own["cpu_seconds"] / plains[0].cpu_seconds if plains[0].reached else None,
+            seeds=found,
+            ratio=statistics.median(ratios) if ratios else None,
         )
 
 

@@ -1,13 +1,14 @@
 """What a second model learns from a small text and from a first one, beside single models of tuned length and decay.
 
     python -m bench.teacher QUIJOTE [--characters 500000] [--epochs 4 8 16] [--decays 0 1] [--seeds 3]
-        [--teacher 4 0] [--taught 6 12] [--taught-decays 0]
+        [--teacher 4 0 [--teacher-set model.width=256 model.layers=6]] [--taught 6 12] [--taught-decays 0]
+        [--taught-set train.teacher_share=0.7]
 
 Trains on the first so many characters of a text (0: all but the last ones), measures bits per byte on 100,000 further
 on. Single models: each number of epochs with each weight decay, several seeds. Taught ones: a model of the setting
-`--teacher` (without it: of the best one) is the teacher of another one, with each of `--taught` epochs and each of
-`--taught-decays`. `seconds` of a taught model are those of both trainings; the best one is compared with the best
-single setting, of whatever length. Prints one JSON object.
+`--teacher` (without it: of the best one), which may be larger (`--teacher-set`), is the teacher of another one, with
+each of `--taught` epochs and each of `--taught-decays`. `seconds` of a taught model are those of both trainings; the
+best one is compared with the best single setting, of whatever length. Prints one JSON object.
 """
 
 import statistics
@@ -19,8 +20,8 @@ from bench.common import report
 from bench.little import Trained, options, text_of
 
 
-def sets(epochs: float, decay: float) -> tuple[str, str]:
-    return f"train.epochs={epochs:g}", f"optim.weight_decay={decay:g}"
+def sets(epochs: float, decay: float, *more: str) -> tuple[str, ...]:
+    return f"train.epochs={epochs:g}", f"optim.weight_decay={decay:g}", *more
 
 
 def of(runs: Sequence[Trained], seconds: Sequence[float], **setting: float) -> dict[str, Any]:
@@ -38,6 +39,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, nargs="+", default=[4, 8, 16])
     parser.add_argument("--decays", type=float, nargs="+", default=[0, 1])
     parser.add_argument("--teacher", type=float, nargs=2, metavar=("EPOCHS", "DECAY"))
+    parser.add_argument("--teacher-set", nargs="+", default=[], metavar="KEY=VALUE", help="with --teacher")
+    parser.add_argument("--taught-set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--taught", type=float, nargs="+", default=[6])
     parser.add_argument("--taught-decays", type=float, nargs="+", default=[0])
     arguments = parser.parse_args()
@@ -52,11 +55,13 @@ def main() -> None:
         ]
         best = min(singles, key=bits)
         epochs, decay = arguments.teacher or (best["epochs"], best["weight_decay"])
-        teachers = runs_of.get((epochs, decay)) or [text.train(sets=sets(epochs, decay), seed=seed) for seed in seeds]
+        teachers = [] if arguments.teacher_set else runs_of.get((epochs, decay), [])
+        chosen = sets(epochs, decay, *arguments.teacher_set)
+        teachers = teachers or [text.train(sets=chosen, seed=seed) for seed in seeds]
         taught = []
         for longer, held in product(arguments.taught, arguments.taught_decays):
             runs = [
-                text.train(sets=sets(longer, held), seed=100 + seed, teacher=teacher.run)
+                text.train(sets=sets(longer, held, *arguments.taught_set), seed=100 + seed, teacher=teacher.run)
                 for seed, teacher in enumerate(teachers)
             ]
             both = [one.seconds + other.seconds for one, other in zip(runs, teachers, strict=True)]
@@ -67,7 +72,7 @@ def main() -> None:
             train_tokens=text.num_tokens,
             singles=singles,
             best=best,
-            teacher={"epochs": epochs, "weight_decay": decay},
+            teacher={"sets": " ".join(chosen), "seeds": [run.bits_per_byte for run in teachers]},
             taught=taught,
             fewer_bits=1 - second["bits_per_byte"] / best["bits_per_byte"],
         )

@@ -1,10 +1,12 @@
 """A run that begins with the weights of another model: generated with, trained, resumed; refused where it must be."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_gguf, export_hf
@@ -13,10 +15,12 @@ from cuadrilla.cli.model import generate
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.engines import bundle
 from cuadrilla.engines.run import train_run
 from cuadrilla.errors import CheckpointError, ConfigError, DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf, save_hf
+from cuadrilla.model.weights import read_tensors
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.trained import find_stored
@@ -143,3 +147,41 @@ def test_a_folder_that_is_there_is_left_alone(published: Path, tmp_path: Path) -
     with pytest.raises(CheckpointError):
         import_model(published, to=tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "published", "tokenizer.json"]
+
+
+def test_another_machine_is_offered_all_that_the_weights_lie_in(published: Path, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    import_model(published, to=run.path)
+    prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
+    config, model = read_run_file(run.run_file).config, run.path / "model"
+    offered = bundle.offer_whole(config, run.path, goes_on=False)
+    assert {"init/config.json", "init/tokenizer.json", "init/model.safetensors"} < set(offered.files)
+    assert all(bundle.DATA_FILE.fullmatch(name) for name in offered.files)
+    assert '"init": "init"' in offered.config, "no path of this machine"
+    tensors = read_tensors(model / "model.safetensors")
+    names = [f"part-{number}.safetensors" for number in range(2)]
+    for number, name in enumerate(names):
+        save_file({key: tensors[key] for key in sorted(tensors)[number::2]}, model / name)
+    index = {key: names[number % 2] for number, key in enumerate(sorted(tensors))}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (model / "model.safetensors").unlink()
+    offered = bundle.offer_whole(config, run.path, goes_on=False)
+    sent = tmp_path / "sent"
+    for name, (path, _) in offered.files.items():
+        assert bundle.DATA_FILE.fullmatch(name)
+        (sent / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, sent / name)
+    found, expected = load_hf(sent / "init").state_dict(), load_hf(published).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    shutil.rmtree(model)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        bundle.offer_whole(config, run.path, goes_on=False)
+    assert not any(name.startswith("init") for name in bundle.offer_whole(config, run.path, goes_on=True).files)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["init/../a.safetensors", "init/a/b.safetensors", "init/.safetensors", "init/x.bin", "init/٠.safetensors"],
+)
+def test_no_other_file_is_taken_for_weights(name: str) -> None:
+    assert not bundle.DATA_FILE.fullmatch(name)

@@ -44,7 +44,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "muon": "--preset micro --rounds 1 --threads 1",
     "novels": "TEXTS --size micro --tokens 2048 --every 3",
     "optimizers": "DATA --tokens 4096 --seeds 1",
-    "plain": "TEXT --tokens 4096 --characters 20000 --vocabulary 300 --rates 0.001 --batches 4 --patience 1",
+    "plain": "TEXT --tokens 4096 --characters 20000 --vocabulary 300 --rates 0.001 --batches 4 --patience 1 --seeds 1",
     "passes": "--sizes 1 2 --rounds 1 --threads 1 --vocabulary 300",
     "prepare": "TEXTS --rounds 1 --processes 1 --encoder tokenizers",
     "rates": "TEXTS --tokens 40000 --trials 1 --seeds 1 --vocabulary 300 --sequences 4",
@@ -52,7 +52,8 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "reports": "--workers 2 --seconds 0.5 --turns 1",
     "serve": "--speed --shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
     "server": "--steps 22 --repeats 1 --stories 300",
-    "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300",
+    "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300 "
+    "--teacher 0.1 0 --teacher-set model.layers=1 --taught-set train.teacher_share=0.7",
     "throughput": "--unit-ms 20 40 --units 4 --rounds 1 --steps 1 --repeats 1 --rate 0",
     "train": "--size micro --steps 3 --threads 1",
     "trials": "--cores 1,1 --trials 2 --steps 20 --rate 0",

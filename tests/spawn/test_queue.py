@@ -148,7 +148,7 @@ def test_this_machine_and_another_one_together_whoever_is_killed(
 def test_a_run_that_begins_from_another_model_is_trained_elsewhere(
     coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path
 ) -> None:
-    """Ana has not that model: weights come from here at each step. The result is that of one worker here."""
+    """Ana has not that model, and fetches it. The result is that of one worker here."""
     first = language_run(tmp_path / "primero", stories, steps=3)
     for words in (
         ("train", str(first.path)),

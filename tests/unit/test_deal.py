@@ -56,12 +56,3 @@ def test_a_machine_that_has_something_to_do_on_one_device_is_not_whole() -> None
     half = Candidate(name="luis", devices=dict.fromkeys(CARDS, "cuda"), free=CARDS[1:])
     assert deal([TWO, ONE], [ANA, half]) is None
     assert deal([ONE], [half]) == (0, ("luis/cuda:1",))
-
-
-def test_a_run_that_is_led_gets_one_machine_whole() -> None:
-    """Its device is lent, and with it the machine."""
-    led = Wants(led=True)
-    half = Candidate(name="luis", devices=dict.fromkeys(CARDS, "cuda"), free=CARDS[1:])
-    assert deal([led], [LUIS]) == (0, tuple(CARDS))
-    assert deal([led, ONE], [half]) is None
-    assert deal([led, ONE], [half, ANA]) == (0, ("ana",))

@@ -149,7 +149,7 @@ def test_a_coordinator_starts_no_program_on_a_node(tmp_path: Path) -> None:
     alarm = ('alarm.command=["touch", "/tmp/owned"]', 'alarm.webhook_file="/home/ana/.netrc"')
     hostile = load_dumped(theirs(*alarm, 'engine.kind="crew"', 'engine.listen="192.168.1.9:1"'))
     assert hostile.alarm.command
-    here = settings_here(hostile, tmp_path)
+    here = settings_here(hostile, tmp_path, goes_on=False)
     assert here.alarm.command == []
     assert here.alarm.webhook_file == ""
     assert here.engine.kind == "local"
@@ -163,12 +163,19 @@ def test_a_coordinator_starts_no_program_on_a_node(tmp_path: Path) -> None:
 def test_a_coordinator_reads_no_model_of_a_node(tmp_path: Path, setting: str, path: str) -> None:
     hostile = load_dumped(theirs(f'{setting}="{path}"'))
     with pytest.raises(Refused, match="does not send"):
-        settings_here(hostile, tmp_path)
+        settings_here(hostile, tmp_path, goes_on=False)
 
 
 def test_a_teacher_that_was_sent_is_used(tmp_path: Path) -> None:
     (tmp_path / "teachers" / "0").mkdir(parents=True)
-    assert settings_here(load_dumped(theirs('train.teacher="t"')), tmp_path).train.teacher == ["t"]
+    assert settings_here(load_dumped(theirs('train.teacher="t"')), tmp_path, goes_on=False).train.teacher == ["t"]
+
+
+def test_weights_that_were_sent_are_what_a_run_begins_from(tmp_path: Path) -> None:
+    hostile, sent = load_dumped(theirs('model.init="../mine"')), str(tmp_path / "init")
+    assert settings_here(hostile, tmp_path, goes_on=True).model.init == sent, "of a run that does not begin, none are"
+    (tmp_path / "init").mkdir()
+    assert settings_here(hostile, tmp_path, goes_on=False).model.init == sent
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", '{"train": {"steps": 1e999}}', '{"alarm": 5}', "9" * 5000])

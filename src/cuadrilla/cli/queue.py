@@ -3,7 +3,6 @@
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,10 +109,9 @@ def _add(queue: "RunQueue", named: str, *, wants: "Wants | None") -> None:
     """Raises ConfigError for what is no run."""
     path = Path(named)
     folder = path if path.is_dir() else path.parent
-    config = read_run_file(folder / "run.toml" if path.is_dir() else path).config
-    # Other machines have not the model that it begins from: they get weights from here.
+    read_run_file(folder / "run.toml" if path.is_dir() else path)
     run = RunDir(folder.resolve())
-    queue.add(run, wants=replace(wants or queue.wants_of(run), led=bool(config.model.init)))
+    queue.add(run, wants=wants or queue.wants_of(run))
 
 
 def _wanted(wants: "Wants") -> str:

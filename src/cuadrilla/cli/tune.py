@@ -112,12 +112,6 @@ def _require_alone(config: Config, *, together: int, crew: bool) -> None:
             "calls of a function do not go through Ray: only trainings do",
             hint="leave --ray out; a Dask cluster does calls: --scheduler",
         )
-    if config.model.init:
-        raise ConfigError(
-            "a run that begins from model.init = {init} is not given to other machines",
-            init=config.model.init,
-            hint="leave --ray out",
-        )
     if together or crew:
         raise ConfigError(
             "--ray excludes {option}: each device that the cluster offers does one trial at a time",

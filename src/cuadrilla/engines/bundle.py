@@ -11,16 +11,17 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from cuadrilla.config import Config, FileTaskSection
-from cuadrilla.data.shards import data_files
-from cuadrilla.errors import LinkError
+from cuadrilla.data.shards import TOKENIZER, data_files
+from cuadrilla.errors import CheckpointError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.base import Refused
 from cuadrilla.link.offer import Offer, OfferedFile, RunConnection, RunDescription
 from cuadrilla.messages import Message
-from cuadrilla.model.weights import WEIGHTS
+from cuadrilla.model import weights
 from cuadrilla.rundir import RunDir, file_sha256, make_private, storage_errors, typed
 from cuadrilla.runfile import dump, load_dumped
 from cuadrilla.user_file import files_of
@@ -28,7 +29,11 @@ from cuadrilla.version import __version__
 
 DATA_FILE = re.compile(
     r"data/(manifest\.json|tokenizer\.json|(train|val)-\d{5}\.bin)|teachers/\d{1,2}/(config\.json|model\.safetensors)"
+    r"|init/(config\.json|tokenizer\.json|model\.safetensors\.index\.json|\w[\w.-]{0,199}\.safetensors)",
+    re.ASCII,
 )
+INIT = "init"
+"""Where the weights are that a run begins with, on a machine that they were sent to."""
 CODE_FILE = re.compile(r"[A-Za-z_][\w-]{0,60}\.py", re.ASCII)
 MAX_CODE_BYTES = 2**20
 
@@ -59,9 +64,30 @@ def offer(config: Config, folder: Path) -> Offer:
         )
     files = {f"data/{path.name}": (path, sha256) for path, sha256 in data_files(folder / config.data.folder)}
     teachers = RunDir(folder).teachers
-    for path in sorted(path for name in ("config.json", WEIGHTS) for path in teachers.glob(f"*/{name}")):
+    for path in sorted(path for name in ("config.json", weights.WEIGHTS) for path in teachers.glob(f"*/{name}")):
         files[path.relative_to(folder).as_posix()] = (path, _sha256(path))
     return Offer(config=json.dumps(dump(config)), files=files)
+
+
+def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
+    """`offer` for a machine that trains the run alone, with the weights that the run begins with. `goes_on`: from a
+    checkpoint, so that they may have gone.
+
+    Raises CheckpointError.
+    """
+    if not config.model.init:
+        return offer(config, folder)
+    begins_from = folder / config.model.init
+    held = weights.weights_of(begins_from)
+    if not held.is_file() and not goes_on:
+        raise CheckpointError(
+            "{path} does not exist", path=held, hint="name a folder with config.json and model.safetensors"
+        )
+    parts = weights.files_of(held) if held.is_file() else []
+    files = [begins_from / "config.json", begins_from / TOKENIZER, held, *parts]
+    offered = offer(config.model_copy(update={"model": config.model.model_copy(update={"init": INIT})}), folder)
+    found = {f"{INIT}/{path.name}": (path, _sha256(path)) for path in files if path.is_file()}
+    return replace(offered, files={**offered.files, **found})
 
 
 def fetch(

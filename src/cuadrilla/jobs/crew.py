@@ -31,9 +31,9 @@ from typing import Any, Generic
 import safetensors
 
 from cuadrilla.config import Config
-from cuadrilla.engines.bundle import offer
+from cuadrilla.engines.bundle import offer_whole
 from cuadrilla.engines.crew import Lender, OpenCrew
-from cuadrilla.errors import CheckpointError, ConfigError, LinkError
+from cuadrilla.errors import CheckpointError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.deal import DEVICES
 from cuadrilla.jobs.origin import forget_set_aside, left_by, note_origin, set_aside_of
@@ -190,18 +190,17 @@ class CrewPlaces(Generic[J]):
         return self._present[place].device
 
     def start(self, job: J, run: RunDir, *, name: str) -> None:
-        """Raises ConfigError for a run that cannot go to another machine or is trained by somebody else, DataError,
-        TaskError, ResourceError."""
+        """Raises ConfigError for a run that is trained by somebody else, DataError, CheckpointError, TaskError,
+        ResourceError."""
         assert self.server is not None
         assert JOB_NAME.fullmatch(job.name), job.name
         resolved = read_run_file(run.run_file)
         config, _ = decide(resolved.config.for_others(), run)
-        require_portable(config)
         with UsersCode():
             task = make_task(config, run.path)
         keep_teachers(config, run, task=task)
-        offered = offer(config, run.path)
         begun = _begun(run)
+        offered = offer_whole(config, run.path, goes_on=any(name != METRICS for name in begun))
         lock = FolderLock(run.lock, purpose=Message("training on {machine}", machine=name))
         with ExitStack() as stack:
             stack.enter_context(lock)
@@ -463,16 +462,6 @@ def open_crew_places(home: Home, *, listen: Address, folder: Path) -> "Iterator[
         yield places, OpenCrew(address=address, key_hash=key_hash(keys.identity.certificate), pids={})
     finally:
         places.close()
-
-
-def require_portable(config: Config) -> None:
-    """Raises ConfigError for a run that only this machine can do."""
-    if config.model.init:
-        raise ConfigError(
-            "a run that begins from model.init = {init} is not given to other machines",
-            init=config.model.init,
-            hint="without other machines: leave --crew out",
-        )
 
 
 def _given(job: J, run: RunDir, *, lock: FolderLock, config: Config, task: Task) -> _Given[J]:

@@ -9,18 +9,11 @@ DEVICES = ("cuda", "mps", "xpu", "cpu")
 @dataclass(frozen=True, kw_only=True)
 class Wants:
     """`machines`: how many train it together. `on`: names of those that may; empty: any. `device`: one of `DEVICES`
-    that each has to have; empty: whatever it has. `led`: this machine coordinates it, also if another one alone trains
-    it."""
+    that each has to have; empty: whatever it has."""
 
     machines: int = 1
     on: tuple[str, ...] = ()
     device: str = ""
-    led: bool = False
-
-    @property
-    def whole(self) -> bool:
-        """Whether it gets machines with all of their places."""
-        return self.led or self.machines > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +28,13 @@ class Candidate:
 def deal(waiting: Sequence[Wants], machines: Sequence[Candidate]) -> tuple[int, tuple[str, ...]] | None:
     """The number of the first run that can begin, and the places that it gets; None if there is none.
 
-    A run of several machines, or one that is led, gets them whole. They are kept for it, before any run behind it, as
-    they become free: if enough of them are there.
+    A run of several machines gets them whole. They are kept for it, before any run behind it, as they become free: if
+    enough of them are there.
     """
     kept: set[str] = set()
     for number, wants in enumerate(waiting):
         there = [machine for machine in machines if machine.name not in kept]
-        if not wants.whole:
+        if wants.machines == 1:
             places = [place for machine in there for place in _places(wants, machine) if place in machine.free]
             if places:
                 return number, (places[0],)

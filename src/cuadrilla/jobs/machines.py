@@ -62,7 +62,7 @@ class Machines(Generic[W]):
 
     def start(self, job: W, run: RunDir, *, places: Sequence[str]) -> None:
         """Raises CuadrillaError."""
-        if not job.wants.whole or (len(places) == 1 and places[0] in self._here):
+        if job.wants.machines == 1:
             self._places.start(job, run, name=places[0])
             return
         here = [self._here[name] for name in places if name in self._here]

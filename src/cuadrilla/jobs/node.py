@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from cuadrilla.config import CheckpointSection, Config, FileTaskSection, LocalEngine
-from cuadrilla.engines.bundle import bundle_hash, fetch
+from cuadrilla.engines.bundle import INIT, bundle_hash, fetch
 from cuadrilla.engines.courtesy import Courtesy
 from cuadrilla.engines.node import worker_options
 from cuadrilla.engines.ray.node import Ways
@@ -281,7 +281,8 @@ class JobWorker:
         with self.fetching:
             _require_room(order, home=home)
             config, files = fetch(connection, description, home=home, report=self.report, data=self.data)
-        config = settings_here(config, files)
+        goes_on = any(file.path.startswith("checkpoints/") for file in order.begun)
+        config = settings_here(config, files, goes_on=goes_on)
         shutil.rmtree(folder, ignore_errors=True)
         make_private(folder)
         with storage_errors(folder):
@@ -394,17 +395,22 @@ def _require_jobs(description: RunDescription) -> None:
         )
 
 
-def settings_here(config: Config, files: Path) -> Config:
-    """Those of another machine's run that count here, with paths that lead to what was fetched. Raises Refused for a
-    run that needs a model which did not come with it: there may be one here at that path, and it is nobody else's."""
-    fetched = [(files / "teachers" / str(number)).is_dir() for number in range(len(config.train.teacher))]
-    if config.model.init or not all(fetched):
+def settings_here(config: Config, files: Path, *, goes_on: bool) -> Config:
+    """Those of another machine's run that count here, with paths that lead to what was fetched. `goes_on`: from a
+    checkpoint. Raises Refused for a run that needs a model which did not come with it: there may be one here at that
+    path, and it is nobody else's."""
+    needed = [files / "teachers" / str(number) for number in range(len(config.train.teacher))]
+    if config.model.init and not goes_on:
+        needed.append(files / INIT)
+    if not all(map(Path.is_dir, needed)):
         raise Refused(
             "the coordinator's run begins from a model that it does not send",
             hint="install the same version on both machines",
         )
     saved = CheckpointSection(**config.checkpoint.model_dump(exclude={"keep"}))
     config = config.for_others().model_copy(update={"checkpoint": saved})
+    if config.model.init:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"init": str(files / INIT)})})
     if isinstance(config.task, FileTaskSection):
         task = config.task.model_copy(update={"path": str(files / config.task.path)})
         config = config.model_copy(update={"task": task})

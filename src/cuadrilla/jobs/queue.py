@@ -249,7 +249,6 @@ def _wants_of(said: dict[str, Any]) -> Wants:
         on=tuple(map(str, on if isinstance(on, list) else [on] if on else [])),
         machines=machines if isinstance(machines, int) and machines > 0 else 1,
         device=device if device in DEVICES else "",
-        led=said.get("led") is True,
     )
 
 
