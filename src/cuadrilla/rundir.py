@@ -107,6 +107,11 @@ class RunDir:
         return self.path / "teachers"
 
     @property
+    def initial(self) -> Path:
+        """The weights that this run begins with, where another machine has sent them."""
+        return self.path / "initial"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

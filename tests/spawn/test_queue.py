@@ -180,6 +180,9 @@ def test_a_run_that_begins_from_another_model_is_trained_elsewhere(
     done = cuadrilla("train", str(alone.path))
     assert done.returncode == 0, done.stderr
     assert final_sha256(alone.path) == final_sha256(run.path)
+    done = cuadrilla("train", str(run.path), "--set", "train.steps=6", "--allow-changes")
+    assert done.returncode == 0, f"here it goes on from what ana left: {done.stderr}"
+    assert last_rows(run.metrics)[-1]["version"] == 6
 
 
 def test_what_a_run_asks_for_is_kept_until_something_else_is_asked(

@@ -171,11 +171,11 @@ def test_a_teacher_that_was_sent_is_used(tmp_path: Path) -> None:
     assert settings_here(load_dumped(theirs('train.teacher="t"')), tmp_path, goes_on=False).train.teacher == ["t"]
 
 
-def test_weights_that_were_sent_are_what_a_run_begins_from(tmp_path: Path) -> None:
-    hostile, sent = load_dumped(theirs('model.init="../mine"')), str(tmp_path / "init")
-    assert settings_here(hostile, tmp_path, goes_on=True).model.init == sent, "of a run that does not begin, none are"
-    (tmp_path / "init").mkdir()
-    assert settings_here(hostile, tmp_path, goes_on=False).model.init == sent
+def test_a_run_that_begins_elsewhere_goes_on_here_without_the_weights_it_began_with(tmp_path: Path) -> None:
+    settings = load_dumped(theirs('model.init="../mine"'))
+    assert settings_here(settings, tmp_path, goes_on=True).model.init == "../mine", "as its checkpoints have it"
+    (tmp_path / "initial").mkdir()
+    assert settings_here(settings, tmp_path, goes_on=False).model.init == "../mine"
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", '{"train": {"steps": 1e999}}', '{"alarm": 5}', "9" * 5000])

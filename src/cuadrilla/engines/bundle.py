@@ -29,11 +29,9 @@ from cuadrilla.version import __version__
 
 DATA_FILE = re.compile(
     r"data/(manifest\.json|tokenizer\.json|(train|val)-\d{5}\.bin)|teachers/\d{1,2}/(config\.json|model\.safetensors)"
-    r"|init/(config\.json|tokenizer\.json|model\.safetensors\.index\.json|\w[\w.-]{0,199}\.safetensors)",
+    r"|initial/(config\.json|tokenizer\.json|model\.safetensors\.index\.json|\w[\w.-]{0,199}\.safetensors)",
     re.ASCII,
 )
-INIT = "init"
-"""Where the weights are that a run begins with, on a machine that they were sent to."""
 CODE_FILE = re.compile(r"[A-Za-z_][\w-]{0,60}\.py", re.ASCII)
 MAX_CODE_BYTES = 2**20
 
@@ -85,8 +83,8 @@ def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
         )
     parts = weights.files_of(held) if held.is_file() else []
     files = [begins_from / "config.json", begins_from / TOKENIZER, held, *parts]
-    offered = offer(config.model_copy(update={"model": config.model.model_copy(update={"init": INIT})}), folder)
-    found = {f"{INIT}/{path.name}": (path, _sha256(path)) for path in files if path.is_file()}
+    where, offered = RunDir(folder).initial.name, offer(config, folder)
+    found = {f"{where}/{path.name}": (path, _sha256(path)) for path in files if path.is_file()}
     return replace(offered, files={**offered.files, **found})
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from cuadrilla.config import CheckpointSection, Config, FileTaskSection, LocalEngine
-from cuadrilla.engines.bundle import INIT, bundle_hash, fetch
+from cuadrilla.engines.bundle import bundle_hash, fetch
 from cuadrilla.engines.courtesy import Courtesy
 from cuadrilla.engines.node import worker_options
 from cuadrilla.engines.ray.node import Ways
@@ -283,16 +283,19 @@ class JobWorker:
             config, files = fetch(connection, description, home=home, report=self.report, data=self.data)
         goes_on = any(file.path.startswith("checkpoints/") for file in order.begun)
         config = settings_here(config, files, goes_on=goes_on)
+        run = RunDir(folder)
         shutil.rmtree(folder, ignore_errors=True)
         make_private(folder)
         with storage_errors(folder):
             for file in order.begun:
                 (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
                 connection.fetch(file, to=folder / file.path)
-            if (files / "teachers").is_dir():
-                shutil.copytree(files / "teachers", folder / "teachers")
-        write_atomic(folder / "run.toml", to_toml(config), private=True)
-        run = RunDir(folder)
+            if config.model.init:  # of this machine's models none is read, whatever the path
+                make_private(run.initial)
+            for sent in (RunDir(files).teachers, RunDir(files).initial):
+                if sent.is_dir():
+                    shutil.copytree(sent, folder / sent.name, dirs_exist_ok=True)
+        write_atomic(run.run_file, to_toml(config), private=True)
         rows = run.metrics.stat().st_size if run.metrics.exists() else 0
         self._doing = _Doing(
             name=order.job,
@@ -401,7 +404,7 @@ def settings_here(config: Config, files: Path, *, goes_on: bool) -> Config:
     path, and it is nobody else's."""
     needed = [files / "teachers" / str(number) for number in range(len(config.train.teacher))]
     if config.model.init and not goes_on:
-        needed.append(files / INIT)
+        needed.append(RunDir(files).initial)
     if not all(map(Path.is_dir, needed)):
         raise Refused(
             "the coordinator's run begins from a model that it does not send",
@@ -409,8 +412,6 @@ def settings_here(config: Config, files: Path, *, goes_on: bool) -> Config:
         )
     saved = CheckpointSection(**config.checkpoint.model_dump(exclude={"keep"}))
     config = config.for_others().model_copy(update={"checkpoint": saved})
-    if config.model.init:
-        config = config.model_copy(update={"model": config.model.model_copy(update={"init": str(files / INIT)})})
     if isinstance(config.task, FileTaskSection):
         task = config.task.model_copy(update={"path": str(files / config.task.path)})
         config = config.model_copy(update={"task": task})

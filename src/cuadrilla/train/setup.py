@@ -254,7 +254,8 @@ def _initial_model(config: Config, run: RunDir, *, task: Task) -> nn.Module:
     """With the weights that a new run begins with."""
     model = make_model_to_train(config, task)
     if config.model.init and not list_checkpoints(run.checkpoints):
-        load_initial(model, run.path / config.model.init, task=task)
+        sent = run.initial
+        load_initial(model, sent if sent.is_dir() else run.path / config.model.init, task=task)
     return model
 
 
