@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuadrilla.cli.output import emit_json, options, say
-from cuadrilla.errors import ConfigError
+from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.newrun import seen_from
-from cuadrilla.rundir import RunDir, make_private, storage_errors, typed, write_atomic, write_json
+from cuadrilla.rundir import RunDir, file_sha256, make_private, storage_errors, typed, write_atomic, write_json
 from cuadrilla.runfile import dump, quoted, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.model.gpt2 import GPT2Config
 
-MODEL_FOLDER = "model"
+MODEL_FOLDER, TOKENIZER = "model", "tokenizer.json"
 
 
 def import_model(
@@ -59,18 +59,27 @@ def import_model(
     size = sum(parameter.numel() for parameter in found.model.parameters())
     if options.json:
         emit_json({"path": str(to), "parameters": size, "vocabulary": found.model.config.vocab_size})
-    say(
-        "wrote {path}: {size:.2f} M parameters, a vocabulary of {vocab:,}\n\n"
-        "next: cuadrilla generate {to}\n"
-        "      cuadrilla data prepare YOUR_TEXTS --out {data} --tokenizer {tokenizer}\n"
-        "      cuadrilla train {to}",
-        path=to,
-        size=size / 1e6,
-        vocab=found.model.config.vocab_size,
-        to=typed(to),
-        data=typed(Path(os.path.normpath(to / data))),
-        tokenizer=typed(to / MODEL_FOLDER / "tokenizer.json"),
-    )
+    vocab = found.model.config.vocab_size
+    say("wrote {path}: {size:.2f} M parameters, a vocabulary of {vocab:,}", path=to, size=size / 1e6, vocab=vocab)
+    say("\nnext: cuadrilla generate {to}", to=typed(to))
+    folder, tokenizer = Path(os.path.normpath(to / data)), to / MODEL_FOLDER / TOKENIZER
+    if not _is_prepared(folder, tokenizer):
+        say(
+            "      cuadrilla data prepare YOUR_TEXTS --out {data} --tokenizer {tokenizer}",
+            data=typed(folder),
+            tokenizer=typed(tokenizer),
+        )
+    say("      cuadrilla train {to}", to=typed(to))
+
+
+def _is_prepared(data: Path, tokenizer: Path) -> bool:
+    """With this tokenizer."""
+    from cuadrilla.data.shards import read_manifest
+
+    try:
+        return read_manifest(data).tokenizer_sha256 == file_sha256(tokenizer)
+    except (DataError, OSError):
+        return False
 
 
 def _peculiarities(shape: "GPT2Config") -> str:
