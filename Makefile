@@ -90,7 +90,8 @@ wheel: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/cuadrilla demo
 
-# Tests run side by side, one for each core; what they took is in build/, and shown at the end.
+# Tests run side by side, one for each core; what they took is in build/, and shown at the end. Thorough ones wait for half
+# of their time: one more than cores.
 PYTEST := $(BIN)/pytest -q -ra -n auto --maxprocesses=8 --no-loadscope-reorder
 DURATIONS := $(BIN)/python tools/durations.py
 
@@ -99,7 +100,7 @@ test: $(DEV)
 	@$(DURATIONS) build/durations-test.json --slowest 10
 
 test-rest: $(DEV)
-	$(PYTEST) -m "thorough and not soak" --durations-file=build/durations-rest.json
+	$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -m "thorough and not soak" --durations-file=build/durations-rest.json
 
 test-all: test test-rest
 	@$(DURATIONS) build/durations-test.json build/durations-rest.json

@@ -193,8 +193,8 @@ class MuonSection(Section):
     """Muon's learning rate (update of unit spectral norm, scaled by sqrt(max(1, rows/columns)))."""
     momentum: Fraction = 0.95
     weight_decay: Annotated[float, Field(ge=0, le=10)] | None = None
-    """Is multiplied by the learning rate. Default: 0; for a language model that reads its text at least twice 0.1, at
-    least six times 0.3."""
+    """Is multiplied by the learning rate. Default: 0; for a language model that reads its text at least twice, so much
+    that weights average the updates of one epoch, at most 2."""
     adamw_lr: Rate = 0.006
     """AdamW's learning rate for everything except the matrices of the blocks."""
     beta1: Fraction = 0.9

@@ -9,6 +9,7 @@ import pytest
 
 import cuadrilla
 from cuadrilla.api import _as_sets
+from cuadrilla.data.shards import read_manifest
 from cuadrilla.plan.decide import decide, step_tokens, weight_decay
 from cuadrilla.rundir import RunDir, write_json
 from cuadrilla.runfile import read_run_file
@@ -49,27 +50,34 @@ def test_the_rules() -> None:
     lengths = (1, 300_000, 3_000_000, 10_000_000, 50_000_000, 10**10)
     assert [step_tokens(tokens, alone=True) for tokens in lengths] == [1024, 1024, 1024, 2048, 4096, 16384]
     assert step_tokens(300_000, alone=False) == 16384
-    assert [weight_decay(epochs) for epochs in (0.5, 1.99, 2.0, 5.9, 6.0, 16)] == [0, 0, 0.1, 0.1, 0.3, 0.3]
+    decays = [weight_decay(epochs, epoch_steps=700, lr=0.02) for epochs in (0.5, 1.99, 2.0, 16)]
+    assert decays == [0, 0, 0.071, 0.071]
+    assert [weight_decay(4, epoch_steps=steps, lr=0.02) for steps in (5, 46, 7_000)] == [2, 1.1, 0.0071]
+    assert weight_decay(4, epoch_steps=700, lr=0.01) == 0.14
 
 
 def test_a_text_that_is_read_twice_is_held_back_and_the_run_keeps_it(folder: Path) -> None:
-    cuadrilla.new_run(folder / "twice", SETTINGS)
+    cuadrilla.new_run(folder / "twice", {**SETTINGS, "optim": {"lr": 0.05}})
     run, path = RunDir(folder / "twice"), str(folder / "twice")
     shown = command("config", "show", path)
-    assert ["optim.weight_decay", "0.1", "read", "2.0", "times"] in [line.split() for line in shown.stdout.splitlines()]
+    steps = read_manifest(folder / "data").splits["train"].num_tokens / (8 * 64)
+    decay = weight_decay(2.0, epoch_steps=steps, lr=0.05)
+    assert 0 < decay < 2
+    why = f"read 2.0 times, {steps:.0f} steps each time"
+    assert ["optim.weight_decay", f"{decay:g}", *why.split()] in [line.split() for line in shown.stdout.splitlines()]
     done = command("train", path, "--stop-at", "3")
-    assert "note       optim.weight_decay: 0.1: read 2.0 times" in done.stderr
-    assert decay_of(run) == 0.1
+    assert f"note       optim.weight_decay: {decay:g}: {why}" in done.stderr
+    assert decay_of(run) == decay
     done = command("train", path, "--stop-at", "5", "--set", "train.epochs=1.5", "--allow-changes")
     assert "changed" not in done.stderr
-    assert decay_of(run) == 0.1  # as it began
+    assert decay_of(run) == decay  # as it began
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "decay"),
     [
         ("once", {"train.epochs": 1.0}, 0.0),
-        ("steps", {"train.epochs": 0.0, "train.steps": 10_000, "train.batch_sequences": 16}, 0.3),
+        ("steps", {"train.epochs": 0.0, "train.steps": 10_000, "train.batch_sequences": 16}, 2.0),
         ("none", {"optim.weight_decay": 0.0}, 0.0),
         ("much", {"optim.weight_decay": 1.0}, 1.0),
         ("adamw", {"optim.kind": "adamw"}, 0.1),
