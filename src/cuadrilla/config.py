@@ -194,7 +194,7 @@ class MuonSection(Section):
     momentum: Fraction = 0.95
     weight_decay: Annotated[float, Field(ge=0, le=10)] | None = None
     """Is multiplied by the learning rate. Default: 0; for a language model that reads its text at least twice, so much
-    that weights average the updates of one epoch, at most 2."""
+    that weights average the updates of about one epoch, at most 2."""
     adamw_lr: Rate = 0.006
     """AdamW's learning rate for everything except the matrices of the blocks."""
     beta1: Fraction = 0.9

@@ -50,18 +50,23 @@ def test_the_rules() -> None:
     lengths = (1, 300_000, 3_000_000, 10_000_000, 50_000_000, 10**10)
     assert [step_tokens(tokens, alone=True) for tokens in lengths] == [1024, 1024, 1024, 2048, 4096, 16384]
     assert step_tokens(300_000, alone=False) == 16384
-    decays = [weight_decay(epochs, epoch_steps=700, lr=0.02) for epochs in (0.5, 1.99, 2.0, 16)]
-    assert decays == [0, 0, 0.071, 0.071]
-    assert [weight_decay(4, epoch_steps=steps, lr=0.02) for steps in (5, 46, 7_000)] == [2, 1.1, 0.0071]
-    assert weight_decay(4, epoch_steps=700, lr=0.01) == 0.14
+    whole = {"text": 718_496, "weights": 786_432, "epoch_steps": 702, "lr": 0.02}
+    assert [weight_decay(epochs, **whole) for epochs in (0.5, 1.99, 2.0, 16)] == [0, 0, 0.064, 0.064]
+    quarter, little = (whole | {"text": text, "epoch_steps": text / 1024} for text in (185_000, 46_000))
+    assert weight_decay(8, **quarter) == 0.35
+    assert weight_decay(8, **little) == 2.0
+    assert weight_decay(8, **whole | {"lr": 0.01}) == 0.13
+    assert weight_decay(8, **whole | {"weights": 16 * 786_432}) == 0.13
+    assert weight_decay(8, **whole | {"epoch_steps": 5}) == 2.0
 
 
 def test_a_text_that_is_read_twice_is_held_back_and_the_run_keeps_it(folder: Path) -> None:
     cuadrilla.new_run(folder / "twice", {**SETTINGS, "optim": {"lr": 0.05}})
     run, path = RunDir(folder / "twice"), str(folder / "twice")
     shown = command("config", "show", path)
-    steps = read_manifest(folder / "data").splits["train"].num_tokens / (8 * 64)
-    decay = weight_decay(2.0, epoch_steps=steps, lr=0.05)
+    text = read_manifest(folder / "data").splits["train"].num_tokens
+    steps = text / (8 * 64)
+    decay = weight_decay(2.0, text=text, weights=12 * 16**2, epoch_steps=steps, lr=0.05)
     assert 0 < decay < 2
     why = f"read 2.0 times, {steps:.0f} steps each time"
     assert ["optim.weight_decay", f"{decay:g}", *why.split()] in [line.split() for line in shown.stdout.splitlines()]

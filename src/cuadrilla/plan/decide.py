@@ -16,10 +16,12 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import has_begun, read_run_config
 
-LEAST_EPOCHS, MEMORY_EPOCHS = 2.0, 1.0
-"""How often a text is read before weights decay, and over how many of its epochs they then average their updates, since
-each step keeps 1 - rate * decay of them. Measured in epochs the best is about the same for texts and models of any size
-(Wang & Aitchison 2024, arXiv 2405.13698)."""
+LEAST_EPOCHS = 2.0
+"""How often a text is read before weights decay."""
+MEMORY_EPOCHS, MEMORY_POWER = 1.14, 0.25
+"""Weights that decay average their updates, since each step keeps 1 - rate * decay of them. Measured in epochs, the
+best span is about the same for texts of any size (Wang & Aitchison 2024, arXiv 2405.13698); it was somewhat shorter
+where there was less text for each weight: by this power of their ratio."""
 MOST_DECAY = 2.0
 """Stronger ones were not measured."""
 LEAST_STEP_TOKENS, MOST_STEP_TOKENS = 1_024, 16_384
@@ -83,10 +85,12 @@ def filled(config: Config, values: Mapping[str, float]) -> Config:
     return config
 
 
-def weight_decay(epochs: float, *, epoch_steps: float, lr: float) -> float:
+def weight_decay(epochs: float, *, text: int, weights: int, epoch_steps: float, lr: float) -> float:
+    """For so many tokens of text, and weights in the model's blocks."""
     if epochs < LEAST_EPOCHS:
         return 0.0
-    return float(f"{min(1 / (lr * MEMORY_EPOCHS * epoch_steps), MOST_DECAY):.2g}")
+    memory = MEMORY_EPOCHS * (text / weights) ** MEMORY_POWER
+    return float(f"{min(1 / (lr * memory * epoch_steps), MOST_DECAY):.2g}")
 
 
 def step_tokens(tokens: int, *, alone: bool) -> int:
@@ -127,9 +131,12 @@ def _batch(config: Config, tokens: int) -> Decision | None:
 
 def _decay(config: Config, *, tokens: int, text: int) -> Decision:
     epochs = tokens / text if text else 0.0
-    steps = text / (config.train.batch_sequences * config.model.shape[3])
+    layers, _, width, context = config.model.shape
+    weights = layers * width * (4 * width + 2 * (config.model.inner or 4 * width))
+    steps = text / (config.train.batch_sequences * context)
+    decay = weight_decay(epochs, text=text, weights=weights, epoch_steps=steps, lr=config.optim.lr)
     reason = Message("read {epochs:.1f} times, {steps:,.0f} steps each time", epochs=epochs, steps=steps)
-    return Decision(key=DECAY, value=weight_decay(epochs, epoch_steps=steps, lr=config.optim.lr), reason=reason)
+    return Decision(key=DECAY, value=decay, reason=reason)
 
 
 def _without_gaps(config: Config, *, ruled: bool) -> Config:
