@@ -237,7 +237,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each test carries the mark of its folder. What goes through Ray is thorough, but for one of each kind.
 
-    Those that may take longest, by their time limit, are begun first: at the end all processes are done together.
+    Ray's, which follow one another, and those that may take longest, by their time limit, are begun first: at the end
+    all processes are done together.
     """
     here = Path(__file__).parent
     for item in items:
@@ -246,7 +247,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
         if uses_ray(item.nodeid) and item.get_closest_marker("ray_smoke") is None:
             item.add_marker("thorough")
-    items.sort(key=lambda item: -time_limit(item))
+    items.sort(key=lambda item: (not uses_ray(item.nodeid), -time_limit(item)))
 
 
 def time_limit(item: pytest.Item) -> float:
