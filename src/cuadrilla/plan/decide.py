@@ -18,7 +18,7 @@ from cuadrilla.runfile import has_begun, read_run_config
 
 LEAST_EPOCHS = 2.0
 """How often a text is read before weights decay."""
-MEMORY_EPOCHS, MEMORY_POWER = 1.14, 0.25
+MEMORY_EPOCHS, MEMORY_POWER = 1.0, 0.25
 """Weights that decay average their updates, since each step keeps 1 - rate * decay of them. Measured in epochs, the
 best span is about the same for texts of any size (Wang & Aitchison 2024, arXiv 2405.13698); it was somewhat shorter
 where there was less text for each weight: by this power of their ratio."""
