@@ -51,11 +51,11 @@ def test_the_rules() -> None:
     assert [step_tokens(tokens, alone=True) for tokens in lengths] == [1024, 1024, 1024, 2048, 4096, 16384]
     assert step_tokens(300_000, alone=False) == 16384
     whole = {"text": 718_496, "weights": 786_432, "epoch_steps": 702, "lr": 0.02}
-    assert [weight_decay(epochs, **whole) for epochs in (0.5, 1.99, 2.0, 16)] == [0, 0, 0.073, 0.073]
+    assert [weight_decay(epochs, **whole) for epochs in (0.5, 1.99, 2.0, 8, 16)] == [0, 0, 0.051, 0.051, 0.054]
     quarter, little = (whole | {"text": text, "epoch_steps": text / 1024} for text in (185_000, 46_000))
-    assert weight_decay(8, **quarter) == 0.4
-    assert weight_decay(8, **little) == 2.0
-    assert weight_decay(8, **whole | {"lr": 0.01}) == 0.15
+    assert [weight_decay(epochs, **quarter) for epochs in (4, 8, 16)] == [0.21, 0.29, 0.41]
+    assert [weight_decay(epochs, **little) for epochs in (4, 8, 16)] == [1.7, 2.0, 2.0]
+    assert weight_decay(8, **whole | {"lr": 0.01}) == 0.1
     assert weight_decay(8, **whole | {"weights": 16 * 786_432}) == 0.15
     assert weight_decay(8, **whole | {"epoch_steps": 5}) == 2.0
 

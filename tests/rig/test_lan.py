@@ -4,6 +4,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,8 @@ from bench.lan import Member, ip, lan
 from cuadrilla.engines.worker import ASK_SECONDS
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
-from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import UNHURRIED, Machine, down, invite, present, up
+from tests.commands import events, goes_on, is_what_one_worker_gives, reached, wait_for
+from tests.machines import UNHURRIED, Machine, down, invite, language_run, present, up
 from tests.networks import need_namespaces, silent, switch_port
 
 RATE = "400mbit"
@@ -130,6 +131,31 @@ def test_the_coordinator_gets_another_address_and_the_crew_goes_on(
     assert f"cuadrilla join {new}" in said
     assert [row["worker"] for row in events(run, "evicted") if row["worker"] == "here-1"] == []
     assert is_what_one_worker_gives(run)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+def test_a_queue_goes_on_where_its_coordinator_has_another_address(
+    network: list[Member], machines: list[Machine], stories: Path, tmp_path: Path
+) -> None:
+    coordinator, ana, _ = machines
+    run, new = language_run(tmp_path / "run", stories), f"10.77.0.44:{PORT}"
+    assert coordinator.run("queue", "add", str(run.path)).returncode == 0
+    listen = ("--listen", f"{network[0].address}:{PORT}")
+    work = coordinator.start("queue", "work", "--not-here", "--until-empty", *listen)
+    wait_for(lambda: Home(coordinator.home).open_file.exists(), work)
+    joined = ana.start("join", "--name", "ana", says=invite(coordinator))
+    wait_for(reached(run, 5), work)
+    change_address(network[0], network[0].address, "10.77.0.44")
+    wait_for(lambda: Home(coordinator.home).open_crew()["address"] == new, work)
+    joined.terminate()
+    joined.communicate(timeout=150)
+    again = ana.start("join", new)
+    wait_for(goes_on(run), work)
+    assert coordinator.run("queue", "stop", str(run.path)).returncode == 0
+    said = work.communicate(timeout=150)[1]
+    assert (work.returncode, f"cuadrilla join {new}" in said) == (0, True), said
+    assert again.wait(timeout=150) == 0
 
 
 def change_address(member: Member, before: str, after: str) -> None:

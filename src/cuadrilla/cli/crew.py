@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,14 +115,6 @@ def up(
     def opened(crew: "OpenCrew") -> None:
         show_opened(home, crew, folder=folder.path, dialled=dialled, uses=uses, ray_nodes=ray_nodes)
 
-    def moved(address: str) -> None:
-        say("network    this machine has another address: the crew is at {address} now", address=address)
-        if dialled:
-            say("network    others dial {dialled}: check that it still leads here", dialled=dialled)
-            return
-        write_json(home.open_file, {**home.open_crew(), "address": address})
-        say("crew       {address}; on the machines that are in the crew: cuadrilla join {address}", address=address)
-
     if not options.supervised and not force:
         refuse_if_promoted(home)
     under_a_parent(folder, listen=str(listens))
@@ -132,7 +125,7 @@ def up(
             opening = Opening(
                 home=home,
                 opened=opened,
-                moved=moved,
+                moved=partial(show_moved, home, dialled=dialled),
                 standbys=frozenset(standby or []),
                 ray_nodes=ray_nodes,
                 listener=options.listener,
@@ -164,6 +157,16 @@ def show_opened(
         )
     _show_reachability(home, listens=crew.address, dialled=dialled)
     _show_invite(home, uses=uses)
+
+
+def show_moved(home: Home, address: str, *, dialled: str) -> None:
+    """What others type once this machine has another address."""
+    say("network    this machine has another address: the crew is at {address} now", address=address)
+    if dialled:
+        say("network    others dial {dialled}: check that it still leads here", dialled=dialled)
+        return
+    write_json(home.open_file, {**home.open_crew(), "address": address})
+    say("crew       {address}; on the machines that are in the crew: cuadrilla join {address}", address=address)
 
 
 def refuse_if_promoted(home: Home) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.crew import refuse_if_promoted, show_opened
+from cuadrilla.cli.crew import refuse_if_promoted, show_moved, show_opened
 from cuadrilla.cli.output import options, say
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home
@@ -148,7 +148,8 @@ def crew_places(folder: Path, *, listen: str, address: str, uses: int) -> Iterat
     make_private(folder)
     refuse_if_promoted(home)
     purpose = Message("coordinating machines")
-    opening = open_crew_places(home, listen=listens, folder=folder)
+    moved = partial(show_moved, home, dialled=dialled)
+    opening = open_crew_places(home, listen=listens, folder=folder, moved=moved)
     # One coordinator has the keys and gets the invites.
     with FolderLock(home.crew / "lock", purpose=purpose), opening as (places, opened):
         try:

@@ -203,7 +203,9 @@ def _describe(transports: Transports, children: "OwnWorkers") -> OpenCrew:
     if transports.link is None:
         return OpenCrew(address="", key_hash=b"", pids=pids)
     return OpenCrew(
-        address=transports.link.address, key_hash=key_hash(transports.link.keys.identity.certificate), pids=pids
+        address=str(transports.link.reached.address),
+        key_hash=key_hash(transports.link.keys.identity.certificate),
+        pids=pids,
     )
 
 
@@ -223,8 +225,9 @@ def _coordinate(
 
     def look() -> None:
         transports.look(home=home)
-        if (address := transports.follow()) and opening.moved is not None:
-            opening.moved(address)
+        address = transports.link.reached.follow() if transports.link is not None else None
+        if address is not None and opening.moved is not None:
+            opening.moved(str(address))
         children.look()
         if home is None and not children.alive and not (transports.ray and transports.ray.server.may_have_workers()):
             context.coordination.fail(transports.ray.server.failure() if transports.ray else children.failure())

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from cuadrilla.config import CrewEngine
 from cuadrilla.engines.bundle import offer
+from cuadrilla.engines.crew_address import CrewAddress
 from cuadrilla.engines.ray.cluster import Cluster, RunCluster, why_no_cluster
 from cuadrilla.engines.ray.resources import Resources, read_resources
-from cuadrilla.errors import CuadrillaError, LinkError, ResourceError
+from cuadrilla.errors import CuadrillaError, ResourceError
 from cuadrilla.home import Home
-from cuadrilla.host.card import Whereabouts
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import ToWorker
 from cuadrilla.link.gate import bind
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from cuadrilla.engines.ray.server import RayServer
 
 LOOK_SECONDS = 1.0
-FOLLOW_SECONDS = 2.0
 TELL_SECONDS = 5.0
 NO_LISTENER = -1
 
@@ -52,11 +51,9 @@ class LinkTransport:
     """The crew link: its server, where it listens, and the crew's keys."""
 
     server: CrewServer
-    address: str
+    reached: CrewAddress
     keys: CoordinatorKeys
     nodes: AllowList
-    whereabouts: Whereabouts
-    listened: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +86,6 @@ class Transports:
         self._told: Resources | None = None
         self._told_at = -TELL_SECONDS
         self._looked_at = 0.0
-        self._followed_at = 0.0
 
     def send(self, worker: str, message: ToWorker) -> None:
         """Put a message on its way, through the transport by which the worker came."""
@@ -97,29 +93,6 @@ class Transports:
             self.ray.server.send(worker, message)
         elif self.link is not None:
             self.link.server.send(worker, message)
-
-    def follow(self) -> str:
-        """Listen at the address that this machine's card has now, if it has changed; the new one, or an empty text.
-
-        The old one is listened at as well: it may come back.
-        """
-        if self.link is None or time.monotonic() - self._followed_at < FOLLOW_SECONDS:
-            return ""
-        self._followed_at = time.monotonic()
-        transport = self.link
-        host = transport.whereabouts.moved_to()
-        if not host:
-            return ""
-        address = str(Address(host, Address.parse(transport.address).port))
-        if address not in transport.listened:
-            try:
-                transport.server.listen(bind(address))
-            except LinkError as error:
-                log.warning("this machine's address is %s now: %s", host, error.message)
-                return ""
-        listened = transport.listened | {address}
-        self.link = replace(transport, address=address, whereabouts=Whereabouts(host), listened=listened)
-        return address
 
     def look(self, *, home: Home | None) -> None:
         """Who may not work any more, who may come: a few times a second."""
@@ -238,16 +211,8 @@ def open_transports(
             )  # fmt: skip
             stack.callback(server.close)
             port = server.serve(socket.socket(fileno=listener) if listener != NO_LISTENER else bind(engine.listen))
-            host = Address.parse(engine.listen).host
-            address = str(Address(host, port))
-            transports.link = LinkTransport(
-                server=server,
-                address=address,
-                keys=keys,
-                nodes=nodes,
-                whereabouts=Whereabouts(host),
-                listened=frozenset({address}),
-            )
+            reached = CrewAddress(server, Address(Address.parse(engine.listen).host, port))
+            transports.link = LinkTransport(server=server, reached=reached, keys=keys, nodes=nodes)
         yield transports
 
 

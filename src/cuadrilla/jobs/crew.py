@@ -33,6 +33,7 @@ import safetensors
 from cuadrilla.config import Config
 from cuadrilla.engines.bundle import offer_whole
 from cuadrilla.engines.crew import Lender, OpenCrew
+from cuadrilla.engines.crew_address import CrewAddress
 from cuadrilla.errors import CheckpointError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.deal import DEVICES
@@ -160,6 +161,9 @@ class CrewPlaces(Generic[J]):
         self.server: JobServer | None = None
         self.lender: Lender | None = None
         """Where machines can be lent."""
+        self.reached: CrewAddress | None = None
+        """Over the crew link; `moved` is called with an address that came later."""
+        self.moved: Callable[[str], None] | None = None
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._present: dict[str, _Place] = {}
         self._given: dict[str, _Given[J]] = {}
@@ -221,6 +225,9 @@ class CrewPlaces(Generic[J]):
         while not self._heard.empty():
             self._heard.get()()
         now = time.monotonic()
+        address = self.reached.follow() if self.reached is not None else None
+        if address is not None and self.moved is not None:
+            self.moved(str(address))
         self.server.end_kicked()
         self.server.adopt_invites(self._home.take_invites())
         self._paused = self._home.paused_nodes
@@ -438,9 +445,11 @@ class CrewPlaces(Generic[J]):
 
 
 @contextmanager
-def open_crew_places(home: Home, *, listen: Address, folder: Path) -> "Iterator[tuple[CrewPlaces[Any], OpenCrew]]":
+def open_crew_places(
+    home: Home, *, listen: Address, folder: Path, moved: Callable[[str], None] | None = None
+) -> "Iterator[tuple[CrewPlaces[Any], OpenCrew]]":
     """This machine's crew, for machines that join to do jobs; closed behind the block. `folder`: what happens there is
-    written down. Raises LinkError.
+    written down. `moved` is called with an address that came later. Raises LinkError.
     """
     keys, nodes = open_coordinator(home.crew, now=datetime.now(UTC)), AllowList(home.nodes)
     places: CrewPlaces[Any] = CrewPlaces(home=home, folder=folder)
@@ -458,7 +467,8 @@ def open_crew_places(home: Home, *, listen: Address, folder: Path) -> "Iterator[
     places.server, places.lender = server, Lender(server=server, keys=keys, listed=nodes)
     try:
         port = server.serve(bind(str(listen)))
-        address = str(Address(listen.host, port))
+        places.reached, places.moved = CrewAddress(server, Address(listen.host, port)), moved
+        address = str(places.reached.address)
         yield places, OpenCrew(address=address, key_hash=key_hash(keys.identity.certificate), pids={})
     finally:
         places.close()
