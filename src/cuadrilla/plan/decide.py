@@ -18,7 +18,7 @@ from cuadrilla.runfile import has_begun, read_run_config
 
 LEAST_EPOCHS = 2.0
 """How often a text is read before weights decay."""
-MEMORY_EPOCHS, PRESSED_EPOCHS = 1.4, 5.5
+MEMORY_EPOCHS, OFTEN_READ_EPOCHS = 1.4, 5.5
 """Weights that decay average their updates, since each step keeps 1 - rate * decay of them. Measured in epochs, the
 best span is about the same for texts of any size (Wang & Aitchison 2024, arXiv 2405.13698): the first number. Where a
 text is short for a model's weights and often read, it was shorter: the second number by the square root of epochs
@@ -90,7 +90,7 @@ def weight_decay(epochs: float, *, text: int, weights: int, epoch_steps: float, 
     """For so many tokens of text, and weights in the model's blocks."""
     if epochs < LEAST_EPOCHS:
         return 0.0
-    memory = min(MEMORY_EPOCHS, PRESSED_EPOCHS / math.sqrt(epochs * weights / text))
+    memory = min(MEMORY_EPOCHS, OFTEN_READ_EPOCHS / math.sqrt(epochs * weights / text))
     return float(f"{min(1 / (lr * memory * epoch_steps), MOST_DECAY):.2g}")
 
 
