@@ -16,7 +16,7 @@ from cuadrilla.runfile import dump, quoted, read_run_file
 if TYPE_CHECKING:
     from cuadrilla.model.gpt2 import GPT2Config
 
-MODEL_FOLDER, TOKENIZER = "model", "tokenizer.json"
+MODEL_FOLDER = "model"
 
 
 def import_model(
@@ -33,7 +33,7 @@ def import_model(
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Make a run that continues from a model that others have trained: train, evaluate, generate and export it."""
-    from cuadrilla.model.pretrained import read_pretrained, save_pretrained
+    from cuadrilla.model.pretrained import TOKENIZER, read_pretrained, save_pretrained
 
     data = seen_from(to, data)
     options.json |= json
