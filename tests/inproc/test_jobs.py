@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from cuadrilla.engines.calls import MAX_TALK_BYTES, REQUEST
 from cuadrilla.engines.children import Children
 from cuadrilla.engines.run import train_run
 from cuadrilla.errors import LinkError
@@ -26,7 +27,7 @@ from cuadrilla.link import crew_pb2 as pb
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import PAUSED, Hello, Stop
 from cuadrilla.link.grpc_client import SERVICE, Connection
-from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, MAX_ROWS, Assignment, JobNews, Recall
+from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, MAX_ROWS, TALK_FILE, Assignment, JobNews, Recall
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.tls import Identity, enrol_identity, open_coordinator
 from cuadrilla.link.wire import Layout
@@ -232,6 +233,74 @@ def test_a_machine_that_is_paused_saves_first(crew: Jobs, monkeypatch: pytest.Mo
     assert isinstance(stop, Stop)
     assert (stop.reason, stop.again) == (PAUSED, True)
     assert crew.versions("0000-0") == ([4] if saves else [])
+
+
+# Calls of a function
+
+
+CODE = "def score(x):\n    return x\n"
+
+
+def gives_a_call(crew: Jobs, machine: Machine, *, job: str = "t0000-r0") -> Assignment:
+    crew.until(lambda: machine.name in crew.places.free)
+    (crew.folder / "f.py").write_text(CODE)
+    run = crew.run(job)
+    run.path.mkdir(parents=True, exist_ok=True)
+    request = {"file": str(crew.folder / "f.py"), "files": ["f.py"], "imports": [], "function": "score"}
+    write_json(run.path / REQUEST, request | {"sha256": "0" * 64, "arguments": {"x": 2.5}})
+    crew.places.start(Named(job), run, name=machine.name)
+    order = machine.order()
+    assert isinstance(order, Assignment)
+    return order
+
+
+def keep_talk(machine: Machine, job: str, text: str, *, name: str = TALK_FILE) -> None:
+    (machine.crew.folder / "talk.txt").write_text(text)
+    machine.session.keep(f"{job}/{name}", machine.crew.folder / "talk.txt")
+
+
+def test_a_call_to_its_end(crew: Jobs) -> None:
+    ana = crew.joins("ana")
+    order = gives_a_call(crew, ana)
+    assert ([file.path for file in order.files], order.config, order.begun) == (["f.py"], "", ())
+    assert json.loads(order.call)["arguments"] == {"x": 2.5}
+    ana.connection.fetch(order.files[0], to=crew.folder / "fetched.py")
+    assert (crew.folder / "fetched.py").read_text() == CODE
+    keep_talk(ana, order.job, "looking\n")
+    ana.session.tell(JobNews(job=order.job, ended=COMPLETE, figures={"score": 2.5, "seconds": 0.1}))
+    left = crew.ends()
+    assert (left.complete, left.reason, left.figures) == (True, "", {"score": 2.5, "seconds": 0.1})
+    run = crew.run(order.job)
+    assert (run.logs / "talk.txt").read_text() == "looking\n"
+    assert not list(run.path.glob(".incoming*"))
+    assert crew.places.free == ["ana"]
+
+
+def test_a_call_that_two_machines_say_has_failed_has_failed(crew: Jobs) -> None:
+    for name in ("ana", "luis"):
+        machine = crew.joins(name)
+        order = gives_a_call(crew, machine)
+        keep_talk(machine, order.job, f"{name}: no\n")
+        machine.session.tell(JobNews(job=order.job, ended=FAILED, reason="f.py:2: ValueError: no"))
+        left = crew.ends()
+    assert (left.complete, left.reason, left.figures) == (False, "f.py:2: ValueError: no", {})
+    assert (crew.run(order.job).logs / "talk.txt").read_text() == "ana: no\nluis: no\n"
+
+
+def test_what_a_call_does_not_bring(crew: Jobs) -> None:
+    """Rows, checkpoints, other files, a flood of talk; nor is it complete without figures."""
+    ana = crew.joins("ana")
+    order = gives_a_call(crew, ana)
+    for name in ("logs/other.txt", "run.toml", "checkpoints/v00000001/state.json", "../talk.txt"):
+        with pytest.raises(LinkError, match="nobody wants that file"):
+            keep_talk(ana, order.job, "x", name=name)
+    with pytest.raises(LinkError, match="nobody wants that file"):
+        keep_talk(ana, order.job, "x" * (MAX_TALK_BYTES + 1))
+    ana.session.tell(JobNews(job=order.job, rows=ana.rows(to=STEPS), kept=4))
+    ana.session.tell(JobNews(job=order.job, ended=COMPLETE))
+    left = crew.ends()
+    assert (left.complete, left.reason) == (False, ""), "another machine makes it"
+    assert sorted(path.name for path in crew.run(order.job).path.iterdir()) == [REQUEST]
 
 
 # Lies
@@ -469,7 +538,7 @@ def test_an_upload_whose_connection_is_gone_is_in_nobody_s_way(crew: Jobs) -> No
 
 
 def test_a_flood_of_rows_ends_the_session_and_fills_no_disk(crew: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cuadrilla.jobs.crew.MORE_ROW_BYTES", 2 * MIB)
+    monkeypatch.setattr("cuadrilla.jobs.given.MORE_ROW_BYTES", 2 * MIB)
     mala = crew.joins("mala")
     crew.gives("0000-0", mala)
     fat = {"version": 1, **{f"k{number}": 1 / 3 for number in range(98)}}

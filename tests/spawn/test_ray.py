@@ -20,7 +20,7 @@ import pytest
 from cuadrilla.engines.bundle import bundle_hash
 from cuadrilla.home import Home
 from cuadrilla.link.base import PAUSED
-from cuadrilla.link.offer import OfferedFile, RunDescription
+from cuadrilla.link.offer import OfferedFile
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import (
     COMMAND,
@@ -195,11 +195,11 @@ class Head:
     def listens(self) -> bool:
         return answers(self.port)
 
-    def approve(self, run: RunDir) -> None:
+    def approve(self, run: RunDir, name: str = "task.py") -> None:
         """As its owner does who has read the run's code."""
-        code = run.path / "task.py"
+        code = run.path / name
         file = OfferedFile(path=code.name, sha256=sha256(code.read_bytes()).digest(), num_bytes=code.stat().st_size)
-        Home(self.home).trust(bundle_hash(RunDescription(config="", files=(file,))))
+        Home(self.home).trust(bundle_hash((file,)))
 
     def actors(self) -> list[psutil.Process]:
         return actors(self.process)

@@ -20,6 +20,7 @@ from tests.commands import COMMAND, TASK, wait_for
 from tests.inside import cuadrilla
 from tests.spawn.test_ray import Head, free_port
 from tests.spawn.test_tune import make_search, results
+from tests.spawn.test_tune_function import BOWL, decided, write
 
 pytestmark = [
     pytest.mark.spawn,
@@ -218,6 +219,18 @@ def test_code_that_nobody_has_approved_ends_the_search(head: Head, tmp_path: Pat
     assert not list((folder / "tune").glob("t*/metrics.jsonl"))
 
 
+def test_calls_of_a_function_are_made_by_the_cluster(head: Head, tmp_path: Path) -> None:
+    here, there = (write(tmp_path / name, BOWL, trials=4, rungs=2, factor=2) for name in ("here", "there"))
+    assert cuadrilla("tune", here).returncode == 0
+    head.approve(RunDir(there), "f.py")
+    with searching(there, head) as process:
+        said = process.communicate(timeout=150)[1]
+    assert process.returncode == 0, said
+    assert decided(there) == decided(here)
+    assert {row["place"].partition("/")[0] for row in rows(there, "ended")} == {"ray-127-0-0-1"}
+    assert "looking at" in (there / "tune" / "t0000-r0" / "logs" / "talk.txt").read_text()
+
+
 def test_a_machine_refuses_jobs_of_another_version() -> None:
     """In a process of its own: Ray reads its variables when it is imported."""
     done = subprocess.run([sys.executable, "-c", OTHER_VERSION], capture_output=True, text=True, check=False)
@@ -240,7 +253,6 @@ def test_where_nobody_listens_nothing_is_trained(tmp_path: Path) -> None:
     [
         (["--together", "2"], "--ray excludes --together"),
         (["--crew"], "--ray excludes --crew"),
-        (["--set", 'tune.function="bowl.py:bowl"'], "do not go through Ray"),
         (["--scheduler", "tcp://127.0.0.1:8786"], "do not go through Dask"),
     ],
 )

@@ -8,9 +8,9 @@ import pytest
 
 from cuadrilla.config import TuneSection
 from cuadrilla.errors import ConfigError, CuadrillaError, TaskError
+from cuadrilla.jobs.calls import parse_answer
 from cuadrilla.runfile import read_run_file, resolve
 from cuadrilla.tune.call import MOST_FIGURES, figures_of
-from cuadrilla.tune.calls import parse_answer
 from cuadrilla.tune.function import code_sha256, packages_of, read_code, read_function
 from cuadrilla.tune.space import Space
 

@@ -16,6 +16,7 @@ from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError
 
 if TYPE_CHECKING:
+    from cuadrilla.jobs.calls import CallPlaces
     from cuadrilla.jobs.places import Doing
     from cuadrilla.tune.search import Job
 
@@ -37,38 +38,47 @@ class Elsewhere:
     tls: tuple[Path | None, ...]
     insecure: bool
 
-    def require_unnamed(self) -> None:
-        """Where the trials are trainings. Raises ConfigError."""
-        if self.scheduler is not None or any(self.tls) or self.insecure:
+    def check(self, config: Config, *, ray: bool, crew: bool) -> None:
+        """Raises ConfigError where Dask has no part in it."""
+        named = self.scheduler is not None or any(self.tls) or self.insecure
+        if named and not config.tune.function:
             raise ConfigError(
                 "trainings do not go through Dask: only a search over a function does",
                 hint="leave --scheduler and its options out, or set tune.function",
             )
+        if named and (ray or crew):
+            raise ConfigError(
+                "--scheduler excludes {option}", option="--ray" if ray else "--crew", hint="leave one of them out"
+            )
+        if named and self.scheduler is None:
+            raise ConfigError("certificates are for a Dask scheduler", hint="add --scheduler tls://HOST:PORT")
+
+
+def call_places(config: Config, *, together: int) -> "CallPlaces[Job]":
+    """Of this machine."""
+    from cuadrilla.engines.local import num_cores
+    from cuadrilla.jobs.calls import CallPlaces
+
+    number = together or 1
+    names = [f"place-{at + 1}" for at in range(number)]
+    return CallPlaces(names, threads=config.train.threads or max(1, num_cores() // number))
 
 
 @contextmanager
-def call_places(config: Config, *, folder: Path, together: int, elsewhere: Elsewhere) -> Iterator["Doing[Job]"]:
-    """`together` processes of this machine, or the workers of a Dask cluster. `folder`: of the run file.
+def dask_places(config: Config, *, folder: Path, together: int, elsewhere: Elsewhere) -> Iterator["Doing[Job]"]:
+    """The workers of the Dask cluster that is named. `folder`: of the run file.
 
     Raises ConfigError, EnvironmentProblem, LinkError.
     """
-    from cuadrilla.engines.local import num_cores
-    from cuadrilla.tune.calls import CallPlaces
+    from cuadrilla.cli.pools import named_scheduler
     from cuadrilla.tune.function import packages_of, read_function
 
-    number = together or 1
-    if elsewhere.scheduler is None:
-        if any(elsewhere.tls) or elsewhere.insecure:
-            raise ConfigError("certificates are for a Dask scheduler", hint="add --scheduler tls://HOST:PORT")
-        yield CallPlaces(number, threads=config.train.threads or max(1, num_cores() // number))
-        return
+    assert elsewhere.scheduler is not None
     if together:
         raise ConfigError(
             "--together and --scheduler exclude each other",
             hint="a Dask worker makes one trial at a time; start more of them: dask worker --nworkers",
         )
-    from cuadrilla.cli.pools import named_scheduler
-
     packages = packages_of(read_function(config.tune, folder=folder).code)
     address = named_scheduler(elsewhere.scheduler, elsewhere.tls, insecure=elsewhere.insecure)
     from cuadrilla.engines.dask import dask_calls

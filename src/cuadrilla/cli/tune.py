@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from cuadrilla.cli.calls import Elsewhere, call_places
+from cuadrilla.cli.calls import Elsewhere, call_places, dask_places
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
 from cuadrilla.cli.jobs import crew_places, local_places, require_crew
@@ -29,7 +29,7 @@ from cuadrilla.rundir import typed, write_atomic
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.jobs.places import Doing
+    from cuadrilla.jobs.places import Doing, DoingRuns
     from cuadrilla.jobs.ray_places import RayPlaces
     from cuadrilla.tune.run import Searching
     from cuadrilla.tune.search import Job, TrialResult
@@ -69,8 +69,8 @@ def tune(
     """Try combinations of settings, as the section `tune` of the run file says, and name the best.
 
     Each trial is a run in RUN/tune, or a call of `tune.function`, which the workers of a Dask cluster can do, too.
-    With --crew the machines that join with `cuadrilla join` train trials, each as fast as it can.
-    With --ray the machines of a Ray cluster train them, and this one does not.
+    With --crew the machines that join with `cuadrilla join` do trials, each as fast as it can.
+    With --ray the machines of a Ray cluster do them, and this one does not.
     Ctrl-C saves and stops; the same command goes on.
     """
     from cuadrilla.jobs.places import AllPlaces
@@ -81,22 +81,24 @@ def tune(
     elsewhere = Elsewhere(scheduler, (tls_ca_file, tls_cert, tls_key), insecure_scheduler)
     with ExitStack() as stack:
         watched = stack.enter_context(_Watched())
-        require_crew(crew and not config.tune.function, listen=listen, address=address)
+        require_crew(crew, listen=listen, address=address)
+        elsewhere.check(config, ray=bool(ray), crew=crew)
+        folder = run_file.parent.resolve()
+        places: Doing[Job]
         if ray:
-            _require_alone(config, together=together, crew=crew)
-        if config.tune.function:
-            folder = run_file.parent
-            opened = call_places(config, folder=folder, together=together, elsewhere=elsewhere)
-            places: Doing[Job] = stack.enter_context(opened)
-        elif ray:
-            elsewhere.require_unnamed()
-            places = stack.enter_context(_ray_places(ray, config, folder=run_file.parent.resolve() / "tune"))
+            _require_alone(together=together, crew=crew)
+            places = stack.enter_context(_ray_places(ray, config, folder=folder / "tune"))
+        elif elsewhere.scheduler is not None:
+            places = stack.enter_context(dask_places(config, folder=folder, together=together, elsewhere=elsewhere))
         else:
-            elsewhere.require_unnamed()
-            places = here = local_places(run_file, sets or [], together=together)
+            here: DoingRuns[Job] = (
+                call_places(config, together=together)
+                if config.tune.function
+                else local_places(run_file, sets or [], together=together)
+            )
+            places = here
             if crew:
-                folder = run_file.parent.resolve() / "tune"
-                others = stack.enter_context(crew_places(folder, listen=listen, address=address, uses=uses))
+                others = stack.enter_context(crew_places(folder / "tune", listen=listen, address=address, uses=uses))
                 places = AllPlaces([here, others])
         searching = stack.enter_context(open_search(run_file, sets=sets or [], places=places, hears=watched))
         stack.enter_context(stopping(searching.stop, answer=_answer(searching)))
@@ -105,13 +107,8 @@ def tune(
     _report(searching)
 
 
-def _require_alone(config: Config, *, together: int, crew: bool) -> None:
+def _require_alone(*, together: int, crew: bool) -> None:
     """What --ray does not go with. Raises ConfigError."""
-    if config.tune.function:
-        raise ConfigError(
-            "calls of a function do not go through Ray: only trainings do",
-            hint="leave --ray out; a Dask cluster does calls: --scheduler",
-        )
     if together or crew:
         raise ConfigError(
             "--ray excludes {option}: each device that the cluster offers does one trial at a time",

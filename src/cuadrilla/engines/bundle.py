@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,11 +112,40 @@ def fetch(
     if description.takes_jobs:
         raise OtherWork("the coordinator gives whole runs to machines", hint="cuadrilla join, without torchrun")
     config = load_dumped(description.config)
-    _check_names(config, description)
-    key = bundle_hash(description)
-    folder = home.cache / key[:32]
+    _check_names(config, description.files)
+    folder = _bring(connection, description.files, home=home, report=report, data=data)
+    if isinstance(config.task, FileTaskSection):
+        _require_trust(description.files, folder, home=home)
+        return config, folder
+    return config.model_copy(update={"data": config.data.model_copy(update={"folder": "data"})}), folder
+
+
+def fetch_code(
+    connection: RunConnection, files: Sequence[OfferedFile], *, home: Home, report: Callable[[str], None]
+) -> Path:
+    """Bring Python files into the cache, of which one has a function to call; the folder where they are then.
+
+    Raises LinkError, NotTrusted, ResourceError.
+    """
+    _require_names([file.path for file in files], allowed=CODE_FILE)
+    _require_small(files)
+    folder = _bring(connection, files, home=home, report=report)
+    _require_trust(files, folder, home=home)
+    return folder
+
+
+def _bring(
+    connection: RunConnection,
+    files: Sequence[OfferedFile],
+    *,
+    home: Home,
+    report: Callable[[str], None],
+    data: Path | None = None,
+) -> Path:
+    """Into a folder of the cache, which its names and contents name."""
+    folder = home.cache / bundle_hash(files)[:32]
     make_private(home.cache)
-    for file in description.files:
+    for file in files:
         target = folder / file.path
         if target.is_file() and target.stat().st_size == file.num_bytes and _sha256(target) == file.sha256:
             continue
@@ -128,17 +157,20 @@ def fetch(
         told = "fetching {path} ({megabytes:.1f} MB)"
         report(Message(told, path=file.path, megabytes=file.num_bytes / 1e6))
         connection.fetch(file, to=target)
-    if isinstance(config.task, FileTaskSection):
-        if key not in home.trusted():
-            raise NotTrusted(
-                "this run's code has not been approved on this machine: {folder}",
-                folder=folder,
-                hint="read it ({typed}), then: cuadrilla trust {key}",
-                typed=typed(folder),
-                key=key,
-            )
-        return config, folder
-    return config.model_copy(update={"data": config.data.model_copy(update={"folder": "data"})}), folder
+    return folder
+
+
+def _require_trust(files: Sequence[OfferedFile], folder: Path, *, home: Home) -> None:
+    """Raises NotTrusted."""
+    key = bundle_hash(files)
+    if key not in home.trusted():
+        raise NotTrusted(
+            "this run's code has not been approved on this machine: {folder}",
+            folder=folder,
+            hint="read it ({typed}), then: cuadrilla trust {key}",
+            typed=typed(folder),
+            key=key,
+        )
 
 
 def _link(here: Path, target: Path, file: OfferedFile) -> None:
@@ -158,9 +190,9 @@ def _link(here: Path, target: Path, file: OfferedFile) -> None:
     raise Refused(problem, path=here, hint="join without --data: what is missing is fetched from the coordinator")
 
 
-def bundle_hash(description: RunDescription) -> str:
+def bundle_hash(files: Sequence[OfferedFile]) -> str:
     """SHA-256 (hexadecimal) of the names and contents of a run's files."""
-    return _hash_of({file.path: file.sha256 for file in description.files})
+    return _hash_of({file.path: file.sha256 for file in files})
 
 
 def fetched_code(home: Home) -> list[str]:
@@ -175,21 +207,32 @@ def _hash_of(files: Mapping[str, bytes]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _check_names(config: Config, description: RunDescription) -> None:
+def _check_names(config: Config, files: Sequence[OfferedFile]) -> None:
     """Refuse a file that has no business in this run, before anything is written."""
-    code = isinstance(config.task, FileTaskSection)
-    allowed = CODE_FILE if code else DATA_FILE
-    names = [file.path for file in description.files]
+    names = [file.path for file in files]
+    if not isinstance(config.task, FileTaskSection):
+        _require_names(names, allowed=DATA_FILE)
+        return
+    _require_names(names, allowed=CODE_FILE, needed=config.task.path.rpartition(":")[0])
+    _require_small(files)
+
+
+def _require_names(names: Sequence[str], *, allowed: re.Pattern[str], needed: str = "") -> None:
+    """Raises LinkError."""
     wrong = [name for name in names if not allowed.fullmatch(name)]
-    if isinstance(config.task, FileTaskSection) and config.task.path.rpartition(":")[0] not in names:
-        wrong.append(config.task.path)
+    if needed and needed not in names:
+        wrong.append(needed)
     if wrong or len(set(names)) != len(names):
         raise LinkError(
             "the coordinator offers files that no run has: {files}",
             files=", ".join(map(repr, (wrong or names)[:3])),
             hint="install the same version of cuadrilla on both machines",
         )
-    if code and sum(file.num_bytes for file in description.files) > MAX_CODE_BYTES:
+
+
+def _require_small(files: Sequence[OfferedFile]) -> None:
+    """Raises LinkError."""
+    if sum(file.num_bytes for file in files) > MAX_CODE_BYTES:
         raise LinkError("the run's code is larger than 1 MiB", hint="keep data out of the task's files")
 
 

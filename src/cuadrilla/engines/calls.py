@@ -1,15 +1,15 @@
-"""A call of a user's function on a machine that has none of its files: they come by name with their bytes.
-
-The call is a process of its own, `cuadrilla call-function FOLDER`, in a folder that goes away with it. It ends with the
-process that started it.
+"""A call of a user's function: a process of its own, `cuadrilla call-function FOLDER`, that ends with the one that
+started it. On a worker of a Dask cluster, which has none of its files, these come by name with their bytes.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +25,18 @@ def call_limits(threads: int) -> Mapping[str, str]:
     """Variables by which numerical libraries take that many threads, unless the function says otherwise."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "LOKY_MAX_CPU_COUNT")
     return dict.fromkeys(names, str(threads))
+
+
+def packages_here(names: Collection[str]) -> dict[str, str]:
+    """Versions of these modules' packages, of those that are installed: they may decide what a function gives."""
+    known = _packages_of_modules() if names else {}
+    return {name: metadata.version(known[name][0]) for name in sorted(names) if name in known}
+
+
+@cache
+def _packages_of_modules() -> Mapping[str, list[str]]:
+    """Half a second where much is installed."""
+    return metadata.packages_distributions()
 
 
 def call_command(folder: Path) -> list[str]:

@@ -40,7 +40,7 @@ from cuadrilla.data.chunks import place_chunk
 from cuadrilla.data.encode import FAST, PLAIN
 from cuadrilla.data.pool import AHEAD, Jobs, error_of, in_order
 from cuadrilla.data.work import Job, LoadJob, files_of, request, run_apart
-from cuadrilla.engines.calls import call_apart
+from cuadrilla.engines.calls import call_apart, packages_here
 from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.link.address import Address
 from cuadrilla.log import to_files_only
@@ -436,8 +436,7 @@ def calls_program(packages: Collection[str]) -> dict[str, str]:
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "distributed": distributed.__version__,
     }
-    known = metadata.packages_distributions() if packages else {}
-    return found | {name: metadata.version(known[name][0]) for name in sorted(packages) if name in known}
+    return found | packages_here(packages)
 
 
 def _call(

@@ -2,14 +2,12 @@
 
 A machine gets a job's run file, what it needs by hash, and what another machine has left of it: rows and the newest
 checkpoint. It sends rows and checkpoints back as they come, so that nothing but the work since the last checkpoint is
-lost with it.
+lost with it. A job may also be the call of a function, of which nothing comes back but the result.
 
 Invariants
-* Who does a job decides: rows, files and the end of a job are taken from nobody else, and only while it has it.
-* What a machine brings counts after it was verified: a checkpoint's files by its manifest, its tensors by the model,
-  its version by the job; the end of a job by the checkpoint and the row of its last step.
-* A job's run takes no more disk here than the checkpoints that it keeps, `MOST_COPIES` more, and what the rows of its
-  steps take. What a machine has begun with stays until another one has gone on from what it has sent.
+* Who does a job decides: rows, files and the end of a job are taken from nobody else, and only while it has it; what
+  they must be for that is in `given.py`. What a machine has begun with stays until another one has gone on from what it
+  has sent.
 * A machine that has gone, or is silent for `SILENT_SECONDS`, is no failure of its job, unless that happens again and
   again: another machine goes on. Nor is the failure of one machine (`standing.py`).
 """
@@ -17,26 +15,21 @@ Invariants
 import json
 import logging
 import queue
-import secrets
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic
 
-import safetensors
-
-from cuadrilla.config import Config
-from cuadrilla.engines.bundle import offer_whole
 from cuadrilla.engines.crew import Lender, OpenCrew
 from cuadrilla.engines.crew_address import CrewAddress
-from cuadrilla.errors import CheckpointError, LinkError
+from cuadrilla.errors import CheckpointError
 from cuadrilla.home import Home
 from cuadrilla.jobs.deal import DEVICES
+from cuadrilla.jobs.given import Given, give, newest_version, not_wanted, require_fit
 from cuadrilla.jobs.origin import forget_set_aside, left_by, note_origin, set_aside_of
 from cuadrilla.jobs.places import J, Left
 from cuadrilla.jobs.standing import MAX_LOSSES, FailureMeans, Standing
@@ -45,64 +38,40 @@ from cuadrilla.link.base import PAUSED, Goodbye, Hello, NodeReport, Progress, St
 from cuadrilla.link.gate import bind
 from cuadrilla.link.grpc_server import CrewServer
 from cuadrilla.link.jobs import (
-    CHECKPOINT_FILE,
     COMPLETE,
     DEVICE,
     FAILED,
-    METRICS,
-    Assignment,
     JobNews,
     JobServer,
     Recall,
+    Row,
 )
 from cuadrilla.link.names import JOB_NAME, node_of
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.offer import Offer, OfferedFile
+from cuadrilla.link.offer import Offer
 from cuadrilla.link.tls import key_hash, open_coordinator
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
-from cuadrilla.model.task import Task
-from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import (
-    FolderLock,
     RunDir,
     append_event,
-    file_sha256,
-    last_rows,
     make_private,
     open_private,
     storage_errors,
     write_json,
 )
-from cuadrilla.runfile import dump, read_run_file
 from cuadrilla.train.checkpoint import (
-    FILES,
-    MANIFEST,
-    NewerFormat,
     best_of,
     list_checkpoints,
     prune_checkpoints,
-    set_aside,
     verify_checkpoint,
-    version_of,
 )
-from cuadrilla.train.coordinate import model_tensors
 from cuadrilla.train.nodelog import NodeLogs
-from cuadrilla.train.setup import make_model, make_task, measure_length
-from cuadrilla.train.teachers import keep_teachers
-from cuadrilla.user_file import UsersCode
 
 SILENT_SECONDS = 10.0
 SAVE_SECONDS = 60.0
 """A job that is to be saved, as its machine is wanted for something else, has so long."""
-MOST_COPIES = 4
-BYTES_PER_VALUE, MORE_BYTES = 24, 64 * 2**20
-"""Of a checkpoint, at most: weights, what an optimizer keeps of each, and what does not grow with them."""
-JSON_BYTES = {MANIFEST: 2**16, "state.json": 2**24}
-"""Of what is parsed here, at most."""
-ROW_BYTES, MORE_ROW_BYTES = 4096, 16 * 2**20
-"""Of the rows of a step, at most, and of those that are written again after a process was killed."""
 
 log = logging.getLogger(__name__)
 
@@ -114,39 +83,6 @@ class _Place:
     name: str
     heard_at: float
     device: str
-
-
-@dataclass(kw_only=True)
-class _Given(Generic[J]):
-    """A job that a machine has now."""
-
-    job: J
-    run: RunDir
-    lock: FolderLock
-    """Of the run: it is ours for as long as a machine has it."""
-    incoming: Path
-    """Where its machine's files come in: nobody else's ever do."""
-    began: float
-    keep: int
-    keep_steps: frozenset[int]
-    """And the one that it began from."""
-    steps: int
-    """No version is above it."""
-    may_end_early: bool
-    shapes: Mapping[str, tuple[int, ...]]
-    """Of its model's tensors, by name."""
-    most_bytes: int
-    """Of a checkpoint's files."""
-    files: Mapping[str, Path]
-    """By hash: what its machine may have."""
-    announced: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Bytes of the files that have been sent, by checkpoint and name."""
-    row_bytes: int = 0
-    recalled_at: float | None = None
-
-    @property
-    def most_row_bytes(self) -> int:
-        return MORE_ROW_BYTES + ROW_BYTES * self.steps
 
 
 class CrewPlaces(Generic[J]):
@@ -166,11 +102,10 @@ class CrewPlaces(Generic[J]):
         self.moved: Callable[[str], None] | None = None
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._present: dict[str, _Place] = {}
-        self._given: dict[str, _Given[J]] = {}
+        self._given: dict[str, Given[J]] = {}
         self._left: list[Left[J]] = []
         self._standing = Standing()
         self._paused: frozenset[str] = frozenset()
-        self._announcing = threading.Lock()
 
     # -- Doing ---------------------------------------------------------------------------------------------------------
 
@@ -194,29 +129,10 @@ class CrewPlaces(Generic[J]):
         return self._present[place].device
 
     def start(self, job: J, run: RunDir, *, name: str) -> None:
-        """Raises ConfigError for a run that is trained by somebody else, DataError, CheckpointError, TaskError,
-        ResourceError."""
+        """Raises as `give`."""
         assert self.server is not None
         assert JOB_NAME.fullmatch(job.name), job.name
-        resolved = read_run_file(run.run_file)
-        config, _ = decide(resolved.config.for_others(), run)
-        with UsersCode():
-            task = make_task(config, run.path)
-        keep_teachers(config, run, task=task)
-        begun = _begun(run)
-        offered = offer_whole(config, run.path, goes_on=any(name != METRICS for name in begun))
-        lock = FolderLock(run.lock, purpose=Message("training on {machine}", machine=name))
-        with ExitStack() as stack:
-            stack.enter_context(lock)
-            write_json(run.config, {"values": dump(config), "origins": resolved.origins}, private=True)
-            with UsersCode():
-                given = _given(job, run, lock=lock, config=config, task=task)
-            stack.pop_all()
-        given.files = {sha256.hex(): path for path, sha256 in [*offered.files.values(), *begun.values()]}
-        self._given[name] = given
-        order = Assignment(
-            job=job.name, config=offered.config, files=_described(offered.files), begun=_described(begun)
-        )
+        self._given[name], order = give(job, run, machine=name)
         self.server.order(name, order)
 
     def look(self) -> list[Left[J]]:
@@ -266,7 +182,7 @@ class CrewPlaces(Generic[J]):
 
     def close(self) -> None:
         for worker, given in list(self._given.items()):
-            self._end(worker, given, complete=False, reason=Message(""))
+            self._end(worker, given)
         if self.server is not None:
             self.server.close()
             self.server = self.lender = None
@@ -302,25 +218,15 @@ class CrewPlaces(Generic[J]):
         """Raises LinkError."""
         given = self._given.get(worker)
         job, _, path = name.partition("/")
-        match = CHECKPOINT_FILE.fullmatch(path)
-        if given is None or given.job.name != job or match is None or not 0 < int(match[1]) <= given.steps:
-            raise LinkError("nobody wants that file", hint="install the same version there")
-        checkpoint, file = f"v{int(match[1]):08d}", match[2]
-        with self._announcing:
-            sizes = given.announced.get(checkpoint, {}) | {file: num_bytes}
-            others = given.announced.keys() - {checkpoint}
-            fits = num_bytes <= JSON_BYTES.get(file, num_bytes) and sum(sizes.values()) <= given.most_bytes
-            if not fits or len(others) >= MOST_COPIES:
-                told = "its checkpoints are larger than those of its model, or too many"
-                raise LinkError(told, hint="install the same version there")
-            given.announced[checkpoint] = sizes
-        return given.incoming / checkpoint / file
+        if given is None or given.job.name != job:
+            raise not_wanted()
+        return given.place_for(path, num_bytes=num_bytes)
 
     def goes_on(self, worker: str, place: Path) -> None:
         """Raises LinkError."""
         given = self._given.get(worker)
         if given is None or given.incoming not in place.parents:
-            raise LinkError("nobody wants that file", hint="install the same version there")
+            raise not_wanted()
         self._alive(worker)
 
     def file(self, sha256: str) -> Path | None:
@@ -345,15 +251,15 @@ class CrewPlaces(Generic[J]):
         now = time.monotonic()
         lost = reason != PAUSED and self._standing.lost(given.job.name, worker=worker, now=now)
         self._tell_of_rest(worker, now=now)
-        told = Message("{number} machines were lost during this job", number=MAX_LOSSES) if lost else Message("")
-        self._end(worker, given, complete=False, reason=told)
+        told = Message("{number} machines were lost during this job", number=MAX_LOSSES) if lost else ""
+        self._end(worker, given, reason=told)
 
     def _take(self, worker: str, news: JobNews) -> None:
         """Raises ResourceError."""
         given = self._given.get(worker)
         if given is None or given.job.name != news.job:
             return
-        rows = [row for row in news.rows if row["version"] <= given.steps]
+        rows = [row for row in news.rows if row["version"] <= given.steps and not given.is_call]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         given.row_bytes += len(text)
         if given.row_bytes > given.most_row_bytes:
@@ -362,12 +268,12 @@ class CrewPlaces(Generic[J]):
         if rows:
             _append(given.run.metrics, text)
             write_json(given.run.status, {"state": "running", "version": rows[-1]["version"]}, private=True)
-        if news.kept:
+        if news.kept and not given.is_call:
             self._adopt(worker, news.kept, given)
-        if news.ended == COMPLETE and not (missing := _missing(given)):
+        if news.ended == COMPLETE and not (missing := given.missing(news)):
             self._standing.got_further(given.job.name, worker=worker)
             forget_set_aside(given.run)
-            self._end(worker, given, complete=True, reason=Message(""))
+            self._end(worker, given, complete=True, figures=news.figures)
         elif news.ended == COMPLETE:
             self._failed(worker, given, reason=missing)
         elif news.ended == FAILED:
@@ -381,22 +287,21 @@ class CrewPlaces(Generic[J]):
         self.server.send(worker, Stop(reason=reason, refused=True))
         self._gone(worker, reason)
 
-    def _adopt(self, worker: str, version: int, given: _Given[J]) -> None:
+    def _adopt(self, worker: str, version: int, given: Given[J]) -> None:
         """A checkpoint that has come as a whole becomes one of the run."""
         name = f"v{version:08d}"
         arrived, target = given.incoming / name, given.run.checkpoints / name
-        with self._announcing:
-            given.announced.pop(name, None)
+        given.has_come(name)
         if not arrived.exists():
             return
         try:
             verify_checkpoint(arrived)
-            _require_fit(arrived, version=version, shapes=given.shapes)
+            require_fit(arrived, version=version, shapes=given.shapes)
         except CheckpointError as error:
             log.warning("a checkpoint from %s cannot be used: %s", worker, error.message)
             shutil.rmtree(arrived, ignore_errors=True)
             return
-        newest = _newest_version(given.run)
+        newest = newest_version(given.run)
         with storage_errors(target):
             make_private(given.run.checkpoints)
             if target.exists():
@@ -409,7 +314,7 @@ class CrewPlaces(Generic[J]):
         if version > newest:
             self._standing.got_further(given.job.name, worker=worker)
 
-    def _failed(self, worker: str, given: _Given[J], *, reason: str) -> None:
+    def _failed(self, worker: str, given: Given[J], *, reason: str) -> None:
         """That it says so is not enough."""
         name, source, now = given.job.name, left_by(given.run), time.monotonic()
         verdict = self._standing.failed(name, worker=worker, left_by=source, now=now)
@@ -419,29 +324,36 @@ class CrewPlaces(Generic[J]):
             log.warning("%s: nobody can go on from what %s has left of it", name, source or Message("this machine"))
             set_aside_of(given.run, source)
         self._tell_of_rest(worker, now=now)
-        self._end(worker, given, complete=False, reason=reason if verdict is FailureMeans.FAILED else Message(""))
+        self._end(worker, given, reason=reason if verdict is FailureMeans.FAILED else "")
 
-    def _given_back(self, worker: str, given: _Given[J], *, reason: str) -> None:
+    def _given_back(self, worker: str, given: Given[J], *, reason: str) -> None:
         """`reason`: why it could not even begin."""
         if reason:
             now = time.monotonic()
             log.warning("%s gives %s back: %s", worker, given.job.name, reason)
             self._standing.ended_badly(worker, now=now)
             self._tell_of_rest(worker, now=now)
-        self._end(worker, given, complete=False, reason=Message(""))
+        self._end(worker, given)
 
     def _tell_of_rest(self, worker: str, *, now: float) -> None:
         if seconds := self._standing.rest_seconds(worker, now=now):
             log.warning("one job after the other ends badly on %s: it gets none for %.0f s", worker, seconds)
 
-    def _end(self, worker: str, given: _Given[J], *, complete: bool, reason: str) -> None:
+    def _end(
+        self, worker: str, given: Given[J], *, complete: bool = False, reason: str = "", figures: Row | None = None
+    ) -> None:
         del self._given[worker]
+        if given.is_call:
+            given.keep_talk()
+        else:
+            state = "complete" if complete else "failed" if reason else "stopped"
+            write_json(given.run.status, {"state": state, "version": newest_version(given.run)}, private=True)
         shutil.rmtree(given.incoming, ignore_errors=True)
-        state = "complete" if complete else "failed" if reason else "stopped"
-        write_json(given.run.status, {"state": state, "version": _newest_version(given.run)}, private=True)
         given.lock.__exit__()
         seconds = time.monotonic() - given.began
-        self._left.append(Left(job=given.job, place=worker, complete=complete, seconds=seconds, reason=reason))
+        self._left.append(
+            Left(job=given.job, place=worker, complete=complete, seconds=seconds, reason=reason, figures=figures or {})
+        )
 
 
 @contextmanager
@@ -472,83 +384,6 @@ def open_crew_places(
         yield places, OpenCrew(address=address, key_hash=key_hash(keys.identity.certificate), pids={})
     finally:
         places.close()
-
-
-def _given(job: J, run: RunDir, *, lock: FolderLock, config: Config, task: Task) -> _Given[J]:
-    """Raises DataError, TaskError."""
-    for old in run.path.glob(".incoming-*"):  # of a coordinator that was killed
-        shutil.rmtree(old, ignore_errors=True)
-    tensors = model_tensors(make_model(task, seed=config.run.seed))
-    return _Given(
-        job=job,
-        run=run,
-        lock=lock,
-        incoming=run.path / f".incoming-{secrets.token_hex(8)}",
-        began=time.monotonic(),
-        keep=config.checkpoint.keep,
-        keep_steps=frozenset({*config.checkpoint.keep_steps, _newest_version(run)}),
-        steps=config.train.steps or measure_length(config.train, task).num_versions,
-        may_end_early=config.evaluate.patience > 0,
-        shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
-        most_bytes=BYTES_PER_VALUE * sum(tensor.numel() for tensor in tensors.values()) + MORE_BYTES,
-        files={},
-    )
-
-
-def _require_fit(path: Path, *, version: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises CheckpointError for one of another step, or another model. Its weights are not read."""
-    problem = CheckpointError("{path} belongs to another run", path=path, hint="install the same version there")
-    try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        with safetensors.safe_open(path / "model.safetensors", framework="numpy") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
-        raise problem from error
-    if not isinstance(state, dict) or state.get("version") != version or found != shapes:
-        raise problem
-
-
-def _newest_version(run: RunDir) -> int:
-    return max((version_of(path) for path in list_checkpoints(run.checkpoints)), default=0)
-
-
-def _missing(given: _Given[J]) -> str:
-    """What a job that is said to be complete lacks; "": nothing."""
-    newest = _newest_version(given.run)
-    if newest < given.steps and not (given.may_end_early and newest):
-        return Message("it says that the run is complete, and has not sent the last checkpoint")
-    if not any(row.get("version") == newest for row in last_rows(given.run.metrics)):
-        return Message("it says that the run is complete, and has not sent its last row")
-    return Message("")
-
-
-def _begun(run: RunDir) -> dict[str, tuple[Path, bytes]]:
-    """What another machine needs to go on: the rows, and the newest checkpoint that verifies. Raises NewerFormat.
-
-    One that does not is set aside: it would count as newer than all that machines send.
-    """
-    found = {}
-    for path in reversed(list_checkpoints(run.checkpoints)):
-        try:
-            verify_checkpoint(path)
-        except NewerFormat:
-            raise
-        except CheckpointError as error:
-            log.warning("%s; trying the one before", error.message)
-            with storage_errors(path):
-                set_aside(path)
-            continue
-        found = {f"checkpoints/{path.name}/{name}": path / name for name in (*FILES, MANIFEST)}
-        break
-    if run.metrics.exists():
-        found[METRICS] = run.metrics
-    return {name: (path, bytes.fromhex(file_sha256(path))) for name, path in found.items()}
-
-
-def _described(files: Mapping[str, tuple[Path, bytes]]) -> tuple[OfferedFile, ...]:
-    return tuple(
-        OfferedFile(path=name, sha256=sha256, num_bytes=path.stat().st_size) for name, (path, sha256) in files.items()
-    )
 
 
 def _append(path: Path, text: str) -> None:

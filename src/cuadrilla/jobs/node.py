@@ -1,4 +1,5 @@
-"""A machine that has joined a crew which takes jobs: it trains one whole run after the other, in a process of its own.
+"""A machine that has joined a crew which takes jobs: it does one after the other, in a process of its own, whole runs
+and calls of a function.
 
 It keeps nothing that cannot be replaced: rows and checkpoints go to the coordinator as they come, and the folder of a
 job is deleted when it ends. When the connection breaks, the job is ended here too: another machine goes on with it from
@@ -22,14 +23,16 @@ from functools import partial
 from pathlib import Path
 
 from cuadrilla.config import CheckpointSection, Config, FileTaskSection, LocalEngine
-from cuadrilla.engines.bundle import bundle_hash, fetch
+from cuadrilla.engines.bundle import bundle_hash, fetch, fetch_code
 from cuadrilla.engines.courtesy import Courtesy
+from cuadrilla.engines.local import num_cores
 from cuadrilla.engines.node import worker_options
 from cuadrilla.engines.ray.node import Ways
 from cuadrilla.engines.reporting import LinesKept, lines_kept, machine_facts, reporting
 from cuadrilla.engines.worker import Patience, WorkerOptions, ended_by
 from cuadrilla.errors import CheckpointError, CuadrillaError, EnvironmentProblem, LinkError, ResourceError
 from cuadrilla.home import Home
+from cuadrilla.jobs.calls import CallPlaces, end_of_talk, require_callable_here, write_call
 from cuadrilla.jobs.places import LocalPlace, Places
 from cuadrilla.link.base import LENT, PAUSED, Goodbye, Hello, Paused, Refused, Stop
 from cuadrilla.link.grpc_client import Connection
@@ -40,6 +43,7 @@ from cuadrilla.link.jobs import (
     GIVEN_BACK,
     MAX_ROWS,
     METRICS,
+    TALK_FILE,
     Assignment,
     JobConnection,
     JobNews,
@@ -155,10 +159,11 @@ class _Doing:
 
     name: str
     run: RunDir
-    read_bytes: int
+    is_call: bool = False
+    read_bytes: int = 0
     """Of its rows: what is before is known there."""
-    keep_steps: frozenset[int]
-    sent: set[int]
+    keep_steps: frozenset[int] = frozenset()
+    sent: set[int] = field(default_factory=set)
     """Versions whose checkpoints are there."""
     told_at: float = 0.0
     recalled_at: float | None = None
@@ -183,7 +188,7 @@ class JobWorker:
     standbys: tuple[str, ...] = ()
     _held: str = ""
     """Why it leaves its session by itself."""
-    _places: "Places[_Doing] | None" = None
+    _places: "Places[_Doing] | CallPlaces[_Doing] | None" = None
     _doing: _Doing | None = None
 
     def work(self, lines: LinesKept) -> str:
@@ -276,7 +281,38 @@ class JobWorker:
     def _begin(self, order: Assignment, connection: JobConnection) -> None:
         """Raises LinkError, Refused, ConfigError, ResourceError."""
         self._drop()
-        home, folder = self._home, self.folder / RUNS / order.job
+        folder = self.folder / RUNS / order.job
+        shutil.rmtree(folder, ignore_errors=True)
+        make_private(folder)
+        doing = self._call(order, connection, folder) if order.call else self._run(order, connection, folder)
+        log.info("job        %s", order.job, extra=TALK)
+        if self._places is None or isinstance(self._places, CallPlaces) != doing.is_call:
+            self._end_process()
+            self._places = self._call_places() if doing.is_call else self._run_places()
+        self._doing = doing
+        self._places.start(doing, doing.run, name="job")
+
+    def _run_places(self) -> "Places[_Doing]":
+        use = self.use
+        place = LocalPlace(name="job", device=use.device, threads=use.threads, environment=use.environment)
+        return Places([place], logs=self.folder / "logs")
+
+    def _call_places(self) -> "CallPlaces[_Doing]":
+        return CallPlaces(["job"], threads=self.use.threads or num_cores(), environment=self.use.environment)
+
+    def _call(self, order: Assignment, connection: JobConnection, folder: Path) -> _Doing:
+        """Raises LinkError, Refused, ResourceError."""
+        call = require_callable_here(order.call, files=[file.path for file in order.files])
+        with self.fetching:
+            _require_room(order, home=self._home)
+            code = fetch_code(connection, order.files, home=self._home, report=self.report)
+        run = RunDir(folder)
+        write_call(call, run, code=code)
+        return _Doing(name=order.job, run=run, is_call=True)
+
+    def _run(self, order: Assignment, connection: JobConnection, folder: Path) -> _Doing:
+        """Raises LinkError, Refused, ConfigError, ResourceError."""
+        home = self._home
         description = RunDescription(config=order.config, files=order.files)
         with self.fetching:
             _require_room(order, home=home)
@@ -284,8 +320,6 @@ class JobWorker:
         goes_on = any(file.path.startswith("checkpoints/") for file in order.begun)
         config = settings_here(config, files, goes_on=goes_on)
         run = RunDir(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        make_private(folder)
         with storage_errors(folder):
             for file in order.begun:
                 (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
@@ -297,20 +331,13 @@ class JobWorker:
                     shutil.copytree(sent, folder / sent.name, dirs_exist_ok=True)
         write_atomic(run.run_file, to_toml(config), private=True)
         rows = run.metrics.stat().st_size if run.metrics.exists() else 0
-        self._doing = _Doing(
+        return _Doing(
             name=order.job,
             run=run,
             read_bytes=rows,
             keep_steps=frozenset(config.checkpoint.keep_steps),
             sent={version_of(path) for path in list_checkpoints(run.checkpoints)},
         )
-        log.info("job        %s", order.job, extra=TALK)
-        if self._places is None:
-            place = LocalPlace(
-                name="job", device=self.use.device, threads=self.use.threads, environment=self.use.environment
-            )
-            self._places = Places([place], logs=self.folder / "logs")
-        self._places.start(self._doing, run, name="job")
 
     def _look(self, doing: _Doing, session: JobSession) -> None:
         """Send what is new; begin again what was killed. Raises LinkError."""
@@ -332,7 +359,10 @@ class JobWorker:
         self._send(doing, session)
         ended = GIVEN_BACK if left is None else COMPLETE if left.complete else FAILED if left.reason else GIVEN_BACK
         reason = left.reason if left is not None and ended == FAILED else ""
-        session.tell(JobNews(job=doing.name, ended=ended, reason=reason))
+        figures = left.figures if left is not None else {}
+        if doing.is_call and (talk := end_of_talk(doing.run)) is not None:
+            session.keep(f"{doing.name}/{TALK_FILE}", talk)
+        session.tell(JobNews(job=doing.name, ended=ended, reason=reason, figures=figures))
         log.info("job        %s: %s", doing.name, ended, extra=TALK)
         shutil.rmtree(doing.run.path, ignore_errors=True)
         self._doing = None
@@ -431,7 +461,7 @@ def _best(there: Sequence[Path]) -> list[int]:
 def _require_room(order: Assignment, *, home: Home) -> None:
     """Raises ResourceError unless there is room for what has to be fetched, and some to spare."""
     make_private(home.path)
-    cached = home.cache / bundle_hash(RunDescription(config="", files=order.files))[:32]
+    cached = home.cache / bundle_hash(order.files)[:32]
     missing = [file for file in order.files if not (cached / file.path).is_file()]
     needed = sum(file.num_bytes for file in [*missing, *order.begun]) + SPARE_BYTES
     free = shutil.disk_usage(home.path).free

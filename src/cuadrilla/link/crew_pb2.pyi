@@ -199,16 +199,18 @@ class Gpu(_message.Message):
     def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., busy_percent: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., power_watts: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("job", "config", "files", "begun")
+    __slots__ = ("job", "config", "files", "begun", "call")
     JOB_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     job: str
     config: str
     files: _containers.RepeatedCompositeFieldContainer[File]
     begun: _containers.RepeatedCompositeFieldContainer[File]
-    def __init__(self, job: _Optional[str] = ..., config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[File, _Mapping]]] = ...) -> None: ...
+    call: str
+    def __init__(self, job: _Optional[str] = ..., config: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., call: _Optional[str] = ...) -> None: ...
 
 class Recall(_message.Message):
     __slots__ = ("job",)
@@ -217,18 +219,20 @@ class Recall(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class JobNews(_message.Message):
-    __slots__ = ("job", "rows", "kept", "ended", "reason")
+    __slots__ = ("job", "rows", "kept", "ended", "reason", "figures")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     job: str
     rows: _containers.RepeatedScalarFieldContainer[str]
     kept: int
     ended: str
     reason: str
-    def __init__(self, job: _Optional[str] = ..., rows: _Optional[_Iterable[str]] = ..., kept: _Optional[int] = ..., ended: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    figures: str
+    def __init__(self, job: _Optional[str] = ..., rows: _Optional[_Iterable[str]] = ..., kept: _Optional[int] = ..., ended: _Optional[str] = ..., reason: _Optional[str] = ..., figures: _Optional[str] = ...) -> None: ...
 
 class ToCoordinator(_message.Message):
     __slots__ = ("hello", "progress", "contribute", "goodbye", "computed", "report", "job_news")

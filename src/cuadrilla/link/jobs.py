@@ -1,12 +1,14 @@
-"""Whole runs over the crew link: what a machine is given to train by itself, and what it says of it.
+"""Jobs over the crew link, whole runs and calls of a function: what a machine is given to do by itself, and what it
+says of it.
 
-Nothing that it says is believed: of its rows numbers are kept and nothing else. Its files come by `grpc_jobs.py`.
+Nothing that it says is believed: of its rows and figures numbers are kept and nothing else. Its files come by
+`grpc_jobs.py`.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -31,7 +33,11 @@ CHECKPOINT_FILE = re.compile(
     r"checkpoints/v([0-9]{8,12})/(model\.safetensors|optimizer\.safetensors|state\.json|manifest\.json)"
 )
 """One name for each: no digits of other scripts, and no number that takes a minute to read."""
+TALK_FILE = "logs/talk.txt"
+"""Of a call: what it printed."""
 MAX_ROWS, MAX_ROW_CHARACTERS, MAX_ROW_KEYS = 500, 4096, 100
+MAX_FIGURES, MAX_FIGURE_NAME, MAX_FIGURES_CHARACTERS = 101, 80, 2**15
+"""Of a call: what it may return, and its seconds."""
 MAX_VERSION, MAX_WHOLE, MAX_NUMBER = 10**12 - 1, 2**63, 1e300
 
 Row = Mapping[str, float]
@@ -40,12 +46,14 @@ Row = Mapping[str, float]
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
     """A run that one machine trains by itself. `config`: JSON of its configuration; `files`: what it needs beside it;
-    `begun`: what somebody else has left of it, relative to the run directory."""
+    `begun`: what somebody else has left of it, relative to the run directory. Or the call of a function in one of
+    `files`: then `call` says which, and with what, as JSON, and there is no more."""
 
     job: str
-    config: str
+    config: str = ""
     files: tuple[OfferedFile, ...]
     begun: tuple[OfferedFile, ...] = ()
+    call: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +69,14 @@ Order = Assignment | Recall
 @dataclass(frozen=True, kw_only=True)
 class JobNews:
     """How it goes on with a job. `rows`: of its metrics, in their order. `kept`: a checkpoint of this version has been
-    sent, every file of it; 0: none. `ended`: one of `ENDS`. `reason`: why it failed."""
+    sent, every file of it; 0: none. `ended`: one of `ENDS`. `reason`: why it failed. `figures`: what a call gave."""
 
     job: str
     rows: tuple[Row, ...] = ()
     kept: int = 0
     ended: str = ""
     reason: str = ""
+    figures: Row = field(default_factory=dict)
 
 
 class JobSession(Session, Protocol):
@@ -135,7 +144,9 @@ def order_to_wire(order: Order) -> pb.ToWorker:
     if isinstance(order, Recall):
         return pb.ToWorker(recall=pb.Recall(job=order.job))
     files, begun = _files_to_wire(order.files), _files_to_wire(order.begun)
-    return pb.ToWorker(assignment=pb.Assignment(job=order.job, config=order.config, files=files, begun=begun))
+    return pb.ToWorker(
+        assignment=pb.Assignment(job=order.job, config=order.config, files=files, begun=begun, call=order.call)
+    )
 
 
 def order_from_wire(received: pb.ToWorker) -> Order | None:
@@ -149,15 +160,16 @@ def order_from_wire(received: pb.ToWorker) -> Order | None:
             begun = files_from_wire(said.begun)
             names = [file.path for file in begun]
             of = {match and match[1] for name in names if (match := CHECKPOINT_FILE.fullmatch(name)) or name != METRICS}
-            if None in of or len(of) > 1 or len(set(names)) < len(names):
+            if None in of or len(of) > 1 or len(set(names)) < len(names) or (said.call and begun):
                 raise _nonsense(Message("files that no run has"))
-            return Assignment(job=_job(said.job), config=said.config, files=files_from_wire(said.files), begun=begun)
+            files = files_from_wire(said.files)
+            return Assignment(job=_job(said.job), config=said.config, files=files, begun=begun, call=said.call)
     return None
 
 
 def news_to_wire(news: JobNews) -> pb.ToCoordinator:
-    rows = [json.dumps(row) for row in news.rows]
-    said = pb.JobNews(job=news.job, rows=rows, kept=news.kept, ended=news.ended, reason=news.reason)
+    rows, figures = [json.dumps(row) for row in news.rows], json.dumps(news.figures) if news.figures else ""
+    said = pb.JobNews(job=news.job, rows=rows, kept=news.kept, ended=news.ended, reason=news.reason, figures=figures)
     return pb.ToCoordinator(job_news=said)
 
 
@@ -166,8 +178,10 @@ def news_from_wire(said: pb.JobNews) -> JobNews:
     if said.ended not in ENDS or len(said.rows) > MAX_ROWS or said.kept > MAX_VERSION:
         raise _nonsense(Message("no news of a job"))
     rows = tuple(row for text in said.rows if (row := usable_row(text)) is not None)
-    reason = one_line(said.reason, most=wire.MAX_REASON)
-    return JobNews(job=_job(said.job), rows=rows, kept=said.kept, ended=said.ended, reason=reason)
+    reason, figures = one_line(said.reason, most=wire.MAX_REASON), usable_figures(said.figures)
+    return JobNews(
+        job=_job(said.job), rows=rows, kept=said.kept, ended=said.ended, reason=reason, figures=figures or {}
+    )
 
 
 def usable_row(text: str) -> Row | None:
@@ -183,6 +197,20 @@ def usable_row(text: str) -> Row | None:
     row = {key: value for key, value in found.items() if ROW_KEY.fullmatch(key) and _is_number(value)}
     version = row.get("version")
     return row if isinstance(version, int) and 0 <= version <= MAX_VERSION else None
+
+
+def usable_figures(text: str) -> Row | None:
+    """What a call gave, numbers by name; None if it is not that."""
+    if len(text) > MAX_FIGURES_CHARACTERS:
+        return None
+    try:
+        found = finite_json(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or len(found) > MAX_FIGURES:
+        return None
+    usable = (name == one_line(name, most=MAX_FIGURE_NAME) and _is_number(value) for name, value in found.items())
+    return found if all(usable) else None
 
 
 def _is_number(value: object) -> bool:

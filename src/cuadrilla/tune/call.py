@@ -1,7 +1,8 @@
 """One trial of a search over a function, in a process of its own: call it, and say what it gave.
 
 Invariants
-* Only the files that the search began with are run: their hash is in the trial's folder.
+* Only the files that the search began with are run: their hash is in the trial's folder. What is called is a function
+  that the file itself defines.
 * What the function prints, and a traceback, goes to the standard error, which is the trial's log. The standard output
   belongs to the answer: a little JSON with finite numbers, or the error, so short that a pipe takes it at once.
 * The function's working directory is the trial's folder.
@@ -24,7 +25,7 @@ from cuadrilla.errors import CuadrillaError, TaskError
 from cuadrilla.home import read_object
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
-from cuadrilla.tune.function import SCORE, code_sha256, read_code
+from cuadrilla.tune.function import SCORE, code_sha256, read_code, require_function
 from cuadrilla.user_file import load_file
 
 MOST_FIGURES, MOST_NAME, MOST_REASON = 100, 80, 500
@@ -36,8 +37,10 @@ def call_trial(folder: Path) -> dict[str, Any]:
     """The answer: {"complete", "figures", "seconds"}. Raises TaskError."""
     trial = read_object(folder / REQUEST)
     path, name = (folder / trial["file"]).resolve(), trial["function"]
-    if code_sha256(read_code(path)) != trial["sha256"]:
+    code = read_code(path)
+    if code_sha256(code) != trial["sha256"]:
         raise TaskError("{path} has changed since the search began", path=path, hint="put it back as it was")
+    require_function(path, code[path.name], name=name)
     os.chdir(folder)
     with _Apart(path, name):
         function = getattr(load_file(path), name)

@@ -43,6 +43,8 @@ class Function:
         given = {name: value for name, value in ((SEED, seed), (BUDGET, budget)) if name in self.names}
         return {
             "file": str(self.path),
+            "files": sorted(self.code),
+            "imports": sorted(packages_of(self.code)),
             "function": self.name,
             "sha256": self.sha256,
             "arguments": {**given, **values},
@@ -153,6 +155,11 @@ def _parsed(path: Path, raw: bytes) -> ast.Module:
         return ast.parse(raw)
     except (SyntaxError, ValueError) as error:
         raise TaskError("{path} is not Python: {reason}", path=path, reason=error, hint="run it with python") from None
+
+
+def require_function(path: Path, raw: bytes, *, name: str) -> None:
+    """What a file imports or makes in another way is not called, whoever asks for it. Raises TaskError."""
+    _definition(_parsed(path, raw), path=path, name=name)
 
 
 def _definition(tree: ast.Module, *, path: Path, name: str) -> ast.FunctionDef:

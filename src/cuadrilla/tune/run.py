@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from cuadrilla.config import Config, TuneSection
 from cuadrilla.engines.calls import REQUEST
 from cuadrilla.errors import ConfigError, DataError, TaskError
+from cuadrilla.jobs.calls import TALK
 from cuadrilla.jobs.places import Doing, Left
 from cuadrilla.messages import Message
 from cuadrilla.rundir import (
@@ -31,7 +32,6 @@ from cuadrilla.rundir import (
 )
 from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
 from cuadrilla.tune.assign import AtJob, assign
-from cuadrilla.tune.calls import TALK
 from cuadrilla.tune.folder import SearchFolder, check_same, read_identity, write_search
 from cuadrilla.tune.function import SCORE, Function, code_sha256, read_code, read_function
 from cuadrilla.tune.results import read_found

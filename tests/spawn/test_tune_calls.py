@@ -1,0 +1,116 @@
+"""A search over a function by a machine that joins: the same results, whoever is killed, and what it refuses."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cuadrilla.home import Home
+from tests.commands import wait_for
+from tests.inside import cuadrilla
+from tests.machines import Machine, invite
+from tests.spawn.test_tune_function import BOWL, WAITS, best, decided, is_gone, pid_in, rows, write
+
+pytestmark = pytest.mark.spawn
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Machine]:
+    yield from machine(tmp_path / "coordinator")
+
+
+@pytest.fixture
+def ana(tmp_path: Path) -> Iterator[Machine]:
+    yield from machine(tmp_path / "ana")
+
+
+def machine(home: Path) -> Iterator[Machine]:
+    made = Machine(home, talk=home.with_suffix(".txt"))
+    yield made
+    made.stop()
+
+
+def search(machine: Machine, folder: Path) -> "subprocess.Popen[str]":
+    process = machine.start("tune", str(folder), "--crew", "--listen", "127.0.0.1:0")
+    wait_for(lambda: Home(machine.home).open_file.exists(), process)
+    return process
+
+
+def places(folder: Path, event: str = "ended") -> list[Any]:
+    return [row["place"] for row in rows(folder, event)]
+
+
+def test_a_machine_makes_calls_and_one_that_is_killed_is_made_again(
+    coordinator: Machine, ana: Machine, tmp_path: Path
+) -> None:
+    """A call on each machine is killed, then the machine itself; the trials of both are finished all the same. What it
+    has printed comes back."""
+    (tmp_path / "here").mkdir()
+    code = WAITS % str(tmp_path / "here") + BOWL.replace("    print", "    wait_at(x)\n    print")
+    folder, undisturbed = write(tmp_path / "search", code, trials=6), write(tmp_path / "alone", BOWL, trials=6)
+    assert cuadrilla("tune", undisturbed).returncode == 0
+    process = search(coordinator, folder)
+    text = invite(coordinator)
+    untrusting = ana.start("join", "--name", "ana", says=text)
+    assert untrusting.wait(timeout=60) == 5
+    assert ana.talk is not None
+    (key,) = {word for word in ana.talk.read_text().split() if len(word) == 64}
+    assert ana.run("trust", key).returncode == 0
+    joined = ana.start("join")
+    wait_for(lambda: "ana" in places(folder, "begun"), process)
+    wait_for(lambda: bool(calls(joined)), process)
+    (call,) = calls(joined)
+    call.kill()
+    wait_for(lambda: is_gone(call.pid) and calls(joined), process)
+    joined.send_signal(signal.SIGKILL)
+    (tmp_path / "here" / "go").touch()
+    again = ana.start("join")
+    assert process.wait(timeout=120) == 0, coordinator.talk.read_text() if coordinator.talk else ""
+    assert again.wait(timeout=60) == 0
+    assert decided(folder) == decided(undisturbed)
+    assert best(folder)["values"] == best(undisturbed)["values"]
+    assert {"ana", "place-1"} == set(places(folder))
+    at = next(row for row in rows(folder) if row["place"] == "ana")
+    assert "looking at" in (folder / "tune" / f"t{at['trial']:04d}-r0" / "logs" / "talk.txt").read_text()
+    assert not list(Home(ana.home).jobs.glob("*/*/runs/*"))
+
+
+def calls(joined: "subprocess.Popen[str]") -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(joined.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            found += [child] if "call-function" in child.cmdline() else []
+    return found
+
+
+def test_a_machine_whose_packages_are_others_says_so(coordinator: Machine, tmp_path: Path) -> None:
+    (tmp_path / "numpy-0.1.dist-info").mkdir()
+    (tmp_path / "numpy-0.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.1\n")
+    (tmp_path / "numpy-0.1.dist-info" / "top_level.txt").write_text("numpy\n")
+    code = "import numpy\n" + WAITS % str(tmp_path) + BOWL.replace("    print", "    wait_at(x)\n    print")
+    process = search(coordinator, write(tmp_path / "search", code, trials=3))
+    ana = Machine(tmp_path / "ana", prefix=("env", f"PYTHONPATH={tmp_path}"), talk=tmp_path / "ana.txt")
+    joined = ana.start("join", "--name", "ana", says=invite(coordinator))
+    assert joined.wait(timeout=60) == 5
+    said = (tmp_path / "ana.txt").read_text()
+    assert "the function needs numpy" in said
+    assert "this machine has numpy 0.1" in said
+    pid_in(tmp_path / "pid")
+    (tmp_path / "go").touch()
+    assert process.wait(timeout=60) == 0
+
+
+def test_what_goes_with_what(tmp_path: Path) -> None:
+    folder = write(tmp_path / "bowl", BOWL)
+    for more, said in (
+        (("--crew", "--scheduler", "tcp://127.0.0.1:8786"), "--scheduler excludes --crew"),
+        (("--ray", "127.0.0.1:6379", "--scheduler", "tcp://127.0.0.1:8786"), "--scheduler excludes --ray"),
+        (("--listen", "127.0.0.1:0"), "are for --crew"),
+    ):
+        done = cuadrilla("tune", folder, *more)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
