@@ -109,7 +109,7 @@ class RunDir:
     @property
     def initial(self) -> Path:
         """The weights that this run begins with, where another machine has sent them."""
-        return self.path / "initial"
+        return self.path / ".initial"
 
     @property
     def logs(self) -> Path:

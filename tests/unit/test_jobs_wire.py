@@ -230,7 +230,7 @@ def test_a_teacher_that_was_sent_is_used(tmp_path: Path) -> None:
 def test_a_run_that_begins_elsewhere_goes_on_here_without_the_weights_it_began_with(tmp_path: Path) -> None:
     settings = load_dumped(theirs('model.init="../mine"'))
     assert settings_here(settings, tmp_path, goes_on=True).model.init == "../mine", "as its checkpoints have it"
-    (tmp_path / "initial").mkdir()
+    (tmp_path / ".initial").mkdir()
     assert settings_here(settings, tmp_path, goes_on=False).model.init == "../mine"
 
 

@@ -29,7 +29,7 @@ from cuadrilla.version import __version__
 
 DATA_FILE = re.compile(
     r"data/(manifest\.json|tokenizer\.json|(train|val)-\d{5}\.bin)|teachers/\d{1,2}/(config\.json|model\.safetensors)"
-    r"|initial/(config\.json|tokenizer\.json|model\.safetensors\.index\.json|\w[\w.-]{0,199}\.safetensors)",
+    r"|\.initial/(config\.json|tokenizer\.json|model\.safetensors\.index\.json|\w[\w.-]{0,199}\.safetensors)",
     re.ASCII,
 )
 CODE_FILE = re.compile(r"[A-Za-z_][\w-]{0,60}\.py", re.ASCII)
