@@ -11,7 +11,7 @@ from cuadrilla.errors import ConfigError, CuadrillaError, TaskError
 from cuadrilla.jobs.calls import parse_answer
 from cuadrilla.runfile import read_run_file, resolve
 from cuadrilla.tune.call import MOST_FIGURES, figures_of
-from cuadrilla.tune.function import code_sha256, packages_of, read_code, read_function
+from cuadrilla.tune.function import code_sha256, packages_of, read_code, read_function, require_function
 from cuadrilla.tune.space import Space
 
 CODE = """
@@ -169,3 +169,12 @@ def test_what_is_no_figure_is_refused(returned: Any) -> None:
 )  # fmt: skip
 def test_what_is_no_answer(text: str) -> None:
     assert parse_answer(text) is None
+
+
+def test_only_what_the_file_defines_is_called(tmp_path: Path) -> None:
+    """Whoever asks: a file that imports `system` gives nobody a shell."""
+    code = b"from os import system\nwith_power = eval\n\ndef score(x):\n    return x\n"
+    require_function(tmp_path / "f.py", code, name="score")
+    for name in ("system", "with_power", "__import__", "score.__globals__"):
+        with pytest.raises(TaskError, match="has no `def"):
+            require_function(tmp_path / "f.py", code, name=name)
