@@ -50,12 +50,14 @@ def test_the_rules() -> None:
     lengths = (1, 300_000, 3_000_000, 10_000_000, 50_000_000, 10**10)
     assert [step_tokens(tokens, alone=True) for tokens in lengths] == [1024, 1024, 1024, 2048, 4096, 16384]
     assert step_tokens(300_000, alone=False) == 16384
-    whole = {"text": 718_496, "epoch_steps": 702, "lr": 0.02}
+    whole = {"text": 718_496, "weights": 786_432, "epoch_steps": 702, "lr": 0.02}
     assert [weight_decay(epochs, **whole) for epochs in (0.5, 1.99, 2.0, 8, 16)] == [0, 0, 0.051, 0.051, 0.054]
     quarter, little = (whole | {"text": text, "epoch_steps": text / 1024} for text in (185_000, 46_000))
     assert [weight_decay(epochs, **quarter) for epochs in (4, 8, 16)] == [0.21, 0.29, 0.41]
     assert [weight_decay(epochs, **little) for epochs in (4, 8, 16)] == [1.7, 2.0, 2.0]
     assert weight_decay(8, **whole | {"lr": 0.01}) == 0.1
+    mini = quarter | {"weights": 12 * 6 * 320**2}
+    assert [weight_decay(epochs, **mini) for epochs in (4, 8)] == [0.36, 0.51]
     assert weight_decay(8, **whole | {"epoch_steps": 5}) == 2.0
 
 
@@ -65,7 +67,7 @@ def test_a_text_that_is_read_twice_is_held_back_and_the_run_keeps_it(folder: Pat
     shown = command("config", "show", path)
     text = read_manifest(folder / "data").splits["train"].num_tokens
     steps = text / (8 * 64)
-    decay = weight_decay(2.0, text=text, epoch_steps=steps, lr=0.05)
+    decay = weight_decay(2.0, text=text, weights=12 * 16**2, epoch_steps=steps, lr=0.05)
     assert 0 < decay < 2
     why = f"read 2.0 times, {steps:.0f} steps each time"
     assert ["optim.weight_decay", f"{decay:g}", *why.split()] in [line.split() for line in shown.stdout.splitlines()]
