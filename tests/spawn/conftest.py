@@ -27,3 +27,25 @@ def port() -> int:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]
         return number
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Machine]:
+    yield from talking(tmp_path / "coordinator")
+
+
+@pytest.fixture
+def ana(tmp_path: Path) -> Iterator[Machine]:
+    yield from talking(tmp_path / "ana")
+
+
+@pytest.fixture
+def luis(tmp_path: Path) -> Iterator[Machine]:
+    yield from talking(tmp_path / "luis")
+
+
+def talking(home: Path) -> Iterator[Machine]:
+    """Its processes say what they say into a file."""
+    made = Machine(home, talk=home.with_suffix(".txt"))
+    yield made
+    made.stop()

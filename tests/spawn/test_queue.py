@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,6 @@ from tests.machines import Machine, invite, language_run
 from tests.runs import final_sha256
 
 LOOK_SECONDS = 0.1
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Machine]:
-    yield from machine(tmp_path / "coordinator")
-
-
-@pytest.fixture
-def ana(tmp_path: Path) -> Iterator[Machine]:
-    yield from machine(tmp_path / "ana")
-
-
-@pytest.fixture
-def luis(tmp_path: Path) -> Iterator[Machine]:
-    yield from machine(tmp_path / "luis")
-
-
-def machine(home: Path) -> Iterator[Machine]:
-    made = Machine(home, talk=home.with_suffix(".txt"))
-    yield made
-    made.stop()
 
 
 def listed(machine: Machine) -> dict[str, dict[str, Any]]:

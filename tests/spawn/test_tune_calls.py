@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,6 @@ from tests.machines import Machine, invite
 from tests.spawn.test_tune_function import BOWL, WAITS, best, decided, is_gone, pid_in, rows, write
 
 pytestmark = pytest.mark.spawn
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Machine]:
-    yield from machine(tmp_path / "coordinator")
-
-
-@pytest.fixture
-def ana(tmp_path: Path) -> Iterator[Machine]:
-    yield from machine(tmp_path / "ana")
-
-
-def machine(home: Path) -> Iterator[Machine]:
-    made = Machine(home, talk=home.with_suffix(".txt"))
-    yield made
-    made.stop()
 
 
 def search(machine: Machine, folder: Path) -> "subprocess.Popen[str]":

@@ -23,6 +23,7 @@ from cuadrilla.engines.children import Children
 from cuadrilla.errors import LinkError
 from cuadrilla.jobs.places import MAX_DEATHS, J, Left
 from cuadrilla.link.base import Refused
+from cuadrilla.link.jobs import parse_object
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, file_sha256, finite_json, make_private, open_private, storage_errors
 
@@ -131,11 +132,8 @@ def require_callable_here(text: str, *, files: Sequence[str]) -> dict[str, Any]:
 
     Raises LinkError for what no search asks for, Refused where this machine's packages are others.
     """
-    try:
-        said = finite_json(text) if len(text) <= MAX_CALL_CHARACTERS else None
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict) or not _is_call(said, files):
+    said = parse_object(text, most_characters=MAX_CALL_CHARACTERS)
+    if said is None or not _is_call(said, files):
         raise LinkError("the call of a function cannot be used", hint="install the same version on both machines")
     _require_packages(said["packages"])
     return said

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link import crew_pb2 as pb
@@ -186,13 +186,8 @@ def news_from_wire(said: pb.JobNews) -> JobNews:
 
 def usable_row(text: str) -> Row | None:
     """The numbers of a line of metrics.jsonl; None if it is none."""
-    if len(text) > MAX_ROW_CHARACTERS:
-        return None
-    try:
-        found = finite_json(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or len(found) > MAX_ROW_KEYS:
+    found = parse_object(text, most_characters=MAX_ROW_CHARACTERS)
+    if found is None or len(found) > MAX_ROW_KEYS:
         return None
     row = {key: value for key, value in found.items() if ROW_KEY.fullmatch(key) and _is_number(value)}
     version = row.get("version")
@@ -201,16 +196,22 @@ def usable_row(text: str) -> Row | None:
 
 def usable_figures(text: str) -> Row | None:
     """What a call gave, numbers by name; None if it is not that."""
-    if len(text) > MAX_FIGURES_CHARACTERS:
+    found = parse_object(text, most_characters=MAX_FIGURES_CHARACTERS)
+    if found is None or len(found) > MAX_FIGURES:
+        return None
+    usable = (name == one_line(name, most=MAX_FIGURE_NAME) and _is_number(value) for name, value in found.items())
+    return found if all(usable) else None
+
+
+def parse_object(text: str, *, most_characters: int) -> dict[str, Any] | None:
+    """Of JSON from another machine, without NaN and infinities; None if it is anything else, or longer."""
+    if len(text) > most_characters:
         return None
     try:
         found = finite_json(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or len(found) > MAX_FIGURES:
-        return None
-    usable = (name == one_line(name, most=MAX_FIGURE_NAME) and _is_number(value) for name, value in found.items())
-    return found if all(usable) else None
+    return found if isinstance(found, dict) else None
 
 
 def _is_number(value: object) -> bool:
