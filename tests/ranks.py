@@ -5,7 +5,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from cuadrilla.sync.exact import ExactWorker, version_like
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.setup import make_model
+from tests.ports import free_port
 from tests.tasks import Examples, RaggedRegression
 
 ROOT = Path(__file__).parents[1]
@@ -123,12 +123,14 @@ def torchrun(
 
 def by_hand(num_ranks: int, *arguments: str, seconds: float = 150) -> "subprocess.CompletedProcess[str]":
     """The same without restarts and without torchrun, whose own process costs two seconds. The worst of their codes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ranks = [start_rank(rank, num_ranks, port, *arguments) for rank in range(num_ranks)]
     try:
         said = [rank.communicate(timeout=seconds) for rank in ranks]
+    except subprocess.TimeoutExpired:
+        for rank in ranks:
+            rank.kill()
+        raise AssertionError([rank.communicate()[1] for rank in ranks]) from None
     finally:
         for rank in ranks:
             rank.kill()

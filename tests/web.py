@@ -1,7 +1,6 @@
 """A web server on the loopback that misbehaves as it is told: each request takes the next answer of its path."""
 
 import gzip
-import socket
 import ssl
 import threading
 from collections import defaultdict
@@ -197,11 +196,3 @@ def moved(location: str, status: int = 302) -> Answer:
 
 def zipped(body: bytes) -> bytes:
     return gzip.compress(body, mtime=0)
-
-
-def refusing_port() -> int:
-    """A port at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number

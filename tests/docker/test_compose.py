@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import socket
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from tests.docker.conftest import Project
 from tests.docker.test_image import BOTH_NODES, THROUGH_DASK
 from tests.images import docker
 from tests.machines import LANGUAGE_RUN, present
+from tests.ports import free_port
 from tests.runs import final_sha256
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
@@ -41,12 +40,6 @@ def owned_by_somebody(project: Project) -> int:
     env = project.folder / ".env"
     env.write_text(env.read_text().replace("UID=0", f"UID={SOMEBODY}").replace("GID=0", f"GID={SOMEBODY}"))
     return SOMEBODY
-
-
-def free_ports(number: int) -> list[str]:
-    with ExitStack() as stack:
-        open_ones = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [str(each.getsockname()[1]) for each in open_ones]
 
 
 def exit_code(container: str) -> int:
@@ -103,7 +96,7 @@ def test_ray_dask_and_tensorboard(project: Project) -> None:
         "scheduler": ("DASK_PORT", 8787),
         "tensorboard": ("TENSORBOARD_PORT", 6006),
     }
-    free = dict(zip(pages, free_ports(len(pages)), strict=True))
+    free = {page: str(free_port()) for page in pages}
     project.compose(*profiles, "up", "--detach", **{pages[name][0]: free[name] for name in pages})
     for service, (_, port) in pages.items():
         (container,) = project.containers(service)

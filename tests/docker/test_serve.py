@@ -11,9 +11,10 @@ import pytest
 
 from tests.commands import wait_for
 from tests.docker.conftest import Project
-from tests.docker.test_compose import exit_code, free_ports, make_run, owned_by_somebody
+from tests.docker.test_compose import exit_code, make_run, owned_by_somebody
 from tests.images import docker
 from tests.inside import cuadrilla
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 
@@ -51,7 +52,7 @@ def test_two_replicas_behind_a_gateway_lose_one(project: Project, stories: Path)
     run = make_run(project.folder / "run", stories)
     assert cuadrilla("train", run.path, "--stop-at", "3").returncode == 0
     owned_by_somebody(project)
-    (port,) = free_ports(1)
+    port = free_port()
     project.compose(*SERVE, "up", "--detach", GATEWAY_PORT=port)
     (gateway,) = project.containers("gateway")
     replicas = {name: project.containers(name)[0] for name in REPLICAS}

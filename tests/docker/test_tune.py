@@ -15,8 +15,8 @@ from optuna.trial import FrozenTrial, TrialState
 from cuadrilla.rundir import read_jsonl
 from tests.commands import wait_for
 from tests.docker.conftest import Project
-from tests.docker.test_compose import free_ports
 from tests.images import ROOT
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 
@@ -27,7 +27,7 @@ GUESSED = 0.66
 
 
 def start_two_workers(project: Project) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     project.compose(*DASK, "up", "--detach", "--scale", "dask-worker=2", DASK_PORT=port)
     wait_for(lambda: project.compose(*DASK, "logs", "dask-worker").count("Registered to") >= 2)
 

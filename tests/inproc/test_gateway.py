@@ -19,8 +19,8 @@ from cuadrilla.serve import gateway as module
 from cuadrilla.serve.edge import Edge
 from cuadrilla.serve.gateway import Gateway, refuse_itself
 from cuadrilla.serve.listen import Port, open_port
+from tests.ports import free_port
 from tests.replica import State, application
-from tests.web import refusing_port
 
 KEY, REPLICA_KEY = "the-callers-key-0123", "the-replicas-key-0123"
 CEILING_SECONDS = 30.0
@@ -345,7 +345,7 @@ def test_its_own_page_and_the_routes_that_are_counted() -> None:
 def test_none_ready_and_a_gateway_that_stops() -> None:
     async def test() -> None:
         state = State(speed=20)
-        async with crowd(state, more=[f"http://127.0.0.1:{refusing_port()}"]) as them:
+        async with crowd(state, more=[f"http://127.0.0.1:{free_port()}"]) as them:
             asked = asyncio.create_task(them.ask(stream=True, max_tokens=10))
             await until(lambda: state.busy == 1)
             them.gateway.drain()
@@ -385,7 +385,7 @@ def test_no_gateway_calls_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_LIMIT_SECONDS", 0.2)  # it asks itself before it is there
 
     async def test() -> None:
-        port = refusing_port()
+        port = free_port()
         itself = Gateway([f"http://localhost:{port}"])
         async with listening(itself, port=port) as url, aiohttp.ClientSession() as session:
 

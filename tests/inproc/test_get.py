@@ -12,7 +12,8 @@ from cuadrilla.data.get.origin import RECORD, TooLargeError
 from cuadrilla.data.get.web import Web
 from cuadrilla.errors import DataError, LinkError
 from tests.downloader import OTHER, TEXT, THIRD
-from tests.web import chunked, cut, dripped, fixed, moved, refusing_port, serving, silent, whole, zipped
+from tests.ports import free_port
+from tests.web import chunked, cut, dripped, fixed, moved, serving, silent, whole, zipped
 
 
 def test_a_file_and_its_record(server, pull):
@@ -193,7 +194,7 @@ def test_statuses(server, pull):
 
 def test_nobody_listens(pull):
     with pytest.raises(LinkError, match="6 tries in a row"):
-        pull(f"http://127.0.0.1:{refusing_port()}/a.txt")
+        pull(f"http://127.0.0.1:{free_port()}/a.txt")
     waits = [wait for wait in pull.waits if wait]
     assert all(2**n * 0.5 <= wait <= 2**n * 1.5 for n, wait in enumerate(waits))
 

@@ -11,14 +11,12 @@ import pytest
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.host import meeting
 from cuadrilla.host.meeting import Meeting, card_of, meet, private_address
+from tests.ports import free_port
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
+    return free_port()
 
 
 def at(port: int, *, number: int, machines: int, seconds: float = 20) -> Meeting:

@@ -9,7 +9,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.serve.listen import Port, open_port
 from tests.inside import cuadrilla
-from tests.web import refusing_port
+from tests.ports import free_port
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.168.1.50:8000"])
@@ -51,6 +51,6 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 def test_a_port_that_another_service_is_about_to_use() -> None:
     """While it loads its models, which takes longer than everything else."""
-    port = Port(address=Address("127.0.0.1", refusing_port()))
+    port = Port(address=Address("127.0.0.1", free_port()))
     with open_port(port), pytest.raises(LinkError):
         open_port(port).close()

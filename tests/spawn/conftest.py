@@ -1,12 +1,12 @@
 """Machines and a free port, for the tests of crews."""
 
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.machines import Machine
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -23,10 +23,7 @@ def machine(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
+    return free_port()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import http.server
 import json
 import math
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -30,17 +29,11 @@ from cuadrilla.link.wire import Layout
 from cuadrilla.rundir import read_jsonl
 from tests.commands import make_run, reached, wait_for
 from tests.crews import NOW, join
+from tests.ports import free_port
 from tests.spawn.test_join import Machine, invite, up
 
 STEPS = ["name", "route", "tcp", "tls", "credentials", "clock", "download", "upload", "average"]
 QUICK = ("check", "link", "--seconds", "0.2")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
 
 
 class Crew:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.commands import COMMAND
 from tests.inside import cuadrilla
-from tests.web import refusing_port
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.spawn, pytest.mark.skipif(os.name == "nt", reason="needs signals of POSIX")]
 
@@ -31,7 +31,7 @@ class Processes:
         for name, key in (("key", KEY), ("replica-key", REPLICA_KEY)):
             (folder / name).write_text(f"{key}\n")
             (folder / name).chmod(0o600)
-        self.ports = [refusing_port() for _ in range(3)]
+        self.ports = [free_port() for _ in range(3)]
         self.replicas = [
             self._start(
                 stack, [sys.executable, "-m", "tests.replica", str(port), "--key-file", str(folder / "replica-key")]
@@ -40,7 +40,7 @@ class Processes:
         ]
         (folder / "replicas").write_text("".join(f"http://127.0.0.1:{port}\n" for port in self.ports[1:]))
         self.log = folder / "log.txt"
-        self.url = f"http://127.0.0.1:{(own := refusing_port())}"
+        self.url = f"http://127.0.0.1:{(own := free_port())}"
         self.gateway = self._start(
             stack,
             [*COMMAND, "gateway", f"http://127.0.0.1:{self.ports[0]}", "--replicas-file", str(folder / "replicas"),

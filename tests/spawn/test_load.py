@@ -21,7 +21,7 @@ from cuadrilla.serve.load_asks import arrivals
 from cuadrilla.serve.load_stats import percentile
 from tests.inside import cuadrilla
 from tests.openai_stand_in import Script, StandIn, stand_in
-from tests.web import refusing_port
+from tests.ports import free_port
 
 KEY = "a-key-that-is-not-to-be-seen"
 
@@ -154,7 +154,7 @@ def test_nothing_but_errors_is_a_failure_itself() -> None:
 
 
 def test_servers_that_are_none() -> None:
-    done = cuadrilla("load", f"http://127.0.0.1:{refusing_port()}")
+    done = cuadrilla("load", f"http://127.0.0.1:{free_port()}")
     assert (done.returncode, done.stdout) == (5, "")
     assert "nothing answers at" in done.stderr
     assert "hint: start the service" in done.stderr

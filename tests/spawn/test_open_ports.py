@@ -12,6 +12,7 @@ import pytest
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl
 from tests.commands import COMMAND, coordinator, make_run, start, wait_for
+from tests.ports import free_port
 
 STEPS = 100_000
 """Nobody waits for the end: the runs are stopped once their sockets have been looked at."""
@@ -26,10 +27,7 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
+    return free_port()
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from tests.commands import (
 from tests.commands import coordinator as coordinating
 from tests.inside import cuadrilla
 from tests.machines import Machine, down, invite, language_run, present, up
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.spawn,
@@ -216,12 +217,6 @@ class Head:
 def answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

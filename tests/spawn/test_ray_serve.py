@@ -17,7 +17,8 @@ import pytest
 from tests.commands import COMMAND, wait_for
 from tests.inside import cuadrilla
 from tests.machines import LANGUAGE_RUN
-from tests.spawn.test_ray import Head, free_port
+from tests.ports import free_port
+from tests.spawn.test_ray import Head
 
 pytestmark = [
     pytest.mark.spawn,

@@ -18,7 +18,8 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.rundir import RunDir, read_jsonl
 from tests.commands import COMMAND, TASK, wait_for
 from tests.inside import cuadrilla
-from tests.spawn.test_ray import Head, free_port
+from tests.ports import free_port
+from tests.spawn.test_ray import Head
 from tests.spawn.test_tune import make_search, results
 from tests.spawn.test_tune_function import BOWL, decided, write
 

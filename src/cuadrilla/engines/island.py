@@ -10,6 +10,7 @@ its newest checkpoint.
 import dataclasses
 import hashlib
 import json
+import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -267,6 +268,12 @@ def joined(place: Place) -> Iterator[Island]:
     try:
         store, *_ = next(rendezvous("env://", timeout=timedelta(minutes=START_MINUTES)))
     except (RuntimeError, ValueError) as error:
+        if place.leads and "EADDRINUSE" in str(error):
+            raise LinkError(
+                "MASTER_PORT={port} is in use on this machine",
+                port=os.environ.get("MASTER_PORT", ""),
+                hint="end what listens there, or take another MASTER_PORT on all machines",
+            ) from error
         raise LinkError(
             "rank {rank} does not reach MASTER_ADDR:MASTER_PORT: {reason}",
             rank=place.rank,

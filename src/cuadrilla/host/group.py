@@ -6,9 +6,10 @@ Several programs read the same variables: torch, Accelerate, DeepSpeed and Light
 
 import ipaddress
 import json
+import random
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from cuadrilla.errors import ConfigError
@@ -19,6 +20,8 @@ TORCH_PORT = 29500
 MOST_PROCESSES = 256
 """Of a machine: each has two pipes, and a process may often open 1024 files."""
 LARGEST_PORT = 2**16 - 1
+FREE_PORTS = range(20_000, 32_000)
+"""Linux, macOS and Windows give connections only numbers above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +166,13 @@ def ports_from(first: int, processes: Sequence[int]) -> tuple[int, ...]:
 
 
 def free_ports(number: int) -> tuple[int, ...]:
-    """Of the loopback; another program may take one before it is used."""
+    """Of the loopback, and none that a connection would be given before a process listens there, seconds later."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(number)]
-        return tuple(each.getsockname()[1] for each in sockets)
+        found: list[int] = []
+        for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
+            if len(found) == number:
+                break
+            with suppress(OSError):
+                stack.enter_context(socket.create_server((LOOPBACK, port)))
+                found.append(port)
+        return tuple(found)
