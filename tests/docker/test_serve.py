@@ -52,7 +52,7 @@ def test_two_replicas_behind_a_gateway_lose_one(project: Project, stories: Path)
     run = make_run(project.folder / "run", stories)
     assert cuadrilla("train", run.path, "--stop-at", "3").returncode == 0
     owned_by_somebody(project)
-    port = free_port()
+    port = str(free_port())
     project.compose(*SERVE, "up", "--detach", GATEWAY_PORT=port)
     (gateway,) = project.containers("gateway")
     replicas = {name: project.containers(name)[0] for name in REPLICAS}

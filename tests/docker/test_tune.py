@@ -27,7 +27,7 @@ GUESSED = 0.66
 
 
 def start_two_workers(project: Project) -> None:
-    port = free_port()
+    port = str(free_port())
     project.compose(*DASK, "up", "--detach", "--scale", "dask-worker=2", DASK_PORT=port)
     wait_for(lambda: project.compose(*DASK, "logs", "dask-worker").count("Registered to") >= 2)
 
