@@ -212,7 +212,7 @@ def _cluster_of(path: Path) -> dict[str, Any]:
         raise ConfigError(
             "{run} does not train through Ray now",
             run=run.path,
-            hint="name a run that does, or a cluster: --ray-address HOST:PORT",
+            hint="the machines of this machine's crew: cuadrilla nodes; of a Ray cluster: --ray-address HOST:PORT",
         )
     return cluster
 
