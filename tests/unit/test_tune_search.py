@@ -152,6 +152,17 @@ def test_tpe_is_the_same_on_one_machine_and_on_three() -> None:
     assert carried_out(together, places=3, chance=random.Random(5)) == one
 
 
+def test_tpe_begins_as_a_random_search_of_the_same_seed() -> None:
+    found = []
+    for sampler in ("tpe", "random"):
+        _, search = tpe_search(24, sampler=sampler, ahead=1)
+        carried_out(search, places=1, chance=random.Random(0))
+        found.append([search.jobs[trial, 0].values for trial in range(24)])
+    tpe, by_chance = found
+    assert tpe[:10] == by_chance[:10]
+    assert tpe[20:] != by_chance[20:]
+
+
 def test_tpe_learns() -> None:
     _, search = tpe_search(40)
     while (job := search.next_job()) is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 USUAL_TRIALS = 20
 STARTUP_TRIALS = 10
-"""tpe draws that many by chance before it believes in anything."""
+"""tpe wants that many scores before it believes in anything; until then it draws what "random" would."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def make_sampler(section: TuneSection, space: Space) -> tuple[Suggest, int]:
                 section.trials or len(combinations), len(combinations)
             )
         case "random":
-            return (lambda number, _known: space.draw(random.Random(f"{section.seed}/{number}"))), (
+            return (lambda number, _known: _by_chance(space, number, seed=section.seed)), (
                 section.trials or USUAL_TRIALS
             )
         case "tpe":
@@ -66,15 +66,21 @@ def require_optuna() -> None:
         ) from None
 
 
+def _by_chance(space: Space, number: int, *, seed: int) -> Values:
+    return space.draw(random.Random(f"{seed}/{number}"))
+
+
 def _by_tpe(space: Space, number: int, known: Sequence[Known], *, seed: int) -> Values:
     """Optuna's TPE with all `known` trials; a study in memory that ends with this question."""
+    if sum(each.score < math.inf for each in known) < STARTUP_TRIALS:
+        return _by_chance(space, number, seed=seed)
     import optuna
     from optuna.samplers import TPESampler
     from optuna.trial import TrialState, create_trial
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     chance = random.Random(f"{seed}/{number}")
-    sampler = TPESampler(seed=chance.getrandbits(32), n_startup_trials=STARTUP_TRIALS)
+    sampler = TPESampler(seed=chance.getrandbits(32), n_startup_trials=0)
     study = optuna.create_study(sampler=sampler)
     for each in known:
         failed = each.score == math.inf
