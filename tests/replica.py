@@ -31,6 +31,8 @@ class State:
     status: str = "ready"
     fails: int = 0
     """The status of HTTP for every completion."""
+    hopeless: bool = False
+    """And another try would not be answered better, it says."""
     cut_after: int = 0
     """Tokens of a stream, after which the connection is reset."""
     half: bool = False
@@ -101,7 +103,8 @@ async def complete(request: web.Request) -> web.StreamResponse:
     if not allowed(request):
         return web.json_response({}, status=401)
     if state.fails:
-        return web.json_response({"error": {"message": "no"}}, status=state.fails, headers={"Retry-After": "7"})
+        headers = {"x-should-retry": "false"} if state.hopeless else {"Retry-After": "7"}
+        return web.json_response({"error": {"message": "no"}}, status=state.fails, headers=headers)
     if state.waiting >= state.queue:
         return web.json_response({"error": {"message": "full"}}, status=429, headers={"Retry-After": "3"})
     state.waiting += 1

@@ -245,6 +245,32 @@ def test_what_a_replica_refuses(fails: int, passed: int) -> None:
     run(test)
 
 
+def test_what_no_other_try_would_better_is_asked_of_one_only() -> None:
+    """A request that takes longer than any may would cost every replica as much."""
+
+    async def test() -> None:
+        async with crowd(State(fails=503, hopeless=True), State(fails=503, hopeless=True)) as them:
+            status, headers, body = await them.ask()
+            assert (status, json.loads(body)["error"]["message"]) == (503, "no")
+            assert (headers["x-should-retry"], headers.get("Retry-After")) == ("false", None)
+            assert sum(them.requests()) == 1
+            assert [await them.status(index) for index in range(2)] == ["ready", "ready"]
+
+    run(test)
+
+
+def test_a_header_that_no_gateway_writes_is_not_handed_on() -> None:
+    async def test() -> None:
+        state = State(speed=500)
+        async with crowd(state) as them:
+            for strange in ("\x7f", "no gateway", "a," * 100):
+                headers = {"X-Cuadrilla-Gateway": strange}
+                async with them.session.get(f"{them.url}/v1/models", headers=headers) as response:
+                    assert response.status == 200
+
+    run(test)
+
+
 def test_a_frozen_one_is_left_and_its_requests_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_LIMIT_SECONDS", 0.1)
 
@@ -297,7 +323,7 @@ def test_a_call_that_takes_too_long_is_ended() -> None:
         state = State(speed=5)
         async with crowd(state, most_seconds=0.5) as them:
             status, headers, body = await them.ask(max_tokens=1000)
-            assert (status, headers["Retry-After"]) == (503, "1")
+            assert (status, headers["x-should-retry"], "Retry-After" in headers) == (503, "false", False)
             assert "not done within 0.5 seconds" in json.loads(body)["error"]["message"]
             status, _, body = await them.ask(max_tokens=1000, stream=True)
             assert (status, "not done within" in error_in(body)["message"]) == (200, True)

@@ -87,6 +87,8 @@ def test_chats_and_predictions(tmp_path: Path) -> None:
         assert (server.seen[-1]["top_p"], server.seen[-1]["seed"]) == (0.5, 11)
         prediction = only_stage(measured(server, "--predict", file, "--requests", 3))
         assert server.seen[-1] == {"inputs": [1, 2]}
+        refused = cuadrilla("load", server.url, "--predict", file, "--requests", 3, "--slo-ttft", "0.1")
+        assert (refused.returncode, "a prediction has no first token" in refused.stderr) == (2, True), refused.stderr
     assert prediction["e2e_seconds"]["count"] == 3
     assert prediction["ttft_seconds"] is prediction["output_tokens"] is None
 

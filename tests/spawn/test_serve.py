@@ -142,7 +142,10 @@ def test_what_clients_ask_beside_completions(service: Service, client: openai.Op
     status, ready = service.ask("/readyz", headers=headers)
     assert (status, ready["status"], ready["slots"], ready["busy"]) == (200, "ready", 8, 0)
     assert ready["tokens_per_second"] > 0
+    nothing = {"model": "run", "prompt": "Señor", "max_tokens": 0}
+    assert service.ask("/v1/completions", nothing, headers=headers)[0] == 200
     status, text = service.ask("/metrics", headers=headers)
+    assert "nan" not in text.lower()
     assert 'cuadrilla_calls_total{route="/v1/models",status="200"}' in text
     assert 'cuadrilla_slots{model="run"} 8.0' in text
 

@@ -513,6 +513,19 @@ def test_two_results_side_by_side() -> None:
     assert compare(other, alone) != []  # one stage each: these, whatever they were
 
 
+def test_tests_of_two_kinds_are_said_to_be() -> None:
+    rates = a_result(stage_of([reply(2.0)], rate=2.0), rate="2", clients="")
+    closed = a_result(stage_of([reply(2.0)], mode="closed", rate=None, clients=2), rate="", clients="2")
+    assert differing(rates, closed) == ["rate", "clients"]
+
+
+def test_what_a_server_says_can_be_written_and_shown(tmp_path: Path) -> None:
+    found = a_result(stage_of([failed(1.0, "\ud800")], rate=2.0))
+    assert "?" in json.dumps(found["stages"][0]["errors"], ensure_ascii=False)
+    (tmp_path / "a.json").write_text(json.dumps(found, ensure_ascii=False), encoding="utf-8")
+    assert "<html" in render_load(found)
+
+
 def test_sweeps_are_compared_by_their_knees() -> None:
     stage = stage_of([reply(1.0 + n / 10) for n in range(100)], rate=4.0)
     one = a_result(stage, sweep=True)
@@ -521,7 +534,10 @@ def test_sweeps_are_compared_by_their_knees() -> None:
     assert (row.figure, row.ratio, row.better) == ("the knee", 1.5, True)
 
 
-@pytest.mark.parametrize("value", [None, 3, [], {}, {"kind": "cuadrilla load", "stages": [3]}, "x"])
+WITHOUT_CLIENTS = {"kind": "cuadrilla load", "target": {}, "options": {}, "slo": {}, "stages": [{"mode": "closed"}]}
+
+
+@pytest.mark.parametrize("value", [None, 3, [], {}, {"kind": "cuadrilla load", "stages": [3]}, "x", WITHOUT_CLIENTS])
 def test_what_is_no_result_is_refused(value: Any, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps(value))

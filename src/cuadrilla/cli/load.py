@@ -103,6 +103,8 @@ def load(
     given = dict(locals())
     options.json |= as_json
     if compare is not None:
+        if out or html:
+            raise ConfigError("--compare writes no file", hint="--json > FILE.json keeps what it shows")
         _compare(*compare)
     else:
         _measure(given)
@@ -146,13 +148,22 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
 
 
 def _check_mode(
-    rates: Sequence[float], numbers: Sequence[float], *, sweep: bool, chat: bool, predict: Path | None
+    rates: Sequence[float],
+    numbers: Sequence[float],
+    *,
+    sweep: bool,
+    chat: bool,
+    predict: Path | None,
+    limits_tokens: bool,
 ) -> None:
     if numbers and (rates or sweep):
         hint = "--rate: requests arrive whatever the server does; --clients: each client waits for its answer"
         raise ConfigError("--clients excludes --rate and --sweep", hint=hint)
     if sweep and len(rates) > 1:
         raise ConfigError("--sweep begins with one rate", hint="--sweep --rate {rate}", rate=f"{min(rates):g}")
+    if predict and limits_tokens:
+        hint = "--slo-e2e limits the whole answer"
+        raise ConfigError("a prediction has no first token: --slo-ttft and --slo-itl are for texts", hint=hint)
     if chat and predict:
         raise ConfigError("--chat and --predict exclude each other", hint="leave one out")
 
@@ -208,7 +219,8 @@ def _plan(typed: Mapping[str, Any]) -> "LoadPlan":
     rates = _numbers(typed["rate"], option="--rate")
     numbers = _numbers(typed["clients"], option="--clients", whole=True)
     sweep, chat, predict = typed["sweep"], typed["chat"], typed["predict"]
-    _check_mode(rates, numbers, sweep=sweep, chat=chat, predict=predict)
+    limits_tokens = typed["slo_ttft"] is not None or typed["slo_itl"] is not None
+    _check_mode(rates, numbers, sweep=sweep, chat=chat, predict=predict, limits_tokens=limits_tokens)
     url, seconds = read_address(typed["url"]), typed["seconds"]
     ttft = SWEEP_TTFT if sweep and typed["slo_ttft"] is None and not predict else typed["slo_ttft"]
     asking = _asking(typed)
@@ -251,10 +263,10 @@ def _asking(typed: Mapping[str, Any]) -> "Asking":
 def _allow_connections(most: int) -> None:
     """Raises ConfigError."""
     if allow_descriptors(most + SPARE_DESCRIPTORS) < most + SPARE_DESCRIPTORS // 2:
-        hint = "--most-open 200, or raise the limit: ulimit -n {count}"
+        hint = "fewer, or raise the limit: ulimit -n {count}"
         count = most + SPARE_DESCRIPTORS
         raise ConfigError(
-            "this system allows too few connections for --most-open {most}", most=most, hint=hint, count=count
+            "this system allows too few connections for {most} requests at a time", most=most, hint=hint, count=count
         )
 
 
@@ -265,10 +277,11 @@ def _measure(typed: Mapping[str, Any]) -> None:
         _check_place(path)
     from cuadrilla.serve.load import LoadRun, check_plan, run_load
     from cuadrilla.serve.load_report import render_load, result
+    from cuadrilla.serve.load_stats import OPEN
 
     plan = _plan(typed)
     check_plan(plan)
-    _allow_connections(plan.most_open)
+    _allow_connections(plan.most_open if plan.mode == OPEN else int(max(plan.levels)))
     run = LoadRun(asking=plan.asking)
     interrupted = False
     say("asking {url}", url=plan.target.url)
@@ -279,11 +292,13 @@ def _measure(typed: Mapping[str, Any]) -> None:
             raise
         interrupted = True
     found = result(plan, run, options=_noted(typed))
-    if out:
-        write_atomic(out, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    if html:
-        write_atomic(html, render_load(found))
-    _show(found, failure=None if interrupted else _failure(found))
+    try:
+        _show(found, failure=None if interrupted else _failure(found))
+    finally:
+        if out:
+            write_atomic(out, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        if html:
+            write_atomic(html, render_load(found))
     if html:
         say("open it in a browser: {address}", address=html.resolve().as_uri())
     if interrupted:
@@ -523,6 +538,9 @@ def _compare(first: Path, second: Path) -> None:
             for row in rows
         ]
     )
+    for path, test in ((first, one), (second, other)):
+        if test.get("complete") is not True:
+            say("note: {path} is a test that was broken off", path=path)
     if changed:
         say("note: the two tests asked for different things: {settings}", settings=", ".join(changed))
 

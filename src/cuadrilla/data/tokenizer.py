@@ -43,6 +43,7 @@ class Tokenizer:
         """`raw`: what a `tokenizer.json` holds, ours or `foreign.tried`. Raises DataError if it breaks an invariant."""
         self._raw = raw
         self._inner = _parse(raw, name)
+        self._added = frozenset(self._inner.get_added_tokens_decoder())
         ids = self._inner.get_vocab(with_added_tokens=True)
         end = next((ids[token] for token in (END_OF_TEXT, *_OTHER_ENDS) if token in ids), None)
         if end is None:
@@ -148,7 +149,7 @@ class Tokenizer:
     def bytes_of(self, token: int) -> bytes:
         """What a token stands for; one that is added to the vocabulary, such as `end_of_text`, for its name."""
         name = str(self._inner.id_to_token(token) or "")
-        if token in self._inner.get_added_tokens_decoder() or not all(letter in _byte_letters() for letter in name):
+        if token in self._added or not all(letter in _byte_letters() for letter in name):
             return name.encode()
         return bytes(_byte_letters()[letter] for letter in name)
 

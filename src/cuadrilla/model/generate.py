@@ -4,6 +4,7 @@ A stop id or a stop string is not part of what is generated. Text pieces joined 
 several tokens waits until it is whole, and so does text that may begin a stop string.
 """
 
+import codecs
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
@@ -32,6 +33,8 @@ class TextTokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
+
+    def bytes_of(self, token: int) -> bytes: ...
 
 
 def generate(model: GPT2, prompt_ids: list[int], *, sampling: Sampling) -> Generator[int, None, Reason]:
@@ -109,28 +112,19 @@ class TextStream:
     def __init__(self, tokenizer: TextTokenizer, *, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        self._ids: list[int] = []  # since the last point where their text ended with a whole character
-        self._num_decoded = 0  # characters of that text that are in `_held` or gone
+        self._decoder = whole_characters()
         self._held = ""
         self.stopped = False
 
     def push(self, token: int) -> str:
         """The text that is now certain, often ""."""
-        self._ids.append(token)
-        text = self._tokenizer.decode(self._ids)
-        whole = len(text) - text.endswith(REPLACEMENT)  # only the last character can still change
-        self._held += text[self._num_decoded : whole]
-        if whole == len(text):
-            self._ids, self._num_decoded = [], 0
-        else:
-            self._num_decoded = whole
+        self._held += self._decoder.decode(self._tokenizer.bytes_of(token))
         return self._release(final=False)
 
     def finish(self) -> str:
         """The rest, which no longer waits for anything."""
         if not self.stopped:
-            self._held += self._tokenizer.decode(self._ids)[self._num_decoded :]
-            self._ids, self._num_decoded = [], 0
+            self._held += self._decoder.decode(b"", final=True)
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> str:
@@ -143,6 +137,11 @@ class TextStream:
         cut = len(self._held) - keep
         ready, self._held = self._held[:cut], self._held[cut:]
         return ready
+
+
+def whole_characters() -> codecs.IncrementalDecoder:
+    """Holds the bytes of a character back until it is whole; what is none becomes U+FFFD."""
+    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
 def _overlap(text: str, stop: str) -> int:

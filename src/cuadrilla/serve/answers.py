@@ -4,10 +4,11 @@ import json
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.model.generate import REPLACEMENT, TextStream
+from cuadrilla.model.generate import REPLACEMENT, TextStream, whole_characters
 from cuadrilla.model.rows import Reason, Score
 from cuadrilla.serve.batching import Call
 
@@ -65,14 +66,11 @@ class Spelling:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._pending: list[int] = []  # since the last point where the text ended with a whole character
+        self._decoder = whole_characters()
         self._offset = 0
 
     def spell(self, token: int) -> str:
-        text = self._tokenizer.decode([token])
-        if REPLACEMENT not in text:
-            return text
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self._tokenizer.bytes_of(token))
+        return _spelled(self._tokenizer, token)
 
     def bytes_of(self, token: int) -> list[int]:
         return list(self._tokenizer.bytes_of(token))
@@ -80,12 +78,17 @@ class Spelling:
     def place(self, token: int) -> int:
         """The character at which the next token, this one, begins."""
         begins = self._offset
-        self._pending.append(token)
-        text = self._tokenizer.decode(self._pending)
-        if not text.endswith(REPLACEMENT):
-            self._offset += len(text)
-            self._pending = []
+        self._offset += len(self._decoder.decode(self._tokenizer.bytes_of(token)))
         return begins
+
+
+@lru_cache(maxsize=2**17)
+def _spelled(tokenizer: Tokenizer, token: int) -> str:
+    """An answer may name millions of tokens, and few different ones."""
+    text = tokenizer.decode([token])
+    if REPLACEMENT not in text:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in tokenizer.bytes_of(token))
 
 
 def completion_logprobs(spelling: Spelling, scores: Sequence[Score], *, first: int | None = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Errors have OpenAI's form and never a traceback. A caller who leaves gives up wh
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
 import secrets
 import time
@@ -28,7 +29,7 @@ from cuadrilla.serve.answers import (
     event,
     usage,
 )
-from cuadrilla.serve.edge import OPEN_TO_ALL, Refusal
+from cuadrilla.serve.edge import OPEN_TO_ALL, Refusal, timed_out
 from cuadrilla.serve.meters import Meters
 from cuadrilla.serve.openai import (
     Asked,
@@ -141,7 +142,9 @@ def _add_state(app: FastAPI, service: Service) -> None:
     async def readyz() -> JSONResponse:
         state = "draining" if service.draining else "ready" if service.ready else "loading"
         models = [_state_of(model) for model in service.models.by_name.values()] if service.ready else []
-        content = {"status": state, **(models[0] if models else {}), "models": models}
+        tasks = [{"model": schema["model"]} for schema in service.predictors.schemas] if service.ready else []
+        served = [*models, *tasks]
+        content = {"status": state, **(served[0] if served else {}), "models": models, "tasks": tasks}
         if state == "ready":
             return JSONResponse(content)
         return JSONResponse(content, status_code=503, headers={"Retry-After": "1"})
@@ -295,7 +298,7 @@ async def _completed(service: Service, asked: Asked, request: Request) -> Respon
     if asked.stream:
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         return StreamingResponse(_events(service, work, with_usage=with_usage), media_type="text/event-stream")
-    return JSONResponse(await _while_connected(request, _whole(service, work)))
+    return Response(await _while_connected(request, _whole(service, work)), media_type="application/json")
 
 
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:
@@ -313,8 +316,9 @@ async def _while_connected(request: Request, work: Awaitable[T]) -> T:
         await asyncio.gather(doing, leaving, return_exceptions=True)
 
 
-async def _whole(service: Service, work: Completion) -> dict[str, Any]:
-    """The answer in one piece. Raises Refusal when it takes too long."""
+async def _whole(service: Service, work: Completion) -> bytes:
+    """The answer in one piece: put together beside the event loop, as it may name millions of tokens. Raises Refusal
+    when it takes too long."""
     texts = ["" for _ in work.choices]
     told = [_Teller(work, choice) for choice in work.choices]
     try:
@@ -323,9 +327,13 @@ async def _whole(service: Service, work: Completion) -> dict[str, Any]:
                 texts[choice.index] += piece.text
                 told[choice.index].take(piece)
     except TimeoutError:
-        raise Refusal(503, f"not done within {service.most_seconds:g} seconds", wait_seconds=1) from None
-    choices = [teller.whole(text) for teller, text in zip(told, texts, strict=True)]
-    return {**work.head(chunk=False), "choices": choices, "usage": work.usage}
+        raise timed_out(service.most_seconds) from None
+
+    def put_together() -> bytes:
+        choices = [teller.whole(text) for teller, text in zip(told, texts, strict=True)]
+        return json.dumps({**work.head(chunk=False), "choices": choices, "usage": work.usage}).encode()
+
+    return await asyncio.to_thread(put_together)
 
 
 async def _events(service: Service, work: Completion, *, with_usage: bool) -> AsyncIterator[str]:
@@ -338,7 +346,7 @@ async def _events(service: Service, work: Completion, *, with_usage: bool) -> As
                 if (told_now := told[choice.index].chunk(piece)) is not None:
                     yield event({**work.head(chunk=True), "choices": [told_now], **nothing})
     except TimeoutError:
-        yield event(Refusal(503, f"not done within {service.most_seconds:g} seconds").body)
+        yield event(timed_out(service.most_seconds).body)
     if with_usage:
         yield event({**work.head(chunk=True), "choices": [], "usage": work.usage})
     yield DONE
@@ -351,7 +359,9 @@ async def _pieces(service: Service, work: Completion) -> AsyncGenerator[tuple[Co
         async with contextlib.aclosing(_merged(work.choices)) as merged:
             async for choice, piece in merged:
                 now = time.perf_counter()
-                if not last[choice]:
+                if not choice.num_tokens:
+                    pass  # nothing was to be generated
+                elif not last[choice]:
                     meters.waiting_seconds.observe(max(choice.call.began - choice.call.arrived, 0.0))
                     meters.first_token_seconds.observe(now - choice.call.arrived)
                 else:

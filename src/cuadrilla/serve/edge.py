@@ -52,6 +52,11 @@ class Limits:
     body_seconds: float = 10.0
 
 
+SHOULD_RETRY = "x-should-retry"
+"""A header that OpenAI's clients and our gateway heed: "false" with an answer that another try would not better."""
+TIMED_OUT = "timeout"
+
+
 class Refusal(Exception):
     """An answer of 4xx or 503, in the form of OpenAI's errors. `param`: the field that it is about."""
 
@@ -75,11 +80,18 @@ class Refusal(Exception):
         found = {}
         if self.wait_seconds:
             found["Retry-After"] = str(self.wait_seconds)
+        if self.code == TIMED_OUT:
+            found[SHOULD_RETRY] = "false"
         if self.status == 401:
             found["WWW-Authenticate"] = self.challenge
         if self.status == 405:
             found["Allow"] = ", ".join(METHODS)
         return found
+
+
+def timed_out(seconds: float) -> Refusal:
+    """Of a request that took longer than any may: whoever asks it again, here or elsewhere, waits as long in vain."""
+    return Refusal(503, f"not done within {seconds:g} seconds", code=TIMED_OUT)
 
 
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -41,14 +41,30 @@ def where(error: BaseException) -> str:
     return "\n".join(told)
 
 
+class Rarely:
+    """Counts what goes wrong, so that each kind is told once in `QUIET_SECONDS`."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._quiet_until: dict[str, float] = {}  # as many as there are places in the code
+        self._untold: dict[str, int] = {}
+
+    def times(self, what: str) -> int:
+        """How often it happened since it was told last, if it is to be told now; else 0."""
+        now = self._clock()
+        self._untold[what] = self._untold.get(what, 0) + 1
+        if now < self._quiet_until.get(what, 0.0):
+            return 0
+        self._quiet_until[what] = now + QUIET_SECONDS
+        return self._untold.pop(what)
+
+
 class Faults(logging.Handler):
     """Hears what uvicorn and the event loop log as errors, and tells in our own log what is worth it."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.ERROR)
-        self._clock = clock
-        self._quiet_until: dict[str, float] = {}  # as many as there are places in the code
-        self._untold: dict[str, int] = {}
+        self._rarely = Rarely(clock=clock)
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.module != LIFESPAN_MODULE:
@@ -63,11 +79,8 @@ class Faults(logging.Handler):
         if isinstance(error, asyncio.CancelledError):
             return
         what = said.strip() if error is None else where(error)
-        now = self._clock()
-        self._untold[what] = self._untold.get(what, 0) + 1
-        if now >= self._quiet_until.get(what, 0.0):
-            self._quiet_until[what] = now + QUIET_SECONDS
-            log.error("the service has made a mistake, %s times: %s", self._untold.pop(what), what)
+        if times := self._rarely.times(what):
+            log.error("the service has made a mistake, %s times: %s", times, what)
 
 
 @contextmanager

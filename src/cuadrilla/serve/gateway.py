@@ -277,6 +277,8 @@ async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
 
 def _reason(error: Exception) -> str:
     """In few words, without the address, which is said beside it."""
+    if isinstance(error, aiohttp.ClientSSLError):  # whose number is none of the system's
+        return Message("its certificate is not one that this machine trusts (SSL_CERT_FILE names those that it does)")
     number = getattr(getattr(error, "os_error", error), "errno", None)
     return os.strerror(number) if isinstance(number, int) and number > 0 else type(error).__name__
 

@@ -26,7 +26,8 @@ SCHEMA = 1
 KIND = "cuadrilla load"
 MOST_BYTES = 50 * 2**20
 NOTABLE = (
-    "api", "prompt_tokens", "max_tokens", "temperature", "fields", "prompts", "seconds", "requests", "warm_up", "slo",
+    "api", "rate", "clients", "sweep",
+    "prompt_tokens", "max_tokens", "temperature", "fields", "prompts", "seconds", "requests", "warm_up", "slo",
     "seed",
 )  # fmt: skip
 """Settings that must be the same in two tests that are compared."""
@@ -115,7 +116,7 @@ WORDS = (
 def result(plan: LoadPlan, run: LoadRun, *, options: Mapping[str, Any], made: float | None = None) -> dict[str, Any]:
     """Everything about a test, as JSON. `options`: what was asked for, without a secret."""
     stages = [summarise(stage, slo=plan.slo) for stage in run.stages]
-    return {
+    found = {
         "schema": SCHEMA,
         "kind": KIND,
         "made": time.time() if made is None else made,
@@ -133,6 +134,9 @@ def result(plan: LoadPlan, run: LoadRun, *, options: Mapping[str, Any], made: fl
         "stages": stages,
         "knee": knee(stages, slo=plan.slo) if plan.is_sweep else None,
     }
+    text = json.dumps(found, ensure_ascii=False).encode(errors="replace")  # a server may send halves of characters
+    told: dict[str, Any] = json.loads(text)
+    return told
 
 
 # -- two tests side by side --------------------------------------------------------------------------------------------
@@ -200,7 +204,7 @@ def stage_name(stage: Mapping[str, Any]) -> str:
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Settings that are not the same, so that figures may differ for that reason."""
-    one, other = ({**test["options"], "slo": test["slo"], "api": test["target"]["api"]} for test in (first, second))
+    one, other = ({**test["options"], "slo": test["slo"], "api": test["target"].get("api")} for test in (first, second))
     return [name for name in NOTABLE if one.get(name) != other.get(name)]
 
 
@@ -245,7 +249,9 @@ def _is_whole(value: Mapping[str, Any]) -> bool:
         all(isinstance(value.get(name), dict) for name in ("target", "options", "slo"))
         and isinstance(stages, list)
         and all(isinstance(stage, dict) and stage.get("mode") in ("open", "closed") for stage in stages)
-        and all(isinstance(stage["rate" if stage["mode"] == "open" else "clients"], int | float) for stage in stages)
+        and all(
+            isinstance(stage.get("rate" if stage["mode"] == "open" else "clients"), int | float) for stage in stages
+        )
     )
 
 

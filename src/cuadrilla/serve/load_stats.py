@@ -74,7 +74,7 @@ class Slo:
     def is_met(self, reply: LoadReply) -> bool:
         if reply.problem:
             return False
-        first = 0.0 if reply.first is None else reply.first - reply.scheduled
+        first = math.inf if reply.first is None else reply.first - reply.scheduled
         found = (first, mean_gap(reply) or 0.0, reply.ended - reply.scheduled)
         limits = (self.ttft, self.itl, self.e2e)
         return all(limit is None or value <= limit for value, limit in zip(found, limits, strict=True))

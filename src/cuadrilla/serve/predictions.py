@@ -22,7 +22,8 @@ from pydantic.errors import PydanticUserError
 
 from cuadrilla.errors import TaskError
 from cuadrilla.model.task import Predicting
-from cuadrilla.serve.edge import Refusal
+from cuadrilla.serve.edge import Refusal, timed_out
+from cuadrilla.serve.faults import Rarely
 from cuadrilla.train.trained import Trained
 
 MOST_BATCH, MOST_WAITING = 256, 4096
@@ -58,6 +59,7 @@ class Predictor:
             "inputs": self._inputs.json_schema(),
             "outputs": self._outputs.json_schema(mode="serialization"),
         }
+        self._rarely = Rarely()
         self._waiting: list[_Question] = []
         self._worker: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
@@ -72,6 +74,11 @@ class Predictor:
             first = error.errors(include_input=False, include_url=False)[0]
             place = ".".join(map(str, ("inputs", *first["loc"])))
             raise Refusal(422, f"{place}: {first['msg']}", param=place) from None
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+            if times := self._rarely.times(what := _place(error)):
+                log.error("a check of the task's own has failed, %s times: %s", times, what)
+            told = f"inputs: the task's own check has failed on them ({type(error).__name__})"
+            raise Refusal(422, told, param="inputs") from None
         if sum(len(question.inputs) for question in self._waiting) + len(checked) > MOST_WAITING:
             raise Refusal(429, "too many inputs wait already", code="overloaded", wait_seconds=1)
         question = _Question(inputs=checked, outputs=asyncio.get_running_loop().create_future())
@@ -81,7 +88,7 @@ class Predictor:
         try:
             outputs = await asyncio.wait_for(question.outputs, seconds)
         except TimeoutError:
-            raise Refusal(503, f"not done within {seconds:g} seconds", wait_seconds=1) from None
+            raise timed_out(seconds) from None
         return f'{{"model":{json.dumps(self.name)},"outputs":[{",".join(outputs)}]}}'.encode()
 
     def stop(self) -> None:
@@ -116,7 +123,8 @@ class Predictor:
                 if not question.outputs.done():
                     question.outputs.set_result(its_own)
             return True
-        log.error("the task's predict has failed: %s", _place(found))
+        if times := self._rarely.times(what := _place(found)):
+            log.error("the task's predict has failed, %s times: %s", times, what)
         if len(asked) == 1 and not asked[0].outputs.done():
             told = f"the task's predict has failed on these inputs ({type(found).__name__}); the service's log says how"
             asked[0].outputs.set_exception(Refusal(422, told, param="inputs"))

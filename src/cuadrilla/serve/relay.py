@@ -12,6 +12,7 @@ Invariants
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import Any
 import aiohttp
 
 from cuadrilla.messages import Message
-from cuadrilla.serve.edge import Receive, Refusal, Scope, Send
+from cuadrilla.serve.edge import SHOULD_RETRY, Receive, Refusal, Scope, Send, timed_out
 from cuadrilla.serve.gateway_metrics import GatewayMetrics
 from cuadrilla.serve.replicas import (
     Errand,
@@ -53,6 +54,7 @@ LONGEST_WAIT_SECONDS = 60.0
 STREAM_TYPE, JSON_TYPE = "text/event-stream", "application/json"
 DONE = b"data: [DONE]"
 HOP = FROM_GATEWAY.lower().encode()
+HOPS = re.compile(r"[0-9a-z]{1,64}(,[0-9a-z]{1,64}){0,7}")
 FAILURES = (aiohttp.ClientError, OSError)
 MISCONFIGURED = (401, 403, 421)
 """A replica says so to a gateway only: the caller has shown a key and a name to the gateway."""
@@ -104,6 +106,8 @@ class _Call:
 
     method: str
     path: str
+    target: str
+    """The path with its query."""
     body: bytes
     work: int
     hops: str
@@ -148,9 +152,12 @@ class Relay:
             body += event.get("body", b"")
             if not event.get("more_body"):
                 break
-        hops = next((value.decode("latin-1") for name, value in scope["headers"] if name == HOP), "")
+        said = next((value.decode("latin-1") for name, value in scope["headers"] if name == HOP), "")
+        hops = said if HOPS.fullmatch(said) else ""  # from a gateway; anything else is some caller's
         work = work_of(json.loads(body)) if body else 1
-        call = _Call(method=scope["method"], path=scope["path"], body=body, work=work, hops=hops, send=send)
+        path, query = scope["path"], scope["query_string"].decode("latin-1")
+        target = f"{path}?{query}" if query else path
+        call = _Call(method=scope["method"], path=path, target=target, body=body, work=work, hops=hops, send=send)
         await self._until_gone(call, receive)
 
     async def _until_gone(self, call: _Call, receive: Receive) -> None:
@@ -173,10 +180,8 @@ class Relay:
         except Refusal as refusal:
             await _refuse(call, refusal)
         except TimeoutError:
-            told = f"not done within {self._most_seconds:g} seconds"
-            await (
-                _break_off(call, told, code=None) if call.begun else _refuse(call, Refusal(503, told, wait_seconds=1))
-            )
+            told = timed_out(self._most_seconds)
+            await (_break_off(call, told.message, code=None) if call.begun else _refuse(call, told))
         except _Broken as broken:
             await _break_off(call, str(broken))
         except asyncio.CancelledError:
@@ -229,7 +234,7 @@ class Relay:
             headers[FROM_GATEWAY] = f"{call.hops},{self._number}"
         return await self._session.request(
             call.method,
-            replica.url + call.path,
+            replica.url + call.target,
             data=call.body if call.method == "POST" else None,
             headers=headers,
             allow_redirects=False,
@@ -287,6 +292,8 @@ class Relay:
         generates = call.path in GENERATING and response.status == 200
         self._arrived(current, _tokens_in(bytes(body)) if generates else 0)
         headers = {"Content-Type": response.headers.get("Content-Type", JSON_TYPE), "Content-Length": str(len(body))}
+        if SHOULD_RETRY in response.headers:
+            headers[SHOULD_RETRY] = "false"
         await _begin(call, response.status, headers)
         await call.send({"type": "http.response.body", "body": bytes(body)})
 
@@ -344,6 +351,9 @@ def _judge(response: aiohttp.ClientResponse, line: Line) -> None:
     """Raises _Another for an answer that another replica may give better."""
     status, now = response.status, monotonic()
     wait = _wait_seconds(response.headers.get("Retry-After", ""))
+    if response.headers.get(SHOULD_RETRY) == "false":  # no other one would give a better answer
+        answered(line.replica, status=200, wait_seconds=0.0, now=now)
+        return
     answered(line.replica, status=status, wait_seconds=wait, now=now)
     if line.replica.status == "down":
         line.doubted.set()
@@ -358,7 +368,7 @@ def _judge(response: aiohttp.ClientResponse, line: Line) -> None:
 
 
 def _wait_seconds(text: str) -> float:
-    return min(LONGEST_WAIT_SECONDS, float(text)) if text.isdigit() and len(text) < 6 else 1.0
+    return min(LONGEST_WAIT_SECONDS, float(text)) if text.isascii() and text.isdecimal() and len(text) < 6 else 1.0
 
 
 def _tokens_in(body: bytes) -> int:
@@ -386,7 +396,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def _begin(call: _Call, status: int, headers: dict[str, str]) -> None:
-    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
     call.begun = True
     await call.send({"type": "http.response.start", "status": status, "headers": raw})
 

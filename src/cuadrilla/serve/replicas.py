@@ -41,8 +41,8 @@ Status = Literal["unknown", "ready", "loading", "draining", "down", "refused"]
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
-    """What a service has said of itself. `model` "": it did not say; `models`: that continue texts, this one first.
-    `gateway`: a gateway's number, if it is one."""
+    """What a service has said of itself. `model`: the first one, "": it did not say; `models`: those that
+    continue texts. `gateway`: a gateway's number, if it is one."""
 
     status: Literal["ready", "loading", "draining"]
     model: str = ""
@@ -285,10 +285,11 @@ def parse_readiness(status: int, said: Any) -> Readiness:
     if word not in ("ready", "loading", "draining"):
         raise ValueError(Message("what answers there is no such service (HTTP {status})", status=status))
     speed, model, gateway = said.get("tokens_per_second"), said.get("model"), said.get("gateway")
+    listed = said.get("models")  # empty: it has tasks only
     return Readiness(
         status="loading" if status == 503 and word == "ready" else word,
         model=model if isinstance(model, str) else "",
-        models=parse_models(said.get("models"), key="model") or ((model,) if isinstance(model, str) else ()),
+        models=parse_models(listed, key="model") or ((model,) if isinstance(model, str) and listed != [] else ()),
         tokens_per_second=float(speed) if isinstance(speed, int | float) and 0 < speed < 1e12 else 0.0,
         gateway=gateway if isinstance(gateway, str) else "",
     )
