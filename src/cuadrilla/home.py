@@ -19,7 +19,7 @@ from typing import Any
 
 import platformdirs
 
-from cuadrilla.errors import LinkError
+from cuadrilla.errors import LinkError, ResourceError
 from cuadrilla.rundir import make_private, write_json
 
 DOWN, PAUSED = "down", "paused.json"
@@ -119,7 +119,14 @@ class Home:
     def joined(self) -> list[Joined]:
         """The crews this machine has joined, by address."""
         found = []
-        for file in sorted((self.path / "joined").glob("*/crew.json")):
+        try:
+            files = sorted((self.path / "joined").glob("*/crew.json"))
+        except OSError as error:
+            hint = "is it another user's? CUADRILLA_HOME names the folder"
+            raise ResourceError(
+                "cannot read {path}: {reason}", path=self.path, reason=error.strerror, hint=hint
+            ) from None
+        for file in files:
             value = read_object(file)
             if isinstance(value.get("address"), str) and isinstance(value.get("name"), str):
                 term = _number(value.get("term"))

@@ -218,7 +218,8 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
             os.replace(temporary, path)
             fsync_folder(path.parent)
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # what went wrong before is what matters
+                temporary.unlink()
 
 
 def remove_leftovers(path: Path) -> None:
@@ -283,6 +284,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
         return
     try:
         require_regular(path)
+        with open(path, "rb"):
+            pass
     except OSError as error:
         hint = "move it away, or name another run"
         raise ConfigError("cannot read {path}: {reason}", path=path, reason=error.strerror, hint=hint) from error
@@ -330,7 +333,8 @@ class FolderLock:
                 temporary.write_text(mine)
             self._take(temporary)
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # where nothing can be written it is not there
+                temporary.unlink()
         return self
 
     def _take(self, temporary: Path) -> None:

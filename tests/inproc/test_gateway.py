@@ -263,7 +263,7 @@ def test_a_header_that_no_gateway_writes_is_not_handed_on() -> None:
     async def test() -> None:
         state = State(speed=500)
         async with crowd(state) as them:
-            for strange in ("\x7f", "no gateway", "a," * 100):
+            for strange in ("ü", "no gateway", "a," * 100):
                 headers = {"X-Cuadrilla-Gateway": strange}
                 async with them.session.get(f"{them.url}/v1/models", headers=headers) as response:
                     assert response.status == 200

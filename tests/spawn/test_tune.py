@@ -215,7 +215,10 @@ def test_a_constraint_is_known_before_anything_is_trained(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("tune", "said"),
-    [("", "tune.space is empty"), (TUNE.replace("factor = 2", "factor = 16"), "has no room for 2 rungs")],
+    [
+        ("", "tune.space is empty"),
+        (TUNE.replace("factor = 2", "factor = 16"), "has no room for 2 rungs"),
+    ],
 )
 def test_what_cannot_be_searched_is_refused_before_it_begins(tmp_path: Path, tune: str, said: str) -> None:
     folder = make_search(tmp_path / "run", steps=4, tune=tune)

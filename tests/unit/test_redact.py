@@ -57,14 +57,39 @@ def a_bearer(source: random.Random) -> Planted:
 
 def a_named_one(source: random.Random) -> Planted:
     secret = short(source)
-    name = source.choice(["RAY_AUTH_TOKEN", "hf_token", "api_key", "API-Key", "password", "db.passwd", "secret"])
+    name = source.choice(
+        [
+            "RAY_AUTH_TOKEN",
+            "hf_token",
+            "api_key",
+            "API-Key",
+            "password",
+            "db.passwd",
+            "secret",
+            "DB_PASS",
+            "pass",
+            "OPENAI_KEY",
+            "ssh-key",
+            "auth",
+            "x-auth",
+            "PSK",
+            "sig",
+            "clave",
+            "contraseña",
+        ]
+    )
     form = source.choice(["{}={}", "{}: {}", '"{}": "{}"', "'{}' : '{}'", '\\"{}\\": \\"{}\\"', '{} => "{} x"'])
     return form.format(name, secret), [secret]
 
 
 def an_option(source: random.Random) -> Planted:
     secret = short(source)
-    return f"--{source.choice(['token', 'api-key', 'hf-token', 'password'])} {secret}", [secret]
+    return f"--{source.choice(['token', 'api-key', 'hf-token', 'password', 'pass'])} {secret}", [secret]
+
+
+def a_query(source: random.Random) -> Planted:
+    secret = short(source)
+    return f"GET /v1/models?page=2&key={secret} HTTP/1.1", [secret]
 
 
 def a_url(source: random.Random) -> Planted:
@@ -115,6 +140,7 @@ PLANTED: dict[str, Callable[[random.Random], Planted]] = {
     "named": a_named_one,
     "option": an_option,
     "url": a_url,
+    "query": a_query,
     "known": a_known_one,
     "mac": itself(lambda source: source.choice(":-").join(f"{byte:02x}" for byte in source.randbytes(6))),
     "ipv4": an_ipv4,
@@ -173,6 +199,7 @@ READABLE = [
     "5.15.153.1-microsoft-standard-WSL2, torch 2.13.0+cu130, CUDA 13.0, driver 580.65.06, Python 3.12.3",
     'File "x/site-packages/torch/nn/modules/module.py", line 1775, in _wrapped_call_impl',
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 3.81 GiB total)",
+    "train.pass_sequences = 8, passes: 3, pass 2 of 4, bypass: 1, compass: 90, key: v00000012, author: y",
     "localhost:47470, 127.0.0.1:8000, [::1]:8000, http://127.0.0.1:8000",
     "std::vector<float>, 12:34:56, loss.py:1234, checkpoints/v00000012, CoordinatorRuntime, nvmlDeviceGetCount_v2",
     '{"event": "left", "worker": "worker-1", "reason": "the connection ended", "time": 1764043937.25}',

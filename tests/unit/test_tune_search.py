@@ -68,11 +68,16 @@ def test_a_broken_off_search_goes_on_as_if_nothing_had_been(seed: int, broken_of
     section, chance = section_of(rungs=3, factor=2), random.Random(seed)
     whole = search_of(section)
     expected = carried_out(whole, places=1, chance=random.Random(1))
-    first, happened, running = search_of(section), [], []
+    first, happened, running, given_back = search_of(section), [], [], []
     for _ in range(broken_off):
         while len(running) < 3 and (job := first.next_job()) is not None:
-            running.append(job)
-            happened.append((job, None))
+            if job.rung and running and chance.random() < 0.3:  # its place waits for a faster one
+                given_back.append(job)
+            else:
+                running.append(job)
+                happened.append((job, None))
+        while given_back:
+            first.give_back(given_back.pop())
         if running:
             job = running.pop(chance.randrange(len(running)))
             happened.append((job, score_of(job)))
@@ -85,6 +90,18 @@ def test_a_broken_off_search_goes_on_as_if_nothing_had_been(seed: int, broken_of
             again.finish(again.jobs[job.key], found)
     assert carried_out(again, places=3, chance=chance) == expected
     assert again.best == whole.best
+
+
+def test_other_constraints_later_change_nothing_that_has_happened() -> None:
+    section = section_of(trials=16, rungs=2, factor=4)
+    first = search_of(section)
+    carried_out(first, places=1, chance=random.Random(0))
+    again = search_of(section_of(trials=16, rungs=2, factor=4, constraints={"size": ConstraintSection(at_most=0.0)}))
+    for job in first.jobs.values():
+        again.restore(job)
+        again.finish(again.jobs[job.key], first.results[job.key])
+    assert set(again.jobs) == set(first.jobs)
+    assert again.best is None
 
 
 def test_a_quarter_goes_on() -> None:
@@ -125,6 +142,7 @@ def test_what_misses_a_constraint_is_not_the_best() -> None:
     assert search.best is not None
     assert float(search.best.values["optim.lr"]) <= 0.5
     assert violation({"size": ConstraintSection(at_least=2.0)}, {"size": 1.0}) == pytest.approx(0.5)
+    assert violation({"sise": ConstraintSection(at_least=2.0)}, {"size": 3.0}) == 1  # nobody knows
 
 
 def test_the_highest_is_best_where_that_is_wanted() -> None:

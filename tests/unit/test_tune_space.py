@@ -91,6 +91,9 @@ def test_a_grid_has_each_combination_once() -> None:
     assert len({tuple(each.items()) for each in found}) == len(found)
 
 
+RATE = "optim.lr = {low = 0.1, high = 0.2}"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -108,11 +111,13 @@ def test_a_grid_has_each_combination_once() -> None:
         ("engine.kind = {choices = [\"crew\"]}", "not what a search chooses"),
         ("tune.trials = {low = 1, high = 8}", "not what a search chooses"),
         (
-            'optim.lr = {low = 0.1, high = 0.2, when = {"optim.beta1" = 0.9}}\n'
+            'optim.lr = {low = 0.1, high = 0.2, when = {"optim.beta1" = 0.1}}\n'
             'optim.beta1 = {low = 0.1, high = 0.2, when = {"optim.lr" = 0.1}}',
             "depend on each other",
         ),
         ("optim.lr = 0.1", "optim.lr"),
+        (f"{RATE}\noptim.beta1 = {{low = 0.8, high = 0.9, when = {{'optim.lr' = []}}}}", "names no value of optim.lr"),
+        (f"{RATE}\noptim.beta1 = {{low = 0.8, high = 0.9, when = {{'optim.lr' = 7}}}}", "optim.lr is never 7"),
     ],
 )  # fmt: skip
 def test_a_bad_space_is_refused(text: str, said: str) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.config import RunFile, Sets
-from cuadrilla.cli.output import ask, emit, emit_json, options, say
+from cuadrilla.cli.output import ask, emit, emit_json, keep_answer_apart, options, say
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.pause import LowPriority, MaxMemory, OnPower, WhileIdle, forget, manners_of
 from cuadrilla.cli.stopping import stopping
@@ -379,6 +379,7 @@ def work_with(
     max_memory: MaxMemory = "",
 ) -> None:
     """Work with one of this machine's devices for a crew that it has joined; ends with the process that started it."""
+    keep_answer_apart()
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; `join` decides
         signal.signal(number, signal.SIG_IGN)
     end_with(sys.stdin.fileno())  # a pipe that nobody writes to
@@ -566,6 +567,7 @@ def work(
     device: Annotated[str, typer.Option()] = "",
 ) -> None:
     """Work for the coordinator that started this process; ends with it."""
+    keep_answer_apart()
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the coordinator decides
         signal.signal(number, signal.SIG_IGN)
     from cuadrilla.engines.worker import WorkerOptions, run_worker

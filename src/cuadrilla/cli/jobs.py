@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.crew import refuse_if_promoted, show_moved, show_opened
-from cuadrilla.cli.output import options, say
+from cuadrilla.cli.output import keep_answer_apart, options, say
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.address import dialled_address, listening_address
@@ -38,6 +38,7 @@ def work_on(
     device: Annotated[str, typer.Option()] = "",
 ) -> None:
     """Train the trials whose folders come by standard input; ends with the process that writes there."""
+    keep_answer_apart()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches a whole group of processes; the search decides
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())

@@ -36,6 +36,8 @@ class Options:
     """This process is the child that coordinates."""
     listener: int = -1
     """A descriptor of the port that it serves, from its parent."""
+    answers: TextIO | None = None
+    """Where a child process gives its answer, if not on what a task would print to."""
 
 
 class TalkConsole(Console):
@@ -85,8 +87,17 @@ def _is_yes(answer: str) -> bool:
     return word in YES
 
 
+def keep_answer_apart() -> None:
+    """In a child process, whose answer is read when it has ended: what a task prints from now on is talk, on stderr."""
+    sys.stdout.flush()
+    options.answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+    os.dup2(2, 1)
+
+
 def stdout() -> TextIO:
     """Where data goes. A letter that its encoding lacks (a pipe on Windows, an old locale) is written as its number."""
+    if options.answers is not None:
+        return options.answers
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     return sys.stdout

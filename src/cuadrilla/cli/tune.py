@@ -263,7 +263,7 @@ def _report(searching: "Searching") -> None:
     if best is not None and not searching.base.section.function:
         say(
             "      cuadrilla train {run}    (a run of its own with these settings)",
-            run=typed(searching.folder.best.path),
+            run=typed(searching.best_run.path),
         )
     if searching.stop.is_set():
         say("\nthe search was stopped; the same command goes on")

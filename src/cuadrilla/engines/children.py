@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.host.memory import num_killed_for_memory
 from cuadrilla.messages import Message
 
+READ_BYTES = 2**16
 FINISH_SECONDS, END_SECONDS = 10.0, 5.0
 """A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
 
@@ -65,7 +67,7 @@ class Children:
             del self.alive[name]
             _cut_off(process)
             assert process.stdout is not None
-            self.last_words[name] = said = process.stdout.read()
+            self.last_words[name] = said = _last_words(process.stdout)
             process.stdout.close()
             if process.returncode:
                 reason = reason_of(said, process.returncode)
@@ -104,6 +106,17 @@ class Children:
             assert process.stdout is not None
             process.stdout.close()
         self.alive.clear()
+
+
+def _last_words(pipe: IO[str]) -> str:
+    """What has come: a process that it has started, and that lives on, may hold the pipe open."""
+    if sys.platform != "win32":
+        os.set_blocking(pipe.fileno(), False)
+    parts = []
+    with suppress(BlockingIOError):
+        while part := os.read(pipe.fileno(), READ_BYTES):
+            parts.append(part)
+    return b"".join(parts).decode(errors="replace")
 
 
 def _cut_off(process: "subprocess.Popen[str]") -> None:

@@ -21,7 +21,7 @@ from typing import Any, Generic
 from cuadrilla.engines.calls import MAX_TALK_BYTES, REQUEST, call_command, call_limits, packages_here
 from cuadrilla.engines.children import Children
 from cuadrilla.errors import LinkError
-from cuadrilla.jobs.places import MAX_DEATHS, J, Left
+from cuadrilla.jobs.places import MAX_DEATHS, SILENT, J, Left
 from cuadrilla.link.base import Refused
 from cuadrilla.link.jobs import parse_object
 from cuadrilla.messages import Message
@@ -29,7 +29,6 @@ from cuadrilla.rundir import RunDir, file_sha256, finite_json, make_private, ope
 
 TALK = "talk.txt"
 """In the logs of a job: what its function printed."""
-SILENT = Message("its process ended without a result")
 MAX_CALL_CHARACTERS = 2**18
 
 

@@ -25,6 +25,7 @@ from cuadrilla.rundir import RunDir, make_private, storage_errors, write_json
 
 MAX_DEATHS = 3
 """Of processes that work on one job: then it counts as failed."""
+SILENT = Message("its process ended without a result")
 OUTCOME = "outcome.json"
 """In a job's folder: whether its run is complete."""
 
@@ -53,6 +54,8 @@ class Left(Generic[J]):
     reason: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Of the call of a function."""
+    code: int = 0
+    """With which its process ended, where that is known."""
 
 
 class Doing(Protocol[J]):
@@ -106,6 +109,7 @@ class Places(Generic[J]):
         self._reasons: dict[str, Message] = {}
         self._at: dict[str, tuple[J, RunDir, float]] = {}
         self._deaths: Counter[str] = Counter()
+        self._recalled: set[str] = set()
 
     @property
     def free(self) -> list[str]:
@@ -129,6 +133,7 @@ class Places(Generic[J]):
             with storage_errors(self._logs), open(self._logs / f"{name}.txt", "ab") as talk:
                 self._children.start(name, place.command, environment=place.environment, stderr=talk)
         self._at[name] = job, run, time.monotonic()
+        self._recalled.discard(name)
         with suppress(BrokenPipeError):  # it has just died, which `look` will find
             stdin = self._children.alive[name].stdin
             assert stdin is not None
@@ -144,8 +149,10 @@ class Places(Generic[J]):
             if not outcome and name not in ended:
                 continue
             del self._at[name]
-            reason = self._reasons.pop(name, Message(""))
-            if ended.get(name, 0) < 0 and not outcome:
+            reason = self._reasons.pop(name, SILENT)
+            if name in self._recalled and ended.get(name) == 0:
+                reason = Message("")
+            elif ended.get(name, 1) <= 0 and not outcome:
                 self._deaths[job.name] += 1
                 reason = reason if self._deaths[job.name] >= MAX_DEATHS else Message("")
             if reason and not outcome and (machine := _set_aside(run)):
@@ -158,6 +165,7 @@ class Places(Generic[J]):
                     complete=outcome.get("complete") is True,
                     seconds=time.monotonic() - began,
                     reason="" if outcome else reason,
+                    code=0 if outcome else ended.get(name, 0),
                 )
             )
         self._reasons.clear()  # of places that were idle
@@ -168,11 +176,13 @@ class Places(Generic[J]):
         pids = self._children.pids()
         for name, (given, _, _) in self._at.items():
             if given.name == job.name and name in pids:
+                self._recalled.add(name)
                 with suppress(ProcessLookupError):
                     os.kill(pids[name], signal.SIGTERM)
 
     def stop(self) -> None:
         """Have all save and end; `look` tells of them."""
+        self._recalled.update(self._at)
         for pid in self._children.pids().values():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

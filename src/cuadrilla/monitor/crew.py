@@ -177,7 +177,7 @@ def state_of(run: RunDir) -> str:
     try:
         status = finite_json(read_regular(run.status, most_bytes=MOST_STATE_BYTES))
     except FileNotFoundError:
-        return WAITING
+        return WAITING if run.path.is_dir() else STOPPED
     except (OSError, ValueError, RecursionError):
         return STOPPED
     state = status.get("state") if isinstance(status, dict) else None

@@ -43,17 +43,19 @@ _SPACED_INVITE = re.compile(
 _INVITE = re.compile(r"cuadrilla[0-9]{1,9}\.\S*+", re.IGNORECASE)
 _SECRET_NAME = (
     r"[a-z0-9_.-]{0,60}?(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|pwd|api[_-]?key|access[_-]?key|private[_-]?key"
-    r"|credential|authorization|cookie|webhook(?!_file)|signature)[a-z0-9_-]{0,60}+"
+    r"|credential|authorization|cookie|webhook(?!_file)|signature|contraseña)[a-z0-9_-]{0,60}+"
+    r"|(?:[a-z0-9_.-]{0,60}?[_.-])?(?:pass|psk|auth|sig|clave)(?![a-z0-9_.-])|[a-z0-9_.-]{0,60}?[a-z0-9][_-]key(?![a-z0-9_.-])"
 )
+_IN_QUERY = re.compile(r"(?P<name>[?&](?:key|k|sig|auth|pass|code)=)(?P<value>[^\s&\"']++)", re.IGNORECASE)
 SECRET_NAME = re.compile(_SECRET_NAME, re.IGNORECASE)
 _NAMED = re.compile(
-    rf"(?P<name>(?<![a-z0-9_.-]){_SECRET_NAME})(?P<sep>\\*+[\"']?\s{{0,8}}(?:[:=]|=>)\s{{0,8}})"
+    rf"(?P<name>(?<![a-z0-9_.-])(?:{_SECRET_NAME}))(?P<sep>\\*+[\"']?\s{{0,8}}(?:[:=]|=>)\s{{0,8}})"
     r"(?P<value>\\*+\"(?:[^\"\\\n]|\\.)*+\"?|\\*+'(?:[^'\\\n]|\\.)*+'?|[^\n,;}\]]++)",
     re.IGNORECASE,
 )
 _HARMLESS = re.compile(r"""[\s\\"']*(?:true|false|null|none|yes|no|[<]removed>)?[\s\\"']*""", re.IGNORECASE)
 _OPTION = re.compile(
-    r"(?P<name>--?[a-z-]{0,40}?(?:token|passw(?:or)?d|secret|key|bearer)(?!s)[a-z-]{0,20}+)(?P<sep>\s++|=)(?!-)(?P<value>\S++)",
+    r"(?P<name>--?[a-z-]{0,40}?(?:token|pass(?:w(?:or)?d)?(?![a-z])|secret|key|bearer)(?!s)[a-z-]{0,20}+)(?P<sep>\s++|=)(?!-)(?P<value>\S++)",
     re.IGNORECASE,
 )
 _BEARER = re.compile(
@@ -158,6 +160,7 @@ class Redactor:
         text = _SPACED_INVITE.sub(REMOVED, text)
         text = _INVITE.sub(REMOVED, text)
         text = _NAMED.sub(_named, text)
+        text = _IN_QUERY.sub(lambda found: f"{found['name']}{REMOVED}", text)
         text = _OPTION.sub(lambda found: f"{found['name']}{found['sep']}{REMOVED}", text)
         text = _BEARER.sub(lambda found: f"{found['name']} {REMOVED}", text)
         text = _URL.sub(self._url, text)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from cuadrilla.engines.calls import REQUEST
 from cuadrilla.engines.children import ended_by, reason_of
 from cuadrilla.home import read_object
-from cuadrilla.jobs.calls import SILENT, TALK, left_with, parse_answer
-from cuadrilla.jobs.places import MAX_DEATHS, Left
+from cuadrilla.jobs.calls import TALK, left_with, parse_answer
+from cuadrilla.jobs.places import MAX_DEATHS, SILENT, Left
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, storage_errors
 from cuadrilla.tune.function import read_code

@@ -4,6 +4,7 @@ Whatever ends this process, the same command goes on: finished trials are in `tr
 """
 
 import math
+import shutil
 import statistics
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 from cuadrilla.config import Config, TuneSection
 from cuadrilla.engines.calls import REQUEST
-from cuadrilla.errors import ConfigError, DataError, TaskError
+from cuadrilla.errors import ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.jobs.calls import TALK
 from cuadrilla.jobs.places import Doing, Left
 from cuadrilla.messages import Message
@@ -31,6 +32,7 @@ from cuadrilla.rundir import (
     write_json,
 )
 from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
+from cuadrilla.train.setup import SPARE_DISK_BYTES
 from cuadrilla.tune.assign import AtJob, assign
 from cuadrilla.tune.folder import SearchFolder, check_same, read_identity, write_search
 from cuadrilla.tune.function import SCORE, Function, code_sha256, read_code, read_function
@@ -206,11 +208,24 @@ class Searching:
             if each.complete:
                 self._finish(each.job, self._read(each))
             elif each.reason:
+                if each.code == ResourceError.exit_code:
+                    self._require_room()
                 self._finish(
                     each.job, TrialResult(score=None, reason=each.reason, seconds=each.seconds, place=each.place)
                 )
             else:
                 self.search.give_back(each.job)
+
+    def _require_room(self) -> None:
+        """A full disk fails whatever is tried on it: no combination is to blame. Raises ResourceError."""
+        free = shutil.disk_usage(self.folder.path).free
+        if free < SPARE_DISK_BYTES:
+            raise ResourceError(
+                "{folder} has {free:.2f} GiB free; a training needs 1 GiB to spare",
+                folder=self.folder.path,
+                free=free / 2**30,
+                hint="free some space, then type the same command: what has finished is kept",
+            )
 
     def _read(self, left: Left[Job]) -> TrialResult:
         run, job = self.folder.run(left.job), left.job
@@ -259,11 +274,23 @@ class Searching:
 
     def _write_best(self) -> None:
         """As a run folder of its own, ready to train; not over one that somebody has begun to train."""
-        best = self.search.best
-        if best is not None and not has_begun(self.folder.best):
-            make_private(self.folder.best.path)
-            text = self.base.run_file(best.values, folder=self.folder.best.path)
-            write_atomic(self.folder.best.run_file, text, private=True)
+        if self.search.best is not None and not has_begun(run := self.best_run):
+            make_private(run.path)
+            write_atomic(run.run_file, self._best_text, private=True)
+
+    @property
+    def best_run(self) -> RunDir:
+        """Where the best settings are: beside a run with others that somebody has trained since they were the best."""
+        assert self.search.best is not None
+        run = self.folder.best
+        if not has_begun(run) or run.run_file.read_text(encoding="utf-8") == self._best_text:
+            return run
+        return RunDir(self.folder.path / f"{run.path.name}-{self.search.best.name}")
+
+    @property
+    def _best_text(self) -> str:
+        assert self.search.best is not None
+        return self.base.run_file(self.search.best.values, folder=self.folder.best.path)
 
     def _stop_all(self) -> None:
         self.places.stop()

@@ -86,16 +86,30 @@ class Search:
 
     def restore(self, job: Job) -> None:
         """A job that an earlier start of the search has begun. Raises ValueError if it cannot have been next."""
+        if job.rung:
+            self._restore_promotion(job)
+            return
+        if job.trial != len(self._rungs[0].entered):
+            raise ValueError(f"trial {job.trial} cannot have been next")
+        self._rungs[0].entered.append(job.trial)
         self.jobs[job.key] = job
-        if job.rung == 0:
-            if job.trial != len(self._rungs[0].entered):
-                raise ValueError(f"trial {job.trial} cannot have been next")
-            self._rungs[0].entered.append(job.trial)
-        else:
-            if self._due() != (job.trial, job.rung):
-                raise ValueError(f"trial {job.trial} cannot have reached rung {job.rung}")
-            self._promote(job.trial, job.rung)
         self._waiting.append(job)
+
+    def _restore_promotion(self, job: Job) -> None:
+        """With those that were due before it and have not begun: a place may have waited for a faster one. What
+        happened counts, also where other constraints would have chosen another trial."""
+        while job.key not in self.jobs and (due := self._due()) is not None:
+            self._waiting.append(self._promote(*due))
+        if job.key in self.jobs:
+            return
+        below = self._rungs[job.rung - 1]
+        if (
+            job.trial not in below.entered
+            or job.trial in below.promoted
+            or not self._is_finished(job.trial, job.rung - 1)
+        ):
+            raise ValueError(f"trial {job.trial} cannot have reached rung {job.rung}")
+        self._waiting.append(self._promote(job.trial, job.rung))
 
     def finish(self, job: Job, found: TrialResult) -> None:
         self._running.discard(job.key)
@@ -221,6 +235,9 @@ class Search:
             return None
         return at.entered[:number]
 
+    def _is_finished(self, trial: int, rung: int) -> bool:
+        return (trial, rung) in self.results and self._is_usable(trial, rung)
+
     def _is_usable(self, trial: int, rung: int) -> bool:
         return self.results[trial, rung].score is not None
 
@@ -257,11 +274,12 @@ class Search:
 
 
 def violation(constraints: dict[str, ConstraintSection], figures: dict[str, float]) -> float:
-    """By what part of the limits they are missed, added up; 0 if all are met. A figure that is not there is no miss."""
+    """By what part of the limits they are missed, added up; 0 if all are met. A figure that is not there meets none."""
     missed = 0.0
     for name, limit in constraints.items():
         value = figures.get(name)
         if value is None:
+            missed += 1.0
             continue
         if limit.at_most is not None and value > limit.at_most:
             missed += (value - limit.at_most) / max(abs(limit.at_most), 1e-12)

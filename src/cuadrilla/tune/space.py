@@ -37,6 +37,7 @@ class Space:
         self._fixed = {} if self._of_function else leaves(dump(config))
         self._kinds = frozenset(key for key in section.space if key.endswith(".kind"))
         for key in section.space:
+            _require_possible(key, section)
             if self._of_function:
                 _require_argument(key, section)
             else:
@@ -131,6 +132,33 @@ def _require_argument(key: str, section: TuneSection) -> None:
             raise ConfigError(
                 "tune.space.{key}: `when` names {other}, which is not searched", key=key, other=other, hint=hint
             )
+
+
+def _require_possible(key: str, section: TuneSection) -> None:
+    """Each `when` can be met by what is searched, or the setting would never be chosen, without a word."""
+    for other, wanted in section.space[key].when.items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if not values:
+            hint = 'such as when = {{"{other}" = ...}}, with one value or a list of them'
+            raise ConfigError("tune.space.{key}: `when` names no value of {other}", key=key, other=other, hint=hint)
+        searched = section.space.get(other)
+        for value in values:
+            if searched is not None and not _has(searched, value):
+                raise ConfigError(
+                    "tune.space.{key}: {other} is never {value!r}",
+                    key=key,
+                    other=other,
+                    value=value,
+                    hint="name values that the search gives it",
+                )
+
+
+def _has(dimension: DimensionSection, value: Scalar) -> bool:
+    if dimension.choices:
+        return value in dimension.choices
+    assert dimension.low is not None
+    assert dimension.high is not None
+    return isinstance(value, int | float) and dimension.low <= value <= dimension.high
 
 
 def _one(wanted: Scalar | list[Scalar]) -> Scalar:

@@ -4,7 +4,10 @@ It is made anew from the search at each start, so it cannot fall behind. Where O
 """
 
 import importlib.util
+import logging
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from cuadrilla.tune.folder import SearchFolder
 from cuadrilla.tune.search import Job, Search, TrialResult
 
 NAME = "cuadrilla"
+
+log = logging.getLogger(__name__)
 
 
 class Study:
@@ -31,6 +36,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with storage_errors(folder.study):
             folder.study.unlink(missing_ok=True)
+        with self._storing():
             self._study = optuna.create_study(
                 study_name=NAME,
                 storage=_storage(folder.study),
@@ -47,12 +53,17 @@ class Study:
             return
         from cuadrilla.tune.sampler import distribution
 
-        self._study.enqueue_trial(dict(job.values))
-        self._trials[job.trial] = self._study.ask({key: distribution(self._section.space[key]) for key in job.values})
+        distributions = {key: distribution(self._section.space[key]) for key in job.values}
+        with self._storing():
+            self._study.enqueue_trial(dict(job.values))
+            self._trials[job.trial] = self._study.ask(distributions)
 
     def ended(self, job: Job, found: TrialResult) -> None:
-        if self._study is None:
-            return
+        if self._study is not None:
+            with self._storing():
+                self._store(job, found)
+
+    def _store(self, job: Job, found: TrialResult) -> None:
         trial = self._trials[job.trial]
         trial.set_user_attr("run", job.name)
         if found.place:
@@ -68,10 +79,24 @@ class Study:
 
     def close(self) -> None:
         """The search is over: what did not get to the longest runs was pruned. Safe to call twice."""
-        for number, trial in self._trials.items():
+        for number, trial in self._trials.items() if self._study is not None else ():
             rungs = [rung for at, rung in self._search.results if at == number]
             if rungs and max(rungs) < self._search.num_rungs - 1:
-                self._study.tell(trial, state=_state("PRUNED"), skip_if_finished=True)
+                with self._storing():
+                    self._study.tell(trial, state=_state("PRUNED"), skip_if_finished=True)
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        """A full disk, or somebody who has locked the file for long, is no reason to end the search."""
+        from optuna.exceptions import StorageInternalError
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except (StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
+            told = "the study for optuna-dashboard is not kept any more, until the next start of the search: %s"
+            log.warning(told, type(error).__name__)
+            self._study = None
 
     def _tell(self, job: Job, score: float | None) -> None:
         if score is None:
