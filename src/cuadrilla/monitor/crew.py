@@ -83,7 +83,7 @@ class CrewReader:
         """The run at `now`, in unix seconds. Never raises because of what its files hold."""
         self._read_events()
         self._read_metrics()
-        state = state_of(self.run)
+        state = state_of(self.run) if self.run.path.is_dir() else STOPPED
         nodes = {node.name: node for node in self._nodes.read()}
         rows = list(self._rows.values())
         came = self._attendance.by_name
@@ -177,7 +177,7 @@ def state_of(run: RunDir) -> str:
     try:
         status = finite_json(read_regular(run.status, most_bytes=MOST_STATE_BYTES))
     except FileNotFoundError:
-        return WAITING if run.path.is_dir() else STOPPED
+        return WAITING
     except (OSError, ValueError, RecursionError):
         return STOPPED
     state = status.get("state") if isinstance(status, dict) else None
