@@ -45,6 +45,8 @@ class RunDir:
     """Where everything in a run directory is; creates nothing."""
 
     path: Path
+    version: int | None = None
+    """Of the checkpoint that is meant, where one was named."""
 
     @property
     def run_file(self) -> Path:

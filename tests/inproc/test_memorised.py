@@ -12,12 +12,13 @@ from cuadrilla.cli.export import export_hf
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.engines.run import train_run
+from cuadrilla.errors import CheckpointError
 from cuadrilla.model.hf import load_hf
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from cuadrilla.runfile import read_run_file
-from cuadrilla.train.checkpoint import load_checkpoint
+from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint, version_of
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.trained import find_stored, load_trained
+from cuadrilla.train.trained import find_stored, load_trained, open_model, run_of
 from tests.machines import language_run
 
 STEPS = 150
@@ -67,6 +68,18 @@ def test_the_step_of_the_lowest_held_out_loss_is_what_is_used(memorised: RunDir,
     state = load_hf(tmp_path / "hf").state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
     assert f"| steps | {best} |" in (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_checkpoint_that_is_named_is_used_and_no_other_in_its_place(copy: RunDir) -> None:
+    best = find_stored(copy).step.version
+    named = next(path for path in list_checkpoints(copy.checkpoints) if version_of(path) not in (best, STEPS))
+    run = run_of(named)
+    assert run is not None
+    assert find_stored(run).file == find_stored(run, newest=True).file == named / "model.safetensors"
+    assert str(open_model(named).step) == f"step {version_of(named)}"
+    (named / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError):
+        open_model(named)
 
 
 def test_it_is_said_once_that_the_data_is_learnt_by_heart(memorised: RunDir) -> None:

@@ -80,7 +80,9 @@ def export_gguf(
 
 
 def _run_dir(run: Path) -> RunDir:
-    return RunDir(run.parent if run.is_file() else run)
+    from cuadrilla.train.trained import run_of
+
+    return run_of(run) or RunDir(run.parent if run.is_file() else run)
 
 
 def _report(to: Path, *, step: "Step", num_bytes: int) -> None:

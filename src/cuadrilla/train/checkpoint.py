@@ -28,7 +28,7 @@ from torch import Tensor
 from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
 from cuadrilla.model.hf import some
-from cuadrilla.rundir import file_sha256, fsync_folder, make_private, storage_errors, write_json
+from cuadrilla.rundir import RunDir, file_sha256, fsync_folder, make_private, storage_errors, write_json
 from cuadrilla.version import __version__
 
 SCHEMA = 1
@@ -37,7 +37,7 @@ BEST = "best.json"
 MANIFEST = "manifest.json"
 OLDER = "an older checkpoint is used if there is one"
 MAX_JSON_BYTES = 100 * 2**20
-_NAME = re.compile(r"v(\d{8,})")
+CHECKPOINT_NAME = re.compile(r"v(\d{8,})")
 
 T = TypeVar("T")
 
@@ -109,6 +109,15 @@ class CheckpointChoice:
     @property
     def version(self) -> int:
         return version_of(self.path)
+
+
+def choose_checkpoint(run: RunDir, *, newest: bool) -> CheckpointChoice | None:
+    """The one that was named, or as `find_best` has it. Raises CheckpointError for one that does not verify."""
+    if run.version is None:
+        return find_best(run.checkpoints, newest=newest)
+    path = run.checkpoints / f"v{run.version:08d}"
+    verify_checkpoint(path)
+    return CheckpointChoice(path=path, newest=run.version)
 
 
 def find_best(folder: Path, *, newest: bool = False) -> CheckpointChoice | None:
@@ -233,12 +242,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first; not verified."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
+    found = [path for path in folder.iterdir() if CHECKPOINT_NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
     return sorted(found, key=version_of)
 
 
 def version_of(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
+    match = CHECKPOINT_NAME.fullmatch(path.name)
     assert match is not None
     return int(match.group(1))
 

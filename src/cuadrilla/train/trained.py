@@ -25,7 +25,13 @@ from cuadrilla.model.task import Task
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import RunDir, require_regular, typed
 from cuadrilla.runfile import read_run_config
-from cuadrilla.train.checkpoint import CheckpointChoice, check_shapes, find_best, load_checkpoint
+from cuadrilla.train.checkpoint import (
+    CHECKPOINT_NAME,
+    CheckpointChoice,
+    check_shapes,
+    choose_checkpoint,
+    load_checkpoint,
+)
 from cuadrilla.train.coordinate import model_tensors
 from cuadrilla.train.inference import choose_for_inference
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
@@ -68,13 +74,14 @@ class Trained:
 
 
 def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> Trained:
-    """A model from its run directory, in the precision it asks for. `newest`: see `find_best`.
+    """A model from its run directory, in the precision it asks for. `newest`: see `find_best`; a checkpoint that `run`
+    names is taken in any case.
 
     Raises ConfigError, DataError, CheckpointError.
     """
     config = read_run_config(run)
     task = make_task(config, run.path)
-    choice = find_best(run.checkpoints, newest=newest)
+    choice = choose_checkpoint(run, newest=newest)
     model = make_model(task, seed=config.run.seed)
     if choice is not None:
         found = load_checkpoint(choice.path)
@@ -167,7 +174,8 @@ class LanguageModel:
 
 
 def open_model(path: Path, *, device: str = "auto", newest: bool = False, precision: str = "auto") -> LanguageModel:
-    """Of a run (its folder or run file), or of a folder in Hugging Face's layout. `newest`: see `find_best`.
+    """Of a run (its folder or run file, or one of its checkpoints), or of a folder in Hugging Face's layout. `newest`:
+    see `find_best`.
 
     `precision` auto: what the run asks for, or what is best here. Raises ConfigError, DataError, CheckpointError,
     DeviceError.
@@ -196,7 +204,11 @@ def open_model(path: Path, *, device: str = "auto", newest: bool = False, precis
 
 
 def run_of(path: Path) -> RunDir | None:
-    """The run that a path names, by its folder or its run file; None if it is something else."""
+    """The run that a path names, by its folder, its run file or the folder of one of its checkpoints; None if it is
+    something else."""
+    named = CHECKPOINT_NAME.fullmatch(path.name)
+    if named is not None and path.parent.name == "checkpoints" and path.is_dir():
+        return RunDir(path.parent.parent, version=int(named[1]))
     folder = RunDir(path.parent if path.is_file() else path)
     return folder if folder.run_file.is_file() or folder.checkpoints.is_dir() else None
 
@@ -211,7 +223,7 @@ def find_stored(run: RunDir, *, newest: bool = False) -> Stored:
         hint = "name a run with task.kind = language"
         raise ConfigError("{path} is not a language model", path=run.path, hint=hint)
     tokenizer_path, tokens = _tokenizer_of(run, config)
-    choice = find_best(run.checkpoints, newest=newest)
+    choice = choose_checkpoint(run, newest=newest)
     if choice is None and not config.model.init:
         raise _untrained(run)
     return Stored(
