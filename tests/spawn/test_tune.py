@@ -1,6 +1,7 @@
 """A real search: what it finds, and that no end of its processes loses or changes anything."""
 
 import json
+import shutil
 import signal
 import subprocess
 import urllib.request
@@ -125,6 +126,14 @@ def test_more_trials_later_and_nothing_else(finished: Path) -> None:
     assert "this search began with other settings: tune.seed" in refused.stderr
     refused = cuadrilla("tune", finished, "--set", "optim.beta2=0.9")
     assert "optim.beta2" in refused.stderr
+
+
+def test_another_task_is_another_search(finished: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished, tmp_path / "again")
+    (folder / "task.py").write_text((folder / "task.py").read_text().replace("np.sin", "np.cos"))
+    refused = cuadrilla("tune", folder, "--set", "tune.trials=5")
+    assert refused.returncode == 2
+    assert "this search began with other settings: task.path.sha256" in refused.stderr
 
 
 def test_weights_of_all_but_the_best_are_gone(finished: Path) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from cuadrilla.config import Config, TuneSection
+from cuadrilla.config import Config, FileTaskSection, TuneSection
 from cuadrilla.engines.calls import REQUEST
 from cuadrilla.errors import ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.jobs.calls import TALK
@@ -378,7 +378,7 @@ def open_search(run_file: Path, *, sets: Sequence[str], places: Doing[Job], hear
         plan = _plan_of_calls(function, section) if function else _plan_of_runs(base, folder)
         wanted = _identity(resolved.config) | plan.identity
         if folder.search.exists():
-            check_same(folder, wanted, read_identity(folder))
+            check_same(folder, wanted, plan.identity | read_identity(folder))  # older ones say less
         constraints = section.model_dump()["constraints"]
         write_search(folder, wanted, {"num_trials": num_trials, "rung_steps": plan.steps, "constraints": constraints})
         tokens = [each * plan.round_tokens for each in plan.steps]
@@ -426,8 +426,17 @@ def _plan_of_runs(base: Base, folder: SearchFolder) -> _Plan:
         config = base.settled({}, folder=scratch)
         whole = length_of(config, scratch)
         lengths = rung_lengths(config, base.section, num_steps=whole.num_versions)
-        steps, identity = [each.steps for each in lengths], {"data": data_hash(config, scratch)}
+        steps = [each.steps for each in lengths]
+        identity = {"data": data_hash(config, scratch), **_code_of_task(config, scratch)}
     return _Plan(steps=steps, round_tokens=whole.round_tokens, identity=identity)
+
+
+def _code_of_task(config: Config, folder: Path) -> dict[str, str]:
+    """Of a task of the user's own, with the files that it imports. Raises TaskError."""
+    if not isinstance(config.task, FileTaskSection):
+        return {}
+    path = (folder / config.task.path.rpartition(":")[0]).resolve()
+    return {"task.path.sha256": code_sha256(read_code(path))}
 
 
 def _identity(config: Config) -> dict[str, Any]:
