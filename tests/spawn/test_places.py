@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from cuadrilla.jobs.places import Left, LocalPlace, Places
+from cuadrilla.jobs.places import Left, LocalPlace, Places, keep_short
 from cuadrilla.jobs.queue import QueuedRun
 from cuadrilla.rundir import RunDir
 from tests.commands import TASK, make_run, wait_for
@@ -39,6 +39,19 @@ def test_a_process_that_ends_without_a_result_fails_its_job_in_the_end(tmp_path:
     (run.path / "task.py").write_text("import os\n" + TASK.replace(loss, f"{loss} os._exit(0);"))
     left = carried_out(Places([HERE], logs=tmp_path / "logs"), run)
     assert [each.reason for each in left] == ["", "", "its process ended without a result"]
+
+
+def test_what_is_printed_for_ever_does_not_fill_the_disk(tmp_path: Path) -> None:
+    """Whoever prints goes on behind the part that is kept."""
+    talk = tmp_path / "talk.txt"
+    with open(talk, "ab", buffering=0) as printing:
+        printing.write(b"x" * 2**26 + b"y" * 2**20)
+        keep_short(talk)
+        printing.write(b"z")
+    assert talk.read_bytes() == b"y" * 2**20 + b"z"
+    keep_short(talk)
+    assert talk.stat().st_size == 2**20 + 1
+    keep_short(tmp_path / "not-there.txt")
 
 
 def test_what_is_recalled_while_it_is_made_ready_is_given_back(stories: Path, tmp_path: Path) -> None:

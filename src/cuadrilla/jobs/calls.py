@@ -21,7 +21,7 @@ from typing import Any, Generic
 from cuadrilla.engines.calls import MAX_TALK_BYTES, REQUEST, call_command, call_limits, packages_here
 from cuadrilla.engines.children import Children
 from cuadrilla.errors import LinkError
-from cuadrilla.jobs.places import MAX_DEATHS, SILENT, J, Left
+from cuadrilla.jobs.places import MAX_DEATHS, SILENT, J, Left, keep_short
 from cuadrilla.link.base import Refused
 from cuadrilla.link.jobs import parse_object
 from cuadrilla.messages import Message
@@ -40,7 +40,7 @@ class CallPlaces(Generic[J]):
         self._environment = {**call_limits(threads), **(environment or {})}
         self._children = Children(died=lambda name, reason: self._reasons.__setitem__(name, reason))
         self._reasons: dict[str, Message] = {}
-        self._at: dict[str, tuple[J, float]] = {}
+        self._at: dict[str, tuple[J, RunDir, float]] = {}
         self._deaths: Counter[str] = Counter()
 
     @property
@@ -49,20 +49,22 @@ class CallPlaces(Generic[J]):
 
     @property
     def busy(self) -> dict[str, J]:
-        return {name: job for name, (job, _) in self._at.items()}
+        return {name: job for name, (job, _, _) in self._at.items()}
 
     def start(self, job: J, run: RunDir, *, name: str) -> None:
         """Raises ResourceError."""
         make_private(run.logs)
         with storage_errors(run.logs), open(run.logs / TALK, "ab") as talk:
             self._children.start(name, call_command(run.path), environment=self._environment, stderr=talk)
-        self._at[name] = job, time.monotonic()
+        self._at[name] = job, run, time.monotonic()
 
     def look(self) -> list[Left[J]]:
         """Who has ended since."""
         left: list[Left[J]] = []
+        for _, run, _ in self._at.values():
+            keep_short(run.logs / TALK)
         for name, code in self._children.look().items():
-            job, began = self._at.pop(name)
+            job, _, began = self._at.pop(name)
             reason = self._reasons.pop(name, SILENT)
             if code < 0:
                 self._deaths[job.name] += 1
@@ -73,7 +75,7 @@ class CallPlaces(Generic[J]):
 
     def recall(self, job: J) -> None:
         """A call cannot be saved: end it. `look` tells of it."""
-        for name, (given, _) in self._at.items():
+        for name, (given, _, _) in self._at.items():
             if given.name == job.name and name in self._children.alive:
                 self._children.alive[name].terminate()
 

@@ -25,6 +25,7 @@ from cuadrilla.rundir import RunDir, make_private, storage_errors, write_json
 
 MAX_DEATHS = 3
 """Of processes that work on one job: then it counts as failed."""
+MOST_TALK_BYTES, KEPT_TALK_BYTES = 2**26, 2**20
 SILENT = Message("its process ended without a result")
 OUTCOME = "outcome.json"
 """In a job's folder: whether its run is complete."""
@@ -98,6 +99,18 @@ class LocalPlace:
         return [sys.executable, "-m", "cuadrilla", "--json", "work-on", "--threads", str(self.threads), *device]
 
 
+def keep_short(talk: Path) -> None:
+    """The end of a log to which a process appends whatever a user's code prints. Raises ResourceError."""
+    if not talk.exists() or talk.stat().st_size <= MOST_TALK_BYTES:
+        return
+    with storage_errors(talk), open(talk, "r+b") as file:
+        file.seek(-KEPT_TALK_BYTES, os.SEEK_END)
+        end = file.read(KEPT_TALK_BYTES)
+        file.seek(0)
+        file.truncate()
+        file.write(end)
+
+
 class Places(Generic[J]):
     """Of this machine. Used by one thread."""
 
@@ -143,6 +156,8 @@ class Places(Generic[J]):
     def look(self) -> list[Left[J]]:
         """Who has ended since."""
         left: list[Left[J]] = []
+        for name in self._at:
+            keep_short(self._logs / f"{name}.txt")
         ended = self._children.look()
         for name, (job, run, began) in list(self._at.items()):
             outcome = read_object(run.path / OUTCOME)
