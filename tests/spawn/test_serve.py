@@ -155,6 +155,8 @@ def test_errors_of_openais_library(client: openai.OpenAI, service: Service) -> N
         client.completions.create(model="gpt-4", prompt="x")
     with pytest.raises(openai.UnprocessableEntityError, match="the model reads 256"):
         client.completions.create(model="run", prompt="x" * 5000)
+    with pytest.raises(openai.UnprocessableEntityError, match="prompt: give a text, a list of texts, token numbers"):
+        client.completions.create(model="run", prompt=[-1])
     with (
         openai.OpenAI(base_url=f"{service.url}/v1", api_key="wrong", max_retries=0) as stranger,
         pytest.raises(openai.AuthenticationError),

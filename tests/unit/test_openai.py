@@ -160,6 +160,7 @@ def test_prompts(prompt: Any, expected: list[Any]) -> None:
         (ChatRequest, "tools", [{"type": "function"}]),
         (ChatRequest, "functions", [{}]),
         (ChatRequest, "response_format", {"type": "json_object"}),
+        (ChatRequest, "tool_choice", "required"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(kind: type[CompletionRequest | ChatRequest], name: str, value: Any) -> None:
@@ -172,6 +173,12 @@ def test_what_cannot_be_honoured_is_refused(kind: type[CompletionRequest | ChatR
 def test_what_asks_for_nothing_is_let_through() -> None:
     CompletionRequest.model_validate({"logit_bias": {}, "suffix": None, "best_of": 2, "n": 2, "metadata": {}}).check()
     ChatRequest.model_validate({**SAID, "tools": [], "functions": None, "response_format": None}).check()
+    ChatRequest.model_validate({**SAID, "tool_choice": "none", "response_format": {"type": "text"}}).check()
+
+
+def test_what_is_meant_for_log_probabilities_needs_them() -> None:
+    with pytest.raises(Refusal, match="top_logprobs needs logprobs"):
+        ChatRequest.model_validate({**SAID, "top_logprobs": 2}).check()
 
 
 def sampling(**asked: Any) -> Sampling:

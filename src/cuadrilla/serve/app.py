@@ -51,6 +51,11 @@ ROUTES = frozenset(
 USUAL_TOKENS = 16
 """Of a completion that does not say, as in OpenAI's API."""
 HELD_BACK_SECONDS = 0.25
+FORMS = {
+    "prompt": "a text, a list of texts, token numbers, or a list of such lists",
+    "stop": "a text, or a list of texts",
+}
+"""Fields of several forms: what is wrong with each of them would say little."""
 CHAT_TEMPLATE = "{{ messages | map(attribute='content') | join('\n\n') }}"
 """What `ChatRequest.prompt` does, for clients that do it themselves."""
 T = TypeVar("T")
@@ -117,6 +122,9 @@ def _handle_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         """Names the field, and never repeats what was sent."""
         first = error.errors()[0]
+        field = str(first["loc"][1]) if len(first["loc"]) > 1 else ""
+        if field in FORMS and len(first["loc"]) > 2:
+            return await refused(request, Refusal(422, f"{field}: give {FORMS[field]}", param=field))
         place = ".".join(str(part) for part in first["loc"] if part != "body")
         told = first["msg"] if len(error.errors()) == 1 else f"{first['msg']} (and {len(error.errors()) - 1} more)"
         return await refused(request, Refusal(422, f"{place or 'body'}: {told}", param=place.partition(".")[0] or None))

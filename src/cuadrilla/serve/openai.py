@@ -144,7 +144,14 @@ class ChatRequest(Asked):
         return "\n\n".join(message.text for message in self.messages)
 
     def check(self) -> None:
-        self.refuse_unhonoured("tools", "functions", "response_format")
+        unhonoured = ["tools", "functions"]
+        if self.response_format != {"type": "text"}:  # as if it were not there
+            unhonoured.append("response_format")
+        if self.tool_choice not in (None, "none", "auto"):  # that is, with tools, which are refused
+            unhonoured.append("tool_choice")
+        self.refuse_unhonoured(*unhonoured)
+        if self.top_logprobs and not self.logprobs:
+            raise Refusal(422, "top_logprobs needs logprobs: true", param="top_logprobs")
 
 
 class TokenizeRequest(BaseModel):
