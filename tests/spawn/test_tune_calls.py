@@ -51,8 +51,9 @@ def test_a_machine_makes_calls_and_one_that_is_killed_is_made_again(
     call.kill()
     wait_for(lambda: is_gone(call.pid) and calls(joined), process)
     joined.send_signal(signal.SIGKILL)
-    (tmp_path / "here" / "go").touch()
     again = ana.start("join")
+    wait_for(lambda: bool(calls(again)), process)
+    (tmp_path / "here" / "go").touch()
     assert process.wait(timeout=120) == 0, coordinator.talk.read_text() if coordinator.talk else ""
     assert again.wait(timeout=60) == 0
     assert decided(folder) == decided(undisturbed)
