@@ -83,7 +83,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1G", "4 apples", "1e9", "nan"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1G", "4 apples", "1e9", "nan", "0", "0.4", "999999999T", "9" * 400])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a size"):
         parse_size(text)

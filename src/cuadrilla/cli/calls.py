@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.output import emit_json
+from cuadrilla.cli.output import emit_json, keep_answer_apart
 from cuadrilla.config import Config
 from cuadrilla.engines.supervise import end_with
 from cuadrilla.errors import ConfigError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 def call_function(folder: Annotated[Path, typer.Argument()]) -> None:
     """Call the function of a search for a trial; ends with the process that started this one."""
+    keep_answer_apart()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches a whole group of processes; the search decides
     end_with(sys.stdin.fileno())  # a pipe that nobody writes to
     from cuadrilla.tune.call import call_trial

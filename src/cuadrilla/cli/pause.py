@@ -62,10 +62,10 @@ def manners_of(*, while_idle: bool, on_power: bool, low_priority: bool, max_memo
 def parse_size(text: str) -> int:
     """Bytes of `4GiB`, `500 MB`, `4g`, `1073741824`: K, M, G and T are powers of 1024. Raises ConfigError."""
     found = SIZE.fullmatch(text.strip())
-    num_bytes = int(float(found[1]) * 2 ** UNITS[found[2].upper()]) if found is not None else 0
-    if not 0 < num_bytes <= MOST_BYTES:
+    num_bytes = float(found[1]) * 2 ** UNITS[found[2].upper()] if found is not None else 0.0
+    if not 1 <= num_bytes <= MOST_BYTES:
         raise ConfigError("{text!r} is not a size", text=text[:80], hint="such as 4GiB")
-    return num_bytes
+    return int(num_bytes)
 
 
 def pause(name: Name = None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from cuadrilla.errors import ConfigError
+from cuadrilla.errors import ConfigError, EnvironmentProblem
 
 LOOPBACK = "127.0.0.1"
 TORCH_PORT = 29500
@@ -166,7 +166,10 @@ def ports_from(first: int, processes: Sequence[int]) -> tuple[int, ...]:
 
 
 def free_ports(number: int) -> tuple[int, ...]:
-    """Of the loopback, and none that a connection would be given before a process listens there, seconds later."""
+    """Of the loopback, and none that a connection would be given before a process listens there, seconds later.
+
+    Raises EnvironmentProblem.
+    """
     with ExitStack() as stack:
         found: list[int] = []
         for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
@@ -175,4 +178,6 @@ def free_ports(number: int) -> tuple[int, ...]:
             with suppress(OSError):
                 stack.enter_context(socket.create_server((LOOPBACK, port)))
                 found.append(port)
-        return tuple(found)
+    if len(found) < number:
+        raise EnvironmentProblem("this machine has no free ports", hint="end what listens on them, or give --master-port")
+    return tuple(found)

@@ -367,12 +367,10 @@ async def _pieces(service: Service, work: Completion) -> AsyncGenerator[tuple[Co
         async with contextlib.aclosing(_merged(work.choices)) as merged:
             async for choice, piece in merged:
                 now = time.perf_counter()
-                if not choice.num_tokens:
-                    pass  # nothing was to be generated
-                elif not last[choice]:
+                if choice.num_tokens and not last[choice]:
                     meters.waiting_seconds.observe(max(choice.call.began - choice.call.arrived, 0.0))
                     meters.first_token_seconds.observe(now - choice.call.arrived)
-                else:
+                elif last[choice]:
                     meters.between_tokens_seconds.observe(now - last[choice])
                 last[choice] = now
                 yield choice, piece

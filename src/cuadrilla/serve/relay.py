@@ -292,7 +292,7 @@ class Relay:
         generates = call.path in GENERATING and response.status == 200
         self._arrived(current, _tokens_in(bytes(body)) if generates else 0)
         headers = {"Content-Type": response.headers.get("Content-Type", JSON_TYPE), "Content-Length": str(len(body))}
-        if SHOULD_RETRY in response.headers:
+        if _is_final(response):
             headers[SHOULD_RETRY] = "false"
         await _begin(call, response.status, headers)
         await call.send({"type": "http.response.body", "body": bytes(body)})
@@ -351,7 +351,7 @@ def _judge(response: aiohttp.ClientResponse, line: Line) -> None:
     """Raises _Another for an answer that another replica may give better."""
     status, now = response.status, monotonic()
     wait = _wait_seconds(response.headers.get("Retry-After", ""))
-    if response.headers.get(SHOULD_RETRY) == "false":  # no other one would give a better answer
+    if _is_final(response):
         answered(line.replica, status=200, wait_seconds=0.0, now=now)
         return
     answered(line.replica, status=status, wait_seconds=wait, now=now)
@@ -365,6 +365,11 @@ def _judge(response: aiohttp.ClientResponse, line: Line) -> None:
         raise _Another("refused")
     if status >= 500:
         raise _Another("error")
+
+
+def _is_final(response: aiohttp.ClientResponse) -> bool:
+    """A refusal that no other replica would better: the request takes longer than any may."""
+    return response.status == 503 and response.headers.get(SHOULD_RETRY) == "false"
 
 
 def _wait_seconds(text: str) -> float:

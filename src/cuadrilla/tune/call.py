@@ -3,8 +3,9 @@
 Invariants
 * Only the files that the search began with are run: their hash is in the trial's folder. What is called is a function
   that the file itself defines.
-* What the function prints, and a traceback, goes to the standard error, which is the trial's log. The standard output
-  belongs to the answer: a little JSON with finite numbers, or the error, so short that a pipe takes it at once.
+* What the function prints, and a traceback, goes to the standard error, which is the trial's log
+  (`cli.output.keep_answer_apart`). The answer is a little JSON with finite numbers, or the error, so short that a pipe
+  takes it at once.
 * The function's working directory is the trial's folder.
 """
 
@@ -42,7 +43,7 @@ def call_trial(folder: Path) -> dict[str, Any]:
         raise TaskError("{path} has changed since the search began", path=path, hint="put it back as it was")
     require_function(path, code[path.name], name=name)
     os.chdir(folder)
-    with _Apart(path, name):
+    with _Raised(path, name):
         function = getattr(load_file(path), name)
         began = time.monotonic()
         figures = figures_of(function(**trial["arguments"]), name=name)
@@ -76,16 +77,14 @@ def _number(value: object, *, key: str, of: str) -> float:
     )
 
 
-class _Apart:
-    """While the user's code runs: what it prints goes to the log, and what it raises becomes an error of ours."""
+class _Raised:
+    """While the user's code runs: what it raises goes to the log, and becomes an error of ours."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._path, self._name = path, name
 
     def __enter__(self) -> None:
-        sys.stdout.flush()
-        self._answers = os.dup(1)
-        os.dup2(2, 1)
+        pass
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -94,8 +93,6 @@ class _Apart:
             traceback.print_exception(kind, error, trace)
         with suppress(OSError, ValueError):  # closed, or a full disk: the answer does not depend on it
             sys.stdout.flush()
-        os.dup2(self._answers, 1)
-        os.close(self._answers)
         if isinstance(error, SystemExit):
             raise TaskError(
                 "{function} ended its process with {code!r}",

@@ -79,10 +79,12 @@ class Study:
 
     def close(self) -> None:
         """The search is over: what did not get to the longest runs was pruned. Safe to call twice."""
-        for number, trial in self._trials.items() if self._study is not None else ():
-            rungs = [rung for at, rung in self._search.results if at == number]
-            if rungs and max(rungs) < self._search.num_rungs - 1:
-                with self._storing():
+        if self._study is None:
+            return
+        with self._storing():
+            for number, trial in self._trials.items():
+                rungs = [rung for at, rung in self._search.results if at == number]
+                if rungs and max(rungs) < self._search.num_rungs - 1:
                     self._study.tell(trial, state=_state("PRUNED"), skip_if_finished=True)
 
     @contextmanager
