@@ -179,5 +179,7 @@ def free_ports(number: int) -> tuple[int, ...]:
                 stack.enter_context(socket.create_server((LOOPBACK, port)))
                 found.append(port)
     if len(found) < number:
-        raise EnvironmentProblem("this machine has no free ports", hint="end what listens on them, or give --master-port")
+        raise EnvironmentProblem(
+            "this machine has no free ports", hint="end what listens on them, or give --master-port"
+        )
     return tuple(found)
