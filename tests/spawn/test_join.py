@@ -145,7 +145,8 @@ def test_machines_wait_while_they_are_paused(machine: Callable[[str], Machine], 
     down(coordinator, crew)
     said = first.communicate(timeout=150)[1]
     assert first.returncode == 0, said
-    assert said.count("the coordinator has paused this machine") == 1
+    assert said.count("the coordinator has paused this machine") == said.count("back at work") == 1
+    assert said.index("the coordinator has paused this machine") < said.index("back at work")
     said = second.communicate(timeout=150)[1]
     assert second.returncode == 0, said
     assert said.count("waiting: paused: cuadrilla unpause") == 1

@@ -23,6 +23,7 @@ from cuadrilla.doctor.facts import (
     parse_pmset,
     parse_powercfg,
     parse_speed,
+    read_kept,
 )
 from cuadrilla.doctor.programs import decoded
 from cuadrilla.host.room import parse_mounts
@@ -176,9 +177,20 @@ class TestMachine:
         found = only(replace(LINUX, folder=few, home=replace(few, path="/home/ana")), "machine.files")
         assert found.cause == "/home/ana/run takes 12 more files (inodes), however much room it has"
         assert (found.level, found.command) == ("failure", "du --inodes -xd1 /home | sort -n | tail")
-        locked = replace(LINUX, home=replace(LINUX.home, writable=False))
+        locked = replace(LINUX, home=replace(LINUX.home, writable=False), kept=Folder(path="/a", writable=False))
         assert only(locked, "machine.files").command.startswith("export CUADRILLA_HOME=")
-        assert sick(replace(locked, environ={"CUADRILLA_HOME": "/data"})) == []
+        assert sick(replace(locked, kept=Folder(path="/data", writable=True))) == []
+        given = replace(LINUX, kept=Folder(path="/a", writable=False), environ={"CUADRILLA_HOME": "/a"})
+        assert only(given, "machine.files").command == "unset CUADRILLA_HOME"
+
+    def test_what_this_machine_keeps(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where it is not there yet, it can be made; a file of that name is in the way."""
+        monkeypatch.setenv("CUADRILLA_HOME", str(tmp_path / "a" / "b"))
+        found = read_kept()
+        assert (found.path, found.writable) == (str(tmp_path / "a" / "b"), True)
+        assert found.free_bytes
+        (tmp_path / "a").write_text("")
+        assert read_kept().writable is False
         found = only(replace(LINUX, folder=replace(LINUX.folder, writable=False)), "machine.files")
         assert (found.level, found.command) == ("warning", "cd ~")
 

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,9 @@ from cuadrilla.messages import SPANISH, Message, language, shown
 from cuadrilla.printable import one_line, printable
 
 MOST_DETAILS = 20
+MOST_WIDE = 10_000
+LEAST_FOLDED = 20
+"""Characters: in a narrower column nobody reads a sentence."""
 YES, NO = ("y", "yes", "s", "si", "sí"), ("", "n", "no")
 
 
@@ -124,17 +128,46 @@ def emit_json_line(value: Any) -> None:
 def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = ()) -> None:
     """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour.
 
-    `folded`: the only columns that are broken where the table is too wide for the terminal (none named: all).
+    `folded`: the only columns that are broken where the table is too wide for the terminal (none named: all). Where
+    they would be too narrow to be read, they follow their row, on lines of their own.
     """
     if options.json:
         emit_json(list(rows))
         return
+    console = Console(file=stdout(), highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = MOST_WIDE  # nobody's screen: lines as they are, for grep and for files
+    table = _table(rows, folded=folded)
+    if folded and console.measure(table, options=console.options.update(width=MOST_WIDE)).minimum > console.width:
+        _emit_tall(rows, folded=folded, console=console)
+    else:
+        console.print(table)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else []:
-        table.add_column(_cell(column), overflow="fold", no_wrap=bool(folded) and column not in folded)
+        cells = [_cell(row[column]) for row in rows]
+        least = min(LEAST_FOLDED, max(each.cell_len for each in (_cell(column), *cells)))
+        fixed = bool(folded) and column not in folded
+        table.add_column(_cell(column), overflow="fold", no_wrap=fixed, min_width=least if column in folded else None)
     for row in rows:
         table.add_row(*map(_cell, row.values()))
-    Console(file=stdout(), highlight=False).print(table)
+    return table
+
+
+def _emit_tall(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str], console: Console) -> None:
+    """Each row on a line, however long, and under it what it says in the folded columns."""
+    table = _table([{key: row[key] for key in row if key not in folded} for row in rows], folded=())
+    for column in table.columns:
+        column.no_wrap = True
+    lines = console.render_lines(table, console.options.update(width=MOST_WIDE), pad=False)
+    plain = ["".join(segment.text for segment in line).rstrip() for line in lines]
+    console.print(Text(plain[0]), soft_wrap=True)
+    for line, row in zip(plain[1:], rows, strict=True):
+        console.print(Text(line), soft_wrap=True)
+        for key in (each for each in row if each in folded and row[each] is not None):
+            console.print(Padding(Text.assemble(_cell(key), ": ", _cell(row[key])), (0, 0, 0, 4)))
 
 
 def _cell(value: object) -> Text:

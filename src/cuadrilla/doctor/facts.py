@@ -19,7 +19,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -167,6 +167,8 @@ class Symptoms:
     devices: tuple[Device, ...] = ()
     folder: Folder = Folder(path=".")
     home: Folder = Folder(path="~")
+    kept: Folder = Folder(path="~/.local/share/cuadrilla")
+    """What this machine keeps for all runs, the keys of its crew among them."""
     shm: Folder | None = None
     swap_bytes: int | None = None
     nvidia: NvidiaPrograms = NvidiaPrograms()
@@ -201,6 +203,7 @@ def read_symptoms(*, port: int | None = None, devices_seconds: float = DEVICES_S
         "power": lambda: read_power(host),
         "folder": lambda: read_folder(_here()),
         "home": lambda: read_folder(_home(), measured=host.wsl is not None),
+        "kept": read_kept,
         "temporary": lambda: "TMPDIR" not in os.environ or os.path.isdir(os.environ["TMPDIR"]),
         "hostname_leads_to": read_name,
         "reachability": lambda: read_reachability(address, system=host.system),
@@ -404,6 +407,17 @@ def read_folder(path: Path, *, measured: bool = False) -> Folder:
         writable=writable,
         read_bytes_per_second=speed,
     )
+
+
+def read_kept() -> Folder:
+    """`CUADRILLA_HOME`, or where it would be. While it is not there: what it would be made in."""
+    path = Path(os.path.abspath(Home.of_user().path))
+    mount, filesystem = mount_of(str(path))
+    if is_slow(filesystem):  # it may hang
+        return Folder(path=str(path), mount=mount, filesystem=filesystem)
+    there = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    folder = replace(read_folder(there), path=str(path))
+    return folder if there.is_dir() else replace(folder, writable=False)
 
 
 def free_files(path: Path) -> int | None:

@@ -32,9 +32,9 @@ def system(seen: Symptoms) -> Iterator[Diagnosis]:
 
 
 def disk(seen: Symptoms) -> Iterator[Diagnosis]:
-    """Room for data and checkpoints, here and in the home folder."""
+    """Room for data and checkpoints, here, in the home folder and where a crew's keys and files are kept."""
     judged: set[str] = set()
-    for folder in (seen.folder, seen.home):
+    for folder in (seen.folder, seen.home, seen.kept):
         if folder.free_bytes is None or folder.mount in judged:
             continue
         judged.add(folder.mount)
@@ -72,9 +72,9 @@ def _room(folder: Folder, *, is_root: bool) -> str:
 
 
 def files(seen: Symptoms) -> Iterator[Diagnosis]:
-    """Files can be made, here and in the home folder."""
+    """Files can be made, in the same places."""
     judged: set[str] = set()
-    for folder in (seen.folder, seen.home):
+    for folder in (seen.folder, seen.home, seen.kept):
         if folder.free_files is None or folder.free_files >= FEW_FILES or folder.mount in judged:
             continue
         judged.add(folder.mount)
@@ -85,11 +85,14 @@ def files(seen: Symptoms) -> Iterator[Diagnosis]:
             command=_room_for_files(folder, is_root=seen.is_root),
             fixable=folder.filesystem == "tmpfs",
         )  # fmt: skip
-    if seen.home.writable is False and "CUADRILLA_HOME" not in seen.environ:
+    if seen.kept.writable is False:
+        given = "CUADRILLA_HOME" in seen.environ and seen.home.writable is not False
         yield fail(
-            Message("{path} cannot be written to, and a crew's keys are kept there", path=seen.home.path),
-            remedy=Message("this keeps them in the folder where you are"),
-            command="export CUADRILLA_HOME=$PWD/.cuadrilla",
+            Message("{path} cannot be written to, and a crew's keys are kept there", path=seen.kept.path),
+            remedy=Message("without this they are kept in your home folder")
+            if given
+            else Message("this keeps them in the folder where you are"),
+            command="unset CUADRILLA_HOME" if given else "export CUADRILLA_HOME=$PWD/.cuadrilla",
         )
     elif seen.folder.writable is False:
         yield warn(

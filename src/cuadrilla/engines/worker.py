@@ -99,15 +99,14 @@ def _work(options: WorkerOptions, lines: LinesKept) -> str:
         connection = options.connect(patience.address)
         try:
             description = connection.describe()  # raises unless the coordinator answers
+            returned = worker is not None
             if worker is None:
                 with _Fitting(description):
                     worker = _Worker(connection, description, options, lines=lines)
             elif description.takes_jobs or description.run != worker.run:
                 raise OtherWork("the coordinator has other work for this machine", hint="cuadrilla join")
-            elif not patience.paused:
-                log.info("back at work", extra=TALK)
             with _Fitting(description):
-                stop = worker.train(connection)
+                stop = worker.train(connection, answered=_back_at_work if returned else None)
                 if worker.run and stop.refused:
                     ended_by(stop)
             patience.begin_anew()
@@ -128,6 +127,10 @@ def _work(options: WorkerOptions, lines: LinesKept) -> str:
             connection.close()
             if worker is not None and worker.heard_at > began:
                 patience.found_at(patience.address)
+
+
+def _back_at_work() -> None:
+    log.info("back at work", extra=TALK)
 
 
 @dataclass(frozen=True)
@@ -246,14 +249,15 @@ class _Worker:
         """Raises LinkError."""
         session.report(replace(report, phase="paused") if self.held else report)
 
-    def train(self, connection: RunConnection) -> Stop:
-        """One session, from Hello to Stop. Raises LinkError when it breaks."""
+    def train(self, connection: RunConnection, *, answered: Callable[[], None] | None) -> Stop:
+        """One session, from Hello to Stop; `answered`: called when the coordinator has taken this worker. Raises
+        LinkError when it breaks."""
         self.held = ""
         session = connection.session(parameters=self._equipment.parameters)
         link: Link = session
         if self._shape != NO_SHAPE:
             link = ShapedLink(session, shape=self._shape)
-        link = phased = PhasedLink(link)
+        link = phased = PhasedLink(link, answered=answered)
         if self._report is not None:
             section = self._equipment.config.train
             units = section.batch_sequences // section.unit_sequences

@@ -39,13 +39,21 @@ class _Times:
 
 
 class PhasedLink:
-    """Wraps `link`. Whoever waits for the next event waits; between its calls a worker computes.
+    """Wraps `link`. Whoever waits for the next event waits; between its calls a worker computes. `answered` is called
+    when the first event has come.
 
     Used by the loop's thread and by the one that sends; `look` by any.
     """
 
-    def __init__(self, link: Link, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        link: Link,
+        *,
+        answered: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._link = link
+        self._answered = answered
         self._clock = clock
         self._lock = threading.Lock()
         self._times = _Times(began=clock())
@@ -82,11 +90,15 @@ class PhasedLink:
         with self._lock:
             self._loop_phase, self._waiting_since = "waiting", self._clock()
         try:
-            return self._link.next_event()
+            event = self._link.next_event()
         finally:
             with self._lock:
                 self._times.waiting += self._clock() - max(self._waiting_since, self._times.began)
                 self._loop_phase, self._waiting_since = "computing", math.nan
+        if self._answered is not None:
+            self._answered()
+            self._answered = None
+        return event
 
     def interrupted(self) -> bool:
         return self._link.interrupted()
