@@ -398,6 +398,12 @@ def is_abandoned(lock: Path) -> bool:
     return bool(lock.stat()) and FolderLock(lock, purpose="")._owner() is None
 
 
+def is_held_elsewhere(lock: Path) -> bool:
+    """Whether a process of another host has taken it; whether that one still lives, only its own host can know."""
+    owner = FolderLock(lock, purpose="")._owner()
+    return owner is not None and owner["host"] != socket.gethostname()
+
+
 def _start_mark(pid: Any) -> str | None:
     """What tells a process from a later one with its pid; None if there is none. No wall clock: that may be set.
 

@@ -1,6 +1,7 @@
 """`cuadrilla doctor --head`: the whole way to a real coordinator, by a member, a stranger and a clock that lies."""
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,8 +52,18 @@ def test_a_member_walks_the_whole_way(crew: Crew) -> None:
 
 def test_a_stranger_walks_as_far_as_it_can_without_keys(crew: Crew) -> None:
     steps = way(crew.stranger, f"127.0.0.1:{crew.port}")
-    assert list(steps) == [*STEPS[:3], "member"]
+    assert list(steps) == [*STEPS[:4], "member"]
     assert {row["level"] for row in steps.values()} == {"ok"}
+    assert steps["tls"]["cause"] == "tls: TLSv1.3, a coordinator of cuadrilla"
+
+
+def test_a_stranger_is_told_that_another_program_has_the_port(crew: Crew) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        steps = way(crew.stranger, f"127.0.0.1:{other.getsockname()[1]}")
+    assert list(steps) == STEPS[:4]
+    assert "said nothing for 5 s" in steps["tls"]["cause"]
+    assert (steps["tls"]["level"], steps["tls"]["command"]) == ("failure", "cuadrilla invite")
+    assert steps["tls"]["shell"] == "coordinator"
 
 
 def test_a_clock_that_is_a_day_ahead(crew: Crew, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def rate(name: str, bits: float) -> CheckedStep:
     return step(name, Message("{rate:.1f} MB/s ({bits:.0f} Mbit/s)", rate=bits / 8, bits=bits))
 
 
-def judged(*steps: CheckedStep, system: str = "linux") -> dict[str, Diagnosis]:
-    return dict(judge(list(steps), address=HEAD, system=system))
+def judged(*steps: CheckedStep, system: str = "linux", joined: bool = True) -> dict[str, Diagnosis]:
+    return dict(judge(list(steps), address=HEAD, system=system, joined=joined))
 
 
 def test_a_way_that_is_free() -> None:
@@ -47,6 +47,11 @@ def test_each_step_has_its_remedy(name: str, command: str, shell: str) -> None:
     found = judged(step(name, "broken", ok=False, hint="what check link says"))[name]
     assert (found.level, found.command, found.shell) == ("failure", command, shell)
     assert found.remedy == "what check link says"
+
+
+def test_who_has_not_joined_is_not_told_to_join_anew() -> None:
+    found = judged(step("tls", "broken", ok=False), joined=False)["tls"]
+    assert (found.command, found.shell) == ("cuadrilla invite", "coordinator")
 
 
 def test_the_permission_of_a_mac_is_said_as_check_link_says_it() -> None:

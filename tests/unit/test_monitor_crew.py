@@ -122,6 +122,18 @@ def test_the_state(tmp_path: Path, status: object, state: str) -> None:
     assert state_of(run) == state
 
 
+def test_a_process_of_another_host_is_believed_while_its_run_says_something(run: RunDir) -> None:
+    """A container of that name may be gone for good; nobody here can look for the process."""
+    run.lock.write_text(json.dumps({"pid": 1, "host": "nas"}))
+    assert state_of(run) == "running"
+    for path in run.nodes.iterdir():
+        os.utime(path, (START, START))
+    assert state_of(run) == "stopped"
+    with FolderLock(run.path / "mine", purpose="a test"):
+        (run.path / "mine").replace(run.lock)
+        assert state_of(run) == "running"  # of this host: the process is there
+
+
 def test_what_files_hold_stops_nothing(run: RunDir) -> None:
     bad = [{"version": "x"}, {"version": True}, {"version": 10**400}, {"version": 41, "shares": [1], "loss": "nan"}]
     add_rows(run.metrics, [*bad, step(42, shares={"\x1b[2J": 0.5, "pc": "all", "mac": 1e300}, tokens_per_second=[1])])

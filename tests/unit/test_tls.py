@@ -1,6 +1,7 @@
 """Keys and certificates in real files: made once, private, checked at every start; hostile requests refused."""
 
 import os
+import ssl
 import stat
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,8 +13,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from cuadrilla.link.tls import (
+    ENROL_CERTIFICATE,
     CoordinatorKeys,
     enrol_identity,
+    is_of_coordinator,
     key_hash,
     load_node,
     node_request,
@@ -221,3 +224,10 @@ def test_one_folder_may_hold_both_roles(tmp_path: Path, crew: CoordinatorKeys) -
     other = open_coordinator(tmp_path / "other", now=NOW)
     join(tmp_path / "crew", name="ana", crew=other)
     assert open_coordinator(tmp_path / "crew", now=NOW).identity == crew.identity
+
+
+def test_what_calls_itself_a_coordinator(crew: CoordinatorKeys) -> None:
+    assert is_of_coordinator(ssl.PEM_cert_to_DER_cert(crew.identity.certificate.decode()))
+    assert not is_of_coordinator(ssl.PEM_cert_to_DER_cert(crew.identity.ca.decode()))
+    assert not is_of_coordinator(ssl.PEM_cert_to_DER_cert(ENROL_CERTIFICATE.decode()))
+    assert not is_of_coordinator(b"\x30\x00")

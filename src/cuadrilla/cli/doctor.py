@@ -71,7 +71,10 @@ def _head(address: Address) -> list[Found]:
     crew = next((crew for crew in Home.of_user().joined() if crew.address == str(address)), None)
     steps = [*walk(address, crew=crew)]
     forbidden = mac_forbids(steps, address)
-    found = [(f"link.{step}", each) for step, each in judge(steps, address=address, forbidden=forbidden)]
+    found = [
+        (f"link.{step}", each)
+        for step, each in judge(steps, address=address, joined=crew is not None, forbidden=forbidden)
+    ]
     if crew is None and all(step.ok for step in steps):
         found.append(("link.member", well(Message("it answers; the rest is tested once this machine has joined"))))
     return found

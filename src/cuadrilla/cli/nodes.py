@@ -11,7 +11,7 @@ from cuadrilla.cli.output import emit_json, emit_table, options, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.home import Home, read_object
 from cuadrilla.link.names import node_of
-from cuadrilla.monitor.crew import CrewMember, CrewNow, CrewReader
+from cuadrilla.monitor.crew import RUNNING, CrewMember, CrewNow, CrewReader, state_of
 from cuadrilla.monitor.jobs import HandedOut
 from cuadrilla.monitor.nodes import NodeNow
 from cuadrilla.monitor.screen import PHASE_WORDS
@@ -59,7 +59,7 @@ def _show_crew(home: Home) -> None:
         return
     rows: list[dict[str, Any]] = [{"node": name, "key": key.hex()[:16]} for name, key in sorted(listed.items())]
     run = RunDir(Path(str(home.open_crew()["run"]))) if home.open_file.exists() else None
-    if run is not None and _trains(run):
+    if run is not None and state_of(run) == RUNNING:
         work = HandedOut(home).read(now=time.time())
         crew = CrewReader(run).read(now=time.time()) if work is None else work.machines
         rows = _at_work(rows, crew, paused=home.paused_nodes, has_share=work is None)
@@ -73,13 +73,6 @@ def _show_crew(home: Home) -> None:
     emit_table(
         [{key: value for key, value in row.items() if key in known or options.json} for row in rows], folded=FOLDED
     )
-
-
-def _trains(run: RunDir) -> bool:
-    try:
-        return not is_abandoned(run.lock)
-    except OSError:
-        return False
 
 
 def _at_work(

@@ -1,6 +1,7 @@
 """The way to a coordinator (`--head`): the walk of `cuadrilla check link`, and what to type where it ends.
 
-A machine that has not joined the crew walks as far as it can without keys: name, route, tcp.
+A machine that has not joined the crew walks as far as it can without keys: name, route, tcp, and whether a coordinator
+answers.
 """
 
 import json
@@ -15,7 +16,7 @@ from cuadrilla.doctor.diagnosis import Diagnosis, Shell, fail, warn, well
 from cuadrilla.doctor.programs import ProgramAnswer, answer_of
 from cuadrilla.home import Joined
 from cuadrilla.link.address import Address
-from cuadrilla.link.check import CheckedStep, Target, check_way
+from cuadrilla.link.check import CheckedStep, Target, check_unjoined
 from cuadrilla.messages import Message
 
 WALK_SECONDS = 90.0
@@ -33,7 +34,7 @@ WORK_PER_EXCHANGE = 9
 def walk(address: Address, *, crew: Joined | None) -> Iterator[CheckedStep]:
     """The steps, until the first that is broken."""
     if crew is None:
-        yield from check_way(Target(address=address, folder=Path(), seconds=MEASURE_SECONDS))
+        yield from check_unjoined(Target(address=address, folder=Path(), seconds=MEASURE_SECONDS))
         return
     argv = child_argv("link", str(address), str(crew.folder), str(MEASURE_SECONDS))
     answer = answer_of(argv, seconds=WALK_SECONDS) or ProgramAnswer()
@@ -83,9 +84,14 @@ def _message(parts: Mapping[str, Any]) -> str:
 
 
 def judge(
-    steps: list[CheckedStep], *, address: Address, system: str = sys.platform, forbidden: bool = False
+    steps: list[CheckedStep],
+    *,
+    address: Address,
+    system: str = sys.platform,
+    joined: bool = True,
+    forbidden: bool = False,
 ) -> Iterator[tuple[str, Diagnosis]]:
-    """By step; pure. `forbidden`: what `mac_forbids` says."""
+    """By step; pure. `joined`: whether this machine is one of the crew. `forbidden`: what `mac_forbids` says."""
     rates = {step.step: rate for step in steps if step.ok and (rate := _megabits(step)) is not None}
     slow = [name for name, rate in rates.items() if rate < SLOW_MEGABITS]
     for step in steps:
@@ -102,7 +108,7 @@ def judge(
                 ),
             )
         elif not step.ok:
-            command, shell = _command(step, address, system)
+            command, shell = _command(step, address, system, joined=joined)
             yield step.step, fail(reason, remedy=step.hint, command=command, shell=shell)
         elif step.step in slow:  # what there is to say of both directions stands under the last
             remedy = _slow(rates) if step.step == slow[-1] else Message("a cable is faster than Wi-Fi")
@@ -140,7 +146,7 @@ def _slow(rates: Mapping[str, float]) -> Message:
     )
 
 
-def _command(step: CheckedStep, address: Address, system: str) -> tuple[str, Shell]:
+def _command(step: CheckedStep, address: Address, system: str, *, joined: bool) -> tuple[str, Shell]:
     """What to type where a step is broken: mostly there, since a firewall and a program are there."""
     port = address.port
     match step.step:
@@ -150,10 +156,10 @@ def _command(step: CheckedStep, address: Address, system: str) -> tuple[str, She
             return ("ip route" if system == "linux" else "netstat -rn"), "here"
         case "tcp":
             return f"cuadrilla doctor --port {port}", "coordinator"
-        case "credentials":
-            return "cuadrilla invite", "coordinator"
-        case "tls":
+        case "tls" if joined:
             return "cuadrilla join --new", "here"
+        case "credentials" | "tls":
+            return "cuadrilla invite", "coordinator"
     return f"cuadrilla check link {address}", "here"
 
 

@@ -2,6 +2,8 @@
 
     name → route → tcp → tls → credentials → clock → download → upload → average
 
+A machine that has joined no crew yet ends at tls: what answers calls itself a coordinator, and nobody vouches for it.
+
 Each step needs the ones before it, so the first broken one is the cause, and its hint the remedy. The clock is for
 information: nothing depends on it. Every step has a time limit (the system's own for a name). Nothing is sent before
 TLS has shown that the other end holds the key of a coordinator of this crew. The first four steps need nothing but
@@ -22,7 +24,7 @@ import psutil
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
-from cuadrilla.link.tls import HUNG_UP, NO_TLS, SERVER_NAME, load_node
+from cuadrilla.link.tls import HUNG_UP, NO_TLS, SERVER_NAME, is_of_coordinator, load_node
 from cuadrilla.messages import Message
 
 CONNECT_SECONDS = 5.0
@@ -31,6 +33,9 @@ SMALL_SEGMENT_BYTES = 1200
 between them is noticed only by what is lost.
 """
 NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
+ANOTHER_PROGRAM = Message(
+    "check the port: another program may be listening there (on the coordinator: cuadrilla up prints its address)"
+)
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
@@ -63,7 +68,7 @@ def check_link(target: Target) -> Iterator[CheckedStep]:
         yield row
     if row is None or not row.ok:
         return
-    yield (row := _do("tls", lambda: _tls(target, identity.ca.decode())))
+    yield (row := _do("tls", lambda: _tls_of_crew(target, identity.ca.decode())))
     if not row.ok:
         return
     from cuadrilla.link.check_calls import Calls  # not before: it loads torch, which takes seconds
@@ -75,8 +80,17 @@ def check_link(target: Target) -> Iterator[CheckedStep]:
                 return
 
 
-def check_way(target: Target) -> Iterator[CheckedStep]:
+def check_unjoined(target: Target) -> Iterator[CheckedStep]:
     """The steps that need no keys: for a machine that has joined no crew yet."""
+    row = None
+    for row in check_way(target):
+        yield row
+    if row is not None and row.ok:
+        yield _do("tls", lambda: _tls_of_any(target))
+
+
+def check_way(target: Target) -> Iterator[CheckedStep]:
+    """The steps before anything is said to the other end."""
     for name, step in (
         ("name", lambda: _name(target)),
         ("route", lambda: _route(target)),
@@ -135,22 +149,39 @@ def _tcp(target: Target) -> tuple[str, str]:
     )
 
 
-def _tls(target: Target, ca: str) -> tuple[str, str]:
+def _tls_of_crew(target: Target, ca: str) -> tuple[str, str]:
     """The other end holds the key of a certificate that this crew's CA has signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=ca)
     context.load_cert_chain(target.folder / "node.pem", target.folder / "node.key")
+    version, _ = _shaken(target, context)
+    return Message("{version}, the key belongs to this crew", version=version), ""
+
+
+def _tls_of_any(target: Target) -> tuple[str, str]:
+    """The other end shows a certificate such as coordinators make for themselves."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    version, certificate = _shaken(target, context)
+    if not is_of_coordinator(certificate):
+        raise LinkError(
+            "what answers at {address} is no coordinator of cuadrilla", address=target.address, hint=ANOTHER_PROGRAM
+        )
+    return Message("{version}, a coordinator of cuadrilla", version=version), ""
+
+
+def _shaken(target: Target, context: ssl.SSLContext) -> tuple[str | None, bytes]:
+    """The version of TLS and the other end's certificate (DER). Raises LinkError."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["h2"])
-    other = (
-        "check the port: another program may be listening there (on the coordinator: cuadrilla up prints its address)"
-    )
+    other = ANOTHER_PROGRAM
     try:
         with (
             _connected(target) as plain,
             context.wrap_socket(plain, server_hostname=SERVER_NAME) as secure,
         ):
             version, protocol = secure.version(), secure.selected_alpn_protocol()
+            certificate = secure.getpeercert(binary_form=True)
     except ssl.SSLCertVerificationError as error:
         raise _untrusted(target, error) from None
     except TimeoutError:
@@ -166,7 +197,8 @@ def _tls(target: Target, ca: str) -> tuple[str, str]:
     if protocol != "h2":
         another = "what answers at {address} speaks TLS, but not the crew link"
         raise LinkError(another, address=target.address, hint=other)
-    return Message("{version}, the key belongs to this crew", version=version), ""
+    assert certificate is not None  # TLS 1.3 has no servers without a certificate
+    return version, certificate
 
 
 def _untrusted(target: Target, error: ssl.SSLCertVerificationError) -> LinkError:

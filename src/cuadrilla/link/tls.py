@@ -45,6 +45,7 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import make_private, typed, write_atomic
 
 SERVER_NAME = "coordinator.cuadrilla"  # what every node expects, wherever the coordinator runs
+CA_NAME = "cuadrilla crew"
 BACK_DATED = timedelta(hours=48)
 NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280, 4.1.2.5: no well-defined end
 CURVE = ec.SECP256R1()
@@ -200,6 +201,16 @@ def pinned_certificate(invite: Invite, *, timeout_seconds: float = 5.0) -> bytes
     return _pem(certificate)
 
 
+def is_of_coordinator(der: bytes) -> bool:
+    """Whether a certificate (DER) is one that coordinators make for themselves, as far as its names say."""
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        names = (certificate.subject.rfc4514_string(), certificate.issuer.rfc4514_string())
+    except ValueError:
+        return False
+    return names[0] == f"CN={SERVER_NAME}" and names[1].startswith(f"CN={CA_NAME} ")
+
+
 def _fetch(invite: Invite, *, timeout_seconds: float) -> bytes:
     """The certificate (DER) of whoever answers at the invite's address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -237,7 +248,7 @@ def _make_coordinator(folder: Path, *, now: datetime) -> None:
     make_private(folder)
     ca_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
     # A name of its own, so that certificates of two crews are never taken for one another's.
-    name = f"cuadrilla crew {os.urandom(8).hex()}"
+    name = f"{CA_NAME} {os.urandom(8).hex()}"
     begins = now - BACK_DATED
     ca = _certify(name, ca_key.public_key(), ca=None, ca_key=ca_key, begins=begins)
     public, usage = server_key.public_key(), ExtendedKeyUsageOID.SERVER_AUTH

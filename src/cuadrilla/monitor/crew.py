@@ -5,6 +5,10 @@ and went is in its events, what each one does of the steps in its rows, the rest
 A second read costs what the files have grown by.
 """
 
+import contextlib
+import itertools
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +21,16 @@ from cuadrilla.monitor.attendance import NEWEST, Attendance, Attendant, AtWork, 
 from cuadrilla.monitor.follow import FileFollower
 from cuadrilla.monitor.nodes import MOST_NAME, NodeLine, NodeNow, NodesReader
 from cuadrilla.printable import one_line
-from cuadrilla.rundir import RunDir, finite_json, is_abandoned, read_regular, require_regular
+from cuadrilla.rundir import RunDir, finite_json, is_abandoned, is_held_elsewhere, read_regular, require_regular
 
 METRICS_TAIL_BYTES = 2**18
 """Twenty rows of a hundred workers with their shares have a fifth of that."""
 MOST_MEMBERS = 1000
 MOST_VALUE = 1e300
 MOST_STATE_BYTES = 2**20
+MOST_FILES = 4 * MOST_MEMBERS
+SILENT_SECONDS = 300.0
+"""Every few seconds a machine that trains writes how it is: sixty times as long, and a clock may be a little wrong."""
 RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
 STATES = (RUNNING, WAITING, STOPPED, "complete", "failed")
 
@@ -167,10 +174,13 @@ def _member_data(member: CrewMember, now: float) -> dict[str, Any]:
 
 
 def state_of(run: RunDir) -> str:
-    """What `status.json` says; whose process is gone, that one has stopped, whatever it says."""
+    """What `status.json` says; whose process is gone, that one has stopped, whatever it says.
+
+    A process of another host, or of a container, cannot be looked for: it is believed while its run says something.
+    """
     try:
         require_regular(run.lock, most_bytes=MOST_STATE_BYTES)
-        if not is_abandoned(run.lock):
+        if not is_abandoned(run.lock) and not (is_held_elsewhere(run.lock) and _is_silent(run)):
             return RUNNING
     except (OSError, RecursionError, OverflowError):  # there is no lock, or none that anybody of ours has made
         pass
@@ -182,6 +192,13 @@ def state_of(run: RunDir) -> str:
         return STOPPED
     state = status.get("state") if isinstance(status, dict) else None
     return state if isinstance(state, str) and state in STATES and state != RUNNING else STOPPED
+
+
+def _is_silent(run: RunDir) -> bool:
+    """Whether nothing has come from a run's machines for long; what has no such files says nothing by its nature."""
+    with os.scandir(run.nodes) if run.nodes.is_dir() else contextlib.nullcontext(()) as files:
+        written = [file.stat(follow_symlinks=False).st_mtime for file in itertools.islice(files, MOST_FILES)]
+    return bool(written) and time.time() - max(written, default=0.0) > SILENT_SECONDS
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
