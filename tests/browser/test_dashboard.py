@@ -303,6 +303,22 @@ def test_a_dashboard_that_comes_back(tab: Tab, crew: WrittenCrew) -> None:
     tab.until("document.getElementById('trouble').innerText.includes('does not answer')")
 
 
+def test_a_run_that_vanishes_stays_on_the_page(tab: Tab, tmp_path: Path) -> None:
+    """Nobody takes the figures of another run for those of the one that they were looking at."""
+    for name in ("casa", "otra"):
+        WrittenCrew(folder=tmp_path / name, speeds={"ana": 1.0}, rounds=3).write()
+    with shown(tmp_path) as dashboard:
+        tab.open(dashboard.link)
+        tab.until(TOLD)
+        first = tab.text("#run option:checked")
+        (tmp_path / first).rename(tmp_path / ".away")
+        tab.until(f"document.getElementById('trouble').innerText.startsWith('{first} is not there any more')")
+        assert tab.text("#run option:checked") == first
+        assert "ana" in texts(tab, ".machines tbody .name")
+        (tmp_path / ".away").rename(tmp_path / first)
+        tab.until("document.getElementById('trouble').innerText === ''")
+
+
 def test_a_run_that_begins_is_shown_by_itself(tab: Tab, tmp_path: Path) -> None:
     with shown(tmp_path) as dashboard:
         tab.open(dashboard.link)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuadrilla.cli.output import emit, say
+from cuadrilla.cli.serve import key_in
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.address import Address
@@ -44,10 +45,10 @@ def dashboard(
     from cuadrilla.monitor.web.runs import Runs
     from cuadrilla.serve.edge import Edge
     from cuadrilla.serve.listen import listen as answer
-    from cuadrilla.serve.listen import open_port, read_key
+    from cuadrilla.serve.listen import open_port
 
     port = _port(listen, has_token=token_file is not None)
-    token = secrets.token_urlsafe(32) if token_file is None else read_key(token_file)
+    token = secrets.token_urlsafe(32) if token_file is None else key_in(token_file)
     shown = Dashboard(Runs(places or [Path()], queue=Home.of_user().queue))
     with closing(open_port(port)) as listener:
         for name in shown.runs.names()[:1]:

@@ -186,18 +186,25 @@ def port_of(listen: str, *, certificate: Path | None, private_key: Path | None) 
 
 def ask_key(path: Path | None) -> str:
     """From a file, or typed; "" without one. Raises ConfigError."""
-    from cuadrilla.serve.listen import check_key, read_key
+    from cuadrilla.serve.listen import check_key
 
     if path is None:
         return ""
     if path != HIDDEN:
-        key = read_key(path)
-        if os.name == "posix" and path.stat().st_mode & 0o077:
-            say("warning: others on this machine can read {path}: chmod 600 {path}", path=path)
-        return key
+        return key_in(path)
     prompt = shown(Message("key (not shown): "), language())
     typed = getpass(prompt, stream=sys.stderr) if sys.stdin.isatty() else sys.stdin.readline()
     return check_key(typed.strip(), where=Message("the key"))
+
+
+def key_in(path: Path) -> str:
+    """Of a file. Raises ConfigError."""
+    from cuadrilla.serve.listen import read_key
+
+    key = read_key(path)
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        say("warning: others on this machine can read {path}: chmod 600 {path}", path=path)
+    return key
 
 
 def log_calls(path: Path | None) -> None:

@@ -157,12 +157,14 @@ async function lookForRuns({ anew = false } = {}) {
     tellOf(error);
     return;
   }
-  if (problem && ["lost", "noRun"].includes(problem[0])) tell(null);
+  if (problem && ["lost", "noRun", "gone"].includes(problem[0])) tell(null);
   runs = found.runs;
   takeQueues(found.queues);
   showRunList();
-  if (!runs.length && !visited.has(current)) return tell("noRun");
-  if (!visited.has(current) && !runs.some(({ key }) => key === current)) choose(runs[0].key);
+  const isThere = visited.has(current) || runs.some(({ key }) => key === current);
+  if (!isThere && current !== null) tell("gone", { run: current }); // what was shown of it stays
+  else if (!isThere && !runs.length) return tell("noRun");
+  else if (!isThere) choose(runs[0].key);
   $("run").value = current;
   if (tab === "runs" && !isPressed && JSON.stringify(runs) !== shownRuns) {
     if (runs.some(({ key, state }) => chosen.has(key) && state === "running")) await readCurves().catch(tellOf);
@@ -170,10 +172,10 @@ async function lookForRuns({ anew = false } = {}) {
   }
 }
 
-/** With the one that is shown, if it is a trial of a search: those are not listed. */
+/** With the one that is shown, which may be a trial of a search (those are not listed), or gone. */
 function showRunList() {
-  const keys = runs.map(({ key }) => key);
-  options($("run"), [...keys, ...[...visited].filter((key) => !keys.includes(key))].map((key) => [key, key]));
+  const keys = new Set([...runs.map(({ key }) => key), ...visited, ...(current === null ? [] : [current])]);
+  options($("run"), [...keys].map((key) => [key, key]));
 }
 
 function choose(key) {

@@ -18,6 +18,7 @@ const TEXTS = {
   connecting: ["connecting…", "conectando…"],
   lost: ["The dashboard does not answer; trying again…", "El panel no responde; lo intento de nuevo…"],
   noRun: ["There is no run here yet. One that begins is shown by itself.", "Aún no hay entrenamientos. Cuando empiece uno, aparecerá solo."],
+  gone: ["{run} is not there any more; what was read of it is still shown. Choose another run above.", "{run} ya no está; se sigue mostrando lo que se había leído. Elige otro entrenamiento arriba."],
   needsToken: ["This page needs the token that `cuadrilla dashboard` has printed: open its link, or type the token.", "Esta página necesita la clave que `cuadrilla dashboard` ha mostrado: abre su enlace o escribe la clave."],
   wrongToken: ["The token is wrong: the dashboard was started anew, perhaps. Open the link that it printed.", "La clave no es correcta: quizá se ha reiniciado el panel. Abre el enlace que ha mostrado."],
   token: ["Token", "Clave"],
