@@ -5,8 +5,10 @@ an error that names the nearest known one. The string under a field is its help 
 it. A component receives its own section, never `Config`.
 """
 
+import math
 import re
 import typing
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -376,6 +378,37 @@ class AlarmSection(Section):
 
 
 Scalar = bool | int | float | str
+MOST_STEPS = 10**6
+MOST_WHOLE = 2**53
+"""Behind it not every whole number has a float of its own."""
+
+
+def _is_one(value: object) -> bool:
+    return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _require_scalar(value: object) -> object:
+    """One message for all of a union, which pydantic would name by its branches."""
+    if not _is_one(value):
+        raise ValueError(Message("should be a finite number, a text, true or false"))
+    return value
+
+
+def _require_scalars(value: object) -> object:
+    if not all(map(_is_one, value if isinstance(value, list) else [value])):
+        raise ValueError(Message("should be a finite number, a text, true or false, or a list of such"))
+    return value
+
+
+def _require_end(value: object) -> object:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not _is_one(value):
+        raise ValueError(Message("should be a finite number"))
+    if isinstance(value, int) and abs(value) > MOST_WHOLE:
+        raise ValueError(Message("should be a whole number up to {most}, or one with a point", most=MOST_WHOLE))
+    return value
+
+
+End = Annotated[int | float, BeforeValidator(_require_end)]
 
 
 def _by_key(value: object) -> object:
@@ -384,23 +417,29 @@ def _by_key(value: object) -> object:
         return value
     found: dict[str, object] = {}
     for key, inner in value.items():
-        is_table = isinstance(inner, dict) and inner and all(isinstance(each, dict) for each in inner.values())
-        nested = _by_key(inner) if is_table and set(inner) != {"when"} else None
+        nested = _by_key(inner) if isinstance(inner, dict) and _holds_keys(inner) else None
         found |= {f"{key}.{rest}": each for rest, each in nested.items()} if isinstance(nested, dict) else {key: inner}
     return found
+
+
+def _holds_keys(table: Mapping[str, object]) -> bool:
+    """Of settings, not of what one of them may be."""
+    if not table or set(table) == {"when"}:
+        return False
+    return all(isinstance(each, dict) for each in table.values()) or not set(table) & set(DimensionSection.model_fields)
 
 
 class DimensionSection(Section):
     """What a setting may be: a list of choices, or numbers from `low` to `high`, whole ones if both are."""
 
-    choices: Annotated[list[Scalar], Field(max_length=1000)] = []
-    low: int | float | None = None
-    high: int | float | None = None
+    choices: Annotated[list[Annotated[Scalar, BeforeValidator(_require_scalar)]], Field(max_length=1000)] = []
+    low: End | None = None
+    high: End | None = None
     log: bool = False
     """Draw the logarithm evenly."""
     step: Annotated[float, Field(ge=0)] = 0.0
     """Only multiples of this above `low` (0: any number)."""
-    when: dict[str, Scalar | list[Scalar]] = {}
+    when: dict[str, Annotated[Scalar | list[Scalar], BeforeValidator(_require_scalars)]] = {}
     """Only where these settings have such a value."""
 
     @model_validator(mode="after")
@@ -408,17 +447,23 @@ class DimensionSection(Section):
         if self.choices:
             if self.low is not None or self.high is not None or self.log or self.step:
                 raise ValueError(Message("choices, or low and high, not both"))
+            if twice := [each for at, each in enumerate(self.choices) if each in self.choices[:at]]:
+                raise ValueError(Message("choices name {value!r} twice", value=twice[0]))
             return self
         if self.low is None or self.high is None:
             raise ValueError(Message("needs choices, or low and high"))
         if not self.low < self.high:
             raise ValueError(Message("low {low} is not below high {high}", low=self.low, high=self.high))
+        if not math.isfinite(self.high - self.low):
+            raise ValueError(Message("from {low} to {high} is too far to draw from", low=self.low, high=self.high))
         if self.log and self.low <= 0:
             raise ValueError(Message("low {low} has no logarithm; use one above 0", low=self.low))
         if self.log and self.step:
             raise ValueError(Message("log, or step, not both"))
         if self.step > self.high - self.low:
             raise ValueError(Message("step {step} is larger than the range", step=self.step))
+        if self.step and self.high - self.low > MOST_STEPS * self.step:
+            raise ValueError(Message("step {step} makes more than {most:,} values", step=self.step, most=MOST_STEPS))
         if self.is_whole and self.step != int(self.step):
             raise ValueError(Message("step {step} is not whole, but low and high are", step=self.step))
         return self

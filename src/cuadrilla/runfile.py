@@ -18,7 +18,7 @@ import pydantic
 import tomli_w
 from pydantic_core import ErrorDetails
 
-from cuadrilla.config import SCHEMA, Config, Section
+from cuadrilla.config import SCHEMA, Config, ConstraintSection, DimensionSection, Section
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, read_regular, typed
@@ -47,8 +47,15 @@ WANTED = {
     "bool_type": Message("should be a valid boolean"),
     "list_type": Message("should be a valid list"),
     "finite_number": Message("should be a finite number"),
+    "dict_type": Message("should be a table"),
+    "model_type": Message("should be a table"),
 }
 """Instead of pydantic's errors of these types."""
+TABLES: dict[tuple[str, ...], type[Section]] = {
+    ("tune", "space"): DimensionSection,
+    ("tune", "constraints"): ConstraintSection,
+}
+"""Tables whose keys a user chooses: what each entry holds."""
 KEPT = "--set before"
 LENGTHS = ("tokens", "epochs", "steps")
 """Keys of the section `train` of which one holds: the last that was said."""
@@ -408,6 +415,9 @@ def _default_kinds() -> dict[str, str]:
 def _known_keys(section: list[str], values: dict[str, Any]) -> list[str]:
     if not section:
         return [field.alias or name for name, field in Config.model_fields.items()]
+    for table, entry in TABLES.items():
+        if section[: len(table)] == list(table) and len(section) > len(table):
+            return list(entry.model_fields)
     field = Config.model_fields.get(section[0])
     if field is None:
         return []

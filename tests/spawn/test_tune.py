@@ -188,6 +188,14 @@ def test_a_search_that_was_broken_off_is_the_same(how: signal.Signals, finished:
     after = results(folder)
     assert before.items() <= after.items()
     assert after == results(finished)
+    if how == signal.SIGINT:  # what it took counts, for its constraints and for `tune.hours`
+        rows = [row for row in read_jsonl(folder / "tune" / "trials.jsonl") if row["event"] in ("left", "ended")]
+        (left,) = [row for row in rows if row["event"] == "left"]
+        (ended,) = [
+            row for row in rows if row["event"] == "ended" and row["trial"] == left["trial"] and not row["rung"]
+        ]
+        assert 0 < left["seconds"] < ended["seconds"] == ended["figures"]["seconds"]
+        assert ended["place"] == left["place"]
 
 
 @pytest.mark.thorough

@@ -53,7 +53,7 @@ def refused(text: str, *sets: str) -> ConfigError:
         ("engine={kind = 'crew', devices = 'auto,cpu'}", "should be auto, or devices such as", ""),
         ("engine={kind = 'crew', devices = 'cuda:'}", "should be auto, or devices such as", ""),
         ("schedule.cooldown=0.99", "exceed 1", ""),
-        ("train=3", "dictionary", ""),
+        ("train=3", "should be a table", ""),
         ("data.folder.x=3", "is a value, not a section", ""),
         ("no equals sign", "not of the form", "optim.lr"),
         ("schema=99", "schema 99; this cuadrilla reads schema 1", "upgrade"),

@@ -15,6 +15,7 @@ from cuadrilla.monitor.watch import REFRESH_SECONDS
 from cuadrilla.monitor.watch_jobs import MOST_JOBS, JobsPlace, WatchedJobs, shown_jobs
 from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
 from cuadrilla.train.nodelog import NodeLogs
+from cuadrilla.tune.search import Job
 from tests.searches import FAILS, STEPS, WrittenSearch
 from tests.watched import add_rows
 
@@ -174,9 +175,13 @@ def test_a_search(tmp_path: Path) -> None:
         last_run.path.mkdir()
         add_rows(last_run.metrics, [step(30, val_bits_per_byte=2.0)])
         assert (reader.read()[-1].step, reader.read()[-1].bits_per_byte) == (30, 2.0)
-        write_json(last_run.status, {"state": "stopped"})
+        job = Job(trial=6, rung=0, values={})
+        folder.left(job, place="place-1", seconds=2.0)
         assert reader.read()[-1].state == "waiting", "its machine has given it back"
-    last_run.status.unlink()
+        folder.began(job, place="place-2")
+        assert (reader.read()[-1].state, reader.read()[-1].places) == ("running", ["place-2"])
+        folder.started()
+        assert reader.read()[-1].state == "waiting", "the search was begun again"
     assert reader.read()[-1].state == "waiting", "nobody searches"
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+import warnings
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from cuadrilla.config import DimensionSection
 from cuadrilla.errors import ConfigError
 from cuadrilla.runfile import resolve
+from cuadrilla.tune.sampler import distribution
 from cuadrilla.tune.space import Space
 
 BASE = """
@@ -91,6 +93,18 @@ def test_a_grid_has_each_combination_once() -> None:
     assert len({tuple(each.items()) for each in found}) == len(found)
 
 
+def test_steps_that_do_not_fill_their_range() -> None:
+    """Optuna would warn of each trial."""
+    pytest.importorskip("optuna")
+    space = space_of(
+        "optim.weight_decay = {low = 0.0, high = 0.25, step = 0.1}\nmodel.layers = {low = 2, high = 7, step = 2}"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ends = {key: (found.low, found.high) for key, found in ((key, distribution(each)) for key, each in space)}
+    assert ends == {"optim.weight_decay": (0.0, 0.2), "model.layers": (2, 6)}
+
+
 RATE = "optim.lr = {low = 0.1, high = 0.2}"
 
 
@@ -115,7 +129,17 @@ RATE = "optim.lr = {low = 0.1, high = 0.2}"
             'optim.beta1 = {low = 0.1, high = 0.2, when = {"optim.lr" = 0.1}}',
             "depend on each other",
         ),
-        ("optim.lr = 0.1", "optim.lr"),
+        ("optim.lr = 0.1", "optim.lr: should be a table"),
+        ('optim.lr = {low = "a", high = 0.2}', "optim.lr.low: should be a finite number (given: 'a')"),
+        ("optim.lr = {low = 0.1, high = true}", "optim.lr.high: should be a finite number"),
+        ("optim.lr = {low = nan, high = 0.1}", "optim.lr.low: should be a finite number"),
+        ("optim.lr = {low = -1.7e308, high = 1.7e308}", "is too far to draw from"),
+        ("optim.lr = {low = 0.0, high = 1.0, step = 1e-300}", "step 1e-300 makes more than 1,000,000 values"),
+        (f"model.layers = {{low = 1, high = {10**30}}}", "model.layers.high: should be a whole number up to"),
+        ("optim.lr = {choices = [0.1, 0.2, 0.1]}", "choices name 0.1 twice"),
+        ("optim.lr = {choices = [[0.1]]}", "optim.lr.choices.0: should be a finite number, a text, true or false"),
+        (f"{RATE}\noptim.beta1 = {{low = 0.8, high = 0.9, when = {{'optim.lr' = [[1]]}}}}", "or a list of such"),
+        ("optim.lr = {low = 0.1, hihg = 0.2}", "unknown key tune.space.optim.lr.hihg"),
         (f"{RATE}\noptim.beta1 = {{low = 0.8, high = 0.9, when = {{'optim.lr' = []}}}}", "names no value of optim.lr"),
         (f"{RATE}\noptim.beta1 = {{low = 0.8, high = 0.9, when = {{'optim.lr' = 7}}}}", "optim.lr is never 7"),
     ],

@@ -26,7 +26,7 @@ from cuadrilla.monitor.nodes import MOST_NAME, MOST_TEXT, MOST_TIME, NodeNow, No
 from cuadrilla.monitor.search_report import is_search
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import RunDir, finite_json, read_regular
-from cuadrilla.tune.folder import BEGUN, ENDED, SearchFolder
+from cuadrilla.tune.folder import BEGUN, ENDED, LEFT, STARTED, SearchFolder
 from cuadrilla.tune.search import Job
 
 QUEUE, SEARCH = "queue", "search"
@@ -246,6 +246,8 @@ class _Trial:
     values: str
     place: str = ""
     began: float | None = None
+    was_left: bool = False
+    """And nobody goes on with it yet."""
     ended: bool = False
     score: float | None = None
     bits_per_byte: float | None = None
@@ -285,9 +287,12 @@ class SearchReader:
 
     def _take(self, row: Mapping[str, Any]) -> None:
         kind = row.get("event")
+        if kind == STARTED:  # nobody has what the process before had handed out
+            for trial in self._trials.values():
+                trial.was_left = True
         number = bounded(row.get("trial"), most=MOST_TRIAL)
         rung = bounded(row.get("rung"), most=MOST_RUNGS - 1)
-        if kind not in (BEGUN, ENDED) or number is None or rung is None:
+        if kind not in (BEGUN, LEFT, ENDED) or number is None or rung is None:
             return
         job = Job(trial=int(number), rung=int(rung), values={})
         trial = self._trials.get(job.key)
@@ -295,8 +300,10 @@ class SearchReader:
             run = self._search.run(job)
             trial = self._trials[job.key] = _Trial(name=job.name, run=run, values=_values(row.get("values")))
         trial.place = _text(row.get("place")) or trial.place
+        trial.was_left = kind == LEFT
         if kind == BEGUN:
             trial.began, trial.ended = bounded(row.get("time"), least=1.0, most=MOST_TIME), False
+        if kind != ENDED:
             return
         trial.ended, trial.far = True, None
         trial.score, trial.reason = _value(row.get("score"), None), _text(row.get("reason"))
@@ -332,8 +339,7 @@ class SearchReader:
     def _state(self, trial: _Trial, *, is_searched: bool) -> str:
         if trial.ended:
             return FAILED if trial.score is None else COMPLETE
-        was_given_back = not is_searched or state_of(trial.run) == STOPPED
-        return WAITING if was_given_back else RUNNING
+        return WAITING if trial.was_left or not is_searched else RUNNING
 
     def _steps(self, rung: int) -> int | None:
         """Of a run there; of a call nobody knows."""

@@ -21,7 +21,15 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, append_event, read_jsonl, storage_errors, typed, write_json
 from cuadrilla.tune.search import Job, Search, TrialResult
 
-BEGUN, ENDED, STARTED = "begun", "ended", "started"
+BEGUN, LEFT, ENDED, STARTED = "begun", "left", "ended", "started"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPart:
+    """Of a job that has not ended there."""
+
+    place: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,20 @@ class SearchFolder:
         append_event(self.trials, ENDED, trial=job.trial, rung=job.rung, **asdict(found))
         with storage_errors(self.trials), open(self.trials, "rb") as file:
             os.fsync(file.fileno())
+
+    def left(self, job: Job, *, place: str, seconds: float) -> None:
+        """Somebody has to go on with it: Ctrl-C, or its machine is gone. `seconds`: what it took there."""
+        append_event(self.trials, LEFT, trial=job.trial, rung=job.rung, place=place, seconds=seconds)
+
+    def parts(self) -> dict[tuple[int, int], list[JobPart]]:
+        """What was done of jobs that had not ended then."""
+        found: dict[tuple[int, int], list[JobPart]] = {}
+        for row in read_jsonl(self.trials):
+            seconds = row.get("seconds")
+            if row.get("event") == LEFT and isinstance(seconds, int | float):
+                key = int(row["trial"]), int(row["rung"])
+                found.setdefault(key, []).append(JobPart(place=str(row.get("place", "")), seconds=float(seconds)))
+        return found
 
     def started(self) -> None:
         """A line of its own, whatever a broken-off write has left."""

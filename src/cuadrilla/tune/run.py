@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ from cuadrilla.rundir import (
 from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
 from cuadrilla.train.setup import SPARE_DISK_BYTES
 from cuadrilla.tune.assign import AtJob, assign
-from cuadrilla.tune.folder import SearchFolder, check_same, read_identity, write_search
+from cuadrilla.tune.folder import JobPart, SearchFolder, check_same, read_identity, write_search
 from cuadrilla.tune.function import SCORE, Function, code_sha256, read_code, read_function
 from cuadrilla.tune.results import read_found
 from cuadrilla.tune.sampler import make_sampler
@@ -90,6 +90,8 @@ class Searching:
     stop: threading.Event = field(default_factory=threading.Event)
     began: float = field(default_factory=time.monotonic)
     spent_before: float = 0.0
+    parts: dict[tuple[int, int], list[JobPart]] = field(default_factory=dict)
+    """What was done of jobs that somebody else has to go on with."""
     _failures: int = 0
     """In a row, before the first success; -1 from there on."""
     _begun: dict[str, float] = field(default_factory=dict)
@@ -204,7 +206,7 @@ class Searching:
         return None
 
     def _take(self, left: list[Left[Job]]) -> None:
-        for each in left:
+        for each in map(self._with_parts, left):
             if each.complete:
                 self._finish(each.job, self._read(each))
             elif each.reason:
@@ -215,6 +217,17 @@ class Searching:
                 )
             else:
                 self.search.give_back(each.job)
+
+    def _with_parts(self, left: Left[Job]) -> Left[Job]:
+        """With all that the job took, wherever; what it took so far is kept for whoever goes on."""
+        parts = self.parts.setdefault(left.job.key, [])
+        if left.complete or left.reason:
+            seconds = left.seconds + sum(part.seconds for part in parts)
+            place = ", ".join(dict.fromkeys([*(part.place for part in parts), left.place]))
+            return replace(left, seconds=seconds, place=place)
+        self.folder.left(left.job, place=left.place, seconds=left.seconds)
+        parts.append(JobPart(place=left.place, seconds=left.seconds))
+        return left
 
     def _require_room(self) -> None:
         """A full disk fails whatever is tried on it: no combination is to blame. Raises ResourceError."""
@@ -337,6 +350,12 @@ class FunctionSearching(Searching):
         self.hears.began(job, place)
         return True
 
+    def _with_parts(self, left: Left[Job]) -> Left[Job]:
+        """Nothing is kept of a call that has not ended."""
+        if not left.complete and not left.reason:
+            self.folder.left(left.job, place=left.place, seconds=left.seconds)
+        return left
+
     def _read(self, left: Left[Job]) -> TrialResult:
         name = self.base.section.metric or SCORE
         if name not in left.figures:
@@ -384,7 +403,7 @@ def open_search(run_file: Path, *, sets: Sequence[str], places: Doing[Job], hear
         tokens = [each * plan.round_tokens for each in plan.steps]
         search = Search(section, suggest=suggest, num_trials=num_trials, rung_tokens=tokens)
         folder.replay(search)
-        spent = folder.spent_seconds()
+        spent, parts = folder.spent_seconds(), folder.parts()
         folder.started()
         study = Study(folder, section, search)
         kind = partial(FunctionSearching, function=function, seed=resolved.config.run.seed) if function else Searching
@@ -397,6 +416,7 @@ def open_search(run_file: Path, *, sets: Sequence[str], places: Doing[Job], hear
             study=study,
             rung_steps=plan.steps,
             spent_before=spent,
+            parts=parts,
         )
         try:
             hears.opened(searching)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuadrilla.config import DimensionSection, TuneSection
 from cuadrilla.errors import EnvironmentProblem
-from cuadrilla.tune.space import Space, Values
+from cuadrilla.tune.space import Space, Values, last_value
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -104,10 +104,10 @@ def _by_tpe(space: Space, number: int, known: Sequence[Known], *, seed: int) -> 
 def _suggested(trial: Any, key: str, dimension: DimensionSection) -> Any:
     if dimension.choices:
         return trial.suggest_categorical(key, dimension.choices)
-    step = dimension.step or None
+    step, high = dimension.step or None, last_value(dimension)
     if dimension.is_whole:
-        return trial.suggest_int(key, dimension.low, dimension.high, log=dimension.log, step=int(step or 1))
-    return trial.suggest_float(key, dimension.low, dimension.high, log=dimension.log, step=step)
+        return trial.suggest_int(key, dimension.low, high, log=dimension.log, step=int(step or 1))
+    return trial.suggest_float(key, dimension.low, high, log=dimension.log, step=step)
 
 
 def distribution(dimension: DimensionSection) -> "BaseDistribution":
@@ -117,9 +117,7 @@ def distribution(dimension: DimensionSection) -> "BaseDistribution":
     if dimension.choices:
         return CategoricalDistribution(dimension.choices)
     assert dimension.low is not None
-    assert dimension.high is not None
+    high = last_value(dimension)  # Optuna warns of a range that its steps do not fill
     if dimension.is_whole:
-        return IntDistribution(
-            int(dimension.low), int(dimension.high), log=dimension.log, step=int(dimension.step or 1)
-        )
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step or None)
+        return IntDistribution(int(dimension.low), int(high), log=dimension.log, step=int(dimension.step or 1))
+    return FloatDistribution(dimension.low, high, log=dimension.log, step=dimension.step or None)

@@ -209,7 +209,13 @@ def num_steps(dimension: DimensionSection) -> int:
     return math.floor((dimension.high - dimension.low) / dimension.step + 1e-9) + 1
 
 
-def _at(dimension: DimensionSection, index: int) -> Scalar:
+def last_value(dimension: DimensionSection) -> int | float:
+    """The largest of a range."""
+    assert dimension.high is not None
+    return _at(dimension, num_steps(dimension) - 1) if dimension.step else dimension.high
+
+
+def _at(dimension: DimensionSection, index: int) -> int | float:
     assert dimension.low is not None
     value = dimension.low + index * dimension.step
     return int(value) if dimension.is_whole else float(f"{value:.12g}")
