@@ -179,6 +179,20 @@ def test_what_a_run_asks_for_is_kept_until_something_else_is_asked(
     assert machine_after("--on", "ana", "--device", "cpu") == "ana, cpu"
 
 
+def test_all_named_runs_are_added_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUADRILLA_HOME", str(tmp_path / "home"))
+    uno, dos = (language_run(tmp_path / name, tmp_path / "data").path for name in ("uno", "dos"))
+    done = cuadrilla("queue", "add", str(uno), str(tmp_path / "no"))
+    assert (done.returncode, "cannot read" in done.stderr) == (2, True), done.stderr
+    done = cuadrilla("queue", "add", str(uno), "--on", "")
+    assert (done.returncode, "--on needs the name of a machine" in done.stderr) == (2, True), done.stderr
+    assert json.loads(cuadrilla("queue", "--json").stdout) == []
+    assert cuadrilla("queue", "add", str(uno), str(dos)).returncode == 0
+    assert cuadrilla("queue", "stop", str(uno)).returncode == 0
+    states = {Path(row["run"]).name: row["state"] for row in json.loads(cuadrilla("queue", "--json").stdout)}
+    assert states == {"uno": "stopped", "dos": "waiting"}, "whether somebody hands out or not"
+
+
 def shares_of(run: RunDir) -> set[str]:
     return {worker for row in last_rows(run.metrics) for worker, units in row.get("shares", {}).items() if units}
 

@@ -4,6 +4,15 @@ Data goes to stdout, talk to stderr; `--json` turns every table into JSON; `--de
 imports torch at the top: `cuadrilla --help` must answer at once on a machine without it.
 """
 
-from cuadrilla.cli.app import main
+import sys
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command of `sys.argv`."""
+    try:
+        from cuadrilla.cli.app import main as run
+    except KeyboardInterrupt:  # nothing has begun; INTERRUPTED_EXIT_CODE
+        sys.exit(130)
+    run()

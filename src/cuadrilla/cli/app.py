@@ -116,6 +116,8 @@ def run() -> int:
         translate_help(command, language())
         command(arguments)
     except SystemExit as leaving:  # how Typer ends
+        if isinstance(getattr(leaving.__context__, "__cause__", None), KeyboardInterrupt):  # of which it says nothing
+            say("interrupted")
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except CuadrillaError as error:
         if options.debug:

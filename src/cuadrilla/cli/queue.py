@@ -73,8 +73,8 @@ def queue(
     match action:
         case "add":
             wants = _wants(on or [], machines=machines or 1, device=device) if says else None
-            for run in runs or ():
-                _add(queue, run, wants=wants)
+            for added in [_checked(queue, run) for run in runs or ()]:  # all of them, or none
+                queue.add(added, wants=wants or queue.wants_of(added))
         case "first" | "stop" | "remove":
             change = {"first": queue.put_first, "stop": queue.stop, "remove": queue.remove}[action]
             for found in [queue.find(run) for run in runs or ()]:
@@ -99,19 +99,22 @@ def _wants(on: list[str], *, machines: int, device: str) -> "Wants":
     if device and device not in DEVICES:
         known = ", ".join(DEVICES)
         raise ConfigError("{device!r} is no kind of device", device=device[:40], hint="one of {known}", known=known)
+    if not all(map(str.strip, on)):
+        raise ConfigError("--on needs the name of a machine", hint="cuadrilla nodes lists those that have joined")
     if on and len(set(on)) < machines:
         told = "{machines} machines cannot be found among {number}"
         raise ConfigError(told, machines=machines, number=len(set(on)), hint="name as many with --on, or none")
     return Wants(machines=machines, on=tuple(dict.fromkeys(on)), device=device)
 
 
-def _add(queue: "RunQueue", named: str, *, wants: "Wants | None") -> None:
-    """Raises ConfigError for what is no run."""
+def _checked(queue: "RunQueue", named: str) -> RunDir:
+    """Raises ConfigError for what is no run, and while a machine has it."""
     path = Path(named)
     folder = path if path.is_dir() else path.parent
     read_run_file(folder / "run.toml" if path.is_dir() else path)
     run = RunDir(folder.resolve())
-    queue.add(run, wants=wants or queue.wants_of(run))
+    queue.require_free(run)
+    return run
 
 
 def _wanted(wants: "Wants") -> str:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from cuadrilla.jobs.places import Doing, DoingRuns
     from cuadrilla.jobs.ray_places import RayPlaces
     from cuadrilla.tune.run import Searching
-    from cuadrilla.tune.search import Job, TrialResult
+    from cuadrilla.tune.search import Job, Search, TrialResult
 
-SHOWN_BEST = 5
+SHOWN_BEST, LIVE_BEST = 5, 3
 REDRAW_SECONDS = 1.0
 LOOK_SECONDS = 0.2
 
@@ -142,6 +142,8 @@ class _Watched:
         self._searching: Searching | None = None
         self._live: Live | None = None
         self._drawn = 0.0
+        self._best: list[tuple[Job, TrialResult]] = []
+        """The first of those that have ended."""
 
     def __enter__(self) -> "_Watched":
         return self
@@ -169,6 +171,7 @@ class _Watched:
             say("runs       of {steps:,} steps each", steps=searching.rung_steps[0])
         if search.results:
             say("resumed    {number} runs are finished", number=len(search.results))
+            self._find_best(search)
         if section.sampler == "tpe" and len(searching.places.places) > section.ahead:
             say(
                 "note       tune.ahead = {ahead} lets {ahead} of {places} places work",
@@ -178,6 +181,11 @@ class _Watched:
         if stderr.is_terminal and not options.json:
             self._live = Live(console=stderr, auto_refresh=False, transient=True)
             self._live.start()
+
+    def _find_best(self, search: "Search") -> None:
+        self._best = [
+            (job, found) for job in search.ranked()[:LIVE_BEST] if (found := search.results[job.key]).score is not None
+        ]
 
     def began(self, job: "Job", place: str) -> None:
         pass
@@ -189,6 +197,7 @@ class _Watched:
         assert self._searching is not None
         search = self._searching.search
         best = search.best
+        self._find_best(search)
         say(
             "{name}   {outcome}{mark}   {values}   ({done} of at most {most}, {left})",
             name=job.name,
@@ -207,6 +216,7 @@ class _Watched:
         self._live.update(Group(*map(_line, self._lines())), refresh=True)
 
     def _lines(self) -> Iterator[str]:
+        from cuadrilla.tune.folder import counted
         from cuadrilla.tune.trial import describe
 
         assert self._searching is not None
@@ -218,6 +228,14 @@ class _Watched:
                 place=place,
                 name=job.name,
                 part=_part(status, searching.rung_steps[job.rung]),
+                values=describe(job.values),
+            )
+        for number, (job, found) in enumerate(self._best, start=1):
+            yield Message(
+                "best {number}  {name}  {score}  {values}",
+                number=number,
+                name=job.name,
+                score=counted(found),
                 values=describe(job.values),
             )
         yield self._time_left()
@@ -247,12 +265,18 @@ def _write_page(searching: "Searching") -> None:
         say("report     {page}", page=typed(searching.folder.report))
 
 
+def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
+
+
 def _report(searching: "Searching") -> None:
     """The best trials, and what to type next. Raises typer.Exit when the search was interrupted."""
     rows = searching.table()
-    emit_table(rows if options.json else rows[:SHOWN_BEST])
+    emit_table(rows if options.json else list(map(_readable, rows[:SHOWN_BEST])))
     search, best = searching.search, searching.search.best
-    if best is None and search.results:
+    if best is None and search.results and all(found.score is None for found in search.results.values()):
+        say("\nall trials that have ended have failed; the reasons stand above, and in the report")
+    elif best is None and search.results:
         say("\nno trial that has finished meets all constraints")
     elif best is None:
         say("\nno trial has finished yet")

@@ -64,10 +64,8 @@ class RunQueue:
 
     def add(self, run: RunDir, *, wants: Wants = ANY) -> QueuedRun:
         """At the end; one that has ended is begun again. Raises ConfigError while a machine has it, ResourceError."""
+        self.require_free(run)
         path = run.path.resolve()
-        for known in self.runs():
-            if known.run.path == path:
-                _require_free(known)
         name = _name_of(path)
         order = max((each.order for each in self.runs()), default=0.0) + 1
         added = QueuedRun(name=name, run=RunDir(path), order=order, wants=wants)
@@ -75,6 +73,13 @@ class RunQueue:
         self._now(name).unlink(missing_ok=True)
         self._write(added, stops=False)
         return added
+
+    def require_free(self, run: RunDir) -> None:
+        """Raises ConfigError while a machine has it."""
+        path = run.path.resolve()
+        for known in self.runs():
+            if known.run.path == path:
+                _require_free(known)
 
     def find(self, named: str) -> QueuedRun:
         """By its folder, or the folder's name if only one has it. Raises ConfigError."""
@@ -121,7 +126,7 @@ class RunQueue:
         if not isinstance(said.get("run"), str) or not isinstance(order, int | float) or not abs(order) <= MOST_ORDER:
             return None
         state = str(now.get("state", WAITING))
-        state = state if state in (*self._held, *ENDED) else WAITING
+        state = state if state in (*self._held, *ENDED) else STOPPED if said.get("stops") is True else WAITING
         return QueuedRun(
             name=path.stem,
             run=RunDir(Path(said["run"])),
@@ -189,9 +194,7 @@ class QueueWork:
             if run.stops and run.state == RUNNING and run.name not in self._recalled:
                 self._recalled.add(run.name)
                 self._machines.recall(run)
-            elif run.stops and run.state == WAITING:
-                self._end(run, STOPPED)
-        waiting = [run for run in runs if run.state == WAITING and not run.stops]
+        waiting = [run for run in runs if run.state == WAITING]
         while (dealt := deal([run.wants for run in waiting], self._machines.machines)) is not None:
             number, places = dealt
             self._begin(waiting.pop(number), places)

@@ -288,8 +288,8 @@ class SearchReader:
     def _take(self, row: Mapping[str, Any]) -> None:
         kind = row.get("event")
         if kind == STARTED:  # nobody has what the process before had handed out
-            for trial in self._trials.values():
-                trial.was_left = True
+            for begun in self._trials.values():
+                begun.was_left = True
         number = bounded(row.get("trial"), most=MOST_TRIAL)
         rung = bounded(row.get("rung"), most=MOST_RUNGS - 1)
         if kind not in (BEGUN, LEFT, ENDED) or number is None or rung is None:

@@ -127,14 +127,9 @@ class Searching:
     def table(self) -> list[dict[str, Any]]:
         """A row for each finished run, the best first; of a trial that went on, its longest."""
         search = self.search
-        last = {trial: rung for trial, rung in sorted(search.results)}
-        rows = []
-        for trial, rung in last.items():
-            job, found = search.jobs[trial, rung], search.results[trial, rung]
-            rows.append((*search.rank(job), {"run": job.name, "score": found.score, **job.values}))
-        rows.sort(key=lambda row: row[:-1])
-        keys = list(dict.fromkeys(key for row in rows for key in row[-1]))
-        return [{key: row[-1].get(key) for key in keys} for row in rows]
+        rows = [{"run": job.name, "score": search.results[job.key].score, **job.values} for job in search.ranked()]
+        keys = list(dict.fromkeys(key for row in rows for key in row))
+        return [{key: row.get(key) for key in keys} for row in rows]
 
     def run(self) -> None:
         """To the end, or until `stop` is set: then what is under way is saved. Raises CuadrillaError."""

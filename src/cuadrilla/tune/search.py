@@ -172,8 +172,12 @@ class Search:
         """As planned."""
         return self._rung_tokens[job.rung]
 
-    def rank(self, job: Job) -> tuple[int, float, float, int]:
-        """Of a finished job among all, smaller is better."""
+    def ranked(self) -> list[Job]:
+        """The finished job of each trial, the longest if there are several; the best first."""
+        last = {trial: rung for trial, rung in sorted(self.results)}
+        return sorted((self.jobs[key] for key in last.items()), key=self._rank)
+
+    def _rank(self, job: Job) -> tuple[int, float, float, int]:
         if self.results[job.key].score is None:
             return 1, 0.0, 0.0, job.trial
         return -job.rung, *self._order(job)
