@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,17 @@ import psutil
 import pytest
 
 from cuadrilla.home import Home
+from cuadrilla.rundir import RunDir
 from tests.commands import wait_for
 from tests.inside import cuadrilla
-from tests.machines import Machine, invite
+from tests.machines import Machine, invite, present
 from tests.spawn.test_tune_function import BOWL, WAITS, best, decided, is_gone, pid_in, rows, write
 
 pytestmark = pytest.mark.spawn
 
 
-def search(machine: Machine, folder: Path) -> "subprocess.Popen[str]":
-    process = machine.start("tune", str(folder), "--crew", "--listen", "127.0.0.1:0")
+def search(machine: Machine, folder: Path, *more: str) -> "subprocess.Popen[str]":
+    process = machine.start("tune", str(folder), "--crew", "--listen", "127.0.0.1:0", *more)
     wait_for(lambda: Home(machine.home).open_file.exists(), process)
     return process
 
@@ -64,6 +66,25 @@ def test_a_machine_makes_calls_and_one_that_is_killed_is_made_again(
     assert not list(Home(ana.home).jobs.glob("*/*/runs/*"))
 
 
+def test_only_a_machine_that_is_named_does_trials(
+    coordinator: Machine, ana: Machine, machine: Callable[[str], Machine], tmp_path: Path
+) -> None:
+    """While only others are there nothing is tried, and the search waits."""
+    folder, luis = write(tmp_path / "search", BOWL, trials=4), machine("luis")
+    process = search(coordinator, folder, "--not-here", "--on", "ana", "--device", "cpu")
+    text = invite(coordinator, "--uses", "2")
+    other = luis.start("join", "--name", "luis", says=text)
+    wait_for(lambda: present(RunDir(folder / "tune")) == {"luis"}, process)
+    assert ana.start("join", "--name", "ana", says=text).wait(timeout=60) == 5
+    assert ana.talk is not None
+    (key,) = {word for word in ana.talk.read_text().split() if len(word) == 64}
+    assert ana.run("trust", key).returncode == 0
+    named = ana.start("join")
+    assert process.wait(timeout=120) == 0, coordinator.talk.read_text() if coordinator.talk else ""
+    assert [each.wait(timeout=60) for each in (other, named)] == [0, 0]
+    assert set(places(folder)) == {"ana"}
+
+
 def calls(joined: "subprocess.Popen[str]") -> list[psutil.Process]:
     found = []
     for child in psutil.Process(joined.pid).children(recursive=True):
@@ -95,6 +116,10 @@ def test_what_goes_with_what(tmp_path: Path) -> None:
         (("--crew", "--scheduler", "tcp://127.0.0.1:8786"), "--scheduler excludes --crew"),
         (("--ray", "127.0.0.1:6379", "--scheduler", "tcp://127.0.0.1:8786"), "--scheduler excludes --ray"),
         (("--listen", "127.0.0.1:0"), "are for --crew"),
+        (("--not-here",), "--not-here is for --crew"),
+        (("--on", "ana"), "are for --crew and --ray"),
+        (("--crew", "--on", " "), "--on needs the name of a machine"),
+        (("--crew", "--device", "tpu"), "'tpu' is no kind of device"),
     ):
         done = cuadrilla("tune", folder, *more)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr

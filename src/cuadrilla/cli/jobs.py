@@ -27,6 +27,7 @@ from cuadrilla.runfile import literal, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.jobs.crew import CrewPlaces
+    from cuadrilla.jobs.deal import Wants
     from cuadrilla.jobs.places import Places
     from cuadrilla.plan.devices import Use
 
@@ -128,6 +129,21 @@ def _places(on_cards: "Sequence[Use]", *, number: int, threads: int, logs: Path)
             )
         )
     return Places(places, logs=logs)
+
+
+def read_wants(on: list[str], *, device: str, machines: int = 1) -> "Wants":
+    """Raises ConfigError for what nobody can have."""
+    from cuadrilla.jobs.deal import DEVICES, Wants
+
+    if device and device not in DEVICES:
+        known = ", ".join(DEVICES)
+        raise ConfigError("{device!r} is no kind of device", device=device[:40], hint="one of {known}", known=known)
+    if not all(map(str.strip, on)):
+        raise ConfigError("--on needs the name of a machine", hint="cuadrilla nodes lists those that have joined")
+    if on and len(set(on)) < machines:
+        told = "{machines} machines cannot be found among {number}"
+        raise ConfigError(told, machines=machines, number=len(set(on)), hint="name as many with --on, or none")
+    return Wants(machines=machines, on=tuple(dict.fromkeys(on)), device=device)
 
 
 def require_crew(crew: bool, *, listen: str, address: str) -> None:

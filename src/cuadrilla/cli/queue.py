@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
-from cuadrilla.cli.jobs import crew_places, places_here
+from cuadrilla.cli.jobs import crew_places, places_here, read_wants
 from cuadrilla.cli.output import emit_table, say
 from cuadrilla.cli.stopping import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
@@ -72,7 +72,7 @@ def queue(
         raise ConfigError("--on, --machines and --device are for add", hint="cuadrilla queue add RUN --on NAME")
     match action:
         case "add":
-            wants = _wants(on or [], machines=machines or 1, device=device) if says else None
+            wants = read_wants(on or [], machines=machines or 1, device=device) if says else None
             for added in [_checked(queue, run) for run in runs or ()]:  # all of them, or none
                 queue.add(added, wants=wants or queue.wants_of(added))
         case "first" | "stop" | "remove":
@@ -90,21 +90,6 @@ def _is_handed_out(folder: Path) -> bool:
         return not is_abandoned(folder / LOCK)
     except OSError:  # there is no lock
         return False
-
-
-def _wants(on: list[str], *, machines: int, device: str) -> "Wants":
-    """Raises ConfigError for what nobody can have."""
-    from cuadrilla.jobs.deal import DEVICES, Wants
-
-    if device and device not in DEVICES:
-        known = ", ".join(DEVICES)
-        raise ConfigError("{device!r} is no kind of device", device=device[:40], hint="one of {known}", known=known)
-    if not all(map(str.strip, on)):
-        raise ConfigError("--on needs the name of a machine", hint="cuadrilla nodes lists those that have joined")
-    if on and len(set(on)) < machines:
-        told = "{machines} machines cannot be found among {number}"
-        raise ConfigError(told, machines=machines, number=len(set(on)), hint="name as many with --on, or none")
-    return Wants(machines=machines, on=tuple(dict.fromkeys(on)), device=device)
 
 
 def _checked(queue: "RunQueue", named: str) -> RunDir:

@@ -14,7 +14,7 @@ from rich.text import Text
 from cuadrilla.cli.calls import Elsewhere, call_places, dask_places
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
-from cuadrilla.cli.jobs import crew_places, local_places, require_crew
+from cuadrilla.cli.jobs import crew_places, local_places, read_wants, require_crew
 from cuadrilla.cli.output import emit_table, options, say, stderr
 from cuadrilla.cli.pools import CaOption, CertificateOption, InsecureOption, KeyOption, SchedulerOption
 from cuadrilla.cli.progress import in_words
@@ -56,6 +56,15 @@ def tune(
     listen: ListenAddress = "",
     address: DialledAddress = "",
     uses: Uses = 1,
+    here: Annotated[bool, typer.Option("--here/--not-here", help="With --crew: this machine does trials, too.")] = True,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="With --crew or --ray: a machine that does trials (default: all)."),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(metavar="KIND", help="With --crew or --ray: cuda, mps, xpu or cpu, which a machine must have."),
+    ] = "",
     ray: Annotated[
         str,
         typer.Option(metavar="HOST:PORT", help="A Ray cluster whose machines do the trials, instead of this one."),
@@ -82,29 +91,39 @@ def tune(
     with ExitStack() as stack:
         watched = stack.enter_context(_Watched())
         require_crew(crew, listen=listen, address=address)
+        _require_others(crew=crew, ray=bool(ray), here=here, says=bool(on or device))
+        wants = read_wants(on or [], device=device)
         elsewhere.check(config, ray=bool(ray), crew=crew)
         folder = run_file.parent.resolve()
         places: Doing[Job]
         if ray:
             _require_alone(together=together, crew=crew)
-            places = stack.enter_context(_ray_places(ray, config, folder=folder / "tune"))
+            places = AllPlaces([stack.enter_context(_ray_places(ray, config, folder=folder / "tune"))], wants=wants)
         elif elsewhere.scheduler is not None:
             places = stack.enter_context(dask_places(config, folder=folder, together=together, elsewhere=elsewhere))
         else:
-            here: DoingRuns[Job] = (
-                call_places(config, together=together)
-                if config.tune.function
-                else local_places(run_file, sets or [], together=together)
-            )
-            places = here
+            parts: list[DoingRuns[Job]] = []
+            if here:
+                is_function = bool(config.tune.function)
+                own = call_places(config, together=together) if is_function else None
+                parts.append(own or local_places(run_file, sets or [], together=together))
             if crew:
-                others = stack.enter_context(crew_places(folder / "tune", listen=listen, address=address, uses=uses))
-                places = AllPlaces([here, others])
+                opened = crew_places(folder / "tune", listen=listen, address=address, uses=uses)
+                parts.append(stack.enter_context(opened))
+            places = AllPlaces(parts, wants=wants)
         searching = stack.enter_context(open_search(run_file, sets=sets or [], places=places, hears=watched))
         stack.enter_context(stopping(searching.stop, answer=_answer(searching)))
         searching.run()
     _write_page(searching)
     _report(searching)
+
+
+def _require_others(*, crew: bool, ray: bool, here: bool, says: bool) -> None:
+    """Raises ConfigError where other machines are named and none are asked."""
+    if not here and not crew:
+        raise ConfigError("--not-here is for --crew", hint="add --crew, or leave it out")
+    if says and not (crew or ray):
+        raise ConfigError("--on and --device are for --crew and --ray", hint="add one of them, or leave them out")
 
 
 def _require_alone(*, together: int, crew: bool) -> None:
@@ -221,6 +240,8 @@ class _Watched:
 
         assert self._searching is not None
         searching = self._searching
+        if not searching.places.places:
+            yield Message("waiting for a machine that may do a trial")
         for place, job in sorted(searching.places.busy.items()):
             status = read_object(searching.folder.run(job).status)
             yield Message(

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from cuadrilla.link.names import node_of
+
 DEVICES = ("cuda", "mps", "xpu", "cpu")
 
 
@@ -14,6 +16,9 @@ class Wants:
     machines: int = 1
     on: tuple[str, ...] = ()
     device: str = ""
+
+
+ANY = Wants()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +51,12 @@ def deal(waiting: Sequence[Wants], machines: Sequence[Candidate]) -> tuple[int, 
         if len(able) >= wants.machines:
             kept.update(machine.name for machine in able)
     return None
+
+
+def suits(wants: Wants, *, place: str, device: str) -> bool:
+    """Whether a job may be done there: at a place of that name, or of a machine of that name."""
+    named = not wants.on or not {place, node_of(place)}.isdisjoint(wants.on)
+    return named and wants.device in ("", device)
 
 
 def lacking(wants: Wants, machines: Sequence[Candidate]) -> int:

@@ -20,6 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 from cuadrilla.engines.children import Children
 from cuadrilla.home import read_object
+from cuadrilla.jobs.deal import ANY, Wants, suits
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, storage_errors, write_json
 
@@ -210,23 +211,35 @@ class Places(Generic[J]):
 class DoingRuns(Doing[J], Protocol[J]):
     """Who does jobs that can be saved at any moment."""
 
+    def device(self, place: str) -> str:
+        """Of which kind it is: cuda, cpu, ..."""
+
     def recall(self, job: J) -> None:
         """Have it saved and given back; `look` tells of it."""
 
 
 class AllPlaces(Generic[J]):
-    """Several of them as one."""
+    """Several of them as one. `wants`: of what kind a place has to be to get anything."""
 
-    def __init__(self, parts: Sequence[DoingRuns[J]]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[DoingRuns[J]], *, wants: Wants = ANY) -> None:
+        self._parts, self._wants = parts, wants
 
     @property
     def places(self) -> Sequence[object]:
-        return [place for part in self._parts for place in part.places]
+        """By their names."""
+        names = [
+            (part, place.name if isinstance(place, LocalPlace) else str(place))
+            for part in self._parts
+            for place in part.places
+        ]
+        return [name for part, name in names if self._may(name, part)]
 
     @property
     def free(self) -> list[str]:
-        return [name for part in self._parts for name in part.free]
+        return [name for part in self._parts for name in part.free if self._may(name, part)]
+
+    def _may(self, name: str, part: DoingRuns[J]) -> bool:
+        return suits(self._wants, place=name, device=part.device(name))
 
     @property
     def busy(self) -> dict[str, J]:

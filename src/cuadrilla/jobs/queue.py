@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
 from cuadrilla.home import read_object
-from cuadrilla.jobs.deal import DEVICES, Candidate, Wants, deal, lacking
+from cuadrilla.jobs.deal import ANY, DEVICES, Candidate, Wants, deal, lacking
 from cuadrilla.jobs.places import Left
 from cuadrilla.link.names import JOB_NAME, node_of
 from cuadrilla.messages import Message
@@ -26,7 +26,6 @@ WAITING, RUNNING, COMPLETE, FAILED, STOPPED = "waiting", "running", "complete", 
 ENDED = (COMPLETE, FAILED, STOPPED)
 NAME_CHARACTERS, ID_DIGITS = 40, 8
 MOST_ORDER = 1e15
-ANY = Wants()
 
 
 @dataclass(frozen=True, kw_only=True)

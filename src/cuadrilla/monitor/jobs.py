@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from cuadrilla.home import Home, read_object
 from cuadrilla.host.gpus import bounded
-from cuadrilla.jobs.deal import Wants
-from cuadrilla.jobs.queue import ANY, COMPLETE, FAILED, RUNNING, STOPPED, WAITING, QueuedRun, RunQueue
+from cuadrilla.jobs.deal import ANY, Wants
+from cuadrilla.jobs.queue import COMPLETE, FAILED, RUNNING, STOPPED, WAITING, QueuedRun, RunQueue
 from cuadrilla.monitor.crew import CrewMember, CrewNow, CrewReader, crew_data, state_of
 from cuadrilla.monitor.follow import FileFollower
 from cuadrilla.monitor.nodes import MOST_NAME, MOST_TEXT, MOST_TIME, NodeNow, NodesReader

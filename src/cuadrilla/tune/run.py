@@ -135,13 +135,20 @@ class Searching:
         """To the end, or until `stop` is set: then what is under way is saved. Raises CuadrillaError."""
         while not self.stop.is_set():
             self._begin_all()
-            if not self.places.busy and self.search.is_idle:
+            if self._is_done():
                 self.study.close()
                 return
             self.stop.wait(LOOK_SECONDS)
             self._take(self.places.look())
             self.hears.looked()
         self._stop_all()
+
+    def _is_done(self) -> bool:
+        """Nothing is under way, and a place that is free has found nothing to do. Without any place, somebody may still
+        come."""
+        if self.places.busy or not self.search.is_idle:
+            return False
+        return bool(self.places.free) or self.search.is_over or not self.may_begin
 
     def _begin_all(self) -> None:
         """Each free place gets a job, if there are enough; again, where one was finished before it began."""
