@@ -18,7 +18,8 @@ from cuadrilla.monitor.screen import PHASE_WORDS
 from cuadrilla.rundir import RunDir, is_abandoned, private_folder
 
 GIB = 2**30
-FOLDED = ("device", "said", "ray")
+FOLDED, LEAST_FOLDED = ("device", "said", "ray"), 20
+"""In a narrower column nobody reads a sentence."""
 NOBODY = CrewMember(name="", here=False, node=NodeNow(name=""))
 
 
@@ -71,7 +72,9 @@ def _show_crew(home: Home) -> None:
             row["ray"] = found if options.json or found is None else _in_words(found)
     known = {key for row in rows for key, value in row.items() if value is not None}
     emit_table(
-        [{key: value for key, value in row.items() if key in known or options.json} for row in rows], folded=FOLDED
+        [{key: value for key, value in row.items() if key in known or options.json} for row in rows],
+        folded=FOLDED,
+        least_folded=LEAST_FOLDED,
     )
 
 

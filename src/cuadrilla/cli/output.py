@@ -25,8 +25,6 @@ from cuadrilla.printable import one_line, printable
 
 MOST_DETAILS = 20
 MOST_WIDE = 10_000
-LEAST_FOLDED = 20
-"""Characters: in a narrower column nobody reads a sentence."""
 YES, NO = ("y", "yes", "s", "si", "sí"), ("", "n", "no")
 
 
@@ -125,11 +123,11 @@ def emit_json_line(value: Any) -> None:
     emit_json(value, indent=None)
 
 
-def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = ()) -> None:
+def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (), least_folded: int = 1) -> None:
     """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour.
 
     `folded`: the only columns that are broken where the table is too wide for the terminal (none named: all). Where
-    they would be too narrow to be read, they follow their row, on lines of their own.
+    they would have fewer than `least_folded` characters, they follow their row, on lines of their own.
     """
     if options.json:
         emit_json(list(rows))
@@ -137,20 +135,23 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (
     console = Console(file=stdout(), highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = MOST_WIDE  # nobody's screen: lines as they are, for grep and for files
-    table = _table(rows, folded=folded)
-    if folded and console.measure(table, options=console.options.update(width=MOST_WIDE)).minimum > console.width:
+    table = _table(rows, folded=folded, least_folded=least_folded)
+    if (
+        least_folded > 1
+        and console.measure(table, options=console.options.update(width=MOST_WIDE)).minimum > console.width
+    ):
         _emit_tall(rows, folded=folded, console=console)
     else:
         console.print(table)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str]) -> Table:
+def _table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str], least_folded: int = 1) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else []:
-        cells = [_cell(row[column]) for row in rows]
-        least = min(LEAST_FOLDED, max(each.cell_len for each in (_cell(column), *cells)))
+        widest = max(each.cell_len for each in (_cell(column), *(_cell(row[column]) for row in rows)))
         fixed = bool(folded) and column not in folded
-        table.add_column(_cell(column), overflow="fold", no_wrap=fixed, min_width=least if column in folded else None)
+        least = widest if fixed else min(least_folded, widest)
+        table.add_column(_cell(column), overflow="fold", no_wrap=fixed, min_width=least)
     for row in rows:
         table.add_row(*map(_cell, row.values()))
     return table
