@@ -7,7 +7,7 @@ import typer
 
 from cuadrilla.cli.output import emit_json, emit_table, options
 from cuadrilla.config import Config, Section
-from cuadrilla.messages import Message
+from cuadrilla.messages import Message, language, shown
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import dump, field_help, leaves, read_run_file, resolve
@@ -37,7 +37,10 @@ def show(
 ) -> None:
     """Every value of a run and where it comes from: default, file or --set."""
     if help_text:
-        emit_table(explain())
+        rows = explain()
+        for row in rows if not options.json else ():
+            row["meaning"] = shown(row["meaning"], language()).replace("\n", " ")
+        emit_table(rows)
         return
     resolved = read_run_file(run, sets=sets or [], to_train=False)
     folder = RunDir(run if run.is_dir() else run.parent)

@@ -133,13 +133,12 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (
         emit_json(list(rows))
         return
     console = Console(file=stdout(), highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = MOST_WIDE  # nobody's screen: lines as they are, for grep and for files
     table = _table(rows, folded=folded, least_folded=least_folded)
-    if (
-        least_folded > 1
-        and console.measure(table, options=console.options.update(width=MOST_WIDE)).minimum > console.width
-    ):
+    least = console.measure(table, options=console.options.update(width=MOST_WIDE)).minimum
+    if not console.is_terminal and "COLUMNS" not in os.environ:  # nobody's screen: whole lines, for grep and for files
+        for line in _lines(table, console):
+            console.print(Text(line), soft_wrap=True)
+    elif least_folded > 1 and least > console.width:
         _emit_tall(rows, folded=folded, console=console)
     else:
         console.print(table)
@@ -157,15 +156,20 @@ def _table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str], least_
     return table
 
 
+def _lines(table: Table, console: Console) -> list[str]:
+    """A row on each, however long."""
+    lines = console.render_lines(table, console.options.update(width=MOST_WIDE), pad=False)
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
+
+
 def _emit_tall(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str], console: Console) -> None:
     """Each row on a line, however long, and under it what it says in the folded columns."""
     table = _table([{key: row[key] for key in row if key not in folded} for row in rows], folded=())
     for column in table.columns:
         column.no_wrap = True
-    lines = console.render_lines(table, console.options.update(width=MOST_WIDE), pad=False)
-    plain = ["".join(segment.text for segment in line).rstrip() for line in lines]
-    console.print(Text(plain[0]), soft_wrap=True)
-    for line, row in zip(plain[1:], rows, strict=True):
+    head, *lines = _lines(table, console)
+    console.print(Text(head), soft_wrap=True)
+    for line, row in zip(lines, rows, strict=True):
         console.print(Text(line), soft_wrap=True)
         for key in (each for each in row if each in folded and row[each] is not None):
             console.print(Padding(Text.assemble(_cell(key), ": ", _cell(row[key])), (0, 0, 0, 4)))
