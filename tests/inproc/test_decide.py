@@ -64,7 +64,8 @@ def test_the_rules() -> None:
     mini = quarter | {"weights": 12 * 6 * 320**2}
     assert [weight_decay(epochs, **mini) for epochs in (4, 8)] == [0.36, 0.51]
     assert weight_decay(8, **whole | {"epoch_steps": 5}) == 2.0
-    assert [muon_rate(epochs) for epochs in (0, 0.1, 1.99, 2.0, 16)] == [0.02, 0.016, 0.016, 0.02, 0.02]
+    assert [muon_rate(epochs, steps=250) for epochs in (0, 0.1, 1.99, 2.0, 16)] == [0.02, 0.016, 0.016, 0.02, 0.02]
+    assert muon_rate(1.0, steps=249) == 0.02
 
 
 def test_a_text_that_is_read_twice_is_held_back_and_the_run_keeps_it(folder: Path) -> None:
@@ -102,10 +103,11 @@ def test_what_is_set_holds(folder: Path, name: str, settings: Mapping[str, Any],
 
 
 def test_a_text_that_is_not_read_again_gets_a_smaller_rate_and_the_run_keeps_it(folder: Path) -> None:
-    cuadrilla.new_run(folder / "one", {**SETTINGS, "train": {**SETTINGS["train"], "epochs": 1.0}})
+    little = {**SETTINGS["train"], "epochs": 1.0, "batch_sequences": 1, "unit_sequences": 1}
+    cuadrilla.new_run(folder / "one", {**SETTINGS, "model": {**SETTINGS["model"], "context": 16}, "train": little})
     run, path = RunDir(folder / "one"), str(folder / "one")
     done = command("train", path, "--stop-at", "2")
-    assert "note       optim.lr: 0.016: read 1.0 times" in done.stderr
+    assert "note       optim.lr: 0.016: read 1.0 times, in " in done.stderr
     assert (optimized(run, "lr"), decay_of(run)) == (0.016, 0.0)
     done = command("train", path, "--stop-at", "4", "--set", "train.epochs=3", "--allow-changes")
     assert "optim" not in done.stderr
@@ -114,7 +116,7 @@ def test_a_text_that_is_not_read_again_gets_a_smaller_rate_and_the_run_keeps_it(
     again.train(stop_at=2)
     assert optimized(RunDir(folder / "again"), "lr") == 0.02
     given = cuadrilla.new_run(folder / "given", SETTINGS)
-    given.train({"train.epochs": 1.0, "optim.lr": 0.03}, stop_at=2)
+    given.train({"train.epochs": 1.0, "train.batch_sequences": 8, "model.context": 16, "optim.lr": 0.03}, stop_at=2)
     assert optimized(RunDir(folder / "given"), "lr") == 0.03
 
 
