@@ -81,6 +81,40 @@ def test_tables_and_talk_show_foreign_text_as_it_is(monkeypatch: pytest.MonkeyPa
     assert stderr.written().decode() == SHOWN + "\n"
 
 
+ROWS = [
+    {"node": "ana", "device": "cuda NVIDIA GeForce RTX 3060", "share": "61%", "said": "using bfloat16 (CUDA, 8.6)"},
+    {"node": "luis", "device": None, "share": None, "said": "left: [red]cannot reach 192.168.1.50:47470"},
+]
+
+
+@pytest.mark.parametrize("columns", [None, 75, 40])
+def test_what_does_not_fit_follows_its_row_and_a_pipe_has_whole_lines(
+    monkeypatch: pytest.MonkeyPatch, columns: int | None
+) -> None:
+    monkeypatch.setattr(options, "json", False)
+    monkeypatch.setattr(sys, "stdout", stdout := Pipe("utf-8"))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    emit_table(ROWS, folded=("device", "said"), least_folded=20)
+    lines = stdout.written().decode().splitlines()
+    if columns == 40:
+        assert [line.rstrip() for line in lines] == [
+            "node  share",
+            "ana   61%",
+            "    device: cuda NVIDIA GeForce RTX 3060",
+            "    said: using bfloat16 (CUDA, 8.6)",
+            "luis",
+            "    said: left: [red]cannot reach",
+            "    192.168.1.50:47470",
+        ]
+        return
+    assert lines[0].split() == ["node", "device", "share", "said"]
+    assert lines[1].startswith("ana   cuda NVIDIA GeForce")
+    assert len(lines) == (3 if columns is None else 4)
+    assert all(len(line) <= (columns or len(line)) for line in lines)
+
+
 def test_a_name_cannot_write_a_hint_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "json", False)
     monkeypatch.setattr(sys, "stderr", stderr := Pipe("utf-8"))
