@@ -188,16 +188,11 @@ class TrainSection(Section):
         return self
 
 
-MUON_RATE = 0.02
-"""Muon's usual learning rate."""
-
-
 class MuonSection(Section):
     kind: Literal["muon"] = "muon"
     """Muon for the matrices inside the blocks, AdamW for embeddings, gains and biases."""
-    lr: Rate | None = None
-    """Muon's learning rate (update of unit spectral norm, scaled by sqrt(max(1, rows/columns))). Default: 0.02; for a
-    language model that reads its text less than twice, in 250 steps or more, 0.016."""
+    lr: Rate = 0.02
+    """Muon's learning rate (update of unit spectral norm, scaled by sqrt(max(1, rows/columns)))."""
     momentum: Fraction = 0.95
     weight_decay: Annotated[float, Field(ge=0, le=10)] | None = None
     """Is multiplied by the learning rate. Default: 0; for a language model that reads its text at least twice, so much

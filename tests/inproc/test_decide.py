@@ -10,7 +10,7 @@ import pytest
 import cuadrilla
 from cuadrilla.api import _as_sets
 from cuadrilla.data.shards import read_manifest
-from cuadrilla.plan.decide import decide, muon_rate, step_tokens, weight_decay
+from cuadrilla.plan.decide import decide, step_tokens, weight_decay
 from cuadrilla.rundir import RunDir, write_json
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import load_newest
@@ -39,16 +39,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def decay_of(run: RunDir) -> float:
     """What the optimizer of its newest checkpoint was made with."""
-    return optimized(run, "weight_decay")
-
-
-def optimized(run: RunDir, key: str) -> float:
-    """As the configuration and the newest checkpoint of a run have it."""
     found = load_newest(run.checkpoints)
     assert found is not None
-    value = json.loads(run.config.read_text())["values"]["optim"][key]
-    assert found.state["identity"]["config"]["optim"][key] == value
-    return float(value)
+    decay = json.loads(run.config.read_text())["values"]["optim"]["weight_decay"]
+    assert found.state["identity"]["config"]["optim"]["weight_decay"] == decay
+    return float(decay)
 
 
 def test_the_rules() -> None:
@@ -64,8 +59,6 @@ def test_the_rules() -> None:
     mini = quarter | {"weights": 12 * 6 * 320**2}
     assert [weight_decay(epochs, **mini) for epochs in (4, 8)] == [0.36, 0.51]
     assert weight_decay(8, **whole | {"epoch_steps": 5}) == 2.0
-    assert [muon_rate(epochs, steps=250) for epochs in (0, 0.1, 1.99, 2.0, 16)] == [0.02, 0.016, 0.016, 0.02, 0.02]
-    assert muon_rate(1.0, steps=249) == 0.02
 
 
 def test_a_text_that_is_read_twice_is_held_back_and_the_run_keeps_it(folder: Path) -> None:
@@ -102,24 +95,6 @@ def test_what_is_set_holds(folder: Path, name: str, settings: Mapping[str, Any],
     assert decay_of(RunDir(folder / name)) == decay
 
 
-def test_a_text_that_is_not_read_again_gets_a_smaller_rate_and_the_run_keeps_it(folder: Path) -> None:
-    little = {**SETTINGS["train"], "epochs": 1.0, "batch_sequences": 1, "unit_sequences": 1}
-    cuadrilla.new_run(folder / "one", {**SETTINGS, "model": {**SETTINGS["model"], "context": 16}, "train": little})
-    run, path = RunDir(folder / "one"), str(folder / "one")
-    done = command("train", path, "--stop-at", "2")
-    assert "note       optim.lr: 0.016: read 1.0 times, in " in done.stderr
-    assert (optimized(run, "lr"), decay_of(run)) == (0.016, 0.0)
-    done = command("train", path, "--stop-at", "4", "--set", "train.epochs=3", "--allow-changes")
-    assert "optim" not in done.stderr
-    assert (optimized(run, "lr"), decay_of(run)) == (0.016, 0.0)
-    again = cuadrilla.new_run(folder / "again", SETTINGS)
-    again.train(stop_at=2)
-    assert optimized(RunDir(folder / "again"), "lr") == 0.02
-    given = cuadrilla.new_run(folder / "given", SETTINGS)
-    given.train({"train.epochs": 1.0, "train.batch_sequences": 8, "model.context": 16, "optim.lr": 0.03}, stop_at=2)
-    assert optimized(RunDir(folder / "given"), "lr") == 0.03
-
-
 def test_a_run_of_before_the_rule_goes_on_as_it_began(folder: Path) -> None:
     run, path = cuadrilla.new_run(folder / "old", SETTINGS), RunDir(folder / "old")
     run.train({"optim.weight_decay": 0.0}, stop_at=2)
@@ -133,8 +108,7 @@ def test_a_task_of_one_s_own_has_no_rule(tmp_path: Path) -> None:
     execute(tmp_path, Normalised(), "optim.kind=muon", "train.steps=3")
     found = load_newest(RunDir(tmp_path).checkpoints)
     assert found is not None
-    optim = found.state["identity"]["config"]["optim"]
-    assert (optim["lr"], optim["weight_decay"]) == (0.02, 0.0)
+    assert found.state["identity"]["config"]["optim"]["weight_decay"] == 0.0
 
 
 def test_batch_and_context_follow_the_length_of_the_run_which_keeps_them(folder: Path) -> None:

@@ -1,5 +1,4 @@
-"""What a run file leaves open and the text decides: the size of a step, the length of a sequence, Muon's learning rate
-and weight decay.
+"""What a run file leaves open and the text decides: the size of a step, the length of a sequence, the weight decay.
 
 The rules are for language models, and were measured with `gpt2-micro` on Don Quijote (docs/experiments.md, 2026-11-23).
 What a run began with it keeps. Pure but for the manifest of the data and the run's own configuration, which are read.
@@ -9,9 +8,8 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-from cuadrilla.config import MUON_RATE, Config, LanguageTaskSection, LocalEngine, MuonSection
+from cuadrilla.config import Config, LanguageTaskSection, LocalEngine, MuonSection
 from cuadrilla.data.shards import read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
@@ -19,9 +17,7 @@ from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import has_begun, read_run_config
 
 LEAST_EPOCHS = 2.0
-"""How often a text is read before weights decay; until then the smaller one of the learning rates is better."""
-ONCE_RATE, LEAST_ONCE_STEPS = 0.016, 250
-"""Muon's, for a text that is not read again, in a run of so many steps: in one of 43 steps it was worse."""
+"""How often a text is read before weights decay."""
 MEMORY_EPOCHS, OFTEN_READ_TOKENS, MICRO_WEIGHTS = 1.4, 50_000, 786_432
 """Weights that decay average their updates, since each step keeps 1 - rate * decay of them. Measured in epochs, the
 best span is about the same for texts of any size (Wang & Aitchison 2024, arXiv 2405.13698): the first number. Where a
@@ -37,7 +33,7 @@ SHORT_CONTEXT, SHORT_TOKENS = 128, 3_000_000
 """The context of a run of up to this number of tokens."""
 USUAL_BATCH, USUAL_UNIT = 32, 8
 SIZES = ("model.context", "train.batch_sequences", "train.unit_sequences")
-RATE, DECAY = "optim.lr", "optim.weight_decay"
+DECAY = "optim.weight_decay"
 UNITS, MOST_UNIT = 8, 64
 """In a step, at least, so that a crew that takes the run over can share it; sequences in one, at most."""
 
@@ -68,48 +64,27 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
                 config = _with(config, decision.key, decision.value)
                 decisions.append(decision)
     config = _without_gaps(config, ruled=ruled)
-    tokens = tokens or config.train.steps * config.train.batch_sequences * config.model.shape[3]
-    config, more = _with_rates(config, tokens=tokens, text=0 if config.model.init else text)
-    return config, decisions + more
-
-
-def _with_rates(config: Config, *, tokens: int, text: int) -> tuple[Config, list[Decision]]:
-    """What Muon's section leaves open; the decisions that are not what it always is."""
-    epochs, decisions = tokens / text if text else 0.0, []
-    if isinstance(config.optim, MuonSection) and config.optim.lr is None:
-        steps = tokens / (config.train.batch_sequences * config.model.shape[3])
-        reason = Message("read {epochs:.1f} times, in {steps:,.0f} steps", epochs=epochs, steps=steps)
-        rate = Decision(key=RATE, value=muon_rate(epochs, steps=steps), reason=reason)
-        config = _with(config, rate.key, rate.value)
-        decisions += [rate] if rate.value != MUON_RATE else []
     if isinstance(config.optim, MuonSection) and config.optim.weight_decay is None:
-        decay = _decay(config, epochs, text=text)
-        config = _with(config, decay.key, decay.value)
-        decisions += [decay] if decay.value else []
+        tokens = tokens or config.train.steps * config.train.batch_sequences * config.model.shape[3]
+        decision = _decay(config, tokens=tokens, text=0 if config.model.init else text)
+        config = _with(config, decision.key, decision.value)
+        decisions += [decision] if decision.value else []
     return config, decisions
 
 
 def settled(config: Config) -> dict[str, float]:
     """What a run has for all that a run file may leave open."""
-    muon = config.optim if isinstance(config.optim, MuonSection) else MuonSection()
-    rates = {RATE: muon.lr or MUON_RATE, DECAY: muon.weight_decay or 0.0}
-    return {**{key: _value(config, key) for key in SIZES}, **rates}
+    decay = config.optim.weight_decay if isinstance(config.optim, MuonSection) else None
+    return {**{key: _value(config, key) for key in SIZES}, DECAY: decay or 0.0}
 
 
 def filled(config: Config, values: Mapping[str, float]) -> Config:
     """With these values, as `settled` gives them, where the settings leave something open."""
     for key in SIZES:
         config = _with(config, key, _value(config, key) or int(values[key]))
-    if isinstance(config.optim, MuonSection):
-        for key in (RATE, DECAY):
-            if _value(config, key) is None:
-                config = _with(config, key, float(values[key]))
+    if isinstance(config.optim, MuonSection) and config.optim.weight_decay is None:
+        config = _with(config, DECAY, float(values[DECAY]))
     return config
-
-
-def muon_rate(epochs: float, *, steps: float) -> float:
-    """For a text that is read so often (0: it is no text, or its length is unknown), in so many steps."""
-    return ONCE_RATE if 0 < epochs < LEAST_EPOCHS and steps >= LEAST_ONCE_STEPS else MUON_RATE
 
 
 def weight_decay(epochs: float, *, text: int, weights: int, epoch_steps: float, lr: float) -> float:
@@ -157,12 +132,12 @@ def _batch(config: Config, tokens: int) -> Decision | None:
     return Decision(key="train.batch_sequences", value=sequences, reason=reason)
 
 
-def _decay(config: Config, epochs: float, *, text: int) -> Decision:
+def _decay(config: Config, *, tokens: int, text: int) -> Decision:
+    epochs = tokens / text if text else 0.0
     layers, _, width, context = config.model.shape
     weights = layers * width * (4 * width + 2 * (config.model.inner or 4 * width))
     steps = text / (config.train.batch_sequences * context)
-    rate = config.optim.lr or MUON_RATE
-    decay = weight_decay(epochs, text=text, weights=weights, epoch_steps=steps, lr=rate)
+    decay = weight_decay(epochs, text=text, weights=weights, epoch_steps=steps, lr=config.optim.lr)
     reason = Message("read {epochs:.1f} times, {steps:,.0f} steps each time", epochs=epochs, steps=steps)
     return Decision(key=DECAY, value=decay, reason=reason)
 
@@ -175,9 +150,10 @@ def _without_gaps(config: Config, *, ruled: bool) -> Config:
     return _with(_with(config, "train.batch_sequences", batch), "train.unit_sequences", unit)
 
 
-def _value(config: Config, key: str) -> Any:
+def _value(config: Config, key: str) -> float:
     section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
+    value: float = getattr(getattr(config, section), name)
+    return value
 
 
 def _with(config: Config, key: str, value: float) -> Config:

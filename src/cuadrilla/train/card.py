@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from cuadrilla.config import MUON_RATE
 from cuadrilla.data.shards import Manifest, Source, read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
@@ -63,8 +62,8 @@ def gather(stored: Stored) -> CardFacts:
         begun_from=_origin(run.path / config.model.init) if config.model.init else "",
         machine=_machine(run),
         workers=tuple(sorted(workers)),
-        settings=f"{optim.kind}, learning rate {optim.lr or MUON_RATE:g}, "
-        f"{train.batch_sequences} sequences in a batch, seed {config.run.seed}",
+        settings=f"{optim.kind}, learning rate {optim.lr:g}, {train.batch_sequences} sequences in a batch, "
+        f"seed {config.run.seed}",
     )
 
 

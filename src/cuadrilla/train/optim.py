@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from cuadrilla.config import MUON_RATE, AdamWSection, MuonSection, NesterovSection
+from cuadrilla.config import AdamWSection, MuonSection, NesterovSection
 from cuadrilla.errors import CheckpointError
 
 MUON_STEPS = 5
@@ -259,7 +259,7 @@ def make_optimizer(
 def _muon(params: list[nn.Parameter], section: MuonSection, *, dtype: torch.dtype) -> Muon:
     return Muon(
         [{"params": params}],
-        lr=section.lr or MUON_RATE,
+        lr=section.lr,
         momentum=section.momentum,
         weight_decay=section.weight_decay or 0.0,
         dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16,
