@@ -383,25 +383,25 @@ MOST_WHOLE = 2**53
 """Behind it not every whole number has a float of its own."""
 
 
-def _is_one(value: object) -> bool:
+def _is_scalar(value: object) -> bool:
     return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _require_scalar(value: object) -> object:
     """One message for all of a union, which pydantic would name by its branches."""
-    if not _is_one(value):
+    if not _is_scalar(value):
         raise ValueError(Message("should be a finite number, a text, true or false"))
     return value
 
 
 def _require_scalars(value: object) -> object:
-    if not all(map(_is_one, value if isinstance(value, list) else [value])):
+    if not all(map(_is_scalar, value if isinstance(value, list) else [value])):
         raise ValueError(Message("should be a finite number, a text, true or false, or a list of such"))
     return value
 
 
 def _require_end(value: object) -> object:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not _is_one(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not _is_scalar(value):
         raise ValueError(Message("should be a finite number"))
     if isinstance(value, int) and abs(value) > MOST_WHOLE:
         raise ValueError(Message("should be a whole number up to {most}, or one with a point", most=MOST_WHOLE))

@@ -86,10 +86,12 @@ class SearchFolder:
         """What was done of jobs that had not ended then."""
         found: dict[tuple[int, int], list[JobPart]] = {}
         for row in read_jsonl(self.trials):
-            seconds = row.get("seconds")
-            if row.get("event") == LEFT and isinstance(seconds, int | float):
-                key = int(row["trial"]), int(row["rung"])
-                found.setdefault(key, []).append(JobPart(place=str(row.get("place", "")), seconds=float(seconds)))
+            trial, rung, seconds = row.get("trial"), row.get("rung"), row.get("seconds")
+            if row.get("event") != LEFT or not isinstance(trial, int) or not isinstance(rung, int):
+                continue
+            if isinstance(seconds, int | float):
+                part = JobPart(place=str(row.get("place", "")), seconds=float(seconds))
+                found.setdefault((trial, rung), []).append(part)
         return found
 
     def started(self) -> None:
