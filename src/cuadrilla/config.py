@@ -378,7 +378,7 @@ class AlarmSection(Section):
 
 
 Scalar = bool | int | float | str
-MOST_STEPS = 10**6
+MOST_RANGE_STEPS = 10**6
 MOST_WHOLE = 2**53
 """Behind it not every whole number has a float of its own."""
 
@@ -462,8 +462,10 @@ class DimensionSection(Section):
             raise ValueError(Message("log, or step, not both"))
         if self.step > self.high - self.low:
             raise ValueError(Message("step {step} is larger than the range", step=self.step))
-        if self.step and self.high - self.low > MOST_STEPS * self.step:
-            raise ValueError(Message("step {step} makes more than {most:,} values", step=self.step, most=MOST_STEPS))
+        if self.step and self.high - self.low > MOST_RANGE_STEPS * self.step:
+            raise ValueError(
+                Message("step {step} makes more than {most:,} values", step=self.step, most=MOST_RANGE_STEPS)
+            )
         if self.is_whole and self.step != int(self.step):
             raise ValueError(Message("step {step} is not whole, but low and high are", step=self.step))
         return self

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuadrilla.config import ConstraintSection, DimensionSection, TuneSection
+from cuadrilla.tune.run import place_speeds
 from cuadrilla.tune.sampler import Known, make_sampler
 from cuadrilla.tune.search import Job, Search, TrialResult, violation
 from cuadrilla.tune.space import Space, Values
@@ -206,3 +207,12 @@ def test_what_a_longer_run_goes_on_from_is_needed_until_that_has_ended() -> None
     search.finish(longer, score_of(longer))
     assert not search.may_go_on(below)
     assert search.is_over
+
+
+def test_the_speed_of_a_place_is_that_of_jobs_it_did_alone() -> None:
+    search = search_of(section_of(trials=5, rungs=1))
+    for place, seconds in (("ana", 10.0), ("ana", 20.0), ("ana, luis", 1.0), ("", 1.0), ("luis", 50.0)):
+        job = search.next_job()
+        assert job is not None
+        search.finish(job, TrialResult(score=1.0, seconds=seconds, place=place))
+    assert place_speeds(search) == {"ana": 7.5, "luis": 2.0}

@@ -174,7 +174,6 @@ def _shaken(target: Target, context: ssl.SSLContext) -> tuple[str | None, bytes]
     """The version of TLS and the other end's certificate (DER). Raises LinkError."""
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["h2"])
-    other = ANOTHER_PROGRAM
     try:
         with (
             _connected(target) as plain,
@@ -186,17 +185,17 @@ def _shaken(target: Target, context: ssl.SSLContext) -> tuple[str | None, bytes]
         raise _untrusted(target, error) from None
     except TimeoutError:
         silent = "what answers at {address} said nothing for {seconds:g} s"
-        raise LinkError(silent, address=target.address, seconds=CONNECT_SECONDS, hint=other) from None
+        raise LinkError(silent, address=target.address, seconds=CONNECT_SECONDS, hint=ANOTHER_PROGRAM) from None
     except ssl.SSLError as error:
         reason = error.reason or HUNG_UP
-        raise LinkError(NO_TLS, address=target.address, reason=reason, hint=other) from None
+        raise LinkError(NO_TLS, address=target.address, reason=reason, hint=ANOTHER_PROGRAM) from None
     except OSError as error:
         hung_up = "what answers at {address} closed the connection ({reason})"
         reason = error.strerror or str(error)
-        raise LinkError(hung_up, address=target.address, reason=reason, hint=other) from None
+        raise LinkError(hung_up, address=target.address, reason=reason, hint=ANOTHER_PROGRAM) from None
     if protocol != "h2":
         another = "what answers at {address} speaks TLS, but not the crew link"
-        raise LinkError(another, address=target.address, hint=other)
+        raise LinkError(another, address=target.address, hint=ANOTHER_PROGRAM)
     assert certificate is not None  # TLS 1.3 has no servers without a certificate
     return version, certificate
 

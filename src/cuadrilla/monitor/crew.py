@@ -196,9 +196,12 @@ def state_of(run: RunDir) -> str:
 
 def _is_silent(run: RunDir) -> bool:
     """Whether nothing has come from a run's machines for long; what has no such files says nothing by its nature."""
+    written = []
     with os.scandir(run.nodes) if run.nodes.is_dir() else contextlib.nullcontext(()) as files:
-        written = [file.stat(follow_symlinks=False).st_mtime for file in itertools.islice(files, MOST_FILES)]
-    return bool(written) and time.time() - max(written, default=0.0) > SILENT_SECONDS
+        for file in itertools.islice(files, MOST_FILES):
+            with contextlib.suppress(OSError):  # it has just been put away
+                written.append(file.stat(follow_symlinks=False).st_mtime)
+    return bool(written) and time.time() - max(written) > SILENT_SECONDS
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,8 @@ from cuadrilla.tune.trial import (
 LOOK_SECONDS = 0.25
 STOP_SECONDS = 120.0
 """A pass of a large model takes its time, and its checkpoint too."""
+SEVERAL = ", "
+"""Between the places of a job that went on elsewhere."""
 HOPELESS = 5
 """Failed trials in a row, before the first that succeeds: then it is not the settings."""
 NOT_RELEVANT = ("engine.", "alarm.", "checkpoint.", "sample.", "train.device", "train.threads")
@@ -225,7 +227,7 @@ class Searching:
         parts = self.parts.setdefault(left.job.key, [])
         if left.complete or left.reason:
             seconds = left.seconds + sum(part.seconds for part in parts)
-            place = ", ".join(dict.fromkeys([*(part.place for part in parts), left.place]))
+            place = SEVERAL.join(dict.fromkeys([*(part.place for part in parts), left.place]))
             return replace(left, seconds=seconds, place=place)
         self.folder.left(left.job, place=left.place, seconds=left.seconds)
         parts.append(JobPart(place=left.place, seconds=left.seconds))
@@ -317,10 +319,10 @@ class Searching:
 
 
 def place_speeds(search: Search) -> dict[str, float]:
-    """Of places that have finished jobs: tokens per second, as planned for the rung."""
+    """Of places that have finished jobs, each by itself: tokens per second, as planned for the rung."""
     done: dict[str, list[float]] = {}
     for key, found in search.results.items():
-        if found.place and found.seconds and found.score is not None:
+        if found.place and SEVERAL not in found.place and found.seconds and found.score is not None:
             done.setdefault(found.place, []).append(search.job_tokens(search.jobs[key]) / found.seconds)
     return {place: statistics.median(rates) for place, rates in done.items()}
 
