@@ -1,8 +1,8 @@
 # One command each; everything sets itself up on a machine that has only Python >= 3.11 and make.
 #
 #   make demo    set up, then train a small model on a practice crew
-#   make test    the tests that touch every promise, about ten minutes on two slow cores
-#   make test-all    every test that this machine can run, about half an hour there
+#   make test    the tests that touch every promise, about eight minutes on two cores
+#   make test-all    every test that this machine can run, twenty to thirty minutes there
 #   make check   format, lint, types, layers, budgets
 #   make bench   list the benchmarks; `make bench NAME=x ARGS="..."` runs bench/x.py
 #   make soak    the long tests
@@ -90,20 +90,17 @@ wheel: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/cuadrilla demo
 
-# Tests run side by side, one for each core; what they took is in build/, and shown at the end. Thorough ones wait for half
+# Tests run side by side, one for each core; the slowest are shown at the end. Thorough ones wait for half
 # of their time: one more than cores.
-PYTEST := $(BIN)/pytest -q -ra -n auto --maxprocesses=8 --no-loadscope-reorder
-DURATIONS := $(BIN)/python tools/durations.py
+PYTEST := $(BIN)/pytest -q -ra --durations=10 -n auto --maxprocesses=8 --no-loadscope-reorder
 
 test: $(DEV)
-	$(PYTEST) -m "not soak and not thorough" --durations-file=build/durations-test.json
-	@$(DURATIONS) build/durations-test.json --slowest 10
+	$(PYTEST) -m "not soak and not thorough"
 
 test-rest: $(DEV)
-	$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -m "thorough and not soak" --durations-file=build/durations-rest.json
+	$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -m "thorough and not soak"
 
 test-all: test test-rest
-	@$(DURATIONS) build/durations-test.json build/durations-rest.json
 
 soak: $(DEV)
 	$(BIN)/pytest -q -ra --durations=10 -m "unit and not soak" --hypothesis-profile=explore --timeout=3600

@@ -45,5 +45,5 @@ Invoke-Checked $venvPython @("-m", "pip", "install", "--disable-pip-version-chec
 Write-Host ""
 Write-Host "done. Next:"
 Write-Host "  .venv\Scripts\Activate.ps1"
-Write-Host "  cuadrilla devices"
+Write-Host "  cuadrilla doctor"
 Write-Host "  cuadrilla demo"

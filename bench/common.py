@@ -14,9 +14,9 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 
 from cuadrilla.config import Config
+from cuadrilla.crew.local import run_local
 from cuadrilla.data.shards import TOKENIZER, Manifest, ShardWriter, Split, dtype_for, write_manifest
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
-from cuadrilla.engines.local import run_local
 from cuadrilla.host.environment import read_environment
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import resolve

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def measure(crew: WrittenCrew, place: Path, *, workers: int, opens: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "cuadrilla", "dashboard", str(crew.folder), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "cuadrilla", "dashboard", str(crew.folder), "--port", "0"]
     files = sum(path.stat().st_size for path in crew.folder.rglob("*.jsonl"))
     found: dict[str, Any] = {"files_mb": files / 1e6, "opened": []}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:

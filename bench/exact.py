@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bench.common import configure, report
 from cuadrilla.config import Config
+from cuadrilla.crew.local import run_local
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
-from cuadrilla.engines.local import run_local
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256
 from cuadrilla.train.setup import assemble, make_task

@@ -1,18 +1,17 @@
 """Greedy generation against transformers' `generate`: same weights, same threads, same precision, turns taken.
 
-    python -m bench.generate [--shape 124m 10m] [--model FOLDER] [--precision fp32 bf16] [--int8] [--clock wall|cpu]
+    python -m bench.generate [--shape 124m 10m] [--model FOLDER] [--precision fp32 bf16] [--clock wall|cpu]
 
 Each repeat times one stream of ours and of theirs, and a batch of ours (`--batch`, 0: none), in alternating order;
 reported are medians and the quartiles. Prefill is included. `--clock cpu` counts processor seconds of this process: use
 it with `--threads 1` on a machine that is busy with other things. `identical` says whether all tokens agree (expected
 in fp32; in bf16 rounding differs). `batch_over_stream`: tokens of our batch over those of one stream of transformers.
 `weights_gb_per_second` is what one stream reads, all weights once for each token; `machine_gb_per_second` a product of
-one row with a matrix of 512 MB, in the same turns. With `--int8` ours has int8 weights beside transformers' precision.
+one row with a matrix of 512 MB, in the same turns.
 """
 
 import argparse
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -29,7 +28,6 @@ from cuadrilla.model.gpt2 import GPT2, GPT2Config, Linear
 from cuadrilla.model.hf import config_to_hf, load_hf, state_to_hf
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir
-from cuadrilla.train.inference import choose_for_inference
 from cuadrilla.train.trained import load_trained
 
 SHAPES = {  # layers, heads, width, context, vocabulary
@@ -79,8 +77,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--batch", type=int, default=16, help="so many prompts at once beside one stream")
-    parser.add_argument("--usual", action="store_true", help="kernels as usual, not those that are fastest here")
-    parser.add_argument("--int8", action="store_true", help="ours with int8 weights")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -109,18 +105,13 @@ class Pair:
         self.theirs.load_state_dict(state_to_hf(ours.state_dict()), strict=False)
         self.theirs.to(dtype).eval()
         ours.compute_dtype = dtype
-        with tempfile.TemporaryDirectory() as home:
-            choice = choose_for_inference(ours, home=Path(home))
-        self.choice = "int8" if arguments.int8 else "as usual" if arguments.usual else str(choice)
-        kernels = None if arguments.usual else choice.kernels
-        self.ours = for_inference(ours, kernels=kernels, int8=arguments.int8)  # once, as theirs is cast once
+        self.ours = for_inference(ours)  # once, as theirs is cast once
         generator = torch.Generator().manual_seed(arguments.seed)
         shape = (max(arguments.batch, 1), arguments.prompt_tokens)
         self.prompts = torch.randint(ours.config.vocab_size, shape, generator=generator)
         self.sampling = Sampling(temperature=0, max_tokens=arguments.new_tokens)
         self.batch, self.repeats = arguments.batch, arguments.repeats
-        self.our_bytes = num_weights(ours) * (1 if arguments.int8 else dtype.itemsize)
-        self.their_bytes = num_weights(ours) * dtype.itemsize
+        self.num_bytes = num_weights(ours) * dtype.itemsize
         self.to_read = torch.ones(READ_NUMBERS).view(-1, 1024)
 
     def measure(self, clock: Callable[[], float]) -> dict[str, Any]:
@@ -137,11 +128,10 @@ class Pair:
         middle = {name: statistics.median(values) for name, values in seconds.items()}
         tokens = self.sampling.max_tokens
         found: dict[str, Any] = {
-            "kernels": self.choice,
             "identical": warm["ours"] == warm["transformers"],
             "speedup": round(middle["transformers"] / middle["ours"], 3),
-            "ours": summary(seconds["ours"], tokens=tokens, num_bytes=self.our_bytes),
-            "transformers": summary(seconds["transformers"], tokens=tokens, num_bytes=self.their_bytes),
+            "ours": summary(seconds["ours"], tokens=tokens, num_bytes=self.num_bytes),
+            "transformers": summary(seconds["transformers"], tokens=tokens, num_bytes=self.num_bytes),
             "machine_gb_per_second": round(4e-9 * READ_NUMBERS / middle["machine"], 2),
         }
         if self.batch:

@@ -44,12 +44,6 @@ def can_shape(rate: str) -> bool:
     return os.geteuid() == 0 and bits_per_second(rate) > 0
 
 
-def ask_for_addresses(rate: str) -> None:
-    """Ray's nodes need an address each. Raises SystemExit where they would all have this machine's loopback."""
-    if not can_shape(rate):
-        raise SystemExit("Ray needs machines with addresses of their own: root, and a --rate")
-
-
 @contextmanager
 def lan(num_members: int, *, rate: str) -> Iterator[list[Member]]:
     """Members of a shaped network; without root or rate all are this machine's loopback."""

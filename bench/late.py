@@ -70,7 +70,7 @@ def main() -> None:
         run = RunDir(Path(name))
         prepare(["cuentos:2000"], out=run.path / "data", options=PrepareOptions(vocab=512))
         run.run_file.write_text(RUN.replace("batch_sequences = 8", f"batch_sequences = {arguments.batch}"))
-        crew = Crew(run, transport="crew", speeds="1.0,1.0,1.0")
+        crew = Crew(run, speeds="1.0,1.0,1.0")
         try:
             multiples, quiet = measure(crew, times=arguments.times)
         finally:

@@ -1,14 +1,14 @@
 """The tensor path of the crew link on a network of limited cards: bytes per second, and what they cost.
 
-    python -m bench.link [--workers 2] [--rate 1gbit] [--rounds 3] [--turns 1] [--peer ray] [--peer gloo]
+    python -m bench.link [--workers 2] [--rate 1gbit] [--rounds 3] [--turns 1] [--peer gloo]
 
 One process per machine, each in a network namespace (`bench/lan.py`); `--rate 0`, or a user that is not root, means
 plain loopback. A round: the coordinator announces a version, all workers download it at once, all upload a
 contribution of the same size at once. Then `both_ways`: one worker uploads while another downloads. Each process's
 CPU seconds, children included, are those of that phase. `MB_per_second` is payload through the coordinator's card
 per direction, `cpu` is CPU seconds per second; `ceiling` is what TCP could carry at that rate. Peers move the same
-bytes between the same places, without encryption or checksums: `ray` is the product's way through Ray, `gloo` are
-messages of torch.distributed. The contenders take turns, each time with new processes. The cost of the kernel's
+bytes between the same places, without encryption or checksums: `gloo` are messages of torch.distributed.
+The contenders take turns, each time with new processes. The cost of the kernel's
 network code falls on whichever process it interrupts.
 """
 
@@ -27,11 +27,10 @@ from typing import Any
 import psutil
 
 from bench.common import report, summary
-from bench.lan import Member, ask_for_addresses, can_shape, ceiling_bytes_per_second, lan
-from cuadrilla.link.ciphers import allow_only_new_tls
+from bench.lan import Member, can_shape, ceiling_bytes_per_second, lan
+from cuadrilla.link.identity import open_coordinator
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.tls import open_coordinator
-from tests.crews import NOW, join
+from tests.crews import join
 
 PORT = 47470
 STOP_SECONDS = 20.0
@@ -118,21 +117,6 @@ def crew_round(crew: Crew, *, both_ways: bool) -> dict[str, Phase]:
     return phases
 
 
-def ray_round(crew: Crew, *, both_ways: bool) -> dict[str, Phase]:
-    """The same through Ray; the coordinator tells the workers."""
-    coordinator, num_workers = crew.coordinator, len(crew.workers)
-    phases = {"announce": crew.phase((coordinator, "announce"), num_sets=0)}
-    for name in ("download", "upload"):
-        phases[name] = crew.phase((coordinator, name), num_sets=num_workers)
-    for _ in crew.workers:
-        coordinator.ask("collect")
-    if both_ways:
-        coordinator.ask("announce")
-        phases["both_ways"] = crew.phase((coordinator, "both_ways"), num_sets=1)
-        coordinator.ask("collect")
-    return phases
-
-
 def peer_round(crew: Crew, *, names: Sequence[str]) -> dict[str, Phase]:
     """The same bytes as messages of the peer."""
     everyone = (crew.coordinator, *crew.workers)
@@ -141,7 +125,7 @@ def peer_round(crew: Crew, *, names: Sequence[str]) -> dict[str, Phase]:
 
 
 def start(kind: str, members: Sequence[Member], folder: Path, arguments: argparse.Namespace) -> list[Node]:
-    """The processes of one contender, ready. `kind`: crew, ray or gloo."""
+    """The processes of one contender, ready. `kind`: crew or gloo."""
     common = {
         "address": members[0].address,
         "port": PORT,
@@ -155,19 +139,19 @@ def start(kind: str, members: Sequence[Member], folder: Path, arguments: argpars
         program = [sys.executable, "-m", "bench.link_nodes"]
         own = {"kind": role, "rank": rank, "name": f"worker-{rank}", "own_address": member.address}
         nodes.append(Node(member, program=program, specification={**common, **own}))
-        if (not rank and kind == "crew") or kind == "ray":  # nodes of Ray one after another
+        if not rank and kind == "crew":
             nodes[-1].answer()
-    for node in {"crew": nodes[1:], "ray": [], "gloo": nodes}[kind]:  # a gloo group begins when all are there
+    for node in {"crew": nodes[1:], "gloo": nodes}[kind]:  # a gloo group begins when all are there
         node.answer()
     return nodes
 
 
 def enrol(folder: Path, *, num_workers: int) -> None:
     """A crew's keys, and those of its nodes."""
-    keys, listed = open_coordinator(folder / "crew", now=NOW), AllowList(folder / "nodes.json")
+    keys, listed = open_coordinator(folder / "crew"), AllowList(folder / "nodes.json")
     for rank in range(1, num_workers + 1):
         name = f"worker-{rank}"
-        listed.add(name, certificate=join(folder / name, name=name, crew=keys).certificate)
+        join(folder / name, name=name, crew=keys, nodes=listed)
 
 
 def summarize(rounds: Sequence[dict[str, Phase]]) -> dict[str, Any]:
@@ -201,33 +185,24 @@ def measure(kind: str, arguments: argparse.Namespace) -> list[dict[str, Phase]]:
                     worker.ask("hello")
                     crew.coordinator.ask("hello")
                 one = partial(crew_round, crew, both_ways=both_ways)
-            case "ray":
-                crew.coordinator.ask("join")
-                one = partial(ray_round, crew, both_ways=both_ways)
             case _:
                 names = ["download", "upload", *(["both_ways"] if both_ways else []), "all_reduce"]
                 one = partial(peer_round, crew, names=names)
-        rounds = [one() for _ in range(arguments.rounds + 1)][1:]
-        if kind == "ray":
-            crew.coordinator.ask("part")
-        return rounds
+        return [one() for _ in range(arguments.rounds + 1)][1:]
 
 
 def main() -> None:
-    allow_only_new_tls()  # also for the processes that this one starts
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=int, default=100_000_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rate", default="1gbit", help="of every card, as tc writes it; 0: loopback")
     parser.add_argument("--rounds", type=int, default=3, help="of a turn, after one that warms up")
     parser.add_argument("--turns", type=int, default=1, help="of each contender")
-    parser.add_argument("--peer", action="append", default=[], choices=["ray", "gloo"])
+    parser.add_argument("--peer", action="append", default=[], choices=["gloo"])
     parser.add_argument("--only-peer", action="store_true", help="leave the crew out")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
     kinds = ([] if arguments.only_peer else ["crew"]) + arguments.peer
-    if "ray" in kinds:
-        ask_for_addresses(arguments.rate)
     load = psutil.getloadavg()
     rounds: dict[str, list[dict[str, Phase]]] = {kind: [] for kind in kinds}
     for kind in kinds * arguments.turns:

@@ -4,8 +4,6 @@
 every namespace) at which the transfer began and ended.
 
 * `crew`: the product's `CrewServer` with a receiver that keeps contributions, and a `GrpcLink` per worker.
-* `ray`: the product's `RayServer`, on the head of a cluster; each worker's machine is a node of it, and its `RayLink`
-  is in an actor there (`bench/link_ray.py`). The coordinator hands on what the workers are told.
 * `gloo`: torch.distributed, rank 0 in the coordinator's place; the same bytes as point-to-point messages, and an
   all-reduce among the workers. Neither encrypted nor checked.
 """
@@ -16,48 +14,41 @@ import os
 import queue
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bench.lan import CARD, LAN
 from bench.link_tensors import Times, check, model
-from bench.ray_cluster import RayMachine, head, nodes_named
 from cuadrilla.link.base import Contribution, Hello, Progress, ToCoordinator, Version
-from cuadrilla.link.gate import bind
-from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.grpc_server import CrewServer
+from cuadrilla.link.client import Connection
+from cuadrilla.link.identity import load_node, open_coordinator
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
-from cuadrilla.link.tls import load_node, open_coordinator
+from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
-from tests.crews import NOW
-
-if TYPE_CHECKING:
-    from cuadrilla.engines.ray.server import RayServer
 
 WAIT_SECONDS = 60.0
 LIMIT_SECONDS = 300.0  # a process that is still there then says where it hangs, and ends
 
 
-class Coordinator:
-    """Sends versions, takes contributions, by some transport."""
+class CrewCoordinator:
+    """Sends versions, takes contributions."""
 
-    def __init__(self, *, parameters: int, workers: int) -> None:
+    def __init__(self, *, folder: str, address: str, port: int, parameters: int, workers: int, **_: Any) -> None:
         self._params = model(parameters)
         self._inbox: queue.SimpleQueue[tuple[str, ToCoordinator]] = queue.SimpleQueue()
         self._version = 0
         self._names = [f"worker-{rank}" for rank in range(1, workers + 1)]
-        self._server: CrewServer | RayServer | None = None
-
-    def _server_arguments(self) -> dict[str, Any]:
-        layout = Layout.of(self._params)
-        offer = Offer(config="{}", files={})
-        return {"receiver": self, "offer": offer, "parameters": layout, "contribution": layout}
+        keys, nodes = open_coordinator(Path(folder) / "crew"), AllowList(Path(folder) / "nodes.json")
+        layout, offer = Layout.of(self._params), Offer(config="{}", files={})
+        self._server = CrewServer(
+            keys=keys, nodes=nodes, receiver=self, offer=offer, parameters=layout, contribution=layout
+        )
+        self._server.serve(f"{address}:{port}")
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         self._inbox.put((worker, message))
@@ -73,7 +64,6 @@ class Coordinator:
     def announce(self) -> Times:
         began = time.monotonic()
         self._version += 1
-        assert self._server is not None
         for worker in self._names:
             self._server.send(worker, Version(version=self._version, parameters=self._params))
         return {"began": began, "ended": time.monotonic()}
@@ -87,71 +77,7 @@ class Coordinator:
             check(message.tensors, self._params)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-
-class CrewCoordinator(Coordinator):
-    def __init__(self, *, folder: str, address: str, port: int, parameters: int, workers: int, **_: Any) -> None:
-        super().__init__(parameters=parameters, workers=workers)
-        keys, nodes = open_coordinator(Path(folder) / "crew", now=NOW), AllowList(Path(folder) / "nodes.json")
-        self._server = CrewServer(keys=keys, nodes=nodes, **self._server_arguments())
-        self._server.serve(bind(f"{address}:{port}"))
-
-
-class RayCoordinator(Coordinator):
-    """The head of a cluster. What a worker is to do goes to its actor, several at once."""
-
-    def __init__(self, *, folder: str, address: str, parameters: int, workers: int, **_: Any) -> None:
-        super().__init__(parameters=parameters, workers=workers)
-        self._num_parameters = parameters
-        self._open = ExitStack()
-        self._cluster = self._open.enter_context(head(Path(folder), address=address))
-        self._actors: dict[str, Any] = {}
-
-    def join(self) -> None:
-        """Wait for the machines of all workers, and for their actors."""
-        from bench.link_ray import start_worker
-        from cuadrilla.engines.ray.server import RayServer
-        from cuadrilla.engines.ray.worker import RayPlace
-
-        self._server = RayServer(**self._server_arguments())
-        for name, node in nodes_named(self._names).items():
-            self._actors[name] = start_worker(name, node=node, num_parameters=self._num_parameters)
-            self._server.attend(RayPlace(name=name, node=node), self._actors[name])
-        self._all("hello")
-        for _ in self._names:
-            self.hello()
-
-    def download(self) -> Times:
-        return self._all("download")
-
-    def upload(self) -> Times:
-        return self._all("upload")
-
-    def both_ways(self) -> Times:
-        first, second = self._names[:2]
-        return self._ask({first: "upload", second: "download"})
-
-    def part(self) -> None:
-        """The actors end, before their machines do."""
-        self._all("end")
-        assert self._server is not None
         self._server.close()
-        self._server = None
-
-    def close(self) -> None:
-        super().close()
-        self._open.close()
-
-    def _all(self, command: str) -> Times:
-        return self._ask(dict.fromkeys(self._names, command))
-
-    def _ask(self, commands: Mapping[str, str]) -> Times:
-        import ray
-
-        times = ray.get([self._actors[name].ask.remote(command) for name, command in commands.items()])
-        return {"began": min(time["began"] for time in times), "ended": max(time["ended"] for time in times)}
 
 
 class CrewWorker:
@@ -235,8 +161,6 @@ NODES: dict[str, Callable[..., Any]] = {
     "crew-coordinator": CrewCoordinator,
     "crew-worker": CrewWorker,
     "gloo": GlooNode,
-    "ray-coordinator": RayCoordinator,
-    "ray-worker": RayMachine,
 }
 
 
@@ -245,7 +169,7 @@ def main() -> None:
     torch.set_num_threads(1)
     specification = json.loads(sys.argv[1])
     answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives
-    os.dup2(2, 1)  # Ray talks on stdout
+    os.dup2(2, 1)
     node = NODES[specification.pop("kind")](**specification)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     try:

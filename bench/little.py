@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuadrilla.crew.local import run_local
+from cuadrilla.data.formats.encoding import read_text
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.shards import MANIFEST, read_manifest
-from cuadrilla.data.sources import plain_text
-from cuadrilla.engines.local import run_local
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, read_jsonl, write_json
 from cuadrilla.runfile import dump, resolve
@@ -71,7 +71,7 @@ class Text:
     """
 
     def __init__(self, path: Path, *, characters: int, work: Path, threads: int, vocabulary: int) -> None:
-        text = "".join(piece for pieces in plain_text(path).texts() for piece in pieces)
+        text = read_text(path)
         end = characters or len(text) - HELD_OUT_CHARACTERS - BETWEEN
         held_out = text[end + BETWEEN : end + BETWEEN + HELD_OUT_CHARACTERS]
         self.work, self.threads = work / f"{path.stem}-{characters}-{vocabulary}", threads

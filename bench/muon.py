@@ -7,9 +7,7 @@ reckoned from both. Prints one JSON object.
 """
 
 import argparse
-import tempfile
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -28,11 +26,11 @@ from cuadrilla.train.precision import choose_precision
 PASS_TOKENS = 1024
 
 
-def measure(preset: str, arguments: argparse.Namespace, *, home: Path) -> dict[str, Any]:
+def measure(preset: str, arguments: argparse.Namespace) -> dict[str, Any]:
     config = shape_of(ModelSection.model_validate({"preset": preset}), tokens=VOCABULARIES[preset])
     model, chosen = GPT2(config), choose_precision(arguments.precision, device=torch.device("cpu"))
     chosen.apply(model)
-    choose_kernels(model, device=torch.device("cpu"), dtype=chosen.dtype, strict=False, home=home)
+    choose_kernels(model, device=torch.device("cpu"), dtype=chosen.dtype, strict=False)
     make = make_optimizer(
         MuonSection(), is_matrix=lambda name, p: p.ndim == 2 and name.startswith("transformer.h."), dtype=chosen.dtype
     )
@@ -71,8 +69,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
-    with tempfile.TemporaryDirectory() as folder:
-        found = {preset: measure(preset, arguments, home=Path(folder)) for preset in arguments.preset}
+    found = {preset: measure(preset, arguments) for preset in arguments.preset}
     report("muon", **found)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import configure, report
-from cuadrilla.engines.local import run_local
+from cuadrilla.crew.local import run_local
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.setup import assemble, make_task
 

@@ -74,9 +74,6 @@ class PacedLink:
             self.transfer_seconds[-1] += time.monotonic() - began
         self._pace.begin()
 
-    def upload(self, piece: Tensors, *, lease_id: int) -> None:
-        self._link.upload(piece, lease_id=lease_id)
-
     def next_event(self) -> ToWorker:
         event = self._link.next_event()
         if isinstance(event, Version):

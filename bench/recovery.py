@@ -1,13 +1,13 @@
 """How long a practice crew stands still after a fault: a worker killed, a worker frozen, the coordinator killed.
 
-    python -m bench.recovery [--faults 10] [--transport crew|ray]
+    python -m bench.recovery [--faults 10]
 
 Trains `micro` in strict mode with three worker processes and plays the three faults in turn, each one `--faults` times,
 when everybody has joined and some steps are done. Measured: the longest time without a commit from the fault to the
 third commit behind it (the first may be of a round whose answers were all there). `p95` is the nearest rank: of ten
 values the largest. `round_seconds` is an undisturbed round of the same run, which the targets allow on top.
 `restart_cpu_seconds`: what coordinator and workers have computed by then after a restart, mostly to start Python and
-torch; on a machine that has other work to do, this decides how long it takes. Ray starts a killed worker again.
+torch; on a machine that has other work to do, this decides how long it takes.
 """
 
 import argparse
@@ -60,11 +60,9 @@ every_tokens = 1_000_000_000
 class Crew:
     """A crew that trains until it is told to stop, as one sees it from outside."""
 
-    def __init__(self, run: RunDir, *, transport: str, speeds: str = SPEEDS) -> None:
+    def __init__(self, run: RunDir, *, speeds: str = SPEEDS) -> None:
         self._run = run
-        self.transport = transport
         command = [sys.executable, "-m", "cuadrilla", "train", str(run.path), "--practice", speeds]
-        command += ["--set", f'engine.kind="{transport}"']
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def coordinator(self) -> psutil.Process:
@@ -73,7 +71,7 @@ class Crew:
 
     def worker(self, index: int) -> psutil.Process:
         """One of the worker processes that are there, the oldest first."""
-        mark = "RayWorker" if self.transport == "ray" else " work --address"
+        mark = " work worker-"
         found = [child for child in self.coordinator().children(recursive=True) if mark in " ".join(child.cmdline())]
         return sorted(found, key=lambda process: process.create_time())[index]
 
@@ -129,14 +127,11 @@ def measure(crew: Crew, *, num_faults: int) -> dict[str, list[float]]:
         quiet = crew.commits(STEPS_BEFORE)
         found["round"] += [later - earlier for earlier, later in itertools.pairwise(quiet)]
 
-        joined = crew.num_joined()
         killed, began = crew.worker(0), time.monotonic()
         killed.kill()
         found["worker killed"].append(longest_gap(began, crew.commits(STEPS_WATCHED)))
-        if crew.transport == "ray":
-            crew.wait_for_joined(joined + 1)
 
-        frozen, began = crew.worker(1 if crew.transport == "ray" else 0), time.monotonic()
+        frozen, began = crew.worker(0), time.monotonic()
         frozen.suspend()
         found["worker frozen"].append(longest_gap(began, crew.commits(STEPS_WATCHED)))
         frozen.resume()  # its lease was shared: mostly it is back before anybody has missed it
@@ -160,13 +155,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=10)
-    parser.add_argument("--transport", choices=("crew", "ray"), default="crew")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         run = RunDir(Path(name))
         prepare(["cuentos:2000"], out=run.path / "data", options=PrepareOptions(vocab=512))
         run.run_file.write_text(RUN)
-        crew = Crew(run, transport=arguments.transport)
+        crew = Crew(run)
         try:
             found = measure(crew, num_faults=arguments.faults)
         finally:
@@ -175,7 +169,6 @@ def main() -> None:
     rounds, cpu = summary(found.pop("round")), summary(found.pop(CPU))
     report(
         "recovery",
-        transport=arguments.transport,
         steps=len(versions),
         load_average=os.getloadavg()[2],  # of the last quarter of an hour
         steps_lost=len(set(range(1, max(versions) + 1)) - set(versions)),

@@ -9,10 +9,8 @@ on it). In turns with and without reports; `added` is the difference of the medi
 
 import argparse
 import multiprocessing
-import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,20 +23,18 @@ import psutil
 import torch
 
 from bench.common import report as tell
-from cuadrilla.engines.reporting import REPORT_SECONDS
+from cuadrilla.crew.reporting import REPORT_SECONDS
 from cuadrilla.host.gpus import GpuUsage
 from cuadrilla.host.usage import Sampler
 from cuadrilla.link.base import Hello, NodeReport, Progress, SaidLine, ToCoordinator
-from cuadrilla.link.ciphers import RSA_ONLY, VARIABLE, is_only_new_tls
-from cuadrilla.link.gate import bind
-from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.grpc_server import CrewServer
+from cuadrilla.link.client import Connection
+from cuadrilla.link.identity import Identity, open_coordinator
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
-from cuadrilla.link.tls import Identity, open_coordinator
+from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
 from cuadrilla.train.nodelog import NodeLogs
-from tests.crews import NOW, join
+from tests.crews import join
 
 LAYOUT = Layout.of({"weight": torch.zeros(4)})
 GPU = GpuUsage(index=0, name="NVIDIA GeForce RTX 4070 Ti", busy_percent=97.0, memory_used_bytes=2**33,
@@ -72,23 +68,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
-    if not is_only_new_tls():  # it is decided before anything imports grpc
-        os.environ[VARIABLE] = RSA_ONLY
-        os.execv(sys.executable, [sys.executable, "-m", "bench.reports", *sys.argv[1:]])
     with tempfile.TemporaryDirectory() as folder:
-        keys = open_coordinator(Path(folder, "crew"), now=NOW)
+        keys = open_coordinator(Path(folder, "crew"))
         nodes = AllowList(Path(folder, "crew", "nodes.json"))
         identities = []
         for number in range(arguments.workers):
-            identity = join(Path(folder, f"{number}"), name=f"node-{number}", crew=keys)
-            nodes.add(f"node-{number}", certificate=identity.certificate)
+            identity = join(Path(folder, f"{number}"), name=f"node-{number}", crew=keys, nodes=nodes)
             identities.append(identity)
         writer = Writer(Path(folder, "nodes"))
         server = CrewServer(
             keys=keys, nodes=nodes, receiver=writer, offer=Offer(config="{}", files={}), parameters=LAYOUT,
             contribution=LAYOUT,
         )  # fmt: skip
-        address = f"127.0.0.1:{server.serve(bind('127.0.0.1:0'))}"
+        address = f"127.0.0.1:{server.serve('127.0.0.1:0')}"
         try:
             tell("reports", workers=arguments.workers, **_measured(address, identities, writer, arguments))
         finally:

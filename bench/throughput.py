@@ -1,6 +1,6 @@
 """Unequal machines on a fast network: our shares against the equal batches of torch's DDP.
 
-    python -m bench.throughput [--transport crew|ray|both] [--repeats 3] [--unit-ms 120 240 480 480]
+    python -m bench.throughput [--repeats 3] [--unit-ms 120 240 480 480]
 
 Machines are network namespaces (`bench/lan.py`; plain loopback for a user that is not root) with one worker each. Two
 cores cannot be four machines, so a machine's slowness is made: it needs at least `--unit-ms` for a unit, and sleeps
@@ -18,7 +18,7 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +27,12 @@ from typing import Any
 import psutil
 
 from bench.common import random_data, report, summary
-from bench.lan import Member, ask_for_addresses, can_shape, lan
+from bench.lan import Member, can_shape, lan
 from bench.link import Node
 from cuadrilla.home import Home
-from cuadrilla.link.ciphers import allow_only_new_tls
+from cuadrilla.link.identity import open_coordinator
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.tls import open_coordinator
-from tests.crews import NOW, join
+from tests.crews import join
 
 PORT = 47470
 VOCABULARY, CONTEXT, UNIT_SEQUENCES = 512, 64, 1  # little arithmetic: all machines' together is a part of one core
@@ -117,10 +116,10 @@ def crew_turn(rig: Rig) -> Turn:
     """The product: `crew` engine, exact strategy, gRPC with TLS, journal, measured shares."""
     home, ranks = Home(rig.folder / "home"), range(len(rig.members))
     (rig.folder / "run").mkdir(parents=True)
-    keys, listed = open_coordinator(home.crew, now=NOW), AllowList(home.nodes)
+    keys, listed = open_coordinator(home.crew), AllowList(home.nodes)
     for rank in ranks:
         name = f"worker-{rank}"
-        listed.add(name, certificate=join(rig.folder / name, name=name, crew=keys).certificate)
+        join(rig.folder / name, name=name, crew=keys, nodes=listed)
     with ExitStack() as stack:
         coordinator = rig.start(stack, "crew-coordinator", 0)
         workers = [rig.start(stack, "crew-worker", rank) for rank in ranks]
@@ -151,25 +150,6 @@ def ddp_turn(rig: Rig) -> Turn:
     return Turn(units_per_second=rig.steps * rig.num_units / seconds, machines=machines, busy_percent=busy)
 
 
-def ray_turn(rig: Rig) -> Turn:
-    """The same strategy, journal and shares through Ray as the product uses it: the machines are nodes of a cluster."""
-    (rig.folder / "run").mkdir(parents=True)
-    with ExitStack() as stack:
-        coordinator = rig.start(stack, "ray-coordinator", 0)
-        coordinator.answer()
-        for rank in range(1, len(rig.members)):
-            rig.start(stack, "ray-worker", rank).answer()
-        psutil.cpu_percent()
-        answer: dict[str, Any] = coordinator.ask("train")
-        busy = psutil.cpu_percent()
-    return Turn(
-        units_per_second=rig.rounds * rig.num_units / answer["seconds"], machines=answer["machines"], busy_percent=busy
-    )
-
-
-TRANSPORTS: dict[str, Callable[[Rig], Turn]] = {"crew": crew_turn, "ray": ray_turn}
-
-
 def compare(ours: Turn, ddp: Turn) -> dict[str, Any]:
     """One turn of each. The speeds are those of both together."""
     speeds = [
@@ -196,16 +176,14 @@ def compare(ours: Turn, ddp: Turn) -> dict[str, Any]:
 
 
 def summarize(ours: Sequence[Turn], ddp: Sequence[Turn]) -> dict[str, Any]:
-    """A transport's turns beside those of DDP that followed them."""
+    """Our turns beside those of DDP that followed them."""
     pairs = [compare(mine, theirs) for mine, theirs in zip(ours, ddp, strict=True)]
     keys = ("ratio", "ideal", "fraction", "step_over_transfer")
     return {**{key: summary([pair[key] for pair in pairs]) for key in keys}, "pairs": pairs}
 
 
 def main() -> None:
-    allow_only_new_tls()  # also for the processes that this one starts
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transport", choices=[*TRANSPORTS, "both"], default="crew", help="how our workers come")
     parser.add_argument("--unit-ms", type=float, nargs="+", default=[120, 240, 480, 480], help="one for each machine")
     parser.add_argument("--units", type=int, default=64, help="in a step; a multiple of the number of machines")
     parser.add_argument("--rate", default="1gbit", help="of every card, as tc writes it; 0: loopback")
@@ -216,10 +194,7 @@ def main() -> None:
     if arguments.units % len(arguments.unit_ms):
         parser.error("--units must be a multiple of the number of machines: DDP's batches are equal")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
-    transports = list(TRANSPORTS) if arguments.transport == "both" else [arguments.transport]
-    if "ray" in transports:
-        ask_for_addresses(arguments.rate)
-    contenders = {**{transport: TRANSPORTS[transport] for transport in transports}, "ddp": ddp_turn}
+    contenders = {"crew": crew_turn, "ddp": ddp_turn}
     load = psutil.getloadavg()
     turns: dict[str, list[Turn]] = {name: [] for name in contenders}
     with tempfile.TemporaryDirectory() as name, lan(len(arguments.unit_ms), rate=arguments.rate) as members:
@@ -247,7 +222,7 @@ def main() -> None:
         unit_ms=arguments.unit_ms,
         units=arguments.units,
         load_before=load,
-        transports={transport: summarize(turns[transport], turns["ddp"]) for transport in transports},
+        **summarize(turns["crew"], turns["ddp"]),
     )
 
 

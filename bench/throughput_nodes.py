@@ -4,8 +4,6 @@
 
 * `crew-coordinator`, `crew-worker`: the product's crew engine; its loop on a `GrpcLink`. Nothing is known of the
   workers' speeds beforehand: shares are those the coordinator measures.
-* `ray-coordinator`, `ray-worker`: the product's `RayServer` on the head of a cluster, and machines that are its nodes;
-  the workers are actors there with the product's loop on a `RayLink` (`bench/throughput_ray.py`).
 * `ddp`: torch's DistributedDataParallel over gloo, equal batches, gradients accumulated locally (`no_sync`) but for the
   last unit of a step.
 
@@ -19,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +28,12 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.common import configure
 from bench.lan import CARD, LAN
 from bench.pace import Answer, Pace, PacedLink, work
-from bench.ray_cluster import RayMachine, head, nodes_named
+from cuadrilla.crew.up import OpenCrew, Opening, run_crew
 from cuadrilla.data.loader import UnitLoader
-from cuadrilla.engines.crew import OpenCrew, Opening, run_crew
 from cuadrilla.home import Home
 from cuadrilla.host.memory import keep_freed_memory
-from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.tls import load_node
+from cuadrilla.link.client import Connection
+from cuadrilla.link.identity import load_node
 from cuadrilla.link.wire import Layout
 from cuadrilla.model.task import loss_of
 from cuadrilla.rundir import RunDir
@@ -61,7 +58,7 @@ class CommitTimes:
 
 
 class CrewCoordinator:
-    """Opens the run's transports itself: the crew link, or Ray (`bench/throughput_ray.py`)."""
+    """Opens the run's crew link itself."""
 
     def __init__(self, *, folder: str, config: str, warm_up: int, rounds: int, say: Say, **_: Any) -> None:
         self._say = say
@@ -76,7 +73,7 @@ class CrewCoordinator:
         run_crew(context, run, opening=Opening(home=Home(self._folder / "home"), opened=self._say_open))
         return {"seconds": counted_seconds(commits, warm_up=self._warm_up, rounds=self._rounds)}
 
-    def _say_open(self, _transport: OpenCrew) -> None:
+    def _say_open(self, _crew: OpenCrew) -> None:
         self._say({"open": True})
 
     def close(self) -> None:
@@ -86,33 +83,6 @@ class CrewCoordinator:
 def counted_seconds(commits: CommitTimes, *, warm_up: int, rounds: int) -> float:
     """Of the rounds after the warm-up."""
     return commits.times[warm_up + rounds - 1] - commits.times[warm_up - 1]
-
-
-class RayCoordinator:
-    """The head of a cluster; a worker for each machine, the first of them on its own."""
-
-    def __init__(self, *, folder: str, config: str, address: str, say: Say, **specification: Any) -> None:
-        del say  # not for the workers
-        self._folder = Path(folder)
-        self._config = configure(config)
-        self._specification = {"folder": folder, "config": config, **specification}
-        self._open = ExitStack()
-        self._cluster = self._open.enter_context(head(Path(folder), address=address))
-
-    def train(self) -> Answer:
-        """Waits for the machines; then seconds of the rounds after the warm-up, and the answers of the workers."""
-        from bench.throughput_ray import coordinate
-
-        run, commits = RunDir(self._folder / "run"), CommitTimes()
-        nodes = [f"worker-{rank}" for rank in range(1, self._specification["workers"])]
-        placed = {"worker-0": self._cluster.node, **nodes_named(nodes)}
-        context = assemble(self._config, run, task=make_task(self._config, run.path), sinks=[commits])
-        machines = coordinate(context, placed, specification=self._specification)
-        warm_up, rounds = self._specification["warm_up"], self._specification["rounds"]
-        return {"seconds": counted_seconds(commits, warm_up=warm_up, rounds=rounds), "machines": machines}
-
-    def close(self) -> None:
-        self._open.close()
 
 
 class CrewWorker:
@@ -214,8 +184,6 @@ NODES: dict[str, Callable[..., Any]] = {
     "crew-coordinator": CrewCoordinator,
     "crew-worker": CrewWorker,
     "ddp": DdpWorker,
-    "ray-coordinator": RayCoordinator,
-    "ray-worker": RayMachine,
 }
 
 
@@ -225,7 +193,7 @@ def main() -> None:
     keep_freed_memory()
     specification = json.loads(sys.argv[1])
     answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives
-    os.dup2(2, 1)  # Ray talks on stdout
+    os.dup2(2, 1)
 
     def say(answer: Answer) -> None:
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The steps of docker/Dockerfile, shared by its two images:
+# The steps of the Dockerfile:
 #   install.sh system | libraries | torch cpu|cu130|cu126 | cuadrilla
 set -eu
 here=/opt/build
@@ -7,7 +7,7 @@ pip() { /opt/venv/bin/python -m pip --disable-pip-version-check --no-input "$@";
 
 case $1 in
 system)
-  packages="ca-certificates git iputils-ping"
+  packages="ca-certificates git iputils-ping tini"
   command -v python3 >/dev/null && python3 -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3 python3-venv"
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages
@@ -16,8 +16,9 @@ system)
   chmod u-s "$(command -v ping)"
   ! command -v setcap >/dev/null || setcap -r "$(command -v ping)" 2>/dev/null || true
   getent passwd 1000 >/dev/null || useradd --uid 1000 --no-create-home --home-dir "$HOME" --shell /bin/bash cuadrilla
-  # A new volume takes the mode of its folder here; compose runs a role as whoever called it.
-  install -d -m 1777 "$HOME" "$CUADRILLA_HOME" /crew /monitor /ray /serve /workspace
+  # A new volume takes the mode of its folder here; whose it is follows from the folder at /workspace.
+  install -d -m 1777 "$HOME" "$CUADRILLA_HOME" /crew /monitor /ray /serve
+  install -d -m 1777 -o 1000 -g 1000 /workspace
   # /etc/profile sets PATH anew; it reads this afterwards.
   echo 'PATH=/opt/venv/bin:$PATH' >/etc/profile.d/venv.sh
   python3 -m venv /opt/venv

@@ -1,7 +1,8 @@
 """Fine-tuning: a CNN that knows digits learns, in seconds, to tell odd from even.
 
-`pretrained.safetensors` beside this file is the model of a run of mnist_cnn.py (checkpoints/v*/model.safetensors). Its
-layers are frozen, but for a new last one: frozen parameters stay on their machine and are never changed.
+`pretrained.safetensors`, in the folder of MNIST's files, is the model of a run of mnist_cnn.py
+(checkpoints/v*/model.safetensors). Its layers are frozen, but for a new last one: frozen parameters stay on their
+machine and are never changed.
 """
 
 import hashlib
@@ -17,24 +18,22 @@ from torch import Tensor, nn
 from cuadrilla.errors import DataError
 from cuadrilla.model.task import Batch, TaskDefaults
 
-PRETRAINED = Path(__file__).parent / "pretrained.safetensors"
-
 
 class OddOrEven:
     defaults = TaskDefaults(length=1)
 
-    def __init__(self, digits: Digits) -> None:
-        self.digits = digits
-        if not PRETRAINED.exists():
+    def __init__(self, digits: Digits, *, pretrained: Path) -> None:
+        self.digits, self.pretrained = digits, pretrained
+        if not pretrained.exists():
             raise DataError(
-                f"{PRETRAINED} does not exist",
+                f"{pretrained} does not exist",
                 hint="train mnist.toml in another folder, and copy its newest checkpoints/v*/model.safetensors here",
             )
 
     def model(self) -> nn.Module:
         model = self.digits.model()
         assert isinstance(model, nn.Sequential)
-        model.load_state_dict(load_file(PRETRAINED))  # strict: a file of another model is an error
+        model.load_state_dict(load_file(self.pretrained))  # strict: a file of another model is an error
         model.requires_grad_(False)
         model[-1] = nn.Linear(128, 2)
         return model
@@ -47,7 +46,7 @@ class OddOrEven:
 
     def data_hash(self) -> str:
         """With the file in it, no machine can take part that has another one."""
-        return self.digits.data_hash() + hashlib.sha256(PRETRAINED.read_bytes()).hexdigest()
+        return self.digits.data_hash() + hashlib.sha256(self.pretrained.read_bytes()).hexdigest()
 
     def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
         return self.digits.evaluate(model, (self._odd(batch) for batch in batches))
@@ -56,5 +55,5 @@ class OddOrEven:
         return {**batch, "digit": batch["digit"] % 2}
 
 
-def odd_or_even() -> OddOrEven:
-    return OddOrEven(mnist_10k())
+def odd_or_even(data: Path) -> OddOrEven:
+    return OddOrEven(mnist_10k(data), pretrained=data / "pretrained.safetensors")

@@ -1,15 +1,18 @@
-"""A small CNN on handwritten digits. `task.path` in the run file chooses the data:
+"""A small CNN on handwritten digits. `task.path` in the run file chooses the images:
 
 mnist_cnn.py:mnist       MNIST: 60,000 images to train on, 10,000 held out; downloaded once, 12 MB
 mnist_cnn.py:mnist_10k   the latter only, 8,000 of them to train on; 1.7 MB
 mnist_cnn.py:digits      1,797 coarser digits that come with scikit-learn
+
+`data` is what `task.data` names, on the machine that calls the function: MNIST's folder.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from mnist_data import Examples, load, load_sklearn
+from mnist_data import FOLDER, Examples, load, load_sklearn
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -70,13 +73,13 @@ class Digits:
         return [Guess(digit=digit, probability=probability) for digit, probability in pairs]
 
 
-def mnist() -> Digits:
-    return Digits(load("train"), load("t10k"))
+def mnist(data: Path = FOLDER) -> Digits:
+    return Digits(load("train", folder=data), load("t10k", folder=data))
 
 
-def mnist_10k() -> Digits:
-    return Digits(*load("t10k").split(8000))
+def mnist_10k(data: Path = FOLDER) -> Digits:
+    return Digits(*load("t10k", folder=data).split(8000))
 
 
-def digits() -> Digits:
+def digits(_data: Path = FOLDER) -> Digits:
     return Digits(*load_sklearn().split(1500))

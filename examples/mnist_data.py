@@ -1,7 +1,8 @@
 """Handwritten digits: the four files of MNIST, or the coarser images that come with scikit-learn.
 
-MNIST lies in the folder `mnist` beside this file, as published (.gz) or unpacked. What is missing there is downloaded
-and must have the known hash; what is there is only parsed, so that files in the same format may take its place.
+MNIST lies in a folder, as published (.gz) or unpacked: `mnist` beside this file, if no other is named. What is missing
+there is downloaded and must have the known hash; what is there is only parsed, so that files in the same format may
+take its place.
 """
 
 import gzip

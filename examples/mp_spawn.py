@@ -11,7 +11,9 @@ process that dies, a checkpoint, a slower machine. `cuadrilla train mlp.toml` ha
 
 import argparse
 import hashlib
+import os
 import socket
+import sys
 
 import torch
 import torch.distributed as dist
@@ -43,6 +45,10 @@ def train(rank: int, nprocs: int, port: int, epochs: int) -> None:
             print(f"epoch {epoch + 1}/{epochs}  held-out loss {held_out_loss(task, model.module):.4f}", flush=True)
     report(rank, nprocs, model.module)
     dist.destroy_process_group()
+    sys.stdout.flush()
+    # DDP keeps Gloo's threads beyond the end of its group. One that frees a tensor while Python shuts down can abort
+    # the process (`terminate called without an active exception`), so it ends without that.
+    os._exit(0)
 
 
 def held_out_loss(task: Regression, model: torch.nn.Module) -> float:

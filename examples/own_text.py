@@ -1,4 +1,4 @@
-"""A character model of one's own text: the `.txt` files (UTF-8) in the folder `texts` beside this file.
+"""A character model of one's own text: the `.txt` files (UTF-8) in the folder that `task.data` names.
 
 Not a GPT: a GRU, to show that any PyTorch model will do. For a GPT-2 on the same text: `cuadrilla data prepare`.
 """
@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy
 from cuadrilla.errors import DataError
 from cuadrilla.model.task import Batch, TaskDefaults
 
-FOLDER = Path(__file__).parent / "texts"
 LENGTH, HELD_OUT = 128, 0.05  # characters in an example; the end of the text is held out
 
 
@@ -80,12 +79,12 @@ class OwnText:
         return {"loss": loss, "bits_per_character": loss / math.log(2)}
 
 
-def own_text() -> OwnText:
-    files = sorted(FOLDER.glob("*.txt"))
+def own_text(data: Path) -> OwnText:
+    files = sorted(data.glob("*.txt"))
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     if len(text) * HELD_OUT < 2 * LENGTH:
         raise DataError(
-            f"{FOLDER} holds {len(text):,} characters in {len(files)} .txt files",
+            f"{data} holds {len(text):,} characters in {len(files)} .txt files",
             hint=f"put at least {int(2 * LENGTH / HELD_OUT):,} characters of text there",
         )
     return OwnText(text)

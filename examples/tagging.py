@@ -1,11 +1,12 @@
 """Sequence tagging with a bidirectional GRU: a tag for every word. `task.path` chooses the data:
 
 tagging.py:people   built-in stories; is the word part of a person's name? Held out: stories about other people
-tagging.py:conllu   parts of speech from train.conllu and val.conllu beside this file (Universal Dependencies)
+tagging.py:conllu   parts of speech from train.conllu and val.conllu in the folder `task.data` (Universal Dependencies)
 """
 
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -67,5 +68,5 @@ def people() -> Tagging:
     return Tagging(*story_sentences())
 
 
-def conllu() -> Tagging:
-    return Tagging(*conllu_sentences())
+def conllu(data: Path) -> Tagging:
+    return Tagging(*conllu_sentences(data))

@@ -15,7 +15,6 @@ from cuadrilla.errors import DataError
 
 LENGTH = 40  # words; longer sentences are cut
 PADDING = -100  # the tag where a sentence has ended
-FOLDER = Path(__file__).parent
 NUM_STORIES = 800
 STRANGERS = {"Leo", "Campos", "Sofía", "Navarro"}  # only in the stories that are held out
 
@@ -67,8 +66,8 @@ def story_sentences() -> tuple[Sentences, Sentences]:
     return numbered(split[False], tags), numbered(split[True], tags)
 
 
-def conllu_sentences() -> tuple[Sentences, Sentences]:
-    train, val = (list(read_conllu(FOLDER / f"{name}.conllu")) for name in ("train", "val"))
+def conllu_sentences(folder: Path) -> tuple[Sentences, Sentences]:
+    train, val = (list(read_conllu(folder / f"{name}.conllu")) for name in ("train", "val"))
     tags = sorted({tag for sentence in train for _, tag in sentence})
     return numbered(train, tags), numbered(val, tags)
 

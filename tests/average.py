@@ -15,22 +15,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.link.base import Contribution, Lease, Tensors
+from cuadrilla.link.base import Lease, Tensors
 from cuadrilla.sync import strategy as seam
+from cuadrilla.sync.events import Answer
 from cuadrilla.sync.work import Rounds, Share, WholeRounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Average:
-    """`units_per_step`: 0 for one step in a lease. `wire`: in which numbers a difference travels."""
+    """`wire`: in which numbers a difference travels."""
 
-    units_per_step: int = 0
+    steps_per_round: int = 1
     wire: torch.dtype = torch.float32
-    max_staleness: int | None = None
     moves_weights: bool = True
 
     def worker(self, model: nn.Module, recipe: seam.Recipe) -> "AverageWorker":
-        return AverageWorker(model, recipe, units_per_step=self.units_per_step, wire=self.wire)
+        return AverageWorker(model, recipe, steps_per_round=self.steps_per_round, wire=self.wire)
 
     def merge(self, model: nn.Module, recipe: seam.Recipe) -> "AverageMerge":
         return AverageMerge(model, recipe)
@@ -44,16 +44,13 @@ class Average:
     def contribution_like(self, model: nn.Module) -> dict[str, Tensor]:
         return {name: parameter.to(self.wire) for name, parameter in seam.trainable(model).items()}
 
-    def check(self, model: nn.Module, *, several_workers: bool) -> None:
-        """Running statistics are nobody's here."""
-
 
 class AverageWorker:
     one_unit_per_micro_step = False
 
-    def __init__(self, model: nn.Module, recipe: seam.Recipe, *, units_per_step: int, wire: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, recipe: seam.Recipe, *, steps_per_round: int, wire: torch.dtype) -> None:
         self.params: seam.Parameters = seam.trainable(model)
-        self.units_per_step = units_per_step
+        self.steps_per_round = steps_per_round
         self._recipe, self._wire = recipe, wire
         self._base = {name: parameter.detach().clone() for name, parameter in self.params.items()}
 
@@ -66,7 +63,7 @@ class AverageWorker:
         self._factor = self._recipe.lr_factor((lease.version + 1) * lease.planned_tokens)
         self._planned, self._counted = lease.planned_tokens, 0
 
-    def measuring(self) -> AbstractContextManager[None]:
+    def collecting_statistics(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def after_micro_step(self, sums: seam.Sums) -> None:
@@ -98,32 +95,32 @@ class AverageMerge:
         self._params, self._recipe = seam.trainable(model), recipe
         self._mean: dict[str, Tensor] = {}
 
-    @property
-    def params(self) -> Mapping[str, Tensor]:
+    def version(self) -> Mapping[str, Tensor]:
         return self._params
 
-    def reduce(self, contributions: Sequence[Contribution], *, planned_tokens: int) -> seam.Reduced:
+    def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> seam.Reduced:
+        contributions = [answer.said for answer in answers]
         tokens = sum(item.tokens for item in contributions)
         self._mean = {
             name: sum((item.tensors[name].float() * (item.tokens / tokens) for item in contributions), torch.zeros(()))
             for name in self._params
         }
         norm = float(nn.utils.get_total_norm(self._mean.values()))
-        bad = seam.unusable(contributions, norm=norm, sizes=lambda: self.sizes(contributions))
-        return seam.Reduced(norm=norm, tokens=tokens, bad=bad)
+        bad = seam.unusable(answers, norm=norm, norms=lambda: self.norms(answers))
+        return seam.Reduced(norm=norm, bad=bad)
 
-    def sizes(self, contributions: Sequence[Contribution]) -> list[float]:
+    def norms(self, answers: Sequence[Answer]) -> list[float]:
         return [
             float(nn.utils.get_total_norm([tensor.double() for tensor in item.tensors.values()]))
             if item.tokens
             else 0.0
-            for item in contributions
+            for item in (answer.said for answer in answers)
         ]
 
-    def zeros(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
-        return seam.changing_nothing(contributions, names=list(self._params))
+    def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
+        return seam.without_effect(answers, names=list(self._params))
 
-    def can_hold(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
+    def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         return True
 
     def update(self) -> Mapping[str, Tensor]:

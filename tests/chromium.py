@@ -8,7 +8,6 @@ It speaks the DevTools protocol through a pipe (`--remote-debugging-pipe`), so t
 https://chromedevtools.github.io/devtools-protocol/
 """
 
-import base64
 import json
 import os
 import select
@@ -168,7 +167,7 @@ class Tab:
         while not (found := self.value(expression)):
             if time.monotonic() > deadline:
                 raise BrowserError(f"never true: {expression}; the page: {self.text('body')!r}")
-            time.sleep(0.01)
+            time.sleep(0.05)
         return found
 
     def text(self, selector: str) -> str:
@@ -188,10 +187,6 @@ class Tab:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def hover(self, selector: str) -> None:
-        x, y = self._middle(selector)
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
     def _middle(self, selector: str) -> tuple[float, float]:
         x, y = self.until(
             f"(() => {{ const found = document.querySelector({json.dumps(selector)}); if (!found) return null;"
@@ -208,6 +203,3 @@ class Tab:
         text = {"text": "\r"} if key == "Enter" and not modifiers else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **parameters, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **parameters)
-
-    def picture(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

@@ -1,5 +1,7 @@
 """The `train` command: a small run of one's own, trained here, or started in a process, watched and stopped."""
 
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -63,6 +65,7 @@ every_tokens = 1_000_000
 COMMAND = [sys.executable, "-m", "cuadrilla"]
 ENDLESS = 100_000
 """Steps of a run that ends when it is told to: how fast a machine is then decides nothing."""
+TAIL_BYTES = 16_384
 
 
 def make_run(folder: Path, *, steps: int = ENDLESS) -> RunDir:
@@ -88,7 +91,7 @@ def wait_for(
     process: "subprocess.Popen[str] | None" = None,
     *,
     seconds: float = 150,
-    every_seconds: float = 0.005,
+    every_seconds: float = 0.02,
 ) -> None:
     """Until the condition holds; fails after a generous ceiling, or when the process ends before.
 
@@ -102,7 +105,7 @@ def wait_for(
 
 
 def stop(process: "subprocess.Popen[str]") -> str:
-    """Ask a training to save and stop, as `down` and Ctrl-C do; what it has said."""
+    """Ask a training to save and stop, as `stop` and Ctrl-C do; what it has said."""
     process.terminate()
     said = process.communicate(timeout=150)[1]
     assert process.returncode == 130, said
@@ -133,13 +136,24 @@ def coordinator(crew: "subprocess.Popen[str]") -> psutil.Process:
     return child
 
 
+def newest_version(run: RunDir) -> int:
+    """The version of the last step that has its row. Only the end of the file is read: who waits asks often."""
+    try:
+        with open(run.metrics, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            tail = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return 0
+    return max((int(version) for version in re.findall(r'"version": (\d+).*\n', tail)), default=0)
+
+
 def reached(run: RunDir, version: int) -> Callable[[], bool]:
-    return lambda: any(row["version"] >= version for row in read_jsonl(run.metrics))
+    return lambda: newest_version(run) >= version
 
 
 def goes_on(run: RunDir, *, steps: int = 5) -> Callable[[], bool]:
     """Some steps more than there are now: none, it may be, where the machine is slow."""
-    return reached(run, max((row["version"] for row in read_jsonl(run.metrics)), default=0) + steps)
+    return reached(run, newest_version(run) + steps)
 
 
 def events(run: RunDir, kind: str) -> list[dict[str, Any]]:

@@ -27,12 +27,9 @@ import pytest
 from hypothesis import settings
 
 from cuadrilla.host.openmp import sleep_early
-from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.log import silence_grpc
 from tests.schedule import uses_ray
 
-pytest_plugins = ["tests.durations"]
-allow_only_new_tls()
 silence_grpc()
 sleep_early()
 
@@ -115,8 +112,6 @@ def sockets() -> frozenset[tuple[Any, ...]]:
     except OSError:
         descriptors = []
     if descriptors and not any(is_socket(number) for number in descriptors):
-        return frozenset()
-    if getattr(sys.modules.get("ray"), "is_initialized", bool)():  # its connections come and go by themselves
         return frozenset()
     try:
         connections = psutil.Process().net_connections(kind="inet")
@@ -235,7 +230,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each test carries the mark of its folder. What goes through Ray is thorough, but for one of each kind.
+    """Each test carries the mark of its folder.
 
     Ray's, which follow one another, and those that may take longest, by their time limit, are begun first: at the end
     all processes are done together.
@@ -245,8 +240,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
         if folder in TIERS and item.get_closest_marker(folder) is None:
             item.add_marker(folder)
-        if uses_ray(item.nodeid) and item.get_closest_marker("ray_smoke") is None:
-            item.add_marker("thorough")
     items.sort(key=lambda item: (not uses_ray(item.nodeid), -time_limit(item)))
 
 

@@ -15,7 +15,6 @@ from urllib.parse import quote
 import uvicorn
 
 from cuadrilla.monitor.web.app import WITHOUT_TOKEN, Dashboard
-from cuadrilla.monitor.web.examine import Examiner
 from cuadrilla.monitor.web.runs import Runs
 from cuadrilla.serve.edge import Edge
 from tests.commands import wait_for
@@ -49,7 +48,7 @@ class ShownDashboard:
                 return error.code, error.read(), error.headers
 
     @contextmanager
-    def following(self, key: str, *, path: str = "/api/follow?run=") -> Iterator[Iterator[dict[str, Any]]]:
+    def following(self, key: str, *, path: str = "/api/follow?of=") -> Iterator[Iterator[dict[str, Any]]]:
         """What the stream of a run tells, piece by piece; of a queue or a search: `path` "/api/jobs?of="."""
         request = urllib.request.Request(f"{self.url}{path}{quote(key)}", headers=BEARER)
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -57,12 +56,12 @@ class ShownDashboard:
 
 
 @contextmanager
-def shown(*places: Path, examiner: Examiner | None = None, queue: Path | None = None) -> Iterator[ShownDashboard]:
+def shown(*places: Path, queue: Path | None = None) -> Iterator[ShownDashboard]:
     """Not through `listen`, which is for the main thread of a process."""
-    dashboard = Dashboard(Runs(places, queue=queue), examiner=examiner)
+    dashboard = Dashboard(Runs(places, queue=queue))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"
-        edge = Edge(dashboard.app, key=TOKEN, hosts=[host], open_to_all=WITHOUT_TOKEN)
+        edge = Edge(dashboard.app, key=TOKEN, open_to_all=WITHOUT_TOKEN)
         config = uvicorn.Config(edge, log_config=None, ws="none", timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="dashboard")

@@ -60,9 +60,6 @@ class FaultyLink:
         if isinstance(message, Contribution):
             self._reach("contributed")
 
-    def upload(self, piece: Tensors, *, lease_id: int) -> None:
-        self._link.upload(self._upload(piece), lease_id=lease_id)
-
     def next_event(self) -> ToWorker:
         event = self._link.next_event()
         match event:

@@ -4,12 +4,11 @@ import contextlib
 import gc
 import queue
 import random
+import re
 import threading
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,33 @@ import grpc
 import psutil
 import torch
 
-from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.home import Home
+from cuadrilla.host.gpus import GpuUsage
+from cuadrilla.host.usage import Usage
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribution, Hello, Lease, NodeReport, Progress, ToCoordinator, Version
-from cuadrilla.link.gate import bind
-from cuadrilla.link.grpc_calls import DEVICE_KEY
-from cuadrilla.link.grpc_client import SERVICE, Connection
-from cuadrilla.link.grpc_ray import RayHeadServer
-from cuadrilla.link.grpc_server import CrewServer
-from cuadrilla.link.grpc_standby import StandbyServer
+from cuadrilla.link.base import (
+    Contribution,
+    Download,
+    Enroll,
+    Goodbye,
+    Hello,
+    Lease,
+    NodeReport,
+    Progress,
+    SaidLine,
+    Stop,
+    ToCoordinator,
+    ToWorker,
+    Upload,
+    Version,
+)
+from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY
+from cuadrilla.link.client import TOLD, Connection
+from cuadrilla.link.identity import SERVER_NAME, Identity, open_coordinator
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
-from cuadrilla.link.tls import SERVER_NAME, Identity, open_coordinator
+from cuadrilla.link.server import CrewServer
+from cuadrilla.link.standby import StandbyServer
 from tests.crews import join
 
 MIB = 2**20
@@ -70,18 +84,12 @@ class Crew:
     """A server that serves, its keys, and an honest worker `ana` that has joined."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        contribution: wire.Layout = LAYOUT,
-        standbys: frozenset[str] = frozenset(),
-        ray: RayHeadServer | None = None,
+        self, folder: Path, *, contribution: wire.Layout = LAYOUT, standbys: frozenset[str] = frozenset()
     ) -> None:
         self.folder = folder
-        self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
+        self.keys = open_coordinator(folder / "crew")
         self.nodes = AllowList(folder / "crew" / "nodes.json")
         self.heard = Heard()
-        self.now = 0.0
         file = folder / "file.bin"
         file.write_bytes(b"shard" * 100)
         self.server = CrewServer(
@@ -91,11 +99,9 @@ class Crew:
             offer=Offer(config="{}", files={"file.bin": (file, b"f" * 32)}),
             parameters=LAYOUT,
             contribution=contribution,
-            ray=ray,
-            standby=StandbyServer(names=standbys, keys=folder / "crew", run=folder / "run"),
-            clock=lambda: self.now,
+            standby=StandbyServer(names=standbys, home=Home(folder), run=folder / "run"),
         )
-        self.port = self.server.serve(bind("127.0.0.1:0"))
+        self.port = self.server.serve("127.0.0.1:0")
         self.address = f"127.0.0.1:{self.port}"
         self.leases = 0
         self.ana = Connection(self.address, identity=self.node("ana"))
@@ -103,10 +109,13 @@ class Crew:
         self.session.call(Hello(speed_hint=1.0))
         assert isinstance(self.heard.next("ana"), Hello)
 
+    @property
+    def stranger(self) -> Identity:
+        """Somebody who knows who the coordinator is, and has no token."""
+        return Identity(certificate=self.keys.certificate)
+
     def node(self, name: str) -> Identity:
-        identity = join(self.folder / name, name=name, crew=self.keys)
-        self.nodes.add(name, certificate=identity.certificate)
-        return identity
+        return join(self.folder / name, name=name, crew=self.keys, nodes=self.nodes)
 
     def works(self) -> bool:
         """The honest worker gets a lease and a version, uploads and answers, and the answer is what it sent."""
@@ -119,8 +128,9 @@ class Crew:
         assert isinstance(version, Version)
         got = self.session.download(version.parameters)
         assert all(torch.equal(got[name], PARAMETERS[name]) for name in PARAMETERS)
-        layout = self.server._usual.contribution
-        sent = layout.unpack(bytearray(random.Random(self.leases).randbytes(layout.num_bytes)))
+        layout = self.server._served.contribution
+        noise = random.Random(self.leases).randbytes(layout.num_bytes - len(layout.header))
+        sent = layout.unpack(bytearray(layout.header + noise))
         answer = Contribution(lease_id=self.leases, tokens=5, loss_sum=1.5, tensors=sent)
         self.session.call(answer)
         heard = self.heard.next("ana")
@@ -141,38 +151,34 @@ class Crew:
 class Abuser:
     """A client of the link with an identity of its own that sends whatever bytes it is given."""
 
-    def __init__(self, crew: Crew, identity: Identity | None, *, ca: bytes = b"") -> None:
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=ca or crew.keys.identity.ca,
-            private_key=identity.key if identity else None,
-            certificate_chain=identity.certificate if identity else None,
-        )
+    def __init__(self, crew: Crew, identity: Identity) -> None:
+        credentials = grpc.ssl_channel_credentials(root_certificates=identity.certificate)
+        self.token = identity.token
         options = [("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.secure_channel(crew.address, credentials, options=[*options, ("grpc.enable_retries", 0)])
 
-    def stream(self, method: str, requests: Iterable[bytes], *, device: str = "", patient: bool = False) -> Any:
-        """A call of any method, with as many messages as one likes; a patient one connects again when it is reset."""
-        call = self.channel.stream_stream(SERVICE + method)
-        metadata = ((DEVICE_KEY, device),) if device else ()
-        return call(iter(requests), timeout=4 * CEILING_SECONDS, wait_for_ready=patient, metadata=metadata)
+    def stream(self, method: str, requests: Iterable[bytes], *, device: str = "", secret: bytes = b"") -> Any:
+        """A call of any method, with as many messages as one likes."""
+        call = self.channel.stream_stream(f"/{SERVICE}/{method}")
+        told = {TOKEN_KEY: self.token, DEVICE_KEY: device, INVITE_KEY: secret}
+        metadata = tuple((key, value) for key, value in told.items() if value)
+        return call(iter(requests), timeout=4 * CEILING_SECONDS, metadata=metadata)
 
-    def status(self, method: str, requests: Iterable[Any], *, device: str = "") -> str:
+    def status(self, method: str, requests: Iterable[Any], *, device: str = "", secret: bytes = b"") -> str:
         """How the call ends, once it has."""
-        raw = (item if isinstance(item, bytes) else item.SerializeToString() for item in requests)
-        call = self.stream(method, raw, device=device)
+        call = self.stream(method, map(raw, requests), device=device, secret=secret)
         with contextlib.suppress(grpc.RpcError):
             for _ in call:
                 pass
         name: str = call.code().name
         return name
 
-    def say(self, *messages: pb.ToCoordinator | bytes) -> list[pb.ToWorker]:
+    def say(self, *messages: object) -> list[ToWorker]:
         """A session in which this is said; what came back until it ended."""
-        raw = [item if isinstance(item, bytes) else item.SerializeToString() for item in messages]
         answers = []
         with contextlib.suppress(grpc.RpcError):
-            for answer in self.stream("Session", raw):
-                answers.append(pb.ToWorker.FromString(answer))
+            for answer in self.stream("Session", map(raw, messages)):
+                answers.append(wire.decode(answer, *TOLD))
         return answers
 
     def close(self) -> None:
@@ -180,7 +186,7 @@ class Abuser:
 
 
 @contextlib.contextmanager
-def abuser(crew: Crew, identity: Identity | None) -> Iterator[Abuser]:
+def abuser(crew: Crew, identity: Identity) -> Iterator[Abuser]:
     made = Abuser(crew, identity)
     try:
         yield made
@@ -219,45 +225,49 @@ class Held:
 
 
 def hello_bytes() -> bytes:
-    raw: bytes = wire.to_coordinator(Hello(speed_hint=1.0)).SerializeToString()
-    return raw
+    return wire.encode(Hello(speed_hint=1.0))
 
 
-def chunk(data: bytes = b"", **fields: Any) -> pb.Chunk:
-    return pb.Chunk(data=data, crc=fields.pop("crc", zlib.crc32(data)), **fields)
+def raw(item: object) -> bytes:
+    return item if isinstance(item, bytes) else wire.encode(item)
 
 
-def first_chunk(data: bytes, *, layout: wire.Layout = LAYOUT, num_bytes: int | None = None) -> pb.Chunk:
-    size = layout.num_bytes if num_bytes is None else num_bytes
-    return chunk(data, name="u", num_bytes=size, tensors=layout.describe())
+def upload(lease_id: int = 1, *, offset: int = 0, **fields: Any) -> Upload:
+    said = {"tokens": 1, "loss_sum": 1.0, **fields}
+    return Upload(contribution=Contribution(lease_id=lease_id, **said), offset=offset)
 
 
-WHOLE = bytes(LAYOUT.num_bytes)
+WHOLE = LAYOUT.header + bytes(LAYOUT.num_bytes - len(LAYOUT.header))
+
+SEEDS: list[bytes] = [
+    *map(
+        wire.encode,
+        (
+            Hello(speed_hint=0.5, environment={"torch": "2.10"}),
+            Progress(micro_steps=7, part=0.5),
+            Goodbye(reason="done"),
+            NodeReport(usage=Usage(cpu_percent=3.0, gpus=(GpuUsage(index=0, name="x"),)), phase="waiting"),
+            NodeReport(lines=(SaidLine(level="info", text="hot"),), facts={"a": "b"}),
+            Version(version=4, merged=(3,)),
+            Lease(lease_id=3, version=4, units=(1, 2, 300), planned_tokens=9),
+            Stop(reason="the run has ended", refused=True),
+            upload(3, transfer_seconds=0.5),
+            Enroll(name="berta", numbered=True),
+            Download(version=1, offset=9),
+        ),
+    )
+]
 
 
-SEEDS = {
-    pb.ToCoordinator: [
-        pb.ToCoordinator(hello=pb.Hello(protocol=wire.PROTOCOL, speed_hint=1.0, environment={"torch": "2.10"})),
-        pb.ToCoordinator(progress=pb.Progress(micro_steps=7)),
-        pb.ToCoordinator(contribute=pb.Contribute(lease_id=3, tokens=5, loss_sum=1.0, upload="u")),
-        pb.ToCoordinator(goodbye=pb.Goodbye(reason="done")),
-        pb.ToCoordinator(report=pb.Report(usage=pb.Usage(cpu_percent=3, gpus=[pb.Gpu(name="x")]), phase="waiting")),
-    ],
-    pb.ToWorker: [
-        pb.ToWorker(version=pb.Version(version=4, parameters="version-4")),
-        pb.ToWorker(lease=pb.Lease(lease_id=3, version=4, units=[1, 2, 300], planned_tokens=9)),
-        pb.ToWorker(stop=pb.Stop(reason="the run has ended", refused=True)),
-    ],
-    pb.Chunk: list(wire.chunks("u", LAYOUT.pack(PARAMETERS), layout=LAYOUT)),
-    pb.EnrolRequest: [pb.EnrolRequest(secret=b"s" * 20, certificate_request=b"-----BEGIN")],
-    pb.DownloadRequest: [pb.DownloadRequest(name="version-1", offset=9)],
-}
+NUMBERS = (b"0", b"1", b"0.5", b"-1", b"1e400", b"%d" % HUGE, b"NaN", b"9" * 5000, b'"7"', b"null", b"[1]", b"true")
 
 
 def mutated(raw: bytes, chance: random.Random) -> bytes:
-    """A message with a few bytes changed, taken out, doubled or put in; now and then plain noise."""
+    """A message with another number, or with a few bytes changed, taken out, doubled or put in; or plain noise."""
     if chance.random() < 0.1:
         return chance.randbytes(chance.randrange(60))
+    if chance.random() < 0.4:
+        return re.sub(rb"\d+(\.\d+)?", lambda found: chance.choice([found[0], *NUMBERS]), raw)
     changed = bytearray(raw)
     for _ in range(chance.choice((1, 1, 2, 4))):
         at = chance.randrange(len(changed) + 1)
@@ -271,7 +281,3 @@ def mutated(raw: bytes, chance: random.Random) -> bytes:
             case _:
                 changed[at:at] = b"\xff" * chance.randrange(1, 11)
     return bytes(changed)
-
-
-def to(**kind: Any) -> pb.ToCoordinator:
-    return pb.ToCoordinator(**kind)

@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BASE_VARIABLE, LOCAL_BASE = "CUADRILLA_BASE_IMAGE", "cuadrilla-base:local"
 MADE_FROM = (
+    "Dockerfile",
     "docker",
     "src",
     ".dockerignore",
@@ -81,8 +82,8 @@ def build() -> str:
     if has_image(f"{name}:cpu"):
         return name
     began = time.monotonic()
-    place = ("--target", "cpu", "--file", str(ROOT / "docker/Dockerfile"), str(ROOT))
-    docker("build", "--quiet", "--network", "host", "--build-arg", f"BASE_IMAGE={base}", "--tag", f"{name}:cpu", *place)
+    settings = ("--network", "host", "--build-arg", f"BASE_IMAGE={base}")
+    docker("build", "--quiet", *settings, "--tag", f"{name}:cpu", str(ROOT))
     print(f"images: built {name}:cpu on {base} in {time.monotonic() - began:.0f} s", file=sys.stderr)
     return name
 

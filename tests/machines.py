@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cuadrilla.home import Home
+from cuadrilla.home import Home, read_object
 from cuadrilla.rundir import RunDir, read_jsonl
 from tests.commands import COMMAND, ENDLESS, wait_for
 from tests.inside import cuadrilla
@@ -108,8 +108,10 @@ class Machine:
 
 def up(machine: Machine, run: RunDir, port: int, *more: str, workers: str = "[]") -> "subprocess.Popen[str]":
     arguments = ("up", str(run.path), "--listen", f"{machine.address}:{port}", "--set", f"engine.workers={workers}")
+    home = Home(machine.home)
+    before = read_object(home.open_file)  # a killed coordinator leaves it behind
     process = machine.start(*arguments, *more)
-    wait_for(lambda: Home(machine.home).open_file.exists(), process)
+    wait_for(lambda: read_object(home.open_file) not in ({}, before), process)
     return process
 
 
@@ -122,7 +124,7 @@ def invite(machine: Machine, *arguments: str) -> str:
 
 def down(coordinator: Machine, crew: "subprocess.Popen[str]") -> str:
     """Stop the crew; what its coordinator has said."""
-    done = coordinator.run("down")
+    done = coordinator.run("stop")
     assert done.returncode == 0, done.stderr
     said = crew.communicate(timeout=150)[1]
     if coordinator.talk is not None:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from cuadrilla.crew.run import train_run
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
-from cuadrilla.engines.run import train_run
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file
 
@@ -34,7 +34,7 @@ def language_run(folder: Path) -> RunDir:
     prepare(
         ["cuentos:80"],
         out=folder / "data",
-        options=PrepareOptions(vocab=400, tokenizer=None, val_fraction=0.1, min_characters=20, force=False),
+        options=PrepareOptions(vocab=400, tokenizer=None, val_fraction=0.1, force=False),
         progress=lambda *_: None,
     )
     run = RunDir(folder / "run")

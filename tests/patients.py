@@ -1,85 +1,105 @@
 """Machines as `doctor` sees them, one healthy one of each kind; and what it finds when something of one is changed."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from cuadrilla.doctor.checks import examine
 from cuadrilla.doctor.diagnosis import Diagnosis
-from cuadrilla.doctor.facts import (
-    DockerSide,
-    Folder,
-    Installation,
-    NvidiaPrograms,
-    Symptoms,
-    WslSide,
-)
-from cuadrilla.doctor.programs import ProgramAnswer
+from cuadrilla.doctor.examine import examine
+from cuadrilla.doctor.here import Folder, Here
 from cuadrilla.host.card import NetworkCard
 from cuadrilla.host.devices import Device
-from cuadrilla.host.facts import Cpu, Facts
-from cuadrilla.host.reachability import Reachability
+from cuadrilla.host.facts import Facts
+from cuadrilla.host.programs import ProgramAnswer
 
 GIB = 2**30
 PORT = 47470
 HOST = Facts(
     system="Linux", system_version="Ubuntu 24.04.1 LTS", kernel="6.8.0-45-generic", machine="x86_64", rosetta=False,
-    wsl=None, container=None, cpu=Cpu(name="i9-13900K"), logical_cores=16, cpu_quota=None, memory_bytes=32 * GIB,
-    available_bytes=24 * GIB, memory_limit_bytes=None, python_version="3.12.7",
+    wsl=None, container=None, processor="i9-13900K", logical_cores=16, cpu_quota=None, memory_bytes=32 * GIB,
+    available_bytes=24 * GIB, memory_limit_bytes=None,
 )  # fmt: skip
 CPU = Device(kind="cpu", index=0, name="i9-13900K", torch_version="2.13.0+cu130")
 CARD = Device(
     kind="cuda", index=0, name="RTX 4070 Ti", memory_bytes=12 * GIB, capability=(8, 9), driver="580.82.07",
     torch_version="2.13.0+cu130",
 )  # fmt: skip
-SMI = ProgramAnswer(text="NVIDIA GeForce RTX 4070 Ti, 580.82.07, 8.9")
+SMI = "NVIDIA GeForce RTX 4070 Ti, 580.82.07, 8.9"
 NO_DEVICES = ProgramAnswer(text="No devices were found", code=6)
-INFO = {"ServerVersion": "28.2.2", "OperatingSystem": "Ubuntu 24.04.1 LTS", "Runtimes": {"nvidia": {}, "runc": {}}}
-DOCKER = DockerSide(info=ProgramAnswer(text=json.dumps(INFO)), program="/usr/bin/docker")
+INFO: dict[str, Any] = {
+    "ServerVersion": "28.2.2", "OperatingSystem": "Ubuntu 24.04.1 LTS", "Runtimes": {"nvidia": {}, "runc": {}}
+}  # fmt: skip
 NO_DAEMON = (
     "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?\n"
     '{"ID":"","Containers":0,"ServerErrors":["Cannot connect to the Docker daemon"]}'
 )
-LINUX = Symptoms(
-    host=HOST, now=1.8e9, address="192.168.1.20", hostname="pc", hostname_leads_to=("127.0.1.1",),
-    cards=(NetworkCard(name="enp3s0", addresses=("192.168.1.20",), is_default=True),),
-    devices=(CARD, CPU), nvidia=NvidiaPrograms(smi=SMI), docker=DOCKER,
-    folder=Folder(path="/home/ana/run", filesystem="ext4", total_bytes=900 * GIB, free_bytes=300 * GIB),
-    home=Folder(path="/home/ana", filesystem="ext4", total_bytes=900 * GIB, free_bytes=300 * GIB),
-    shm=Folder(path="/dev/shm", mount="/dev/shm", filesystem="tmpfs", total_bytes=16 * GIB, free_bytes=16 * GIB),
-    swap_bytes=8 * GIB,
-    installation=Installation(python="/home/ana/.venv/bin/python", torch_copies=(("2.13.0+cu130", "/x"),),
-                              installed_at=1.79e9),
+FOLDER = Folder(path="/home/ana/run", filesystem="ext4", total_bytes=900 * GIB, free_bytes=300 * GIB)
+Programs = Mapping[str, ProgramAnswer | str | None]
+"""What programs say, by the beginning of what is typed: its text, or how it fails; None: there is no such program."""
+WELL: Programs = {"nvidia-smi": SMI, "docker info": json.dumps(INFO)}
+GONE: Programs = {"nvidia-smi": None, "docker info": None}
+
+
+def runs(programs: Programs) -> Callable[..., ProgramAnswer | None]:
+    def run(*argv: str) -> ProgramAnswer | None:
+        typed = " ".join(argv)
+        fits = [start for start in programs if typed.startswith(start)]
+        said = programs[max(fits, key=len)] if fits else None
+        return ProgramAnswer(text=said) if isinstance(said, str) else said
+
+    return run
+
+
+def kept(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+LINUX = Here(
+    host=HOST, run=runs(WELL), devices=kept((CARD, CPU)), folders=kept((FOLDER, FOLDER, FOLDER)),
+    way_out="192.168.1.20", cards=(NetworkCard(name="enp3s0", addresses=("192.168.1.20",), is_default=True),),
 )  # fmt: skip
 WSL = replace(
     LINUX, host=replace(HOST, wsl=2, kernel="5.15.153.1-microsoft-standard-WSL2", memory_bytes=16 * GIB),
-    address="172.30.98.229", cards=(NetworkCard(name="eth0", addresses=("172.30.98.229",), is_default=True),),
-    reachability=Reachability("wsl-nat", "in WSL2"), nvidia=NvidiaPrograms(smi=SMI, windows_smi=SMI),
-    wsl=WslSide(windows_memory_bytes=32 * GIB),
+    way_out="172.30.98.229", cards=(NetworkCard(name="eth0", addresses=("172.30.98.229",), is_default=True),),
+    reachability=kept("wsl-nat"), run=runs({**WELL, "nvidia-smi.exe": SMI}),
 )  # fmt: skip
 CONTAINER = replace(
-    LINUX, host=replace(HOST, container="docker"), reachability=Reachability("container", "in a container"),
-    docker=DockerSide(), nvidia=NvidiaPrograms(), devices=(CPU,), hostname="3f2a9c1b", hostname_leads_to=None,
-    shm=Folder(path="/dev/shm", mount="/dev/shm", filesystem="tmpfs", total_bytes=64 * 2**20),
+    LINUX, host=replace(HOST, container="docker"), reachability=kept("container"),
+    run=runs({}), devices=kept((CPU,)),
 )  # fmt: skip
 MAC = replace(
-    LINUX, host=replace(HOST, system="Darwin", system_version="15.1", machine="arm64"), docker=DockerSide(), shm=None,
-    nvidia=NvidiaPrograms(), devices=(Device(kind="mps", index=0, name="Apple M2", memory_bytes=10 * GIB), CPU),
-    hostname="Anas-MacBook-Air.local", hostname_leads_to=("192.168.1.31",),
+    LINUX, host=replace(HOST, system="Darwin", system_version="15.1", machine="arm64"), run=runs({}),
+    devices=kept((Device(kind="mps", index=0, name="Apple M2", memory_bytes=10 * GIB), CPU)),
 )  # fmt: skip
 WINDOWS = replace(
-    LINUX, host=replace(HOST, system="Windows", system_version="10.0.26100", machine="AMD64"), docker=DockerSide(),
-    shm=None, hostname_leads_to=("192.168.1.20",),
+    LINUX, host=replace(HOST, system="Windows", system_version="10.0.26100", machine="AMD64"), run=runs({})
 )  # fmt: skip
 KINDS = {"linux": LINUX, "wsl": WSL, "container": CONTAINER, "mac": MAC, "windows": WINDOWS}
 
 
-def sick(seen: Symptoms) -> list[tuple[str, Diagnosis]]:
-    return [(name, found) for name, found in examine(seen) if found.level != "ok"]
+def changed(
+    here: Here, *, host: Mapping[str, Any] | None = None, programs: Programs | None = None, **fields: Any
+) -> Here:
+    """The machine with other facts of its `host`, other `programs` beside its own, and other fields."""
+    wsl = {"nvidia-smi.exe": SMI} if here is WSL else {}
+    own = {} if here in (CONTAINER, MAC, WINDOWS) else {**WELL, **wsl}
+    functions = {name: kept(fields.pop(name)) for name in ("devices", "folders", "reachability") if name in fields}
+    run = {"run": runs({**own, **programs})} if programs is not None else {}
+    return replace(here, host=replace(here.host, **(host or {})), **run, **functions, **fields)
 
 
-def only(seen: Symptoms, check: str) -> Diagnosis:
+OWN = ("machine.power", "machine.shm", "machine.clock", "machine.python")
+"""Checks that read the machine on which the tests run."""
+
+
+def sick(here: Here) -> list[tuple[str, Diagnosis]]:
+    return [(name, found) for name, found in examine(here) if found.level != "ok" and name not in OWN]
+
+
+def only(here: Here, check: str) -> Diagnosis:
     """What this check says; no other says anything."""
-    found = sick(seen)
+    found = sick(here)
     assert [name for name, _ in found] == [check], found
     return found[0][1]
 

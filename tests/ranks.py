@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from cuadrilla.config import RunSection, TrainSection
+from cuadrilla.crew.island import joined
 from cuadrilla.data.loader import UnitLoader
-from cuadrilla.engines.island import joined
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.base import Contribution, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.link.wire import Layout
-from cuadrilla.sync.exact import ExactWorker, version_like
+from cuadrilla.sync.exact import Exact, ExactWorker
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.setup import make_model
@@ -65,9 +65,6 @@ class Script:
             return
         self.heard.append(message)
 
-    def upload(self, piece: object, *, lease_id: int) -> None:
-        raise AssertionError("answers come whole")
-
     def next_event(self) -> ToWorker:
         self._unwanted = False
         return self._events.pop(0)
@@ -100,7 +97,7 @@ def main(file: Path) -> None:
     else:
         with joined(place) as island:
             island.form(device="cpu")
-            link = island.link(Layout.of(version_like(model)), inner=script if place.leads else None)
+            link = island.link(Layout.of(Exact().version_like(model)), inner=script if place.leads else None)
             assert train(link, task=task, model=model, sync=sync, worker=worker).reason == "done"
     if place is None or place.leads:
         answers = [message for message in script.heard if isinstance(message, Contribution)]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from cuadrilla.engines.local import WrapLink
+from cuadrilla.crew.local import WrapLink
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import resolve
@@ -17,7 +17,7 @@ from cuadrilla.train.checkpoint import load_newest, tensors_sha256
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import RunContext, assemble
 from cuadrilla.train.sinks import JsonlSink, Sink
-from tests.transports import Run, run_through
+from tests.transports import run_through
 
 RUN_FILE = """
 [task]
@@ -77,7 +77,7 @@ def execute(
     strategy: Strategy | None = None,
     stop_at: int = 0,
     wrap_link: WrapLink | None = None,
-    transport: str | Run = "inproc",
+    transport: str = "inproc",
 ) -> Outcome:
     """Run it, with metrics.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,7 @@ SHARE = (
     "tests/spawn/test_island.py",
     "tests/spawn/test_serve.py",
     "tests/spawn/test_serve_hostile.py",
-    "tests/spawn/test_sharded.py",
     "tests/spawn/test_tune.py",
-    "tests/spawn/test_tune_dask.py",
 )
 """Files whose tests share what takes long to make: a cluster, a service, a trained run."""
 
@@ -42,7 +40,5 @@ def group_of(nodeid: str) -> str:
 
 
 def uses_ray(nodeid: str) -> bool:
-    """Of a file about Ray, or with `ray` among its parameters."""
-    file, _, test = nodeid.partition("::")
-    stem = file.rpartition("/")[2].removesuffix(".py")
-    return "ray" in stem.split("_") or "ray" in test.partition("[")[2].removesuffix("]").split("-")
+    """Of a file about Ray."""
+    return "ray" in nodeid.partition("::")[0].rpartition("/")[2].removesuffix(".py").split("_")

@@ -2,17 +2,18 @@
 
 import json
 import math
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optuna.storages import InMemoryStorage
+
 from cuadrilla.config import TuneSection
-from cuadrilla.rundir import write_json
-from cuadrilla.runfile import leaves
-from cuadrilla.tune.folder import SearchFolder
+from cuadrilla.runfile import resolve
+from cuadrilla.tune.folder import SearchFolder, write_search
 from cuadrilla.tune.search import Job, Search, TrialResult
+from cuadrilla.tune.space import Space
 
 SPACE: Mapping[str, Any] = {
     "optim.kind": {"choices": ["muon", "adamw"]},
@@ -36,7 +37,6 @@ class WrittenSearch:
     run: Path
     num_trials: int = 30
     rungs: int = 2
-    section: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> SearchFolder:
@@ -44,21 +44,15 @@ class WrittenSearch:
 
     def write(self, *, until: int = 10**9) -> SearchFolder:
         """With the first `until` runs; the next one has begun."""
-        told = {"space": SPACE, "sampler": "random", "rungs": self.rungs, "factor": 3, **self.section}
+        told = {"space": SPACE, "sampler": "random", "rungs": self.rungs, "factor": 3, "trials": self.num_trials}
+        config = resolve("[data]\nfolder = 'data'\n[train]\nsteps = 90\n").config
         section = TuneSection.model_validate(told)
         steps = [STEPS // 3 ** (self.rungs - 1 - rung) for rung in range(self.rungs)]
         self.folder.path.mkdir(parents=True)
-        identity = {"optim.lr": 0.02, **leaves({"tune": section.model_dump(exclude={"constraints"})})}
-        told = {"identity": identity, "num_trials": self.num_trials, "rung_steps": steps}
-        constraints = section.model_dump()["constraints"]
-        write_json(self.folder.search, {**told, **({"constraints": constraints} if constraints else {})})
-        search = Search(
-            section,
-            suggest=lambda number, _known: drawn(number),
-            num_trials=self.num_trials,
-            rung_tokens=[each * TOKENS for each in steps],
-        )
-        self.folder.started()
+        write_search(self.folder, {}, rung_steps=steps)
+        tokens = [each * TOKENS for each in steps]
+        search = Search(section, space=Space(section, config), storage=InMemoryStorage(), rung_tokens=tokens)
+        self.folder.started(search)
         while (job := search.next_job()) is not None:
             self.folder.began(job, place="place-1")
             if until <= 0:
@@ -69,15 +63,6 @@ class WrittenSearch:
             self.folder.ended(job, found)
             write_run(self.folder, job, found, steps[job.rung])
         return self.folder
-
-
-def drawn(number: int) -> dict[str, Any]:
-    chance = random.Random(number)
-    kind = chance.choice(["muon", "adamw"])
-    lr, decay = (10 ** chance.uniform(*ends) for ends in ((-3, -1), (-2, math.log10(0.3))))
-    own = {"optim.momentum": chance.uniform(0.8, 0.98)} if kind == "muon" else {"optim.weight_decay": decay}
-    batch, layers = chance.choice([8, 16, 32]), chance.randint(2, 8)
-    return {"optim.kind": kind, "optim.lr": lr, **own, "train.batch_sequences": batch, "model.layers": layers}
 
 
 def result(job: Job, steps: Sequence[int]) -> TrialResult:

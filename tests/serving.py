@@ -35,18 +35,24 @@ class Service:
             with error:
                 return error.code, _value(error.read())
 
+    def figure(self, name: str, model: str, *, headers: Mapping[str, str] | None = None) -> int:
+        """One of /metrics, 0 where it is not there yet."""
+        lines = self.ask("/metrics", headers=headers)[1].splitlines()
+        start = f'cuadrilla_{name}{{model="{model}"}} '
+        return int(float(next((line.removeprefix(start) for line in lines if line.startswith(start)), "0")))
+
     def stop(self) -> int:
         self.process.terminate()
         return self.process.wait(timeout=60)
 
 
 @contextmanager
-def serving(*arguments: object, verb: str = "serve", cwd: Path | None = None) -> Iterator[Service]:
+def serving(*arguments: object, cwd: Path | None = None) -> Iterator[Service]:
     """`cuadrilla serve ARGUMENTS`, until the end of the block."""
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "said.txt"
         with open(said, "w") as file:
-            command = [*COMMAND, verb, *map(str, arguments), "--listen", "127.0.0.1:0"]
+            command = [*COMMAND, "serve", *map(str, arguments), "--port", "0"]
             process = subprocess.Popen(command, stdout=file, stderr=file, text=True, cwd=cwd)
         try:
             wait_for(lambda: URL.search(said.read_text()) is not None or process.poll() is not None)

@@ -1,25 +1,90 @@
 """A worker's sessions, one lease long: the product's loop in the caller's thread, told what to do beforehand."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from cuadrilla.config import RunSection, TrainSection
-from cuadrilla.link.base import Contribution, Lease
+from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.model.task import Task
+from cuadrilla.sync.events import Answer
 from cuadrilla.sync.exact import ExactWorker
+from cuadrilla.sync.ledger import Grant
+from cuadrilla.sync.strategy import Parameters, Recipe, Stepper, WorkerHalf
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import Precision
-from cuadrilla.train.referee import OneLease
 
 SOME_LEASE = Lease(lease_id=1, version=0, units=(0,), planned_tokens=1)
 """For what does not depend on which it is."""
 FP32 = Precision(dtype=torch.float32, reason="test")
 
 
+class OneLease:
+    """A link that leads a worker through one lease, from given weights, and keeps its answer."""
+
+    def __init__(self, weights: Tensors, lease: Lease) -> None:
+        self._events: list[ToWorker] = [Version(version=lease.version, parameters=weights), lease, Stop(reason="")]
+        self.answer: Contribution | None = None
+
+    def call(self, message: ToCoordinator) -> None:
+        if isinstance(message, Contribution):
+            self.answer = replace(message, tensors=dict(message.tensors))
+
+    def next_event(self) -> ToWorker:
+        return self._events.pop(0)
+
+    def interrupted(self) -> bool:
+        return False
+
+    def download(self, ref: TensorRef) -> Tensors:
+        return ref  # type: ignore[return-value]
+
+    def close(self) -> None:
+        pass
+
+
 def worker_half(model: nn.Module, *, strict: bool = False) -> ExactWorker:
     return ExactWorker(model, strict=strict)
+
+
+class ConstantGradient:
+    """An optimizer that makes histories computable by hand: θ ← θ − factor · gradient."""
+
+    def __init__(self, params: dict[str, nn.Parameter]) -> None:
+        self.params = params
+
+    @torch.no_grad()
+    def step(self, factor: float) -> None:
+        for parameter in self.params.values():
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=factor)
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load_state_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        assert not tensors
+
+
+def recipe_of(
+    make_optimizer: Callable[[Parameters], Stepper], *, lr_factor: float = 0.5, clip_norm: float = 0.0
+) -> Recipe:
+    """Constant rates, rounds of four tokens."""
+    return Recipe(
+        make_optimizer=make_optimizer,
+        lr_factor=lambda _tokens: lr_factor,
+        clip_norm=clip_norm,
+        units_per_round=4,
+        unit_tokens=1,
+    )
+
+
+def answer_of(worker: WorkerHalf, *, tokens: int) -> Answer:
+    """What the coordinator makes of the contribution that this worker has ready."""
+    said = Contribution(lease_id=1, tokens=tokens, loss_sum=0.0, tensors=worker.contribute())
+    return Answer(grant=Grant(lease_id=1, worker="ana", units=(0,)), said=said)
 
 
 def answer(
@@ -27,7 +92,7 @@ def answer(
     *,
     task: Task,
     model: nn.Module,
-    sync: ExactWorker,
+    sync: WorkerHalf,
     weights: Mapping[str, Tensor],
     section: TrainSection,
     precision: Precision = FP32,

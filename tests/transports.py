@@ -3,22 +3,19 @@
 import copy
 import tempfile
 import threading
-from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from cuadrilla.engines.local import WrapLink, draws_random_numbers, run_local
+from cuadrilla.crew.local import WrapLink, draws_random_numbers, run_local
 from cuadrilla.errors import CuadrillaError
 from cuadrilla.link.base import Link
-from cuadrilla.link.gate import bind
-from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.grpc_server import CrewServer
+from cuadrilla.link.client import Connection
+from cuadrilla.link.identity import open_coordinator
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
-from cuadrilla.link.shaped import Shape, ShapedLink
-from cuadrilla.link.tls import open_coordinator
+from cuadrilla.link.practice import PracticeLink, Shape
+from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.loop import WorkerSettings, train
@@ -28,17 +25,12 @@ from tests.crews import join
 from tests.faults import Died
 
 IN_THREADS = ("inproc", "grpc")
-"""Workers are threads of this process; `ray_transport.RayTransport` has processes."""
+"""Workers are threads of this process."""
 TICK_SECONDS = 0.02
 
 
-Run = Callable[..., Outcome]
-
-
-def run_through(transport: str | Run, context: RunContext, *, wrap_link: WrapLink | None = None) -> Outcome:
-    """`transport`: one of IN_THREADS, or a function with the arguments of `run_local`."""
-    if callable(transport):
-        return transport(context, wrap_link=wrap_link)
+def run_through(transport: str, context: RunContext, *, wrap_link: WrapLink | None = None) -> Outcome:
+    """`transport`: one of IN_THREADS."""
     return (
         run_local(context, wrap_link=wrap_link)
         if transport == "inproc"
@@ -67,7 +59,7 @@ class _Crew:
         self.context = context
         self.folder = folder
         self.wrap_link = wrap_link
-        self.keys = open_coordinator(folder / "crew", now=datetime.now(UTC))
+        self.keys = open_coordinator(folder / "crew")
         self.nodes = AllowList(folder / "nodes.json")
         self.params = context.strategy.version_like(context.model)
         self.runtime = CoordinatorThread(context.coordination)
@@ -84,7 +76,7 @@ class _Crew:
         self.errors: list[BaseException] = []
 
     def run(self) -> Outcome:
-        port = self.server.serve(bind("127.0.0.1:0"))
+        port = self.server.serve("127.0.0.1:0")
         self.context.coordination.open(self.server.send)
         for index, speed in enumerate(self.context.config.engine.workers, start=1):
             self.threads.append(threading.Thread(target=self.work, args=(f"worker-{index}", speed, port)))
@@ -92,19 +84,18 @@ class _Crew:
             thread.start()
         coordination = self.context.coordination
 
-        def look() -> None:
+        def poll() -> None:
             if not any(thread.is_alive() for thread in self.threads) and coordination.outcome is None:
                 coordination.fail(self.errors[-1])
 
-        return self.runtime.serve(look, every_seconds=TICK_SECONDS)
+        return self.runtime.serve(poll, every_seconds=TICK_SECONDS)
 
     def work(self, name: str, speed: float, port: int) -> None:
         model = copy.deepcopy(self.context.model)
-        identity = join(self.folder / name, name=name, crew=self.keys)
-        self.nodes.add(name, certificate=identity.certificate)
+        identity = join(self.folder / name, name=name, crew=self.keys, nodes=self.nodes)
         connection = Connection(f"127.0.0.1:{port}", identity=identity)
         session = connection.session(parameters=Layout.of(self.context.strategy.version_like(model)))
-        link: Link = ShapedLink(session, shape=Shape(speed=speed))
+        link: Link = PracticeLink(session, shape=Shape(speed=speed))
         if self.wrap_link is not None:
             link = self.wrap_link(name, link)
         settings = WorkerSettings(

@@ -58,8 +58,6 @@ class Module:
 def read_modules() -> dict[str, Module]:
     modules, recipes = {}, ROOT.parents[1] / RECIPES
     for path in sorted([*ROOT.rglob("*.py"), *recipes.rglob("*.py")]):
-        if path.name.endswith("_pb2.py"):
-            continue
         parts = path.relative_to(ROOT.parent if ROOT in path.parents else recipes.parent).with_suffix("").parts
         module = Module(".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text("utf-8")))
         for assigned in module.tree.body:

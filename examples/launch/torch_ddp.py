@@ -1,6 +1,6 @@
 """A regression with torch's DistributedDataParallel: each process has its part of the data, all have one model.
 
-cuadrilla launch --processes 2 -- python torch_ddp.py
+torchrun --standalone --nproc-per-node 2 torch_ddp.py
 """
 
 import os

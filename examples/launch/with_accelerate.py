@@ -1,6 +1,7 @@
 """The same regression with Hugging Face's Accelerate (pip install accelerate), which shares out the batches.
 
-cuadrilla launch --processes 2 -- python with_accelerate.py
+accelerate launch --multi_gpu --num_processes 2 with_accelerate.py
+On CPUs: ACCELERATE_USE_CPU=true torchrun --standalone --nproc-per-node 2 with_accelerate.py
 """
 
 import torch

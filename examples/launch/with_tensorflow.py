@@ -2,9 +2,13 @@
 
 The loop is written out, because `fit` of Keras 3 does not know this strategy.
 
-cuadrilla launch --processes 2 -- python with_tensorflow.py
+workers='"worker": ["127.0.0.1:29501", "127.0.0.1:29502"]'
+for i in 0 1; do
+  TF_CONFIG="{\"cluster\": {$workers}, \"task\": {\"type\": \"worker\", \"index\": $i}}" python with_tensorflow.py &
+done; wait
 """
 
+import json
 import os
 
 import numpy as np
@@ -14,11 +18,12 @@ EPOCHS, BATCH = 4, 64
 
 
 def main() -> None:
+    rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:  # each process has one: TensorFlow would take all of them
-        tf.config.set_visible_devices(gpus[int(os.environ["LOCAL_RANK"])], "GPU")
+        tf.config.set_visible_devices(gpus[rank % len(gpus)], "GPU")
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # reads TF_CONFIG
-    num_processes, rank = strategy.num_replicas_in_sync, int(os.environ["RANK"])
+    num_processes = strategy.num_replicas_in_sync
 
     random = np.random.default_rng(0)
     x = random.standard_normal((4096, 20)).astype(np.float32)

@@ -41,8 +41,8 @@ attended() {
   return "$code"
 }
 
-meet() { # SECONDS
-  exec python -m cuadrilla check island "$address:$port" --machines "$machines" --number "$number" --seconds "$1" >"$card"
+meet() { # SECONDS [again]
+  TORCH_CPP_LOG_LEVEL=FATAL exec python "$here/preflight.py" "$address" "$port" "$machines" "$number" "$@" >"$card"
 }
 
 # torchrun does not take back a machine that was lost: between machines it ends, and all of them meet again.
@@ -55,10 +55,10 @@ train() {
     "$here/train_gpt2_spanish.py" "$@"
 }
 
-patience=300
+patience=(300)
 for tries in $(seq 0 "$restarts"); do
   if [ "$machines" -gt 1 ]; then
-    attended meet "$patience"
+    attended meet "${patience[@]}"
     name=$(cat "$card")
     export GLOO_SOCKET_IFNAME="$name" NCCL_SOCKET_IFNAME="=$name"
     echo "torchrun: $machines machines, this is number $number, over $name" >&2
@@ -70,6 +70,6 @@ for tries in $(seq 0 "$restarts"); do
   if [ "$code" -eq 0 ] || [ -n "$stopped" ] || [ "$machines" -eq 1 ] || [ "$tries" -eq "$restarts" ]; then
     exit "$code"
   fi
-  patience=1800
+  patience=(1800 again)
   echo "torchrun: ended with exit code $code; all machines meet again ($((tries + 1)) of $restarts)" >&2
 done

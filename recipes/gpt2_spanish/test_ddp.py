@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from cuadrilla.cli.output import emit, report_error
-from cuadrilla.engines.island import joined
+from cuadrilla.crew.island import joined
 from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
 from cuadrilla.host.torchrun import find_place
 

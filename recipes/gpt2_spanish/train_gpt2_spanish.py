@@ -1,4 +1,6 @@
-"""Train a GPT-2 in Spanish on ./Data into ./checkpoints, alone or as a rank of torchrun; what was begun goes on."""
+"""Train a GPT-2 in Spanish on ./Data into ./checkpoints, alone or as a rank of torchrun; what was begun goes on.
+
+Without prepared text in ./Data, a training alone takes the built-in stories."""
 
 import argparse
 import importlib.util
@@ -23,6 +25,7 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir
 
 LINE_SECONDS = 2.0
+STORIES, VOCABULARY = "cuentos:500", 1024
 
 
 def positive(text: str) -> int:
@@ -39,7 +42,7 @@ def arguments() -> argparse.Namespace:
         "--batch-size", type=positive, default=32, help="sequences in a step, of all ranks together (32)"
     )
     parser.add_argument("--seq-len", type=positive, default=512, help="tokens in a sequence (512)")
-    parser.add_argument("--preset", default="mini", help="micro, mini, small (124M), medium, large, xl")
+    parser.add_argument("--preset", help="micro, mini, small (124M), medium, large, xl (mini; micro without a GPU)")
     parser.add_argument("--data", type=Path, default=Path("Data"), help="written by `cuadrilla data prepare` (./Data)")
     parser.add_argument("--out", type=Path, default=Path("checkpoints"), help="the run folder (./checkpoints)")
     return parser.parse_args()
@@ -50,6 +53,26 @@ def run_of(args: argparse.Namespace, settings: dict[str, Any], *, folder: Path) 
     if RunDir(args.out).run_file.is_file():
         return cuadrilla.open_run(args.out)
     return cuadrilla.new_run(folder, {"data": {"folder": str(args.data)}, **settings})
+
+
+def chosen_preset() -> str:
+    import torch
+
+    preset = "mini" if torch.accelerator.is_available() else "micro"
+    say("preset     {preset}; --preset takes another", preset=preset)
+    return preset
+
+
+def make_data(folder: Path, *, alone: bool) -> None:
+    """Prepare the built-in stories in a folder that holds nothing. Raises DataError if it holds something else."""
+    if not alone or (folder.exists() and any(folder.iterdir())):
+        raise DataError(
+            "{data} holds no prepared text",
+            data=folder,
+            hint="cuadrilla data get quijote --to textos, then: cuadrilla data prepare textos --out {data}",
+        )
+    say("data       {data} is empty: the built-in stories, {stories}", data=folder, stories=STORIES)
+    cuadrilla.prepare([STORIES], out=folder, options=cuadrilla.PrepareOptions(vocab=VOCABULARY))
 
 
 def steps_of(args: argparse.Namespace) -> int:
@@ -93,17 +116,13 @@ def each_step(folder: Path, steps: int) -> Iterator[Callable[[Row], None]]:
 
 def main() -> None:
     args = arguments()
+    place = find_place()
     if not (args.data / MANIFEST).is_file():
-        raise DataError(
-            "{data} holds no prepared text",
-            data=args.data,
-            hint="cuadrilla data get quijote --to textos, then: cuadrilla data prepare textos --out {data}",
-        )
+        make_data(args.data, alone=place is None)
     settings = {
-        "model": {"preset": args.preset, "context": args.seq_len},
+        "model": {"preset": args.preset or chosen_preset(), "context": args.seq_len},
         "train": {"epochs": args.epochs, "batch_sequences": args.batch_size, "unit_sequences": 1},
     }
-    place = find_place()
     leads = place is None or place.leads
     with tempfile.TemporaryDirectory() as scratch:
         run = run_of(args, settings, folder=args.out if leads else Path(scratch) / "run")

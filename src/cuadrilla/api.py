@@ -13,7 +13,6 @@ other way round. Nothing is printed but warnings, by logging. Errors are Cuadril
 """
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,13 +22,13 @@ from types import FrameType
 from typing import Any
 
 from cuadrilla.config import Config, CrewEngine, EvaluateSection
+from cuadrilla.crew.run import Audience, train_run
+from cuadrilla.crew.signals import handling
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import Prepared, no_progress
 from cuadrilla.data.prepare import prepare as prepare_folder
 from cuadrilla.data.sources import Progress
-from cuadrilla.engines.run import Audience, train_run
-from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem
-from cuadrilla.link.ciphers import RSA_ONLY, VARIABLE, allow_only_new_tls, is_only_new_tls
+from cuadrilla.errors import ConfigError, CuadrillaError
 from cuadrilla.log import silence_grpc
 from cuadrilla.messages import Message
 from cuadrilla.model.sampling import Sampling
@@ -130,7 +129,7 @@ class Run:
         """
         resolved = read_run_file(self.path, sets=_as_sets(settings or {}))
         if isinstance(resolved.config.engine, CrewEngine):
-            _before_grpc()
+            silence_grpc()
         interrupts: list[int] = []
         audience = Audience(
             tell=tell or (lambda _text: None),
@@ -183,13 +182,11 @@ class Run:
                 signal.default_int_handler(number, frame)
             request_stop(Message("the run was stopped by Ctrl-C"))
 
-        before = signal.signal(signal.SIGINT, interrupted) if is_main else None
         try:
-            yield
+            with handling({signal.SIGINT: interrupted} if is_main else {}):
+                yield
         finally:
             self._request_stop = None
-            if is_main:
-                signal.signal(signal.SIGINT, before)
 
 
 def _as_sets(settings: Mapping[str, Any]) -> list[str]:
@@ -198,19 +195,6 @@ def _as_sets(settings: Mapping[str, Any]) -> list[str]:
     except TypeError as error:
         hint = "texts, numbers, booleans and lists"
         raise ConfigError("the settings: {reason}", reason=error, hint=hint) from None
-
-
-def _before_grpc() -> None:
-    """What gRPC reads once, when it is imported. Raises EnvironmentProblem if the program has done that already."""
-    if not is_only_new_tls() and "grpc" in sys.modules:
-        raise EnvironmentProblem(
-            "gRPC was imported before it could be told which TLS to refuse",
-            hint="begin the program with os.environ[{variable!r}] = {value!r}",
-            variable=VARIABLE,
-            value=RSA_ONLY,
-        )
-    allow_only_new_tls()
-    silence_grpc()
 
 
 class _StepSink:

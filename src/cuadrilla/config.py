@@ -1,14 +1,14 @@
 """A run file: TOML in, frozen and checked sections out, with the origin of every value.
 
 Precedence: defaults < file < `--set section.key=value`. Environment variables never change a run. An unknown key is
-an error that names the nearest known one. The string under a field is its help text; `cuadrilla config show` prints
-it. A component receives its own section, never `Config`.
+an error that names the nearest known one. The string under a field is its help text; `cuadrilla train --explain-config`
+prints it. A component receives its own section, never `Config`.
 """
 
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -60,7 +60,18 @@ class FileTaskSection(Section):
     kind: Literal["file"]
     """A model of your own."""
     path: Annotated[str, Field(pattern=r".+:[A-Za-z_]\w*$")]
-    """`file.py:name`: a function without arguments in that file that returns a Task."""
+    """`file.py:name`: a function in that file that returns a Task. Without `data` it is called without arguments."""
+    data: str = ""
+    """A file or a folder, relative to the run file: its path is that function's argument. Other machines fetch it from
+    the coordinator, and the function gets its path there."""
+
+    @property
+    def file(self) -> str:
+        return self.path.rpartition(":")[0]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(":")[2]
 
 
 class DataSection(Section):
@@ -157,9 +168,6 @@ class TrainSection(Section):
     """CPU threads for each worker (0: all cores divided among the workers of this machine)."""
     compile: bool = False
     """Use torch.compile: slower start, faster steps on CUDA."""
-    shard: bool = False
-    """Under torchrun, divide weights, gradients and optimizer state among the ranks (FSDP2), for a model that does not
-    fit one device. A pass is always a unit. See docs/large-models.md."""
     teacher: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=16)] = []
     """Runs, or folders in Hugging Face's layout, with the same tokenizer, relative to the run file. A part of the loss
     is the distance of the model from their mean probabilities. The run keeps a copy."""
@@ -212,13 +220,11 @@ class AdamWSection(Section):
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
 
 
-class NesterovSection(Section):
-    kind: Literal["nesterov"]
-    """Gradient steps with Nesterov momentum, which several asynchronous workers can delay (arXiv 2401.09135)."""
+class SGDSection(Section):
+    kind: Literal["sgd"]
+    """Gradient steps with Nesterov momentum."""
     lr: Rate = 0.05
     momentum: Fraction = 0.9
-    delay: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Update the momentum once in this many steps, by their mean gradient; each step is smaller by that factor."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Added to the gradients of matrices."""
 
@@ -258,20 +264,6 @@ class ExactSync(Section):
     """The same bits for any number of workers, any split, any fault; slower, and only on identical machines."""
 
 
-class ServerSync(Section):
-    kind: Literal["server"]
-    """Asynchronous parameter server: every contribution becomes a step of its own when it arrives. For teaching,
-    fine-tuning and very unequal workers; with several workers the result differs each time."""
-    staleness: Annotated[int, Field(ge=0, le=1000)] = 4
-    """How many steps others may make at most while a worker computes one; beyond that, fast workers wait for slow ones.
-    With 2 (k - 1) or more, k equal workers never wait; with 0, one worker works at a time."""
-
-    @property
-    def strict(self) -> bool:
-        """The order of arrival decides the bits: there is nothing to promise."""
-        return False
-
-
 class LocalEngine(Section):
     kind: Literal["local"] = "local"
     """Workers in this process, over the in-process link."""
@@ -280,15 +272,13 @@ class LocalEngine(Section):
 
 
 class CrewEngine(Section):
-    kind: Literal["crew", "ray", "auto"]
-    """Workers are processes, on this machine and on others.
-    crew: they dial in over the crew link; ray: they are Ray's actors; auto: Ray for each machine that it reaches, the
-    crew link for the others."""
+    kind: Literal["crew", "ray"]
+    """Workers are processes, on this machine and on others, that dial in over the crew link.
+    crew: this machine starts its own; ray: a Ray cluster starts one per card, or one per machine. Others join."""
     ray_address: str = ""
-    """HOST:PORT of a running Ray cluster to use, as `ray start` printed it (empty: start one here).
-    auto: the cluster whose job this is, for `ray job submit`."""
-    ray_without_token: bool = False
-    """Use that cluster even if it asks nobody for a token. Everybody who reaches it can then run programs on it."""
+    """HOST:PORT of the head of the Ray cluster, as `ray start` printed it (empty: as `ray.init` finds or starts it)."""
+    ranks: bool = False
+    """ray: all its workers are the ranks of one Ray Train run, which add up gradients by NCCL or Gloo."""
     listen: str = "127.0.0.1:0"
     """Address and port of the coordinator; port 0 takes a free one. Other machines need an address on the LAN."""
     workers: Annotated[list[Speed], Field(max_length=64)] = [1.0]
@@ -303,13 +293,13 @@ class CrewEngine(Section):
     hung_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 10.0
     """The same for one that answers but makes no progress for the longer of this and three times the expected time."""
 
-    @property
-    def uses_ray(self) -> bool:
-        return self.kind != "crew"
-
-    @property
-    def uses_link(self) -> bool:
-        return self.kind != "ray"
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.kind == "ray" and (self.workers != [1.0] or self.link):
+            raise ValueError(Message('engine.workers and engine.link are for practice: engine.kind = "crew"'))
+        if self.kind != "ray" and (self.ranks or self.ray_address):
+            raise ValueError(Message('engine.ranks and engine.ray_address need engine.kind = "ray"'))
+        return self
 
 
 class CheckpointSection(Section):
@@ -356,15 +346,15 @@ class AlarmSection(Section):
     """Who is told what happens: on the coordinator's machine only. Workers, standbys and checkpoints never hold it."""
 
     command: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=64)] = []
-    """A program and its arguments, started without a shell, such as ["notify-send", "{title}", "{text}"]. In arguments
-    {title}, {text}, {run}, {event} and {time} are filled in."""
-    webhook_file: str = ""
-    """A file that only its owner may read, relative to the run file, with the https address that gets a message as
-    JSON. The address is a secret: it stays in that file. See docs/alarms.md."""
+    """A program and its arguments, started without a shell. It reads the message from its standard input: JSON with
+    event, title, text, run and time."""
+    address_file: str = ""
+    """A file that only its owner may read, relative to the run file, with addresses as apprise writes them, one a line
+    (https://appriseit.com/services). They are secrets: they stay in that file. See docs/alarms.md."""
     on: Annotated[list[AlarmEvent], BeforeValidator(_as_list)] = list(typing.get_args(AlarmEvent))
     """What to tell: failed, finished, stopped (the run), left, late (a worker), alarm (a file could not be written)."""
     least_seconds: Annotated[float, Field(ge=0, le=86_400)] = 60.0
-    """At least so long between two messages of one kind; those between are counted in the next one."""
+    """At least so long between two messages of one kind; those between are not sent."""
 
     @model_validator(mode="after")
     def _is_program(self) -> Self:
@@ -483,14 +473,11 @@ class ConstraintSection(Section):
 class TuneSection(Section):
     """A search for better settings, by `cuadrilla tune`. Training does not look at it."""
 
-    function: Annotated[str, Field(pattern=r"^$|.+:[A-Za-z_]\w*$")] = ""
-    """Instead of trainings: `file.py:name`, a function that takes what `space` names and returns a score, or figures by
-    name. Such a run file has nothing to train."""
     space: Annotated[dict[str, DimensionSection], BeforeValidator(_by_key), Field(max_length=100)] = {}
     """Settings to choose, by section.key: `optim.lr = {low = 0.002, high = 0.2, log = true}`, `train.batch_sequences =
     {choices = [8, 16, 32]}`."""
     sampler: Literal["grid", "random", "tpe"] = "tpe"
-    """grid: all combinations; random: each trial by itself; tpe: from what earlier trials have shown (extra `tune`)."""
+    """grid: all combinations; random: each trial by itself; tpe: from what earlier trials have shown."""
     trials: Annotated[int, Field(ge=0, le=100_000)] = 0
     """How many combinations to try (0: a grid's whole, otherwise 20)."""
     tokens: CountOrZero = 0
@@ -508,7 +495,7 @@ class TuneSection(Section):
     """tpe: trials that may be under way beyond those whose results decide the next one. With a fixed number a search
     has the same result on any machines, in any order."""
     metric: str = ""
-    """What decides, as metrics.jsonl calls it (empty: val_bits_per_byte, or val_loss; of a function, score)."""
+    """What decides, as metrics.jsonl calls it (empty: val_bits_per_byte, or val_loss)."""
     maximize: bool = False
     """Higher is better."""
     constraints: dict[str, ConstraintSection] = {}
@@ -524,10 +511,10 @@ class Config(Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
-    optim: Annotated[MuonSection | AdamWSection | NesterovSection, Field(discriminator="kind")] = MuonSection()
+    optim: Annotated[MuonSection | AdamWSection | SGDSection, Field(discriminator="kind")] = MuonSection()
     schedule: ScheduleSection = ScheduleSection()
     outer: OuterSection = OuterSection()
-    sync: Annotated[ExactSync | ServerSync, Field(discriminator="kind")] = ExactSync()
+    sync: ExactSync = ExactSync()
     engine: Annotated[LocalEngine | CrewEngine, Field(discriminator="kind")] = LocalEngine()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluate: EvaluateSection = EvaluateSection()
@@ -538,8 +525,6 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _task_has_data(self) -> Self:
-        if self.tune.function:
-            return self
         if self.task.kind == "file" and self.model.init:
             raise ValueError(
                 Message("model.init is for the language task; a task of your own loads its weights in model()")
@@ -551,6 +536,14 @@ class Config(Section):
         if not (self.train.tokens or self.train.epochs or self.train.steps):
             raise ValueError(Message("train.tokens, train.epochs or train.steps must say how long to train"))
         return self
+
+    def moved(self, move: Callable[[str], str]) -> "Config":
+        """The same run where its code and its data have other paths: `move` makes them from those of this one."""
+        task, data = self.task, self.data.model_copy(update={"folder": move(self.data.folder)})
+        if isinstance(task, FileTaskSection):
+            paths = {"path": f"{move(task.file)}:{task.name}", "data": task.data and move(task.data)}
+            task, data = task.model_copy(update=paths), self.data
+        return self.model_copy(update={"task": task, "data": data})
 
     def for_others(self) -> "Config":
         """What other machines and checkpoints hold: nobody else is told of this run, nor what a search tries."""

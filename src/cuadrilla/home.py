@@ -6,9 +6,7 @@ CUADRILLA_HOME (or the system's place for a user's data)
   standby/KEY/     what makes this machine a standby of that crew: its coordinator's keys, a copy of its run
   cache/           what a run needs, fetched from a coordinator
   trusted.json     hashes of code that this machine's owner has approved
-  kernels.json     which kernels were measured to be the fastest here
   paused.json      which nodes of the crew are to wait, and whether the work for others does on this machine
-  ray.txt          what Ray's own code says while `cuadrilla gateway --ray` runs
 """
 
 import json

@@ -9,9 +9,7 @@ import logging
 import logging.handlers
 import os
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -24,9 +22,6 @@ MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 4
 FILE_FORMAT = "%(asctime)s %(levelname)s %(worker)s | %(name)s: %(message)s"
 OURS, LIBRARIES = "cuadrilla", ("grpc", "ray")
-COORDINATES = "coordinates-"
-"""The name of a thread begins so that coordinates a run, where others do the same for other runs."""
-STDERR = 2
 
 
 class _WorkerTag(logging.Filter):
@@ -40,17 +35,6 @@ class _WorkerTag(logging.Filter):
         name = record.threadName or ""
         record.worker = name if name.startswith("worker-") else self._default
         return True
-
-
-class _OwnRun(logging.Filter):
-    """All but what threads say that coordinate another run than the one that makes this filter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._thread = threading.get_ident()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.thread == self._thread or not (record.threadName or "").startswith(COORDINATES)
 
 
 class _Talk(logging.Filter):
@@ -67,7 +51,7 @@ class _Talk(logging.Filter):
 
 
 class _Console(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at the moment, which a progress bar or `libraries_apart` may have replaced."""
+    """Writes to what is stderr at the moment, which a progress bar may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -88,6 +72,15 @@ class _LogFile(logging.handlers.RotatingFileHandler):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk loses lines, and is told of by the run; else each line would be a traceback on stderr."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):  # what the disk has not taken
+            super().close()
+
 
 def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool = False) -> logging.Handler | None:
     """Log to `folder/log.WORKER.txt` (if a folder is given) and warnings of ours to stderr.
@@ -106,7 +99,6 @@ def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool =
     handler = _LogFile(
         folder / f"log.{worker}.txt", maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8"
     )
-    handler.addFilter(_OwnRun())
     handler.addFilter(_WorkerTag(worker))
     handler.setFormatter(logging.Formatter(FILE_FORMAT))
     for name in (OURS, *LIBRARIES):
@@ -137,32 +129,3 @@ def to_files_only(library: str) -> None:
     logger.propagate = False
     ours = [handler for handler in logger.handlers if isinstance(handler, _LogFile)]
     logger.handlers[:] = [*ours, logging.NullHandler()]  # without any handler Python itself writes to stderr
-
-
-@contextmanager
-def libraries_apart(path: Path) -> Iterator[None]:
-    """What C and C++ write to file 2 by themselves is appended to `path`; Python's stderr stays where it is.
-
-    For libraries that can be told no other place. Processes that are started meanwhile inherit that file.
-    """
-    before, terminal = sys.stderr, os.dup(STDERR)
-    try:
-        with open(path, "ab") as file:
-            os.dup2(file.fileno(), STDERR)
-        if _writes_to(before, STDERR):
-            encoding, errors = before.encoding, before.errors
-            sys.stderr = open(terminal, "w", buffering=1, encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115
-        yield
-    finally:
-        with suppress(OSError):
-            sys.stderr.flush()
-        sys.stderr = before
-        os.dup2(terminal, STDERR)
-        os.close(terminal)
-
-
-def _writes_to(stream: TextIO | None, number: int) -> bool:
-    try:
-        return stream is not None and stream.fileno() == number
-    except (OSError, ValueError):  # in memory, or closed
-        return False

@@ -62,7 +62,7 @@ def run_file_text(size: str, *, data: str) -> str:
     said_batch = f"batch_sequences = {batch}" if batch else "# batch_sequences = 64"
     folder = quoted(data.replace("\\", "/"))
     return f"""\
-# A run of cuadrilla. `cuadrilla config show --help-text` explains every key; what is not here has its default.
+# A run of cuadrilla. `cuadrilla train --explain-config` explains every key; what is not here has its default.
 schema = 1
 
 [run]

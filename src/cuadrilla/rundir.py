@@ -2,11 +2,11 @@
 
 Invariants
 * A file that somebody else may have made is looked at before it is opened: a device never ends, a pipe waits.
-* One writer: a `FolderLock` holds `lock` (pid, host, start time of the process) for as long as a training runs.
+* One writer: a `FolderLock` holds `lock` (pid and host of the process) for as long as a training runs.
 * A file that is written whole appears whole: temporary name in the same folder, fsync, `os.replace`, fsync folder.
 * What a training writes is its owner's alone, whatever the umask: samples and weights tell what they were made from.
-* A file that is appended to (`metrics.jsonl`, `events.jsonl`) is one JSON object per line; a torn last line, left by
-  a power cut, is skipped by `read_jsonl`.
+* A file that is appended to (`metrics.jsonl`, `events.jsonl`) is one JSON object per line. A full disk takes whole
+  lines or none (`append_lines`); one that a power cut tore is skipped by `read_jsonl`, and the next has its own line.
 """
 
 import errno
@@ -21,22 +21,26 @@ import shutil
 import socket
 import stat
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import psutil
+import filelock
 
 from cuadrilla.errors import ConfigError, ResourceError
 from cuadrilla.messages import Message
 
 SCHEMA = 1
 PRIVATE_PREFIX = "cuadrilla-private-"
+LOCK_SECONDS = 0.5  # a monitor that looks whether somebody has it takes it for an instant
 MAX_JSON_BYTES = 100 * 2**20  # a manifest of a hundred thousand sources has a third of that
 MAX_NODE_FILE = 120
+MAX_KEPT = 4 * 2**20
 MAX_LINE_CHARACTERS = 2**24  # a row with a sample has a few thousand
 
 
@@ -76,11 +80,6 @@ class RunDir:
     @property
     def status(self) -> Path:
         return self.path / "status.json"
-
-    @property
-    def ray(self) -> Path:
-        """What the run's Ray cluster has, while it runs."""
-        return self.path / "ray.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -238,9 +237,62 @@ def write_json(path: Path, value: dict[str, Any], *, private: bool = False) -> N
 
 def append_event(path: Path, kind: str, **fields: Any) -> None:
     """One line in `events.jsonl`. Raises ResourceError."""
-    line = json.dumps({"time": time.time(), "event": kind, **fields}, ensure_ascii=False)
-    with storage_errors(path), open(path, "a", encoding="utf-8", opener=open_private) as file:
-        file.write(line + "\n")
+    append_lines(path, event_line(kind, fields))
+
+
+def event_line(kind: str, fields: Mapping[str, Any]) -> str:
+    return json.dumps({"time": time.time(), "event": kind, **fields}, ensure_ascii=False) + "\n"
+
+
+def append_lines(path: Path, text: str) -> int:
+    """Append whole lines, all of them or nothing, on a line of their own; the file's bytes. Raises ResourceError."""
+    with storage_errors(path), open(path, "a+b", buffering=0, opener=open_private) as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+        is_torn = file.read(1) not in (b"", b"\n")
+        return _append_whole(file, (b"\n" if is_torn else b"") + text.encode())
+
+
+def _append_whole(file: FileIO, data: bytes) -> int:
+    """Write all of it or nothing at the end of a file; the file's bytes."""
+    before, left = file.seek(0, os.SEEK_END), memoryview(data)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        file.truncate(before)
+        raise
+    return before + len(data)
+
+
+class KeptLines:
+    """A file of lines; those that its disk does not take are kept, and written with the next one. For any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._kept = path, ""
+        self._lock = threading.Lock()
+
+    def append(self, line: str) -> None:
+        """Raises ResourceError; the line is kept then, unless `MAX_KEPT` characters are already."""
+        with self._lock:
+            if len(self._kept) + len(line) <= MAX_KEPT:
+                self._kept += line
+            append_lines(self._path, self._kept)
+            self._kept = ""
+
+
+class KeptRecords:
+    """A file of records, made when the first is written; as `KeptLines`, for one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._kept = path, b""
+
+    def append(self, record: bytes) -> None:
+        """Raises ResourceError; the record is kept then, unless `MAX_KEPT` bytes are already."""
+        if len(self._kept) + len(record) <= MAX_KEPT:
+            self._kept += record
+        with storage_errors(self._path), open(self._path, "ab", buffering=0, opener=open_private) as file:
+            _append_whole(file, self._kept)
+        self._kept = b""
 
 
 def write_failure(run: RunDir, *, reason: str) -> None:
@@ -312,70 +364,58 @@ def last_rows(path: Path, *, key: str = "version") -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-ENDED = ("Z", "X")  # states in /proc/PID/stat
-
-
 class FolderLock:
-    """Exclusive use of a folder by one process, by a file `lock` that names its owner.
-
-    A lock whose process is gone (or whose pid now belongs to another process) is taken over. A lock of another host
-    is respected: only its owner can know. Raises ConfigError (exit 2) when the folder is in use. Not
-    `filelock.SoftFileLock`: an empty lock, which a power cut leaves, blocks that for good, and its error names nobody.
+    """Exclusive use of a folder by one process: a lock of the system's on a file that names its owner. The system
+    takes it back from a process that ends, however that ends. Raises ConfigError (exit 2) while another has it.
     """
 
     def __init__(self, path: Path, *, purpose: str) -> None:
         self._path = path
         self._purpose = purpose
+        self._lock = filelock.FileLock(path, timeout=LOCK_SECONDS, thread_local=False)
 
     def __enter__(self) -> "FolderLock":
-        mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": _start_mark(os.getpid())})
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
-        try:
-            with storage_errors(self._path):
-                temporary.write_text(mine)
-            self._take(temporary)
-        finally:
-            with suppress(OSError):  # where nothing can be written it is not there
-                temporary.unlink()
+        with storage_errors(self._path):
+            try:
+                self._lock.acquire()
+            except filelock.Timeout:
+                raise self._in_use() from None
+            self._path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         return self
 
-    def _take(self, temporary: Path) -> None:
-        """Hard-link our file to the lock's name: atomic, and fails if the name exists."""
-        for _ in range(2):
-            try:
-                os.link(temporary, self._path)
-                return
-            except FileExistsError:
-                owner = self._owner()
-                if owner is None:
-                    self._path.unlink(missing_ok=True)
-                    continue
-                raise ConfigError(
-                    "{folder} is in use by process {pid} on {host} ({purpose})",
-                    folder=self._path.parent,
-                    pid=str(owner["pid"]),
-                    host=str(owner["host"]),
-                    purpose=self._purpose,
-                    hint="wait for it or stop it; if that machine is gone for good, delete {lock}",
-                    lock=self._path,
-                ) from None
-        raise ConfigError("cannot take {path}", path=self._path, hint="two processes started at once; try again")
-
-    def _owner(self) -> dict[str, Any] | None:
-        """Who holds the lock, or None if nobody alive does."""
-        try:
-            owner = json.loads(self._path.read_text())
-        except (OSError, ValueError):
-            return None
-        if not isinstance(owner, dict) or "pid" not in owner or "host" not in owner:
-            return None
-        if owner["host"] != socket.gethostname():
-            return owner
-        mark = _start_mark(owner["pid"])
-        return owner if mark is not None and mark == owner.get("started", mark) else None
+    def _in_use(self) -> ConfigError:
+        owner = lock_owner(self._path)
+        return ConfigError(
+            "{folder} is in use by process {pid} on {host} ({purpose})",
+            folder=self._path.parent,
+            pid=str(owner.get("pid", "?")),
+            host=str(owner.get("host", "?")),
+            purpose=self._purpose,
+            hint="wait for it or stop it",
+        )
 
     def __exit__(self, *_: object) -> None:
-        self._path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)  # who waits for it meanwhile sees that, and makes another
+        self._lock.release()
+
+
+def is_abandoned(lock: Path) -> bool:
+    """Whether nobody holds a lock that is there. Raises OSError when it may not be read."""
+    require_regular(lock, most_bytes=MAX_JSON_BYTES)
+    try:
+        with filelock.FileLock(lock, timeout=0):
+            return True
+    except filelock.Timeout:
+        return False
+
+
+def lock_owner(lock: Path) -> dict[str, Any]:
+    """`pid` and `host` of the process that holds a lock, or was killed while it did; {} where none is known."""
+    try:
+        owner = json.loads(read_regular(lock))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
 
 
 @contextmanager
@@ -387,37 +427,7 @@ def private_folder(prefix: str = PRIVATE_PREFIX, *, where: Path | None = None) -
     where = where or Path(tempfile.gettempdir())
     for folder in where.glob(f"{prefix}*"):
         with suppress(OSError):  # another user's
-            if is_abandoned(folder / "lock"):
+            if lock_owner(folder / "lock") and is_abandoned(folder / "lock"):  # not one that is being made
                 shutil.rmtree(folder, ignore_errors=True)  # another process may be at it, too
     with tempfile.TemporaryDirectory(prefix=prefix, dir=where) as name, FolderLock(Path(name, "lock"), purpose=""):
         yield Path(name)
-
-
-def is_abandoned(lock: Path) -> bool:
-    """Whether a lock is there whose owner is gone for good. Raises OSError when it may not be read."""
-    return bool(lock.stat()) and FolderLock(lock, purpose="")._owner() is None
-
-
-def is_held_elsewhere(lock: Path) -> bool:
-    """Whether a process of another host has taken it; whether that one still lives, only its own host can know."""
-    owner = FolderLock(lock, purpose="")._owner()
-    return owner is not None and owner["host"] != socket.gethostname()
-
-
-def _start_mark(pid: Any) -> str | None:
-    """What tells a process from a later one with its pid; None if there is none. No wall clock: that may be set.
-
-    One that has ended and that nobody has waited for is none: in a container whose first process is no init, that can
-    be for ever.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return None if fields[0] in ENDED else f"{fields[19]} ticks after boot {boot}"
-    except (OSError, IndexError):
-        pass
-    try:
-        process = psutil.Process(pid)  # no /proc: macOS, Windows
-        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
-    except (psutil.Error, TypeError, ValueError):
-        return None

@@ -75,12 +75,12 @@ class Resolved:
         return [f"{key}={literal(values[key])}" for key, origin in self.origins.items() if origin == KEPT]
 
 
-def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False, to_train: bool = True) -> Resolved:
+def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False, as_new: bool = False) -> Resolved:
     """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy.
 
     A run that has begun keeps the `--set` values of its earlier starts, but for those of the section `engine`.
-    `processes`: workers are not to be threads; where the engine is `local`, it becomes `crew`. `to_train`: refuse one
-    that only searches over a function.
+    `as_new`: not so, since other runs than that one are to be made from its file.
+    `processes`: workers are not to be threads; where the engine is `local`, it becomes `crew`.
     """
     try:
         if path.is_dir():
@@ -102,16 +102,9 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
         raise ConfigError(
             "{path} is not UTF-8 text (byte {byte})", path=path, byte=error.start, hint="save it as UTF-8"
         ) from error
-    resolved = resolve(text, sets=sets, kept=_kept_sets(RunDir(path.parent)), name=str(path), processes=processes)
-    if to_train and resolved.config.tune.function:
-        raise ConfigError(
-            "{path} searches over a function, {function}: there is nothing to train",
-            path=path,
-            function=resolved.config.tune.function,
-            hint="cuadrilla tune {typed}",
-            typed=typed(path),
-        )
-    return resolved
+    return resolve(
+        text, sets=sets, kept=[] if as_new else _kept_sets(RunDir(path.parent)), name=str(path), processes=processes
+    )
 
 
 def _kept_sets(run: RunDir) -> list[str]:
@@ -357,7 +350,7 @@ def _explain(error: pydantic.ValidationError, values: dict[str, Any], name: str)
         key=key,
         problem=_in_our_words(problem),
         given=str(given)[:80],
-        hint="`cuadrilla config show --help-text` explains each key",
+        hint="`cuadrilla train --explain-config` explains each key",
     )
 
 

@@ -1,4 +1,4 @@
-"""A Python file of the user's, loaded as a module: the task of a run, or the function of a search."""
+"""A Python file of the user's, loaded as a module: the task of a run."""
 
 import hashlib
 import importlib.util

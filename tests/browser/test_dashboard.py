@@ -5,22 +5,17 @@ What a practice crew writes is real; what no crew would write is written by hand
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cuadrilla.cli.doctor import report
-from cuadrilla.doctor.checks import examine
-from cuadrilla.monitor.web.examine import Examiner
-from cuadrilla.rundir import RunDir, append_event
-from tests.chromium import CHROMIUM, Tab
-from tests.commands import joined, make_run, reached, start, stop, wait_for
+from cuadrilla.monitor.web.page import save_page
+from cuadrilla.rundir import RunDir, append_event, write_json
+from tests.chromium import CHROMIUM, Browser, Tab
+from tests.commands import joined, make_run, start, stop, wait_for
 from tests.dashboards import TOKEN, ShownDashboard, shown
-from tests.patients import GIB, LINUX
 from tests.spawn.test_crew import worker
 from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
 
@@ -34,7 +29,7 @@ LEFT = """[...document.querySelectorAll('.events tbody tr')]
     .some(({ innerText }) => innerText.includes('left') && innerText.includes('worker-2'))"""
 BOTH = "data.crew.filter((machine) => machine.here && machine.works).length === 2"
 HOSTILE = "<img src=x onerror='window.owned = 1'><script>window.owned = 1</script>&lt;b&gt;"
-TABS = ("crew", "train", "runs", "queue", "samples", "logs", "doctor")
+TABS = ("crew", "train", "runs", "queue", "samples", "logs", "about")
 
 
 @pytest.fixture
@@ -141,27 +136,6 @@ def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
         tab.until("document.getElementById('state').innerText === 'stopped'")
 
 
-@pytest.mark.thorough
-def test_a_frozen_worker_is_shown_as_lost(tab: Tab, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    with (
-        start(run, "--practice", "1.0,0.5", "--set", "engine.lost_after_seconds=2") as crew,
-        shown(run.path) as dashboard,
-    ):
-        try:
-            wait_for(joined(run, 2), crew)
-            wait_for(reached(run, 5), crew)
-            tab.open(dashboard.link)
-            tab.until(BOTH)
-            frozen = worker(crew, "worker-2")
-            frozen.suspend()
-            tab.until("document.querySelector('.machines tr.gone .name')?.innerText.trim() === 'worker-2'")
-            frozen.resume()
-            tab.until(BOTH)
-        finally:
-            stop(crew)
-
-
 def test_nothing_that_a_run_holds_becomes_html(tab: Tab, tmp_path: Path) -> None:
     crew = WrittenCrew(folder=tmp_path / HOSTILE.replace("/", "_"), speeds={HOSTILE: 1.0, "__proto__": 1.0}, rounds=50)
     run = crew.write()
@@ -229,27 +203,41 @@ def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard) 
     assert "Loss" in tab.text("#train .chart h3")
 
 
-def test_the_doctor_speaks_the_language_of_the_page(tab: Tab, crew: WrittenCrew, tmp_path: Path) -> None:
-    """Also when it is changed afterwards, without being asked again."""
-    said = report([*examine(replace(LINUX, folder=replace(LINUX.folder, free_bytes=3 * GIB)))])
-    (tmp_path / "said").write_text(json.dumps(said))
-    told = f"import sys; sys.stdout.write(open({str(tmp_path / 'said')!r}).read())"
-    with shown(crew.folder, examiner=Examiner(command=[sys.executable, "-c", told])) as dashboard:
-        tab.open(dashboard.link, languages="es-ES,es;q=0.9")
+def test_what_stands_beside_the_curves(tab: Tab, crew: WrittenCrew, dashboard: ShownDashboard) -> None:
+    counts = {"val_windows_checked": 200, "val_windows_in_train": 30}
+    write_json(crew.folder / "manifest.json", {"counts": counts, "sources": [{"name": HOSTILE}]})
+    values = {"data": {"folder": "."}, "optim": {"lr": 0.02}}
+    write_json(crew.run.config, {"values": values, "origins": {"optim.lr": "file"}})
+    tab.open(dashboard.link)
+    tab.until(TOLD)
+    tab.choose("#run", "casa")
+    tab.until("document.getElementById('leak').innerText.startsWith('15%')")
+    go(tab, "about")
+    assert texts(tab, "#about .settings .set") == ["optim.lr\t0.02"]
+    assert HOSTILE in tab.text("#about .data")
+    tab.click("#language")
+    assert tab.text("#leak").startswith("El 15")
+
+
+def test_a_page_that_was_saved(browser: Browser, crew: WrittenCrew, tmp_path: Path) -> None:
+    """It draws itself, shows hostile text as text, asks nobody, and has what is live only no more."""
+    add_rows(crew.run.metrics, [crew.row(121) | {"sample": HOSTILE, "lr_factor": 0.5, "val_bits_per_byte_error": 0.1}])
+    page = tmp_path / "page.html"
+    save_page(crew.run, page)
+    with browser.tab() as tab:
+        tab.open(page.as_uri())
         tab.until(TOLD)
-        go(tab, "doctor")
-        tab.click("#examine")
-        tab.until("document.querySelectorAll('#doctor .checks li').length > 5")
-        first = texts(tab, "#doctor .checks li")[0]
-        assert "esto muestra qué ocupa el sitio; borra lo que no necesites" in first
-        assert "escribe aquí:" in first
-        assert "núcleos" in tab.text("#doctor .checks")
+        assert texts(tab, "[role=tab]:not([hidden])") == ["Crew", "Run", "Samples", "Logs", "Details"]
+        assert texts(tab, ".machines .name") == ["ana", "luis"]
+        assert tab.text("#run option:checked") == "casa"
+        go(tab, "train")
+        tab.until("document.querySelectorAll('#train canvas').length === 6")  # the learning rate, too
+        go(tab, "samples")
+        assert tab.value("document.querySelector('#samples blockquote').textContent") == HOSTILE
         tab.click("#language")
-        first = texts(tab, "#doctor .checks li")[0]
-        assert "this lists what takes the room; delete what you do not need" in first
-        assert "type here:" in first
-        assert "cores" in tab.text("#doctor .checks")
-        assert sum("/api/doctor" in url for url in tab.asked) == 1
+        assert tab.text("#tab-about") == "Detalles"
+        assert tab.value("window.owned") is None
+        assert (tab.complaints, [url for url in tab.asked if not url.startswith(("data:", page.as_uri()))]) == ([], [])
 
 
 def test_why_a_run_has_failed_is_said(tab: Tab, tmp_path: Path) -> None:
@@ -262,7 +250,7 @@ def test_why_a_run_has_failed_is_said(tab: Tab, tmp_path: Path) -> None:
         assert tab.text("#why") == f"the disk is full {HOSTILE}"
         assert texts(tab, ".machines .name") == ["ana"]
         assert tab.value("data.crew[0].here") is False
-        go(tab, "doctor")
+        go(tab, "runs")
         assert tab.value("document.getElementById('why').hidden") is True
         assert tab.value("window.owned") is None
 

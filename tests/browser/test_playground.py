@@ -1,6 +1,6 @@
 """The playground in a real browser: a person types, watches, stops, compares; nothing that a service says becomes HTML.
 
-Models are real and tiny. What they would never say is said by a service of another make, which has the same page.
+Models are real and tiny. What they would never say is said by a service that is played, which has the same page.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ import uvicorn
 from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from torch import nn
 
@@ -30,7 +30,6 @@ from cuadrilla.model.sampling import Sampling
 from cuadrilla.runfile import resolve
 from cuadrilla.serve.app import Service, make_app
 from cuadrilla.serve.edge import Edge
-from cuadrilla.serve.gateway import Gateway
 from cuadrilla.serve.page import page
 from cuadrilla.serve.predictions import Predictor, Predictors
 from cuadrilla.serve.served import Models, Room, ServedModel
@@ -74,29 +73,37 @@ def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
 def service_of(models: dict[str, LanguageModel], predictors: dict[str, Predictor] | None = None) -> Service:
     room = Room(slots=2, waiting=2)
     served = {
-        name: ServedModel(name=name, opened=opened, ready=for_inference(opened.model), computes="", room=room)
+        name: ServedModel(name=name, opened=opened, ready=for_inference(opened.model), room=room)
         for name, opened in models.items()
     }
     return Service(models=Models(served), predictors=Predictors(predictors or {}), most_seconds=300)
 
 
 @contextmanager
-def listening(app: Any, *, key: str = "", port: int = 0) -> Iterator[str]:
+def listening(app: Any, *, key: str = "", port: int = 0, around: Any = None) -> Iterator[str]:
     """Its URL. Not through `listen`, which is for the main thread of a process."""
     with socket.create_server(("127.0.0.1", port)) as listener:
-        host = f"127.0.0.1:{listener.getsockname()[1]}"
-        config = uvicorn.Config(
-            Edge(app, key=key, hosts=[host]), log_config=None, ws="none", timeout_graceful_shutdown=1
-        )
+        config = uvicorn.Config(Edge(app, key=key), log_config=None, ws="none", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="service")
+
+        async def work() -> None:
+            async with around or nullcontext():
+                await server.serve(sockets=[listener])
+
+        thread = threading.Thread(target=lambda: asyncio.run(work()), name="service")
         thread.start()
         try:
             wait_for(lambda: server.started or not thread.is_alive())
-            yield f"http://{host}"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def listening_service(service: Service, **options: Any) -> Iterator[str]:
+    with listening(make_app(service), around=service.running(), **options) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +122,13 @@ class Running:
     service: Service
 
     def busy(self) -> int:
-        return sum(model.batcher.load.busy for model in self.service.models.by_name.values())
+        return sum(model.batcher.load.busy_slots for model in self.service.models.by_name.values())
 
 
 @pytest.fixture(scope="module")
 def running(models: dict[str, LanguageModel]) -> Iterator[Running]:
     service = service_of(models)
-    with listening(make_app(service)) as url:
+    with listening_service(service) as url:
         yield Running(url, service)
 
 
@@ -170,7 +177,6 @@ def output(tab: Tab, *, column: int = 0) -> str:
 
 def test_a_person_types_and_reads_on(tab: Tab, running: Running, models: dict[str, LanguageModel]) -> None:
     tab.open(running.url)
-    tab.until(f"document.querySelector('[name=max_tokens]').max === '{CONTEXT}'")
     write(tab, PROMPT, max_tokens=20, temperature=0)
     tab.press("Enter", modifiers=CONTROL)
     assert "(length)" in ended(tab)
@@ -178,8 +184,6 @@ def test_a_person_types_and_reads_on(tab: Tab, running: Running, models: dict[st
     assert output(tab) == expected
     assert "20 tokens" in tab.text(".count")
     assert "tokens/s" in tab.text(".speed")
-    tab.click(".copy")
-    tab.until("document.querySelector('.state').innerText === 'Copied.'")
     tab.click(".more")  # from the whole text
     assert "(length)" in ended(tab)
     assert tab.value("document.querySelector('#prompt').value") == PROMPT + expected
@@ -217,7 +221,6 @@ def test_escape_stops_and_the_slot_is_free(tab: Tab, running: Running) -> None:
     tab.press("Escape")
     assert ended(tab) == "Stopped by you."
     wait_for(lambda: running.busy() == 0)
-    assert tab.value("fetch('/readyz').then((answer) => answer.json()).then((said) => said.busy)") == 0
     assert len(output(tab)) > 20
     tab.click("#go")  # once more, and by the button
     tab.until("document.querySelectorAll('.piece').length > 20")
@@ -252,9 +255,9 @@ def test_what_else_was_likely(tab: Tab, running: Running) -> None:
     ended(tab)
     pieces = tab.value("[...document.querySelectorAll('.piece')].map((one) => one.textContent)")
     assert len(pieces) == 8
-    tab.hover(".piece:nth-child(4)")
+    tab.click(".piece:nth-child(4)")
     tab.until("!document.querySelector('#card').hidden")
-    likely = tab.value("[...document.querySelectorAll('#card meter')].map((one) => one.value)")
+    likely = tab.value("[...document.querySelectorAll('#card div span')].map((one) => parseFloat(one.textContent))")
     assert len(likely) == 5
     assert likely == sorted(likely, reverse=True)
     names = tab.value("[...document.querySelectorAll('#card code')].map((one) => one.textContent.replace('␣', ' '))")
@@ -300,8 +303,7 @@ def test_the_language_changes_while_one_looks(tab: Tab, running: Running) -> Non
 
 
 def test_a_key_that_is_no_longer_right(tab: Tab, models: dict[str, LanguageModel]) -> None:
-    uno = {"uno": models["uno"]}
-    with listening(make_app(service_of(uno)), key=KEY) as url:
+    with listening_service(service_of({"uno": models["uno"]}), key=KEY) as url:
         tab.open(url.replace("//", f"//anybody:{KEY}@"))
         write(tab, PROMPT, max_tokens=3)
         tab.click("#go")
@@ -309,20 +311,9 @@ def test_a_key_that_is_no_longer_right(tab: Tab, models: dict[str, LanguageModel
         port = int(url.rpartition(":")[2])
     tab.click("#go")
     assert ended(tab).startswith("The service does not answer")
-    with listening(make_app(service_of(uno)), key=OTHER_KEY, port=port):
+    with listening_service(service_of({"uno": models["uno"]}), key=OTHER_KEY, port=port):
         tab.click("#go")
-        tab.until("!document.querySelector('#key').hidden")
-        assert ended(tab).startswith("The key is missing or wrong. Type it above.")
-        wrong = "The key is missing or wrong"
-        for typed, told in (("not-the-key-0123456789", wrong), (OTHER_KEY, "")):
-            tab.click("#secret")
-            tab.type(typed)
-            tab.press("Enter")
-            tab.until(f"looked && document.querySelector('#trouble').innerText.startsWith({json.dumps(told)})")
-            assert tab.value("document.querySelector('#key').hidden") == (not told)
-            tab.click("#go")
-            assert ended(tab).startswith(told or "Ended")
-        assert not [url for url in tab.asked if OTHER_KEY in url]
+        assert ended(tab).startswith("The key is no longer right.")
 
 
 def chunk(text: str, *, reason: str | None = None, top: dict[str, float] | None = None) -> bytes:
@@ -331,8 +322,8 @@ def chunk(text: str, *, reason: str | None = None, top: dict[str, float] | None 
     return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
 
 
-def refusal(status: int, *, wait: str = "", param: str | None = None, code: str | None = None) -> Response:
-    body = {"error": {"message": HOSTILE, "type": "x", "param": param, "code": code}}
+def refusal(status: int, *, wait: str = "") -> Response:
+    body = {"error": {"message": HOSTILE, "type": "x", "param": None, "code": None}}
     return JSONResponse(body, status_code=status, headers={"Retry-After": wait} if wait else {})
 
 
@@ -340,15 +331,11 @@ async def scripted(request: Request) -> Response:
     """A completion that goes as its prompt says."""
     match (await request.json())["prompt"]:
         case "422":
-            return refusal(422, param="top_k")
-        case "long":
-            return refusal(422, param="prompt", code="context_length_exceeded")
+            return refusal(422)
         case "429":
             return refusal(429, wait="7")
         case "503":
             return refusal(503, wait="12")
-        case "html":
-            return HTMLResponse(f"<h1>Bad gateway</h1>{HOSTILE}", status_code=502)
         case told:
             return StreamingResponse(stream(told), media_type="text/event-stream")
 
@@ -361,53 +348,30 @@ async def stream(told: str) -> AsyncIterator[bytes]:
         case "cut":
             await asyncio.to_thread(SHOWN.wait, 60)  # a browser may throw away what comes right before the end
             raise ConnectionError("on purpose")  # the connection ends without the end of the body
-        case "unfinished":
-            yield chunk("otra")
-            return
-        case "event":
-            yield f"data: {json.dumps({'error': {'message': HOSTILE}})}\n\n".encode()
-        case "garbled":
-            yield b"data: {\n\n"
         case "error":
             yield chunk("", reason="error")
-        case "strange":
-            yield chunk("", reason=HOSTILE)
-            yield b': a comment\r\n\r\ndata: [1]\r\n\r\ndata: 5\r\n\r\ndata: {"choices": [{"text": 5}]}\r\n\r\n'
     yield b"data: [DONE]\n\n"
 
 
 @pytest.fixture(scope="module")
 def strange() -> Iterator[str]:
-    """A service of another make."""
+    """A service that is played."""
 
     async def show(_: Request) -> Response:
-        return page(["uno", HOSTILE], languages="en")
+        task = {"model": HOSTILE, "inputs": {"description": HOSTILE, "type": HOSTILE}, "outputs": None}
+        return page(["uno", HOSTILE], [task], languages="en")
 
-    async def listed(_: Request) -> Response:
-        return JSONResponse({"data": [{"id": HOSTILE, "max_model_len": HOSTILE}, None]})
-
-    async def tasks(_: Request) -> Response:
-        return JSONResponse([{"model": HOSTILE, "inputs": {"description": HOSTILE, "type": HOSTILE}, "outputs": None}])
-
-    routes = [Route("/", show), Route("/v1/models", listed), Route("/v1/predict", tasks)]
-    app = Starlette(routes=[*routes, Route("/v1/completions", scripted, methods=["POST"])])
+    app = Starlette(routes=[Route("/", show), Route("/v1/completions", scripted, methods=["POST"])])
     with listening(app) as url:
         yield url
 
 
-REFUSED = ("422", "long", "429", "503", "html")
 FAILURES = {
-    "422": "The service cannot do what was asked.\n" + HOSTILE,
-    "long": "The text is too long.\n" + HOSTILE,
+    "422": "The service has answered with an error (422).\n" + HOSTILE,
     "429": "The service is full. Try again in 7 s.\n" + HOSTILE,
     "503": "The service is not ready, or is ending. Try again in 12 s.\n" + HOSTILE,
-    "html": "The service has answered with an error (502).",
     "cut": "The answer broke off: the connection was lost.",
-    "unfinished": "The answer broke off: the connection was lost.",
-    "event": "The service has given up this answer.\n" + HOSTILE,
-    "garbled": "The answer cannot be read.",
     "error": "The model has failed (error): its numbers are not finite, or the memory is full.",
-    "strange": f"Ended ({HOSTILE}).",
 }
 
 
@@ -419,10 +383,8 @@ def test_what_goes_wrong_is_said_in_words(tab: Tab, strange: str) -> None:
         if prompt == "cut":
             tab.until("document.querySelectorAll('.piece').length")
             SHOWN.set()
-        assert ended(tab) == told
-        assert output(tab) == ("" if prompt in REFUSED else "una otra" if prompt == "unfinished" else "una ")
-        refused = tab.value("[...document.querySelectorAll('[aria-invalid=true]')].map((one) => one.name)")
-        assert refused == (["top_k"] if prompt == "422" else [])
+        assert ended(tab).startswith(told)
+        assert output(tab) == ("" if prompt.isdigit() else "una ")
     assert tab.value("window.owned") is None
 
 
@@ -471,15 +433,14 @@ def predictor() -> Predictor:
 
 
 def test_a_service_that_has_only_a_task(tab: Tab) -> None:
-    with listening(make_app(service_of({}, {"sums": predictor()}))) as url:
+    with listening_service(service_of({}, {"sums": predictor()})) as url:
         tab.open(url)
         tab.until("!document.querySelector('#tasks').hidden")
         assert tab.value("document.querySelector('#texts').hidden")
         assert '"maximum": 1' in tab.text("#takes")
-        assert json.loads(tab.value("document.querySelector('#inputs').value")) == [{"x": -1, "tags": []}]
         for typed, told in (
             ("[{", "This is not JSON"),
-            ('[{"x": 7}]', "The service cannot do what was asked."),
+            ('[{"x": 7}]', "The service has answered with an error (422)."),
             ('[{"x": 0.5}, {"x": -0.25}]', ""),
         ):
             tab.click("#inputs")
@@ -490,38 +451,3 @@ def test_a_service_that_has_only_a_task(tab: Tab) -> None:
             assert tab.text("#unpredicted").startswith(told)
         assert json.loads(tab.text("#outputs")) == [0.5, -0.25]
         assert "Answered in" in tab.text("#predicted")
-
-
-def test_the_page_of_a_gateway(tab: Tab, models: dict[str, LanguageModel]) -> None:
-    """It asks the services by way of the gateway, offers what all of them have, and goes on without one of them."""
-    here, there = service_of(models), service_of({**models, "third": models["uno"]})
-    with ExitStack() as stack:
-        dying = stack.enter_context(ExitStack())
-        urls = [dying.enter_context(listening(make_app(there))), stack.enter_context(listening(make_app(here)))]
-        gateway = Gateway(urls)
-        tab.open(stack.enter_context(listening(gateway.app())))
-        assert tab.value("[...document.querySelector('#model').options].map((one) => one.value)") == ["uno", "otro"]
-        tab.choose("#other", "otro")
-        write(tab, PROMPT, max_tokens=20, temperature=0)
-        tab.click("#go")
-        for column, name in enumerate(("uno", "otro")):
-            assert "(length)" in ended(tab, column=column)
-            assert output(tab, column=column) == greedy(models[name], PROMPT, tokens=20)
-        tab.choose("#other", "")
-        write(tab, PROMPT, max_tokens=CONTEXT - 10)
-        tab.click("#go")
-        tab.until("document.querySelectorAll('.piece').length > 20")
-        both = [Running(url, service) for url, service in zip(urls, (there, here), strict=True)]
-        assert sum(each.busy() for each in both) == 1
-        tab.press("Escape")
-        assert ended(tab) == "Stopped by you."
-        wait_for(lambda: sum(each.busy() for each in both) == 0)
-        dying.close()
-        for _ in range(2):
-            write(tab, "un barco", max_tokens=5)
-            tab.click("#go")
-            assert "(length)" in ended(tab)
-            assert output(tab) == greedy(models["uno"], "un barco", tokens=5)
-        gateway.drain()
-        tab.click("#go")
-        assert ended(tab).startswith("The service is not ready, or is ending.")

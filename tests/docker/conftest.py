@@ -1,5 +1,6 @@
 """Containers, networks and projects of compose that end with the test, whatever has happened in it."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.images import Missing, build, docker
-from tests.inside import cuadrilla
+from tests.images import MADE_FROM, ROOT, Missing, build, docker
 
 NAMES = f"cua-{os.getpid()}"
 GRACE_SECONDS = "20"
+SOMEBODY = 4321
+CLONE = (*MADE_FROM, "compose.yaml", "compose.gpu.yaml", "examples", "recipes")
 
 
 @pytest.fixture(scope="session")
@@ -29,27 +31,17 @@ class Containers:
 
     def __init__(self, image: str) -> None:
         self._image = f"{image}:cpu"
-        self._started: list[str] = []
         self._network = f"{NAMES}-network"
         docker("network", "create", self._network)
 
-    def start(self, name: str, *command: str) -> str:
-        """Its full name."""
-        full = f"{NAMES}-{name}"
-        self._started.append(full)
-        place = ("--network", self._network, "--network-alias", name, "--shm-size", "1g")
-        docker("run", "--detach", "--name", full, *place, self._image, *command)
-        return full
-
     def run(self, *command: str, options: tuple[str, ...] = ()) -> str:
         """What a container that ends well prints."""
-        name = f"{NAMES}-run"
-        self._started.append(name)
-        return docker("run", "--rm", "--name", name, "--network", self._network, *options, self._image, *command)
+        return docker(
+            "run", "--rm", "--name", f"{NAMES}-run", "--network", self._network, *options, self._image, *command
+        )
 
     def close(self) -> None:
-        for name in self._started:
-            subprocess.run(["docker", "rm", "--force", "--volumes", name], capture_output=True, check=False)
+        subprocess.run(["docker", "rm", "--force", "--volumes", f"{NAMES}-run"], capture_output=True, check=False)
         subprocess.run(["docker", "network", "rm", self._network], capture_output=True, check=True)
 
 
@@ -60,14 +52,34 @@ def containers(image: str) -> Iterator[Containers]:
     made.close()
 
 
+def clone(folder: Path) -> Path:
+    """What an image is made from, the compose files and the programs: the part of a clone that containers use."""
+    for name in CLONE:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(ROOT / name, folder / name)
+    return folder
+
+
+def owner_of(folder: Path) -> int:
+    """User of all that is in a folder: root gives it away, so that containers cannot write as root by chance."""
+    if os.geteuid() != 0:
+        return os.getuid()
+    for path in [folder, *folder.rglob("*")]:
+        os.chown(path, SOMEBODY, SOMEBODY)
+    return SOMEBODY
+
+
 class Project:
-    """A folder with the files of `cuadrilla compose`, and what runs of them."""
+    """A clone, and what runs of its compose.yaml. The crew's port is on a loopback address of this process."""
 
     def __init__(self, folder: Path, *, image: str, command: list[str]) -> None:
-        self.folder = folder
+        self.folder = clone(folder)
         self.name = f"{NAMES}-project"
         self._command = [*command, "-p", self.name]
-        self._variables = {**os.environ, "CUADRILLA_IMAGE": image}
+        pid = os.getpid()
+        address = f"127.{pid >> 16 & 255}.{pid >> 8 & 255}.{pid & 255}"
+        self._variables = {**os.environ, "CUADRILLA_IMAGE": image, "LAN_ADDRESS": address}
 
     def compose(self, *arguments: str, **variables: str) -> str:
         """What a command of compose that succeeds prints."""
@@ -83,27 +95,26 @@ class Project:
         labels = (f"com.docker.compose.project={self.name}", f"com.docker.compose.service={service}")
         return docker("ps", "-aq", *(word for label in labels for word in ("--filter", f"label={label}"))).split()
 
+    def inside(self, service: str, *command: str) -> str:
+        """What a command prints in the container of a service."""
+        (container,) = self.containers(service)
+        return docker("exec", container, "as-owner", *command)
+
+    def published(self, service: str) -> object:
+        (container,) = self.containers(service)
+        return json.loads(docker("inspect", "--format", "{{json .HostConfig.PortBindings}}", container))
+
     def close(self) -> None:
-        every = [
-            word
-            for role in ("coordinator", "worker", "trainer", "ray", "dask", "tensorboard", "serve")
-            for word in ("--profile", role)
-        ]
+        profiles = ("crew", "ray", "dask", "tensorboard", "serve", "monitor")
+        every = [word for profile in profiles for word in ("--profile", profile)]
         self.compose(*every, "down", "--volumes", "--remove-orphans", "--timeout", GRACE_SECONDS)
 
 
 @pytest.fixture
 def project(image: str, tmp_path: Path) -> Iterator[Project]:
-    """The port of its crew is on a loopback address of this process: others may have theirs."""
     plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
     if not plugin and shutil.which("docker-compose") is None:
         pytest.skip("needs docker-compose, or the plugin `docker compose`")
-    folder = tmp_path / "project"
-    folder.mkdir()
-    pid = os.getpid()
-    address = f"127.{pid >> 16 & 255}.{pid >> 8 & 255}.{pid & 255}"
-    done = cuadrilla("compose", "--to", folder, "--lan", address)
-    assert done.returncode == 0, done.stderr
-    made = Project(folder, image=image, command=["docker", "compose"] if plugin else ["docker-compose"])
+    made = Project(tmp_path / "project", image=image, command=["docker", "compose"] if plugin else ["docker-compose"])
     yield made
     made.close()

@@ -1,7 +1,5 @@
-"""The files of `cuadrilla compose` with real containers: a crew that loses one, and the helpers for other programs."""
+"""The roles of compose.yaml with real containers: a crew that loses one, and the helpers for other programs."""
 
-import json
-import os
 import shutil
 from pathlib import Path
 
@@ -9,9 +7,8 @@ import pytest
 import yaml
 
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import ENDLESS, goes_on, reached, wait_for
-from tests.docker.conftest import Project
-from tests.docker.test_image import BOTH_NODES, THROUGH_DASK
+from tests.commands import ENDLESS, goes_on, joined, reached, wait_for
+from tests.docker.conftest import Project, owner_of
 from tests.images import docker
 from tests.machines import LANGUAGE_RUN, present
 from tests.ports import free_port
@@ -19,8 +16,14 @@ from tests.runs import final_sha256
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 
-SOMEBODY = 4321
-CREW = '[engine]\nkind = "crew"\nworkers = []\n'
+CREW_RUN = '[engine]\nkind = "crew"\nworkers = []\n'
+CREW = ("--profile", "crew")
+THROUGH_DASK = """
+from dask.distributed import Client
+with Client("scheduler:8786") as client:
+    print(client.submit(sum, [20, 22]).result())
+"""
+CAPABILITIES = "grep -hE '^(Uid|CapPrm|CapEff|CapBnd|NoNewPrivs):' /proc/1/status /proc/self/status"
 
 
 def make_run(folder: Path, stories: Path, *, more: str = "") -> RunDir:
@@ -31,43 +34,40 @@ def make_run(folder: Path, stories: Path, *, more: str = "") -> RunDir:
     return RunDir(folder)
 
 
-def owned_by_somebody(project: Project) -> int:
-    """The folder is that user's, and so is what the containers do. Root only can give it away."""
-    if os.geteuid() != 0:
-        return os.getuid()
-    for path in [project.folder, *project.folder.rglob("*")]:
-        os.chown(path, SOMEBODY, SOMEBODY)
-    env = project.folder / ".env"
-    env.write_text(env.read_text().replace("UID=0", f"UID={SOMEBODY}").replace("GID=0", f"GID={SOMEBODY}"))
-    return SOMEBODY
-
-
 def exit_code(container: str) -> int:
     return int(docker("inspect", "--format", "{{.State.ExitCode}}", container))
 
 
 def test_compose_reads_the_files(project: Project) -> None:
-    merged = yaml.safe_load(
-        project.compose("--profile", "trainer", "config", COMPOSE_FILE="compose.yaml:compose.gpu.yaml")
-    )
+    merged = yaml.safe_load(project.compose("config", COMPOSE_FILE="compose.yaml:compose.gpu.yaml"))
     trainer = merged["services"]["trainer"]
-    assert (trainer["build"]["target"], trainer["image"].rpartition(":")[2]) == ("cuda", "cuda")
+    assert trainer["build"]["args"]["TORCH_BUILD"] == "cu130"
+    assert trainer["image"].rpartition(":")[2] == "cuda"
+
+
+def test_a_role_is_the_owner_of_the_folder_and_has_no_rights(project: Project) -> None:
+    """Not even those that it begins with, and in a command that is typed into it neither."""
+    user = owner_of(project.folder)
+    project.compose("--profile", "tensorboard", "up", "--detach", TENSORBOARD_PORT=str(free_port()))
+    found = [line.split()[1] for line in project.inside("tensorboard", "sh", "-c", CAPABILITIES).splitlines()]
+    assert found == [str(user), *["0" * 16] * 3, "1"] * 2
 
 
 def test_a_crew_that_loses_a_container_ends_with_the_bits_of_one_machine(project: Project, stories: Path) -> None:
     """And a training alone that is stopped saves, as the user whose folder it is."""
-    run = make_run(project.folder / "run", stories, more=CREW)
+    run = make_run(project.folder / "run", stories, more=CREW_RUN)
     alone = make_run(project.folder / "alone", stories)
-    user = owned_by_somebody(project)
-    project.compose("--profile", "trainer", "up", "--detach", CUADRILLA_RUN="alone")
+    user = owner_of(project.folder)
+    name = f"{project.name}-alone"
+    project.compose("run", "--detach", "--name", name, "-w", "/workspace", "trainer", "cuadrilla", "train", "alone")
     wait_for(reached(alone, 2))
-    project.compose("--profile", "trainer", "stop")
-    assert [exit_code(container) for container in project.containers("trainer")] == [130]
+    docker("stop", name)
+    assert exit_code(name) == 130
+    docker("rm", name)
     steps = last_rows(alone.metrics)[-1]["version"]
     assert (alone.checkpoints / f"v{steps:08d}").is_dir()
 
-    roles = ("--profile", "coordinator", "--profile", "worker")
-    project.compose(*roles, "up", "--detach", "--scale", "worker=3")
+    project.compose(*CREW, "up", "--detach", "--scale", "worker=3")
     wait_for(lambda: len(present(run)) == 3)
     victim = project.containers("worker")[0]
     docker("kill", victim)
@@ -77,32 +77,51 @@ def test_a_crew_that_loses_a_container_ends_with_the_bits_of_one_machine(project
     wait_for(lambda: len(present(run)) == 3)
     wait_for(reached(run, steps + 1))
     (coordinator,) = project.containers("coordinator")
-    project.compose(*roles, "stop")
+    project.compose(*CREW, "stop")
     assert exit_code(coordinator) == 130
-    assert "cuadrilla1." not in project.compose(*roles, "logs") + docker("inspect", coordinator, victim)
+    assert "cuadrilla1." not in project.compose(*CREW, "logs") + docker("inspect", coordinator, victim)
     assert {path.stat().st_uid for path in [*run.path.rglob("*")]} == {user}
 
     versions = [row["version"] for row in last_rows(run.metrics)]
     assert versions == list(range(1, versions[-1] + 1))
-    project.compose("run", "--rm", "trainer", "cuadrilla", "train", "alone", "--stop-at", str(versions[-1]))
+    project.compose("run", "--rm", "ingest", "cuadrilla", "train", "alone", "--stop-at", str(versions[-1]))
     assert final_sha256(run.path) == final_sha256(alone.path)
 
 
-def test_ray_dask_and_tensorboard(project: Project) -> None:
-    """On ports of the loopback that are free: others may use the usual ones."""
-    profiles = ("--profile", "ray", "--profile", "dask", "--profile", "tensorboard")
-    pages = {
-        "ray-head": ("RAY_PORT", 8265),
-        "scheduler": ("DASK_PORT", 8787),
-        "tensorboard": ("TENSORBOARD_PORT", 6006),
-    }
-    free = {page: str(free_port()) for page in pages}
-    project.compose(*profiles, "up", "--detach", **{pages[name][0]: free[name] for name in pages})
-    for service, (_, port) in pages.items():
-        (container,) = project.containers(service)
-        ports = json.loads(docker("inspect", "--format", "{{json .HostConfig.PortBindings}}", container))
-        assert ports == {f"{port}/tcp": [{"HostIp": "127.0.0.1", "HostPort": free[service]}]}
-    assert project.compose("run", "--rm", "trainer", "python", "-c", THROUGH_DASK).split()[-1] == "42"
+def test_a_crew_without_a_run_makes_one(project: Project) -> None:
+    owner_of(project.folder)
+    project.compose(*CREW, "up", "--detach")
+    wait_for(reached(RunDir(project.folder / "run"), 2), seconds=300)
+    wait_for(lambda: len(present(RunDir(project.folder / "run"))) == 2)
+
+
+def test_ray_trains_a_run_on_both_of_its_containers(project: Project, stories: Path) -> None:
+    run = make_run(project.folder / "run", stories)
+    owner_of(project.folder)
+    port = str(free_port())
+    project.compose("--profile", "ray", "up", "--detach", RAY_PORT=port)
+    assert project.published("ray-head") == {"8265/tcp": [{"HostIp": "127.0.0.1", "HostPort": port}]}
+    assert len(project.inside("ray-head", "cat", "/ray/token")) == 64
+    cluster = ("--set", 'engine.kind="ray"', "--set", 'engine.ray_address="ray-head:6379"')
     (head,) = project.containers("ray-head")
-    wait_for(lambda: docker("inspect", "--format", "{{.State.Health.Status}}", head) == "healthy")
-    assert docker("exec", head, "timeout", "150", "python", "-c", BOTH_NODES).splitlines()[-1] == "both"
+    docker("exec", "--detach", head, "as-owner", "cuadrilla", "train", "run", *cluster)
+    wait_for(joined(run, 2), seconds=300)
+    wait_for(goes_on(run))
+
+
+def test_dask_and_tensorboard(project: Project) -> None:
+    """On ports of the loopback that are free: others may use the usual ones."""
+    owner_of(project.folder)
+    free = {"DASK_PORT": str(free_port()), "TENSORBOARD_PORT": str(free_port())}
+    project.compose("--profile", "dask", "--profile", "tensorboard", "up", "--detach", **free)
+    for service, name, port in (("scheduler", "DASK_PORT", 8787), ("tensorboard", "TENSORBOARD_PORT", 6006)):
+        assert project.published(service) == {f"{port}/tcp": [{"HostIp": "127.0.0.1", "HostPort": free[name]}]}
+    assert project.compose("run", "--rm", "ingest", "python", "-c", THROUGH_DASK).split()[-1] == "42"
+    prepared = ("cuadrilla", "data", "prepare", "cuentos:200", "--out")
+    project.compose("run", "--rm", "ingest", *prepared, "by-dask", "--dask", "scheduler:8786")
+    project.compose("run", "--rm", "ingest", *prepared, "here")
+    there, here = (
+        [path.read_bytes() for path in sorted((project.folder / name).glob("*.bin"))] for name in ("by-dask", "here")
+    )
+    assert len(here) == 2
+    assert there == here

@@ -21,7 +21,7 @@ def test_no_false_alarm_in_a_container(containers: Containers) -> None:
 
 
 def test_a_tiny_shared_memory_and_the_option_that_is_printed(containers: Containers) -> None:
-    (row,) = [row for row in findings(containers, "--shm-size", "1m") if row["check"] == "docker.shared_memory"]
+    (row,) = [row for row in findings(containers, "--shm-size", "1m") if row["check"] == "machine.shm"]
     assert row["level"] == "warning"
     option = row["command"].split()[2:4]  # docker run --shm-size 2g ...
-    assert not [row for row in findings(containers, *option) if row["check"] == "docker.shared_memory"]
+    assert not [row for row in findings(containers, *option) if row["check"] == "machine.shm"]

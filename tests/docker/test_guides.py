@@ -13,15 +13,14 @@ import pytest
 
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import wait_for
-from tests.docker.conftest import NAMES
-from tests.images import MADE_FROM, ROOT, base_image, docker
-from tests.inside import cuadrilla
+from tests.docker.conftest import NAMES, clone, owner_of
+from tests.images import base_image, docker, has_image
 from tools.guide_page import guides
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 
 LINES = [line for guide in guides() for row in guide["row"] for line in row["lines"]]
-RECIPE = "recipes/gpt2_spanish"
+BASE = "python:3.12-slim-bookworm"
 LAN, CARD = "192.168.1.50", "lo"
 PLUGIN = """#!/bin/sh
 case $1 in
@@ -30,6 +29,15 @@ docker-cli-plugin-metadata) echo '{"SchemaVersion": "0.1.0", "Vendor": "tests", 
 esac
 """
 MACHINES = 5
+SPAWN = """
+import torch.multiprocessing as mp
+
+def train(rank):
+    print(f"Proceso {rank} entrenando")
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2)
+"""
 
 
 def line(*parts: str) -> str:
@@ -39,25 +47,22 @@ def line(*parts: str) -> str:
 
 
 class Machine:
-    """A clone of the repository, as a user of this machine has it in the recipe's folder, and a shell there."""
+    """A clone of the repository that belongs to somebody, who has written no `.env`, and a shell in it."""
 
     def __init__(self, folder: Path, *, stack: ExitStack) -> None:
-        self._stack, self.image = stack, f"{NAMES}-guide"
-        for name in (*MADE_FROM, RECIPE):
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            copy(ROOT / name, folder / name)
-        self.workspace = folder / RECIPE
-        settings = {"UID": os.getuid(), "GID": os.getgid(), "BASE_IMAGE": base_image(), "CUADRILLA_IMAGE": self.image}
-        (self.workspace / ".env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        self._environ = {**os.environ, "COMPOSE_PROJECT_NAME": f"{NAMES}-guide"}
+        self._stack, self._image = stack, f"{NAMES}-guide"
+        self.folder = clone(folder / "clone")
+        self.user = owner_of(self.folder)
+        self.workspace = self.folder / "recipes" / "gpt2_spanish"
+        settings = {"COMPOSE_PROJECT_NAME": f"{NAMES}-guide", "CUADRILLA_IMAGE": self._image}
+        self._environ = {**os.environ, **settings, "BASE_IMAGE": base_image()}
         if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
             self._environ["DOCKER_CONFIG"] = str(_plugin(folder))
 
     def start(self, command: str) -> "subprocess.Popen[str]":
         """In a session of its own, so that what belongs to it can be ended with it."""
         process = subprocess.Popen(
-            ["bash", "-c", command], cwd=self.workspace, env=self._environ, text=True,
+            ["bash", "-c", command], cwd=self.folder, env=self._environ, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self._stack.callback(_end, process)
@@ -66,7 +71,8 @@ class Machine:
     def typed(self, command: str) -> tuple[int, str]:
         """Its exit code, and what it says."""
         process = self.start(command)
-        return process.returncode or process.wait(600), "".join(process.communicate())
+        said = "".join(process.communicate(timeout=900))
+        return process.returncode, said
 
     def containers(self, *words: str) -> list[str]:
         """Those that run and have all these words among their variables and arguments."""
@@ -78,7 +84,7 @@ class Machine:
         for each in self.containers():
             docker("kill", each)
         self.typed("docker compose down --volumes --remove-orphans")
-        subprocess.run(["docker", "rmi", "--no-prune", f"{self.image}:cpu"], capture_output=True, check=False)
+        subprocess.run(["docker", "rmi", "--no-prune", f"{self._image}:cpu"], capture_output=True, check=False)
 
 
 def _plugin(folder: Path) -> Path:
@@ -98,11 +104,11 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 @pytest.fixture
 def machine(image: str, tmp_path: Path) -> Iterator[Machine]:
-    """`image` has built all but the last steps of what the recipe builds."""
+    """`image` has built all but the last steps of what is built here."""
     if shutil.which("docker-compose") is None:
         pytest.skip("needs docker-compose")
     with ExitStack() as stack:
-        made = Machine(tmp_path / "clone", stack=stack)
+        made = Machine(tmp_path, stack=stack)
         stack.callback(made.close)
         code, said = made.typed(line("docker compose build"))
         assert code == 0, said
@@ -119,25 +125,18 @@ def at_lan_address() -> Iterator[None]:
     subprocess.run(["ip", "address", "del", f"{LAN}/32", "dev", CARD], check=True)
 
 
-def prepare(machine: Machine, stories: int) -> None:
-    done = cuadrilla("data", "prepare", f"cuentos:{stories}", "--out", machine.workspace / "Data")
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_commands_of_one_machine(machine: Machine) -> None:
+    """./Data is empty: the built-in stories."""
     code, said = machine.typed(line("run --rm trainer nvidia-smi"))
     assert (code, "this container has no NVIDIA card" in said) == (1, True), said
-    train = line("python train_gpt2_spanish.py --epochs 1")
-    code, said = machine.typed(train)
-    assert code == 4
-    assert "cuadrilla data get quijote --to textos, then: cuadrilla data prepare textos --out Data" in said
-
-    prepare(machine, 20)
-    code, said = machine.typed(train)
+    code, said = machine.typed(line("python train_gpt2_spanish.py --epochs 1"))
     assert code == 0, said
+    assert "Data is empty: the built-in stories, cuentos:500" in said
+    assert "preset     micro" in said
     assert "the run is complete at step" in said
     run = RunDir(machine.workspace / "checkpoints")
-    assert {path.stat().st_uid for path in run.path.rglob("*")} == {os.getuid()}
+    written = [*run.path.rglob("*"), *(machine.workspace / "Data").rglob("*")]
+    assert {path.stat().st_uid for path in written} == {machine.user}
     assert list(run.tensorboard.iterdir())
 
     machine.start(line("python monitor.py --interval 5"))
@@ -146,7 +145,8 @@ def test_the_commands_of_one_machine(machine: Machine) -> None:
 
 def test_five_machines(machine: Machine, at_lan_address: None) -> None:
     """Then one is lost, and is back with the same line."""
-    prepare(machine, 600)
+    code, said = machine.typed("docker compose run --rm trainer cuadrilla data prepare cuentos:600 --out Data")
+    assert code == 0, said
     probe = line("python test_ddp.py --backend auto", "RANK=0")
     ranks = [machine.start(probe.replace(" RANK=0", f" RANK={rank}")) for rank in range(MACHINES)]
     for number, rank in enumerate(ranks):
@@ -172,34 +172,50 @@ def test_five_machines(machine: Machine, at_lan_address: None) -> None:
     assert versions == list(range(1, versions[-1] + 1))
 
 
-def test_the_network_of_containers(image: str) -> None:
+@pytest.fixture
+def free_names() -> Iterator[ExitStack]:
     """The names are the guide's own, so nobody else may have them."""
     names = ("ray-head", "ray-worker", "scheduler")
-    there = (
-        docker("ps", "-a", "--format", "{{.Names}}").split() + docker("network", "ls", "--format", "{{.Name}}").split()
-    )
+    there = docker("ps", "-a", "--format", "{{.Names}}").split()
+    there += docker("network", "ls", "--format", "{{.Name}}").split()
     if taken := {*names, "ml-network"} & {*there}:
         pytest.skip(f"there are containers or networks with these names: {', '.join(sorted(taken))}")
     with ExitStack() as stack:
-        typed(line("docker network create ml-network"))
+        docker(*line("docker network create ml-network").split()[1:])
         stack.callback(docker, "network", "rm", "ml-network")
-        docker("tag", f"{image}:cpu", "ml-node")
-        stack.callback(docker, "rmi", "--no-prune", "ml-node")
         for name in names:
             stack.callback(subprocess.run, ["docker", "rm", "--force", name], capture_output=True)
-        head, worker = (without_a_terminal(line(f"--name ray-{name}")) for name in ("head", "worker"))
-        typed(f"{head} --block")
-        wait_for(lambda: "Ray runtime started" in docker("logs", "ray-head"), seconds=120)
-        typed(f"{worker} --block")
-        both = line("ray.cluster_resources()")
-        wait_for(lambda: nodes_of(docker("exec", "ray-head", "python", "-c", both)) == 2, seconds=120)
+        yield stack
 
-        docker(
-            "run", "--detach", "--rm", "--network", "ml-network", "--name", "scheduler", "ml-node", "dask", "scheduler"
-        )
-        client = f"{line('Client(')}; print(client.status)"
-        asked = ("run", "--rm", "--network", "ml-network", "ml-node", "python", "-c", client)
-        assert docker(*asked).splitlines()[-1] == "running"
+
+def build_node(folder: Path, stack: ExitStack) -> None:
+    """With the base that the Dockerfile names, or this machine's under that name."""
+    if not has_image(BASE):
+        docker("tag", base_image(), BASE)
+        stack.callback(docker, "rmi", "--no-prune", BASE)
+    stack.callback(subprocess.run, ["docker", "rmi", "--no-prune", "ml-node"], capture_output=True)
+    subprocess.run(line("docker build").split(), cwd=clone(folder), check=True, capture_output=True)
+
+
+def test_the_network_of_containers(image: str, free_names: ExitStack, tmp_path: Path) -> None:
+    build_node(tmp_path, free_names)
+    head, worker = (without_a_terminal(line(f"--name ray-{name}")) for name in ("head", "worker"))
+    typed(head)
+    assert docker("wait", "ray-head") == "0"  # without --block
+    docker("rm", "ray-head")
+    typed(f"{head} --block")
+    wait_for(lambda: "Ray runtime started" in docker("logs", "ray-head"), seconds=120)
+    typed(f"{worker} --block")
+    both = ("exec", "ray-head", "as-owner", "python", "-c", line("ray.cluster_resources()"))
+    wait_for(lambda: nodes_of(docker(*both)) == 2, seconds=120)
+
+    run = ("run", "--rm", "--network", "ml-network")
+    docker(*run, "--detach", "--name", "scheduler", "ml-node", "dask", "scheduler")
+    client = f"{line('Client(')}; print(client.status)"
+    assert docker(*run, "ml-node", "python", "-c", client).splitlines()[-1] == "running"
+    (tmp_path / "spawn.py").write_text(SPAWN)
+    two = docker(*run, "--volume", f"{tmp_path}:/workspace:ro", "ml-node", "python", "spawn.py")
+    assert sorted(two.splitlines()) == ["Proceso 0 entrenando", "Proceso 1 entrenando"]
 
 
 def typed(command: str) -> None:
@@ -208,7 +224,7 @@ def typed(command: str) -> None:
 
 def without_a_terminal(command: str) -> str:
     """A test has none (-it), this machine no card; what it prints is read from the log."""
-    return command.replace("docker run -it --rm --gpus all", "docker run --detach --rm --shm-size 1g")
+    return command.replace("docker run -it --rm --gpus all", "docker run --detach --shm-size 1g")
 
 
 def nodes_of(printed: str) -> int:

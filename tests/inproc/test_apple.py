@@ -71,9 +71,9 @@ def test_the_stand_in_computes_and_refuses() -> None:
     ("name", "settings"),
     [
         ("muon", {}),
-        ("adamw", {"optim.kind": "adamw"}),
+        pytest.param("adamw", {"optim.kind": "adamw"}, marks=pytest.mark.thorough),
         ("strict", {"sync.strict": True}),
-        ("bf16", {"train.precision": "bf16"}),
+        pytest.param("bf16", {"train.precision": "bf16"}, marks=pytest.mark.thorough),
     ],
 )
 def test_a_language_model_is_trained_and_writes_as_on_a_cpu(

@@ -17,11 +17,11 @@ from cuadrilla.model.generate import generate
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.rows import Row
 from cuadrilla.model.sampling import Sampling
-from cuadrilla.serve.app import Service, make_app
+from cuadrilla.serve.app import Service
 from cuadrilla.serve.batching import Batcher, Call, Rate
 from cuadrilla.serve.edge import Refusal
 from cuadrilla.serve.predictions import Predictors
-from cuadrilla.serve.served import Models, Room, ServedModel
+from cuadrilla.serve.served import LONG_TEXT, Models, Room, ServedModel
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.trained import LanguageModel
 from tests.decided import decided_model
@@ -51,7 +51,7 @@ async def tokens_of(call: Call) -> list[int]:
     return [step.token async for step in call if step.token is not None]
 
 
-@pytest.mark.parametrize("clients", [1, 4, 16, 64])
+@pytest.mark.parametrize("clients", [4, 64])
 def test_clients_that_come_and_go_at_random(model: GPT2, clients: int) -> None:
     """Each has its own pace; a third of them leave before the end. Greedy or drawn, scored or not."""
     chance = random.Random(clients)
@@ -89,7 +89,7 @@ def test_clients_that_come_and_go_at_random(model: GPT2, clients: int) -> None:
 
 async def until_idle(service: Batcher) -> None:
     async with asyncio.timeout(30):
-        while service.load.busy or service.load.waiting:
+        while service.load.busy_slots or service.load.waiting:
             await asyncio.sleep(0.001)
 
 
@@ -159,6 +159,49 @@ def test_a_thread_that_cannot_begin_leaves_nobody_waiting(model: GPT2, monkeypat
     assert failed == [RuntimeError]
 
 
+class Counting(Tokenizer):
+    """Notes what it encodes, and how many threads do so at once."""
+
+    encoded: list[str]
+    at_once, most_at_once = 0, 0
+
+    def encode(self, text: str) -> list[int]:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.encoded.append(text)
+        try:
+            return super().encode(text)
+        finally:
+            self.at_once -= 1
+
+
+def test_a_text_that_cannot_fit_is_refused_unread_and_long_ones_are_read_one_by_one() -> None:
+    Counting.encoded = []
+    tokenizer = Counting.train(["Había una vez un niño"] * 9, vocab_size=300)
+    long = "¿Qué? " * (LONG_TEXT // 6 + 1)
+    context = len(tokenizer.encode(long))
+    model = decided_model(vocabulary=tokenizer.vocab_size, context=context)
+    opened = LanguageModel(
+        model=model, tokenizer=tokenizer, device=torch.device("cpu"),
+        precision=choose_precision("fp32", device=torch.device("cpu")), step=None,
+    )  # fmt: skip
+    served = ServedModel(name="x", opened=opened, ready=model, room=Room(slots=1))
+    tokenizer.encoded.clear()
+
+    async def scene() -> None:
+        with pytest.raises(Refusal, match=f"at least .* tokens, the model reads {context:,}"):
+            await served.prompt_ids("a" * 2**20)
+        assert not tokenizer.encoded
+        found = await asyncio.gather(*(served.prompt_ids(long) for _ in range(8)))
+        assert {len(ids) for ids in found} == {context}
+        assert (len(tokenizer.encoded), tokenizer.most_at_once) == (8, 1)
+        with pytest.raises(Refusal, match=f"has {context + 1:,} tokens"):
+            await served.prompt_ids(long + "x")
+        await served.close()
+
+    asyncio.run(scene())
+
+
 def test_a_model_without_room_for_its_slots_does_not_start(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that started before it ends with it."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
@@ -168,34 +211,19 @@ def test_a_model_without_room_for_its_slots_does_not_start(model: GPT2, monkeypa
         precision=choose_precision("fp32", device=torch.device("cpu")), step=None,
     )  # fmt: skip
     models = {
-        name: ServedModel(name=name, opened=opened, ready=ready, computes="", room=Room(slots=2))
+        name: ServedModel(name=name, opened=opened, ready=ready, room=Room(slots=2))
         for name, ready in (("first", model), ("second", decided_model(vocabulary=VOCABULARY, context=CONTEXT)))
     }
     monkeypatch.setattr(models["second"].ready, "new_cache", _out_of_memory)
-    app = make_app(Service(models=Models(models), predictors=Predictors({}), most_seconds=5))
+    starting = Service(models=Models(models), predictors=Predictors({}), most_seconds=5)
 
     async def scene() -> None:
-        async with app.router.lifespan_context(app):
+        async with starting.running():
             raise AssertionError("it has started")
 
     with pytest.raises(ResourceError, match="second: there is no room for 2 texts together") as raised:
         asyncio.run(scene())
     assert "--slots 1" in raised.value.hint
-
-
-def test_whoever_could_not_wait_is_refused_before_anything_is_done(model: GPT2) -> None:
-    async def scene() -> None:
-        async with batcher(model, slots=1, waiting=1) as service:
-            calls = service.submit([Row([1], replace(GREEDY, max_tokens=60)) for _ in range(2)])
-            service.refuse_when_full(0)  # needs no slot
-            for number, status in ((1, 429), (3, 422)):
-                with pytest.raises(Refusal) as refused:
-                    service.refuse_when_full(number)
-                assert refused.value.status == status
-            for call in calls:
-                call.cancel()
-
-    asyncio.run(scene())
 
 
 def _out_of_memory(*_given: object, **_named: object) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_hf
-from cuadrilla.cli.model import generate
 from cuadrilla.cli.output import options
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
@@ -161,15 +160,3 @@ def test_what_cannot_be_compared_is_refused(language: RunDir, exported: Path, tm
             (exported.parent / "other" / file.name).write_bytes(file.read_bytes())
     with pytest.raises(DataError, match=r"has no tokenizer\.json"):
         evaluate([exported.parent / "other"], samples=1)
-
-
-def test_an_exported_folder_writes_what_the_run_writes(
-    language: RunDir, exported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written = []
-    for path in (language.path, exported):
-        generate(path, "Había una vez", tokens=6, temperature=0, device="cpu")
-        written.append(capsys.readouterr().out)
-    assert written[0].startswith("Había una vez")
-    assert find_stored(language).step.newest == 3
-    assert written[0] == written[1]

@@ -54,7 +54,7 @@ def test_a_queue(tmp_path: Path, queue: RunQueue) -> None:
             second: dict[str, Any] = {}
             while "crew" not in second or not second["head"]["running"]:
                 second |= next(news)
-            assert [(job["key"], job["state"]) for job in second["jobs"]] == [("otra", "running")]
+            assert [(job["key"], job["state"]) for job in second["jobs"]] == [("casa", "waiting"), ("otra", "running")]
             assert [(row["name"], len(row["jobs"])) for row in second["crew"]] == [("ana", 1)]
         with dashboard.following("otra") as news:
             assert next(news)["head"]["version"] == 5
@@ -97,15 +97,15 @@ def test_only_what_was_found_is_read(tmp_path: Path, queue: RunQueue, key: str) 
     with shown(tmp_path / "runs", queue=tmp_path / "home" / "queue") as dashboard:
         assert dashboard.ask(JOBS + key.replace(" ", "%20"))[0] == 404
         for run in ("casa/../casa", "casa/t0000-r0", "casa/t0000-r0/../../otra"):
-            assert dashboard.ask(f"/api/follow?run={run}")[0] == 404
+            assert dashboard.ask(f"/api/follow?of={run}")[0] == 404
 
 
 def test_who_is_refused(tmp_path: Path, queue: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     with shown(tmp_path / "runs", queue=tmp_path / "home" / "queue") as dashboard:
         assert dashboard.ask(JOBS + "queue", Authorization="")[0] == 401
         assert dashboard.ask(JOBS + "queue", method="POST")[0] == 405
-        monkeypatch.setattr(app, "MOST_STREAMS", 1)
+        monkeypatch.setattr(app, "MAX_STREAMS", 1)
         with dashboard.following("queue", path=JOBS) as news:
             next(news)
             assert dashboard.ask(JOBS + "queue")[0] == 503
-            assert dashboard.ask("/api/follow?run=casa")[0] == 503
+            assert dashboard.ask("/api/follow?of=casa")[0] == 503

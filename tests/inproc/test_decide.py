@@ -64,7 +64,7 @@ def test_the_rules() -> None:
 def test_a_text_that_is_read_twice_is_held_back_and_the_run_keeps_it(folder: Path) -> None:
     cuadrilla.new_run(folder / "twice", {**SETTINGS, "optim": {"lr": 0.05}})
     run, path = RunDir(folder / "twice"), str(folder / "twice")
-    shown = command("config", "show", path)
+    shown = command("train", path, "--show-config")
     text = read_manifest(folder / "data").splits["train"].num_tokens
     steps = text / (8 * 64)
     decay = weight_decay(2.0, text=text, weights=12 * 16**2, epoch_steps=steps, lr=0.05)
@@ -114,7 +114,11 @@ def test_a_task_of_one_s_own_has_no_rule(tmp_path: Path) -> None:
 def test_batch_and_context_follow_the_length_of_the_run_which_keeps_them(folder: Path) -> None:
     cuadrilla.new_run(folder / "short", {"data": {"folder": "../data"}, "train": {"tokens": 4000}, **QUICK})
     run, path = RunDir(folder / "short"), str(folder / "short")
-    shown = {line.split()[0]: line.split()[1:] for line in command("config", "show", path).stdout.splitlines() if line}
+    shown = {
+        line.split()[0]: line.split()[1:]
+        for line in command("train", path, "--show-config").stdout.splitlines()
+        if line
+    }
     assert shown["model.context"] == ["128", "a", "run", "of", "4,000", "tokens"]
     assert shown["train.batch_sequences"] == ["8", "1,024", "tokens", "a", "step,", "of", "4,000"]
     assert shown["train.unit_sequences"][0] == "1"

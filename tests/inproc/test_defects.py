@@ -1,39 +1,36 @@
 """Defects of an earlier design for mixed crews, one test each: what went wrong there is the test's first sentence.
 
 A Ray parameter server with CUDA, MPS and CPU actors, an unweighted mean and one batch size had them. Those with a test
-elsewhere: the loss of one worker ends the run (`test_exact.test_a_worker_lost_at_any_phase_changes_nothing`), running
-statistics that nobody shares (`test_recovery`), a batch size that is estimated and used by nobody
-(`test_exact.test_out_of_memory_halves_the_pass_and_keeps_the_global_batch`), speeds that nobody measures
-(`test_coordinator.test_shares_follow_what_was_measured_not_what_is_claimed`), strangers who may call
-(`test_link_connections.test_tls_without_a_certificate_is_refused`).
+elsewhere: the loss of one worker ends the run (`test_strategies.test_a_worker_lost_at_any_phase_changes_nothing`),
+running statistics that nobody shares (`test_statistics`), a batch size that is estimated and used by nobody
+(`test_exact.test_out_of_memory_halves_the_pass_and_keeps_the_global_batch`), a mean of means
+(`test_exactness.test_any_split_raggedness_and_order_gives_the_result_of_one_worker`), speeds that nobody measures
+(`test_coordinator.test_shares_follow_what_was_measured_not_what_is_claimed`), data that are not divided
+(`test_coordinator.test_every_unit_is_counted_exactly_once_whatever_happens`,
+`test_order.test_each_epoch_is_a_permutation`), strangers who may call (`test_link_callers.test_who_may_call_what`).
 """
 
 import copy
-import threading
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from cuadrilla.config import EvaluateSection, TrainSection
-from cuadrilla.engines.bundle import offer
+from cuadrilla.crew.bundle import offer
 from cuadrilla.errors import DeviceError
 from cuadrilla.link.base import Contribution, Hello, Lease, Version
 from cuadrilla.link.inproc import InProcServer
-from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import load_dumped
-from cuadrilla.sync.exact import ExactMerge
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision, choose_device
-from tests.runs import execute, final_sha256, metrics, prepare, workers
+from tests.runs import execute, final_sha256, metrics, prepare
 from tests.sessions import FP32, answer, worker_half
-from tests.tasks import NUM_EXAMPLES, Examples, RaggedRegression
+from tests.tasks import Examples, RaggedRegression
 
 NUM_UNITS, UNIT = 6, 4
 
@@ -75,64 +72,7 @@ def test_a_worker_never_computes_on_another_device_than_the_one_asked_for(tmp_pa
     assert not metrics(tmp_path)
 
 
-def test_there_are_as_many_workers_as_the_run_says(tmp_path: Path) -> None:
-    """One card with more than 8 GB was given two workers, later clamped without a word."""
-    for name, sets, expected in (("default", (), 1), ("three", (workers([1.0, 1.0, 1.0]),), 3)):
-        execute(tmp_path / name, RaggedRegression(), *sets)
-        joined = [row["worker"] for row in read_jsonl(RunDir(tmp_path / name).events) if row["event"] == "joined"]
-        assert sorted(joined) == [f"worker-{index}" for index in range(1, expected + 1)]
-
-
 # -- what each worker gets ---------------------------------------------------------------------------------------------
-
-
-class Watched(RaggedRegression):
-    """Remembers which training examples were read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: Counter[int] = Counter()
-        self.lock = threading.Lock()
-
-    def data(self, split: Literal["train", "val"]) -> Examples:
-        return WatchedExamples(self) if split == "train" else super().data(split)
-
-
-class WatchedExamples(Examples):
-    def __init__(self, task: Watched) -> None:
-        super().__init__(0)
-        self.task = task
-
-    def __getitem__(self, index: int) -> Mapping[str, np.ndarray]:
-        with self.task.lock:
-            self.task.read[index] += 1
-        return super().__getitem__(index)
-
-
-def test_no_two_workers_compute_the_same_example_of_an_epoch(tmp_path: Path) -> None:
-    """Data were not divided: every worker called the user's get_batch() for itself."""
-    task, num_steps = Watched(), 14
-    execute(tmp_path, task, workers([1.0, 0.5, 0.25]), f"train.steps={num_steps}")
-    assert max(row["workers"] for row in metrics(tmp_path)) == 3
-    assert task.read.total() == 72 * num_steps  # an epoch and a little of the next
-    assert set(task.read) == set(range(NUM_EXAMPLES))
-    assert sum(times - 1 for times in task.read.values()) == 72 * num_steps - NUM_EXAMPLES
-    assert max(task.read.values()) == 2
-
-
-# -- what is merged ----------------------------------------------------------------------------------------------------
-
-
-class NoOptimizer:
-    """The merged gradient is looked at, never used."""
-
-    def step(self, factor: float) -> None:
-        raise AssertionError
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
 def lease(*units: int) -> Lease:
@@ -159,25 +99,6 @@ def contribution(task: RaggedRegression, model: nn.Module, *units: int, precisio
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors.values()])
-
-
-def merged(model: nn.Module, *contributions: Contribution) -> Tensor:
-    merge = ExactMerge(
-        copy.deepcopy(model), make_optimizer=lambda _: NoOptimizer(), lr_factor=float, clip_norm=0, strict=False
-    )
-    merge.reduce(contributions, planned_tokens=NUM_UNITS * UNIT)
-    return flat(merge.update())
-
-
-def test_a_ragged_batch_weighs_by_its_tokens() -> None:
-    """A mean of means weighs a ragged batch wrongly: gradients were averaged without regard to their tokens."""
-    task, model = RaggedRegression(), RaggedRegression().model()
-    one = merged(model, contribution(task, model, *range(NUM_UNITS)))
-    shares = [contribution(task, model, 0), contribution(task, model, *range(1, NUM_UNITS))]
-    assert len({share.tokens for share in shares}) == 2
-    assert float((merged(model, *shares) - one).norm() / one.norm()) <= 1e-6
-    means = [flat(share.tensors) * NUM_UNITS * UNIT / share.tokens for share in shares]
-    assert float(((means[0] + means[1]) / 2 - one).norm() / one.norm()) > 0.05  # and these data would show it
 
 
 # -- half precision ----------------------------------------------------------------------------------------------------

@@ -36,9 +36,6 @@ class OtherLink:
             message = replace(message, environment={key: value for key, value in told.items() if value is not None})
         self.link.call(message)
 
-    def upload(self, piece: Tensors, *, lease_id: int) -> None:
-        self.link.upload(piece, lease_id=lease_id)
-
     def next_event(self) -> ToWorker:
         return self.link.next_event()
 

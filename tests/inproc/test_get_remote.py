@@ -10,11 +10,11 @@ import fsspec
 import pytest
 
 from cuadrilla.data.get import hub
-from cuadrilla.data.get.catalogue import CatalogueOptions, resolve
+from cuadrilla.data.get.catalogue import resolve
 from cuadrilla.data.get.download import DownloadPolicy, DownloadRequest, fetch
 from cuadrilla.data.get.hub import HubDataset, list_parquet
 from cuadrilla.data.get.mount import Mount
-from cuadrilla.data.get.origin import PassingError, Stream
+from cuadrilla.data.get.stream import PassingError, Stream
 from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem, LinkError
 from tests.web import cut, fixed, moved, serving, whole
 
@@ -33,7 +33,7 @@ def memory():
 
 def pull(argument: str, folder: Path, **policy: object) -> list[str]:
     patience = DownloadPolicy(sleep=lambda _seconds: None, **policy)  # type: ignore[arg-type]
-    done = [fetch(each, to=folder, policy=patience) for each in resolve(argument, options=CatalogueOptions())]
+    done = [fetch(each, to=folder, policy=patience) for each in resolve(argument)]
     return [str((each.folder / each.record.name).relative_to(folder)) for each in done]
 
 
@@ -92,7 +92,7 @@ def test_a_store_whose_library_is_missing():
         import s3fs  # noqa: F401
     except ImportError:
         with pytest.raises(EnvironmentProblem) as caught:
-            resolve("s3://cubo/a.txt", options=CatalogueOptions())
+            resolve("s3://cubo/a.txt")
         assert caught.value.hint == 'pip install "cuadrilla[remote]"'
     else:
         pytest.skip("needs an installation without s3fs")

@@ -12,11 +12,11 @@ from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_gguf, export_hf
 from cuadrilla.cli.imported import import_model
 from cuadrilla.cli.model import generate
+from cuadrilla.crew import bundle
+from cuadrilla.crew.run import train_run
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.engines import bundle
-from cuadrilla.engines.run import train_run
 from cuadrilla.errors import CheckpointError, ConfigError, DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf, save_hf
@@ -42,9 +42,7 @@ def published(tmp_path: Path) -> Path:
 
 
 def prepare_data(folder: Path, tokenizer: Path | None) -> None:
-    options = PrepareOptions(
-        vocab=None if tokenizer else 300, tokenizer=tokenizer, val_fraction=0.1, min_characters=20, force=False
-    )
+    options = PrepareOptions(vocab=None if tokenizer else 300, tokenizer=tokenizer, val_fraction=0.1, force=False)
     prepare(["cuentos:40"], out=folder, options=options, progress=lambda *_: None)
 
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from cuadrilla.engines.island import joined
+from cuadrilla.crew.island import joined
 from cuadrilla.errors import LinkError
 from cuadrilla.host.torchrun import Place
 

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.monitor.crew import CrewReader, crew_data
-from cuadrilla.monitor.report import read_report
+from cuadrilla.monitor.run import RunPlace, RunReader, run_data
 from cuadrilla.monitor.screen import ScreenStyle, crew_lines
-from cuadrilla.monitor.watch import WatchedRun, WatchPlace
 from cuadrilla.rundir import RunDir
 from tests.commands import TASK, events, make_run, train
 
-WRITES = "import sys; open(sys.argv[1], 'a').write(sys.argv[2] + '\\n')"
+WRITES = "import json, sys; open(sys.argv[1], 'a').write(json.load(sys.stdin)['event'] + '\\n')"
 LONG = "x" * 5000
 
 
@@ -38,7 +36,7 @@ def told(run: RunDir) -> list[str]:
 
 
 def alarms(run: RunDir) -> tuple[str, str]:
-    command = [sys.executable, "-c", WRITES, str(run.path / "told"), "{event}"]
+    command = [sys.executable, "-c", WRITES, str(run.path / "told")]
     return "--set", f"alarm.command={json.dumps(command)}"
 
 
@@ -47,16 +45,14 @@ def said_everywhere(run: RunDir) -> str:
     (failed,) = events(run, "failed")
     assert set(failed) == {"time", "event", "reason"}
     assert not events(run, "finished")
-    crew = CrewReader(run).read(now=failed["time"] + 5)
-    watched = WatchedRun(run)
-    watched.refresh()
-    head = watched.news(WatchPlace())[0]["head"]
-    assert (crew.state, head["state"], read_report(run).state) == ("failed", "failed", "failed")
-    assert crew.reason == head["reason"] == crew_data(crew)["reason"]
+    watched = RunReader(run)
+    crew = watched.read(now=failed["time"] + 5)
+    head = watched.news(RunPlace())[0]["head"]
+    assert (crew.state, head["state"]) == ("failed", "failed")
+    assert crew.reason == head["reason"] == run_data(crew)["reason"]
     assert crew.reason in crew_lines(crew, style=ScreenStyle(blocks=False))[0].text
-    assert read_report(run).events[-1]["details"] == {"reason": failed["reason"]}
-    assert not any(member.here for member in crew.members)
-    assert not any(row["here"] for row in watched.rows())
+    assert watched.events[-1]["details"] == {"reason": crew.reason}
+    assert not any(machine.here for machine in crew.machines)
     assert json.loads(run.status.read_text())["state"] == "failed"
     assert (told(run)[-1], told(run).count("failed")) == ("failed", 1)  # before it perhaps that a worker has left
     return crew.reason
@@ -71,7 +67,7 @@ def test_an_error_of_a_step(run: RunDir, workers: str) -> None:
     (run.path / "task.py").write_text(TASK)
     done = train(run, *words)
     assert done.returncode == 0, done.stderr
-    assert CrewReader(run).read(now=1.8e9).reason == ""
+    assert RunReader(run).read(now=1.8e9).reason == ""
 
 
 def test_before_anybody_coordinates(run: RunDir) -> None:

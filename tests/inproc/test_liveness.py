@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link import liveness
+from cuadrilla.link import client as link_client
 from cuadrilla.link.base import Contribution, Hello, Lease
-from cuadrilla.link.gate import bind
-from cuadrilla.link.grpc_client import Connection, GrpcLink
+from cuadrilla.link.client import Connection, GrpcLink
 from tests.hostile import LAYOUT, PARAMETERS, Crew, wait_for
 
 
@@ -22,7 +21,7 @@ class Router:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._listener = bind("127.0.0.1:0")
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.flows = threading.Event()
         self.flows.set()
@@ -74,8 +73,8 @@ class Router:
 
 @pytest.fixture
 def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
-    monkeypatch.setattr(liveness, "ASK_EVERY_SECONDS", 0.1)
-    monkeypatch.setattr(liveness, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(link_client, "ASK_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(link_client, "SILENT_SECONDS", 0.5)
     crew = Crew(tmp_path)
     yield crew
     crew.close()

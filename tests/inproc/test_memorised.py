@@ -1,6 +1,5 @@
 """A run that sees little text too often: its best step is kept and used, and it can end by itself."""
 
-import json
 import random
 import shutil
 from pathlib import Path
@@ -9,9 +8,9 @@ import pytest
 import torch
 
 from cuadrilla.cli.export import export_hf
+from cuadrilla.crew.run import train_run
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
-from cuadrilla.engines.run import train_run
 from cuadrilla.errors import CheckpointError
 from cuadrilla.model.hf import load_hf
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
@@ -93,26 +92,6 @@ def test_a_best_step_that_is_damaged_is_not_used(copy: RunDir, caplog: pytest.Lo
     (copy.checkpoints / f"v{best:08d}" / "model.safetensors").write_bytes(b"")
     assert find_stored(copy).step.version == STEPS
     assert "the newest is used instead of the best one" in caplog.text
-
-
-@pytest.mark.parametrize("best", [None, 7, [1.0], [1.0, "../x"], [1.0, -1]])
-def test_a_state_that_names_no_best_step_gives_the_newest(copy: RunDir, best: object) -> None:
-    path = copy.checkpoints / f"v{STEPS:08d}"
-    state = json.loads((path / "state.json").read_text())
-    raw = json.dumps({**state, "best": best}).encode()
-    (path / "state.json").write_bytes(raw)
-    _reseal(path)
-    assert find_stored(copy).step.version == STEPS
-
-
-def _reseal(path: Path) -> None:
-    """The manifest as its own cuadrilla would have written it."""
-    from cuadrilla.rundir import file_sha256
-
-    manifest = json.loads((path / "manifest.json").read_text())
-    file = path / "state.json"
-    manifest["files"]["state.json"] = {"num_bytes": file.stat().st_size, "sha256": file_sha256(file)}
-    (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.thorough

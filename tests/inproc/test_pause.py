@@ -1,4 +1,4 @@
-"""`cuadrilla pause` and `unpause`: whom they know, what they say, and what a coordinator's server makes of them."""
+"""`cuadrilla pause` and `pause --off`: whom they know, what they say, and what a coordinator's server makes of them."""
 
 import json
 import os
@@ -10,15 +10,14 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from cuadrilla.engines.standby import Follower, Replica
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.base import PAUSED, Hello, Paused, Stop
-from cuadrilla.link.grpc_client import Connection
+from cuadrilla.link.client import Connection
+from cuadrilla.link.identity import open_coordinator
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.tls import open_coordinator
 from cuadrilla.rundir import RunDir
-from tests.crews import NOW, join
+from tests.crews import join
 from tests.hostile import LAYOUT, Crew, wait_for
 from tests.inside import cuadrilla
 
@@ -29,9 +28,9 @@ Type = Callable[..., "CompletedProcess[str]"]
 def home(tmp_path: Path) -> Home:
     """Of a machine that coordinates a crew with `ana` and `luis`."""
     home = Home(tmp_path / "home")
-    keys, nodes = open_coordinator(home.crew, now=NOW), AllowList(home.nodes)
+    keys, nodes = open_coordinator(home.crew), AllowList(home.nodes)
     for name in ("ana", "luis"):
-        nodes.add(name, certificate=join(tmp_path / name, name=name, crew=keys).certificate)
+        join(tmp_path / name, name=name, crew=keys, nodes=nodes)
     return home
 
 
@@ -57,8 +56,8 @@ HOSTILE = [
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_nobody_of_that_name(home: Home, types: Type, name: str) -> None:
     """An empty one, as from a variable that is not set, is no order to this machine."""
-    for verb in ("pause", "unpause"):
-        done = types(verb, name)
+    for words in (("pause",), ("pause", "--off")):
+        done = types(*words, name)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
         assert "\x1b" not in done.stderr
         assert len(done.stderr) < 600
@@ -70,11 +69,11 @@ def test_twice_and_once_too_often(home: Home, types: Type) -> None:
         assert types("pause", "ana").returncode == 0
         assert types("pause").returncode == 0
     assert (home.is_paused, home.paused_nodes) == (True, {"ana"})
-    assert types("unpause", "ana").returncode == 0
-    late = types("unpause", "ana")
+    assert types("pause", "--off", "ana").returncode == 0
+    late = types("pause", "--off", "ana")
     assert (late.returncode, "'ana' is not paused" in late.stderr) == (2, True), late.stderr
     assert home.is_paused  # the one does not change the other
-    assert types("unpause").returncode == 0
+    assert types("pause", "--off").returncode == 0
     assert (home.is_paused, home.paused_nodes) == (False, frozenset())
 
 
@@ -85,7 +84,7 @@ def test_a_name_that_was_given_up_waits_no_more(home: Home, types: Type) -> None
 
 
 def test_who_works_now_is_known_even_if_it_never_joined(home: Home, types: Type, tmp_path: Path) -> None:
-    """Through Ray, for example: its name is in the run's events."""
+    """On a Ray cluster, for example: its name is in the run's events."""
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     rows = [{"time": 1e9, "event": "joined", "worker": name} for name in ("ray-10-0-0-2/cpu", "here-1", "gone")]
@@ -127,7 +126,6 @@ def test_a_session_that_begins_while_its_node_is_paused_is_none(crew: Crew) -> N
     """Again and again at the same moment: afterwards nobody of a paused node has a session."""
     luis = Connection(crew.address, identity=crew.node("luis"))
     for number in range(20):
-        crew.now += 1000.0  # or it would begin too many
         crew.server.pause(frozenset())
         pausing = threading.Timer(number * 2e-3, crew.server.pause, args=(frozenset({"luis"}),))
         pausing.start()
@@ -139,19 +137,3 @@ def test_a_session_that_begins_while_its_node_is_paused_is_none(crew: Crew) -> N
         session.close()
     luis.close()
     assert crew.works()
-
-
-def test_a_standby_knows_who_waits(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, standbys=frozenset({"ana"}))
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    replica = Replica(folder=tmp_path / "replica", listen="127.0.0.1:9")
-    for folder in (replica.keys, replica.run.journal, replica.run.checkpoints):
-        folder.mkdir(parents=True)
-    follower = Follower(crew.ana, replica, report=lambda _text: None)
-    try:
-        for paused in ({"luis", "eva"}, {"eva"}, set[str]()):
-            crew.server.pause(frozenset(paused))
-            follower.copy()
-            assert Home(replica.folder).paused_nodes == paused
-    finally:
-        crew.close()

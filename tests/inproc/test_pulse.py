@@ -5,8 +5,8 @@ import queue
 import pytest
 from torch.distributed import HashStore
 
-from cuadrilla.engines import pulse
-from cuadrilla.engines.pulse import Pulse
+from cuadrilla.crew import pulse
+from cuadrilla.crew.pulse import Pulse
 from cuadrilla.messages import Message
 
 

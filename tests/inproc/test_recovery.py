@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.engines.local import run_local
+from cuadrilla.crew.local import run_local
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import resolve
@@ -32,7 +32,7 @@ def crash(folder: Path, *sets: str) -> None:
     wrap, _ = play(*CRASHED)
     with pytest.raises(Exception, match="scripted"):
         execute(folder, RaggedRegression(), *CREW, *sets, wrap_link=wrap)
-    assert [record.version for record, _ in read_segment(RunDir(folder).journal, 0)] == [1, 2, 3, 4, 5]
+    assert [record.version for record in read_segment(RunDir(folder).journal, 0)] == [1, 2, 3, 4, 5]
 
 
 def test_the_journal_gives_back_every_announced_step(tmp_path: Path) -> None:
@@ -41,6 +41,16 @@ def test_the_journal_gives_back_every_announced_step(tmp_path: Path) -> None:
     execute(tmp_path / "crashed", RaggedRegression(), *CREW, "outer.every=2")
     assert final_sha256(tmp_path / "crashed") == final_sha256(tmp_path / "whole")
     assert [row["version"] for row in metrics(tmp_path / "crashed")] == list(range(1, 9))
+
+
+def test_a_journal_ends_where_the_newest_checkpoints_begin(tmp_path: Path) -> None:
+    """A step that is kept for ever, such as the best, is no reason to keep every update after it."""
+    sets = ("checkpoint.every_steps=1", "checkpoint.keep_steps=[1]", NO_BEST)
+    execute(tmp_path, RaggedRegression(), *CREW, *sets)
+    run = RunDir(tmp_path)
+    kept = [version_of(path) for path in list_checkpoints(run.checkpoints)]
+    assert kept[0] == 1
+    assert min(int(path.stem[1:]) for path in run.journal.glob("v*.log")) >= kept[-2]
 
 
 class FailsOnce(RaggedRegression):

@@ -1,191 +1,227 @@
 """What a standby copies of a coordinator, over the real link: growing, damaged, begun anew; and who may not."""
 
-from collections.abc import Iterator
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from cuadrilla.engines.standby import Follower, Replica, newest_version
+from cuadrilla.crew.standby import Copy, newest_version
 from cuadrilla.errors import CheckpointError, LinkError
+from cuadrilla.home import Home, read_object
 from cuadrilla.link.base import Hello, KnownTerm, Refused, Version
-from cuadrilla.link.grpc_client import Connection
+from cuadrilla.link.client import Connection
 from cuadrilla.rundir import RunDir
-from cuadrilla.train.checkpoint import list_checkpoints, save_checkpoint
+from cuadrilla.train.checkpoint import list_checkpoints, save_checkpoint, version_of
 from cuadrilla.train.journal import Journal
-from tests.hostile import LAYOUT, PARAMETERS, Crew
+from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, Crew
 
 TENSORS = {"weight": torch.arange(300_000.0)}  # more than one chunk
+LARGE = {"weight": torch.zeros(16 * 2**20)}  # more than what is on its way at any moment
 ELSEWHERE = "127.0.0.2:47470"
 
 
-@pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Crew]:
-    made = Crew(tmp_path / "coordinator", standbys=frozenset({"eva"}))
-    yield made
-    made.close()
+class Coordinator(Crew):
+    """With a run that has just begun. `eva`: the node that its owner named."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "coordinator", standbys=frozenset({"eva"}))
+        self.eva = Connection(self.address, identity=self.node("eva"))
+        self.run, self.standby = RunDir(self.folder / "run"), folder / "standby"
+        self.journal = Journal(self.run.journal)
+        self.save(0)
+        self.journal.begin_segment(0)
+
+    def save(self, version: int, tensors: dict[str, torch.Tensor] = TENSORS) -> Path:
+        return save_checkpoint(self.run.checkpoints, model=tensors, optimizer={}, state={"version": version})
+
+    def commit(self, version: int, *, factor: float = 1.0) -> None:
+        """As the coordinator does: first the journal, then the announcement."""
+        self.journal.append({"version": version}, {name: factor * tensor for name, tensor in TENSORS.items()})
+        self.server.send("ana", Version(version=version, parameters=PARAMETERS))
 
 
 @pytest.fixture
-def eva(crew: Crew) -> Iterator[Connection]:
-    connection = Connection(crew.address, identity=crew.node("eva"))
-    yield connection
-    connection.close()
-
-
-@pytest.fixture
-def replica(tmp_path: Path) -> Replica:
-    made = Replica(folder=tmp_path / "standby", listen=ELSEWHERE)
-    for folder in (made.keys, made.run.checkpoints, made.run.journal):
-        folder.mkdir(parents=True)
-    return made
-
-
-@pytest.fixture
-def journal(crew: Crew) -> Iterator[Journal]:
-    """Of a run that has just begun."""
-    with Journal(run_of(crew).journal) as made:
-        save(crew, 0)
-        made.begin_segment(0)
+def crew(tmp_path: Path) -> Iterator[Coordinator]:
+    made = Coordinator(tmp_path)
+    with closing(made), closing(made.eva), closing(made.journal):
         yield made
 
 
-def run_of(crew: Crew) -> RunDir:
-    return RunDir(crew.folder / "run")
+class Following:
+    """A standby that follows over one connection. `sent`: the files that came."""
+
+    def __init__(self, crew: Coordinator) -> None:
+        self.copy, self.folder = Copy(crew.standby, report=print), crew.standby
+        self.parts = crew.eva.follow(ELSEWHERE, manifest=self.copy.manifest)
+        self.sent = set[str]()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            part = next(self.parts)
+            self.sent.add(part[0])
+            self.copy.take(*part)
+
+    def until_announced(self, version: int) -> None:
+        self.until(lambda: self.known.get("announced") == version)
+
+    def until_checkpoint(self, version: int) -> None:
+        self.until(lambda: (self.copy.run.checkpoints / f"v{version:08d}").exists())
+
+    @property
+    def known(self) -> dict[str, Any]:
+        return read_object(self.folder / "standby.json")
+
+    @property
+    def state(self) -> tuple[list[int], int]:
+        """Versions of the checkpoints, and of what they and the journal come to."""
+        found = list_checkpoints(self.copy.run.checkpoints)
+        return [version_of(path) for path in found], newest_version(self.copy.run)
 
 
-def save(crew: Crew, version: int) -> Path:
-    return save_checkpoint(run_of(crew).checkpoints, model=TENSORS, optimizer={}, state={"version": version})
-
-
-def commit(crew: Crew, journal: Journal, version: int, *, factor: float = 1.0) -> None:
-    """As the coordinator does: first the journal, then the announcement."""
-    journal.append({"version": version}, {name: factor * tensor for name, tensor in TENSORS.items()})
-    crew.server.send("ana", Version(version=version, parameters=PARAMETERS))
-
-
-def same(crew: Crew, replica: Replica, path: str) -> bool:
-    return (run_of(crew).path / path).read_bytes() == (replica.run.path / path).read_bytes()
-
-
-def test_checkpoint_and_journal_are_copied_as_they_grow(
-    crew: Crew, eva: Connection, replica: Replica, journal: Journal
-) -> None:
-    follower = Follower(eva, replica, report=print)
+def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator) -> None:
+    """What was announced is there as soon as the standby has heard of it, also while a checkpoint is copied."""
+    following = Following(crew)
+    following.until_checkpoint(0)
     for version in (1, 2, 3):
-        commit(crew, journal, version)
-        follower.copy()
-        assert newest_version(replica.run) == follower.replica.announced == version
-    save(crew, 3)
-    journal.begin_segment(3)
-    commit(crew, journal, 4)
-    follower.copy()
-    assert newest_version(replica.run) == follower.replica.announced == 4
-    assert [path.name for path in list_checkpoints(replica.run.checkpoints)] == ["v00000000", "v00000003"]
-    save(crew, 4)
-    journal.begin_segment(4)
-    follower.copy()
-    assert [path.name for path in list_checkpoints(replica.run.checkpoints)] == ["v00000003", "v00000004"]
-    assert [path.name for path in sorted(replica.run.journal.iterdir())] == ["v00000003.log", "v00000004.log"]
-    assert Replica(folder=replica.folder).run == replica.run
-    assert (replica.keys / "nodes.json").read_bytes() == (crew.folder / "crew" / "nodes.json").read_bytes()
+        crew.commit(version)
+        following.until_announced(version)
+        assert following.state[1] == version
+    crew.save(3, LARGE)
+    crew.journal.begin_segment(3)
+    following.until(lambda: "run/checkpoints/v00000003/model.safetensors" in following.sent)
+    crew.commit(4)
+    following.until_announced(4)
+    assert following.state == ([0], 4)
+    following.until_checkpoint(3)
+    assert following.state == ([0, 3], 4)
+    crew.save(4)
+    crew.journal.begin_segment(4)
+    following.until(lambda: "run/journal/v00000004.log" in following.sent)
+    following.until_checkpoint(4)
+    assert following.state == ([3, 4], 4)
+    assert {path.name for path in following.copy.run.journal.iterdir()} == {"v00000003.log", "v00000004.log"}
+    Home(crew.folder).pause(nodes=frozenset({"luis"}), here=False)
+    following.until(lambda: following.known["paused"] == ["luis"])
+    assert following.known["server.key"].encode() == (crew.folder / "crew" / "server.key").read_bytes()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in crew.standby.rglob("*.*") if path.is_file()} == {0o600}
 
 
-def test_workers_are_told_where_the_crew_would_go_on(
-    crew: Crew, eva: Connection, replica: Replica, journal: Journal
-) -> None:
-    commit(crew, journal, 1)
+def test_only_the_journal_is_sent_again_and_workers_know_where_the_crew_would_go_on(crew: Coordinator) -> None:
+    crew.commit(1)
     assert isinstance(crew.session.next_event(), Version)
-    assert crew.session.standbys == ()
-    Follower(eva, replica, report=print).copy()
-    commit(crew, journal, 2)
+    assert not crew.session.standbys
+    crew.save(1)
+    crew.journal.begin_segment(1)
+    Following(crew).until_checkpoint(1)
+    crew.commit(2)
     assert isinstance(crew.session.next_event(), Version)
     assert crew.session.standbys == (ELSEWHERE,)
+    again = Following(crew)
+    again.until_announced(2)
+    assert (again.sent, again.state[1]) == ({"run/journal/v00000001.log", "standby.json"}, 2)
 
 
-def test_a_journal_that_was_begun_anew_is_not_mixed_with_the_old_one(
-    crew: Crew, eva: Connection, replica: Replica, journal: Journal
-) -> None:
-    follower = Follower(eva, replica, report=print)
-    commit(crew, journal, 1)
-    follower.copy()
-    journal.begin_segment(0)  # what a coordinator does that is started again and finds no whole record
-    commit(crew, journal, 1, factor=2.0)
-    commit(crew, journal, 2, factor=2.0)
-    crew.server._standby._incarnation += 1
-    follower.copy()
-    assert same(crew, replica, "journal/v00000000.log")
-    assert newest_version(replica.run) == 2
+def test_a_journal_that_was_begun_anew_is_not_mixed_with_the_old_one(crew: Coordinator) -> None:
+    crew.commit(1)
+    Following(crew).until_checkpoint(0)
+    crew.journal.begin_segment(0)  # what a coordinator does that is started again and finds no whole record
+    crew.commit(1, factor=2.0)
+    crew.commit(2, factor=2.0)
+    following = Following(crew)
+    following.until_announced(2)
+    there, here = (run.journal / "v00000000.log" for run in (crew.run, following.copy.run))
+    assert (here.read_bytes(), following.state) == (there.read_bytes(), ([0], 2))
 
 
-def test_a_torn_record_is_completed_later(crew: Crew, eva: Connection, replica: Replica, journal: Journal) -> None:
-    commit(crew, journal, 1)
-    commit(crew, journal, 2)
-    segment = run_of(crew).journal / "v00000000.log"
+def test_another_run_takes_the_place_of_the_one_before(crew: Coordinator) -> None:
+    crew.save(100)
+    Following(crew).until_checkpoint(100)
+    shutil.rmtree(crew.run.checkpoints)
+    crew.save(7)
+    crew.journal.discard_from(0)
+    crew.journal.begin_segment(7)
+    crew.commit(8)
+    following = Following(crew)
+    following.until_checkpoint(7)
+    assert (following.state, len(list(following.copy.run.journal.iterdir()))) == (([7], 8), 1)
+
+
+def test_a_torn_record_is_completed_later(crew: Coordinator) -> None:
+    crew.commit(1)
+    crew.commit(2)
+    segment = crew.run.journal / "v00000000.log"
     whole = segment.read_bytes()
     segment.write_bytes(whole[:-1000])  # as it is while the coordinator writes
-    follower = Follower(eva, replica, report=print)
-    follower.copy()
-    assert newest_version(replica.run) == 1
+    following = Following(crew)
+    following.until_checkpoint(0)
+    assert following.state[1] == 1
     segment.write_bytes(whole)
-    follower.copy()
-    assert newest_version(replica.run) == 2
+    following.until(lambda: following.state == ([0], 2))
 
 
-def test_a_damaged_checkpoint_does_not_replace_a_good_one(
-    crew: Crew, eva: Connection, replica: Replica, journal: Journal
-) -> None:
-    follower = Follower(eva, replica, report=print)
-    commit(crew, journal, 1)
-    follower.copy()
-    file = save(crew, 1) / "model.safetensors"
+def test_a_damaged_checkpoint_does_not_replace_a_good_one(crew: Coordinator) -> None:
+    crew.commit(1)
+    Following(crew).until_checkpoint(0)
+    file = crew.save(1) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
+    following = Following(crew)
     with pytest.raises(CheckpointError, match="is damaged"):
-        follower.copy()
-    assert [path.name for path in list_checkpoints(replica.run.checkpoints)] == ["v00000000"]
-    assert newest_version(replica.run) == 1
+        following.until_checkpoint(1)
+    assert following.state == ([0], 1)
 
 
-def test_others_get_nothing(crew: Crew, journal: Journal, eva: Connection) -> None:
-    """A worker of the crew; the standby itself once it was kicked, or for anything but the run."""
-    commit(crew, journal, 1)
-    assert set(eva.crew_keys()) == {"ca.key", "ca.pem", "server.key", "server.pem"}
+def test_a_run_that_ends_does_not_wait_for_a_standby(crew: Coordinator) -> None:
+    following = Following(crew)
+    following.until_checkpoint(0)
+    with ThreadPoolExecutor() as pool:
+        ends = pool.submit(crew.server.close)
+        with pytest.raises(LinkError, match="ended the session"):
+            following.until(lambda: False)
+        ends.result(CEILING_SECONDS)
+
+
+def test_others_get_nothing(crew: Coordinator) -> None:
+    """A worker of the crew; the standby itself once it was kicked; and nothing is written but the copy."""
     with pytest.raises(Refused, match="ana has not been named as a standby"):
-        crew.ana.crew_keys()
-    with pytest.raises(Refused, match="ana has not been named as a standby"):
-        crew.ana.growth(ELSEWHERE)
-    with pytest.raises(Refused, match="ana has not been named as a standby"):
-        list(crew.ana.copy("journal/v00000000.log", offset=0, end=10))
-    for path in ("../crew/ca.key", "checkpoints/../../crew/ca.key", "run.toml", "/etc/passwd", "journal/v00000009.log"):
-        with pytest.raises(LinkError, match="there is no"):
-            list(eva.copy(path, offset=0, end=10))
+        next(crew.ana.follow(ELSEWHERE, manifest=b""))
     for address in ("0.0.0.0:1", "127.0.0.2", "127.0.0.2:0", "127.0.0.2:123456", "a b:1", "x" * 5000 + ":1"):
         with pytest.raises(LinkError):
-            eva.growth(address)
+            next(crew.eva.follow(address, manifest=b""))
     assert crew.server._standby.addresses() == []
+    following = Following(crew)
+    for path in ("../crew/server.key", "run/run.toml", "/etc/passwd", "run/journal/v00000001.log/../x", ""):
+        with pytest.raises(LinkError, match="files that no run has"):
+            following.copy.take(path, b"x", 1)
+    following.until_checkpoint(0)
     crew.nodes.remove("eva")
+    crew.server.end_kicked()
+    with pytest.raises(LinkError):
+        following.until(lambda: False)
     with pytest.raises(Refused, match="is not in the crew"):
-        eva.crew_keys()
+        next(crew.eva.follow(ELSEWHERE, manifest=b""))
 
 
-def test_a_coordinator_of_an_earlier_term_is_nobodys(crew: Crew) -> None:
+def test_a_coordinator_of_an_earlier_term_is_nobodys(crew: Coordinator) -> None:
     """Neither at the first call nor in a session that had begun before; a later term is learned."""
     learned: list[int] = []
     term = KnownTerm(0, learned=learned.append)
-    connection = Connection(crew.address, identity=crew.node("eva"), term=term)
-    try:
+    with closing(Connection(crew.address, identity=crew.node("luis"), term=term)) as connection:
         assert connection.describe().config == "{}"
         session = connection.session(parameters=LAYOUT)
         session.call(Hello(speed_hint=1.0))
-        crew.heard.next("eva")
+        crew.heard.next("luis")
         term.meet(2, address="elsewhere")
-        crew.server.send("eva", Version(version=1, parameters=PARAMETERS))
+        crew.server.send("luis", Version(version=1, parameters=PARAMETERS))
         with pytest.raises(LinkError, match="old coordinator"):
             session.next_event()
         session.close()
         with pytest.raises(LinkError, match=r"term 0, not 2"):
             connection.describe()
-        assert learned == [2]
-    finally:
-        connection.close()
+    assert learned == [2]
     assert crew.works()

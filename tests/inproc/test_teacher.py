@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from cuadrilla.cli.evaluate import evaluate
+from cuadrilla.crew import bundle
+from cuadrilla.crew.run import train_run
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
-from cuadrilla.engines import bundle
-from cuadrilla.engines.run import train_run
 from cuadrilla.errors import CheckpointError, ConfigError, DataError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_file

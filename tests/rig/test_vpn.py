@@ -82,7 +82,7 @@ def coordinates_at(machine: Machine) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind", ["wireguard", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("openvpn", "vpnc"))]
+    "kind", ["wireguard", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("openvpn",))]
 )
 def test_a_vpn_that_is_the_way_out_is_noticed(kind: str, network: list[Member], machines: list[Machine]) -> None:
     head, _ = machines
@@ -135,7 +135,7 @@ def test_a_vpn_is_all_there_is(network: list[Member], machines: list[Machine], r
         do(network[0], f"ip link set dev {CARD} down")
         done = head.run("up", str(run.path))
         assert (done.returncode, f"--listen {VPN}" in done.stderr) == (5, True), done.stderr
-        row = findings(head)["network.vpn"]
+        row = findings(head)["network.address"]
         assert row["command"] == f"cuadrilla up --listen {VPN}"
         crew = started(head, run, row["command"])
         assert not findings(head)

@@ -1,4 +1,4 @@
-"""Machines and a free port, for the tests of crews."""
+"""Machines, a free port and a Ray cluster, for the tests of crews."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from tests.machines import Machine
 from tests.ports import free_port
+from tests.ray_cluster import RayNode
 
 
 @pytest.fixture
@@ -24,6 +25,15 @@ def machine(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
 @pytest.fixture
 def port() -> int:
     return free_port()
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNode]:
+    """Two processors, and two cards that Ray was only told of. It ends with its module: other tests count children."""
+    head = RayNode(tmp_path_factory.mktemp("cluster"), cards=2)
+    yield head
+    assert head.runs()
+    head.stop()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from cuadrilla.engines.children import Children
+from cuadrilla.crew.children import Children
 from tests.commands import wait_for
 
 LEAVES_A_PROCESS = """
@@ -22,6 +22,6 @@ def test_who_leaves_a_process_behind_is_not_waited_for(tmp_path: Path) -> None:
     enough, ended = tmp_path / "enough", {}
     children = Children(died=lambda name, reason: None)
     children.start("ana", [sys.executable, "-c", LEAVES_A_PROCESS, str(enough)], environment=os.environ)
-    wait_for(lambda: ended.update(children.look()) or bool(ended))
+    wait_for(lambda: ended.update(children.poll()) or bool(ended))
     enough.touch()
     assert (ended, children.last_words["ana"].strip()) == ({"ana": 0}, "done")

@@ -1,23 +1,18 @@
-"""A preparation on the workers of a Dask cluster: the same bytes as by one process; what is refused; what may die."""
+"""A preparation on the workers of a Dask cluster: the bytes of one process, also when a worker is killed."""
 
-import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 
 import psutil
 import pytest
-import trustme
 
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, EnvironmentProblem
 from tests.commands import COMMAND
+from tests.ports import free_port
 from tests.spawn.test_prepare import contents, write_books
 
 pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
@@ -25,8 +20,6 @@ pytestmark = [pytest.mark.spawn, pytest.mark.thorough]
 
 HELD_SECONDS = 5
 TIMEOUT_SECONDS = 120
-NO_PAGE = ("--no-dashboard", "--dashboard-address", "127.0.0.1:0")
-SOURCE = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture(scope="module")
@@ -42,79 +35,44 @@ def prepared(library, tmp_path_factory):
     return out
 
 
-def certificates(folder):
-    """The options of Dask and of ours, for files of an authority that was made now."""
-    folder.mkdir()
-    authority = trustme.CA()
-    issued = authority.issue_cert("node")
-    authority.cert_pem.write_to_path(folder / "ca.pem")
-    issued.cert_chain_pems[0].write_to_path(folder / "node.pem")
-    issued.private_key_pem.write_to_path(folder / "node.key")
-    return ("--tls-ca-file", folder / "ca.pem", "--tls-cert", folder / "node.pem", "--tls-key", folder / "node.key")
+CLUSTER = """
+import sys
+from distributed import LocalCluster
+
+if __name__ == "__main__":
+    count, folder = sys.argv[1:]
+    options = dict(threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", local_directory=folder)
+    with LocalCluster(n_workers=int(count), worker_dashboard_address="127.0.0.1:0", **options) as started:
+        print(started.scheduler_address, flush=True)
+        sys.stdin.read()
+"""
 
 
 @contextmanager
-def running(*command, log, env=None):
-    """A process with its children, which all end with the block."""
-    with open(log, "wb") as file:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "dask", *map(str, command)],
-            stdout=file,
-            stderr=file,
-            cwd=log.parent,
-            env={**os.environ, **(env or {})},
-        )
-    try:
-        yield child
-    finally:
-        family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-        for process in family:
-            if process.is_running():
-                process.kill()
-        child.wait()
-        psutil.wait_procs(family, timeout=TIMEOUT_SECONDS)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-@contextmanager
-def scheduler(folder, *options):
-    """Its address, as a client dials it."""
-    file = folder / "scheduler.json"
-    command = ("scheduler", "--host", "127.0.0.1", "--port", 0, *NO_PAGE, "--scheduler-file", file, *options)
-    with running(*command, log=folder / "scheduler.log"):
-        yield wait_for(lambda: file.exists() and json.loads(file.read_text() or "{}").get("address"))
-
-
-@contextmanager
-def workers(address, folder, *options, count=1, env=None):
-    """The process that watches over workers: Dask's nanny starts one again that was killed."""
-    folder.mkdir(exist_ok=True)
-    command = ("worker", address, "--host", "127.0.0.1", "--nworkers", count, "--nthreads", 1, *NO_PAGE)
-    log = folder / "worker.log"
-    with running(*command, "--local-directory", folder, *options, log=log, env=env) as nanny:
-        wait_for(lambda: log.read_text().count("Registered to") >= count)
-        yield nanny
+def running(folder, *, count):
+    """A cluster in a process of its own, whose workers are started again if they are killed: (process, address)."""
+    (folder / "cluster.py").write_text(CLUSTER)
+    child = subprocess.Popen(
+        [sys.executable, str(folder / "cluster.py"), str(count), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with child:
+        yield child, child.stdout.readline().strip()
+        child.stdin.close()
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Scheduler and two workers with TLS: (options of a client, the workers' watcher)."""
-    folder = tmp_path_factory.mktemp("cluster")
-    tls = certificates(folder / "tls")
-    with scheduler(folder, "--protocol", "tls", *tls) as address, workers(address, folder, *tls, count=2) as nanny:
-        yield ("--engine", "dask", "--scheduler", address, *tls), nanny
+    with running(tmp_path_factory.mktemp("cluster"), count=2) as started:
+        yield started
 
 
-def start(*options, sources, out, wait=True):
+def start(address, *, sources, out, wait=True):
     child = subprocess.Popen(
-        [*COMMAND, *map(str, ("data", "prepare", sources, "--out", out, "--vocab", 300, *options))],
+        [*COMMAND, *map(str, ("data", "prepare", sources, "--out", out, "--vocab", 300, "--dask", address))],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -125,24 +83,14 @@ def start(*options, sources, out, wait=True):
     return child
 
 
-def refused(*options, sources, out, code):
-    child = start(*options, sources=sources, out=out, wait=False)
-    _, said = child.communicate(timeout=TIMEOUT_SECONDS)
-    assert child.returncode == code, said
-    assert "Traceback" not in said
-    assert "hint:" in said
-    assert not out.exists()
-    return said
-
-
-def processes_of_workers(nanny):
-    """Each runs jobs; the nanny's other child only tracks what they share."""
-    children = psutil.Process(nanny.pid).children(recursive=True)
-    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+def processes_of(child):
+    """The workers; another child only tracks what they share."""
+    children = psutil.Process(child.pid).children(recursive=True)
+    return [each for each in children if "spawn_main" in " ".join(each.cmdline())]
 
 
 def test_the_bytes_are_those_of_one_process(cluster, library, prepared, tmp_path):
-    child = start(*cluster[0], sources=library, out=tmp_path / "out")
+    child = start(cluster[1], sources=library, out=tmp_path / "out")
     _, said = child.communicate(timeout=TIMEOUT_SECONDS)
     assert child.returncode == 0, said
     assert contents(tmp_path / "out") == contents(prepared)
@@ -150,9 +98,8 @@ def test_the_bytes_are_those_of_one_process(cluster, library, prepared, tmp_path
 
 
 def test_a_killed_worker_s_jobs_are_done_again(cluster, library, prepared, tmp_path):
-    options, nanny = cluster
-    child = start(*options, sources=library, out=tmp_path / "out")
-    victim = processes_of_workers(nanny)[0]
+    child = start(cluster[1], sources=library, out=tmp_path / "out")
+    victim = processes_of(cluster[0])[0]
     victim.suspend()
     try:
         with pytest.raises(subprocess.TimeoutExpired):  # it has jobs, perhaps the first one
@@ -165,9 +112,8 @@ def test_a_killed_worker_s_jobs_are_done_again(cluster, library, prepared, tmp_p
 
 
 def test_ctrl_c_ends_it_and_what_was_done_is_kept(cluster, library, prepared, tmp_path):
-    options, nanny = cluster
-    child = start(*options, sources=library, out=tmp_path / "out")
-    held = processes_of_workers(nanny)
+    child = start(cluster[1], sources=library, out=tmp_path / "out")
+    held = processes_of(cluster[0])
     for process in held:
         process.suspend()
     try:
@@ -183,52 +129,23 @@ def test_ctrl_c_ends_it_and_what_was_done_is_kept(cluster, library, prepared, tm
     assert contents(tmp_path / "out") == contents(prepared)
 
 
-def test_certificates_of_another_authority_open_nothing(cluster, library, tmp_path):
-    *options, _, _, _, _, _, _ = cluster[0]
-    own = certificates(tmp_path / "own")
-    assert "no Dask scheduler answers" in refused(*options, *own, sources=library, out=tmp_path / "out", code=5)
+def test_no_scheduler_and_no_workers_are_named(library, tmp_path):
+    with running(tmp_path, count=0) as (_, empty):
+        for address, why in (
+            (empty, "it has no workers"),
+            (f"127.0.0.1:{free_port()}", "cannot be used"),
+        ):
+            child = start(address, sources=library, out=tmp_path / "out", wait=False)
+            _, said = child.communicate(timeout=TIMEOUT_SECONDS)
+            assert child.returncode == 5, said
+            assert why in said
+            assert "Traceback" not in said
+            assert not (tmp_path / "out").exists()
 
 
-def test_a_scheduler_that_dies_is_named(library, tmp_path):
-    """Its workers are held, so that there is work left when it dies."""
-    with ExitStack() as stack:
-        address = stack.enter_context(scheduler(tmp_path))
-        options = ("--engine", "dask", "--scheduler", address)
-        assert "has no workers" in refused(*options, sources=library, out=tmp_path / "none", code=5)
-        nanny = stack.enter_context(workers(address, tmp_path / "worker"))
-        child = start(*options, sources=library, out=tmp_path / "out")
-        for process in processes_of_workers(nanny):
-            process.suspend()
-        port = int(address.rpartition(":")[2])
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
-                psutil.Process(connection.pid).kill()
-        _, said = child.communicate(timeout=TIMEOUT_SECONDS)
-        assert child.returncode == 5, said
-        assert f"the scheduler {address} is gone" in said
-        assert "Traceback" not in said
+def test_a_worker_with_another_program_does_no_job():
+    from cuadrilla.data.dask import checked, program
 
-
-def test_a_worker_with_another_program_is_named(library, tmp_path):
-    shutil.copytree(SOURCE, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    with open(tmp_path / "src" / "cuadrilla" / "data" / "clean.py", "a") as file:
-        file.write("# changed\n")
-    (tmp_path / "hide.py").write_text("import sys\nsys.modules['cuadrilla'] = None\n")
-    with scheduler(tmp_path) as address:
-        options = ("--engine", "dask", "--scheduler", address)
-        with workers(address, tmp_path / "other", env={"PYTHONPATH": str(tmp_path / "src")}):
-            said = refused(*options, sources=library, out=tmp_path / "out", code=3)
-        assert "code of the preparation" in said
-        assert "Dask's process tcp://127.0.0.1:" in said
-        with workers(address, tmp_path / "none", "--preload", tmp_path / "hide.py"):
-            said = refused(*options, sources=library, out=tmp_path / "out", code=3)
-        assert "cannot run cuadrilla" in said
-        assert "cuadrilla[dask]" in said
-
-
-def test_a_scheduler_without_our_program_is_named(library, tmp_path):
-    (tmp_path / "hide.py").write_text("import sys\nsys.modules['cuadrilla'] = None\n")
-    with scheduler(tmp_path, "--preload", tmp_path / "hide.py") as address, workers(address, tmp_path / "worker"):
-        options = ("--engine", "dask", "--scheduler", address)
-        said = refused(*options, sources=library, out=tmp_path / "out", code=3)
-    assert f"Dask's process {address} cannot run cuadrilla" in said
+    assert checked(program(), bytes, b"x") == b"x"
+    with pytest.raises(EnvironmentProblem, match="this machine has cuadrilla 9"):
+        checked("cuadrilla 9", bytes, b"x")

@@ -10,15 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cuadrilla.errors import DeviceError
-from cuadrilla.host.devices import Device, count_cards, probe_devices
-from cuadrilla.host.probe import ask, output_of
-from cuadrilla.host.usage import Sampler
+from cuadrilla.host.devices import Device, probe_devices
+from cuadrilla.host.probe import ask
+from tests.commands import COMMAND
 
 pytestmark = pytest.mark.spawn
 
 GOOD_TORCH = 'print(\'{"stage": "torch", "version": "2.13.0+cpu", "cuda": null}\\n{"stage": "end"}\')'
-GOOD_NVML = 'print(\'{"stage": "end"}\')'
+GOOD_NVML = "print('{\"gpus\": []}')"
 BEGIN = 'print(\'{"stage": "torch", "version": "2.13.0"}\\n{"stage": "begin", "kind": "cuda"}\', flush=True)'
 
 
@@ -55,11 +54,12 @@ def test_a_torch_that_fails_before_it_says_anything(code, expected):
 
 def test_a_program_that_does_not_exist():
     (cpu,) = probe_devices(torch_argv=["/nonexistent/python"], nvml_argv=program(GOOD_NVML))
-    assert cpu.error == "PyTorch could not be queried: No such file or directory"
+    assert cpu.error == "PyTorch could not be queried"
 
 
 @pytest.mark.parametrize("code", ["import os; os.abort()", "import time; time.sleep(600)"])
-def test_a_driver_library_that_fails_leaves_the_cpu_alone(code):
+def test_a_driver_library_that_fails_leaves_the_cpu_alone(code, monkeypatch):
+    monkeypatch.setattr("cuadrilla.host.gpus.START_SECONDS", 2.0)
     gpu, cpu = probed(GOOD_TORCH, code, timeout_seconds=3.0)
     assert (gpu.kind, cpu.error) == ("cuda", None)
     assert gpu.error
@@ -82,7 +82,7 @@ def test_killing_reaches_grandchildren_and_an_open_output_does_not_hold_us(tmp_p
         f"pathlib.Path({str(note)!r}).write_text(str(child.pid))\n"
         "time.sleep(600)"
     )
-    (answer,) = ask([program(code)], timeout_seconds=3.0)
+    answer = ask(program(code), seconds=3.0)
     assert answer.timed_out
     grandchild = int(note.read_text())
     _, alive = psutil.wait_procs([psutil.Process(grandchild)] if psutil.pid_exists(grandchild) else [], timeout=10)
@@ -101,24 +101,10 @@ def test_the_children_are_told_the_order_of_the_cards():
     assert os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
 
 
-def test_the_output_of_a_program_is_bounded_in_time():
-    assert output_of(program("print(5)"), timeout_seconds=20.0) == "5\n"
-    assert output_of(program("raise SystemExit(3)"), timeout_seconds=20.0) is None
-    assert output_of(program("import time; time.sleep(600)"), timeout_seconds=0.5) is None
-
-
-def test_a_sampler_rests_after_its_gpu_program_failed(tmp_path: Path):
-    tally = tmp_path / "tally"
-    sampler = Sampler(gpu_argv=program(f"open({str(tally)!r}, 'a').write('x'); raise SystemExit(9)"))
-    assert [sampler.sample().gpus for _ in range(3)] == [(), (), ()]
-    assert tally.read_text() == "x"
-
-
 def test_this_machine_shows_its_devices_as_json():
-    code = "import typer; from cuadrilla.cli.devices import devices; typer.run(devices)"
-    command = [sys.executable, "-c", code, "--json", "--timeout", "60"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
-    rows = json.loads(done.stdout)
+    command = [*COMMAND, "doctor", "--json", "--timeout", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    rows = json.loads(done.stdout)["devices"]
     assert rows[-1]["kind"] == "cpu"
     assert rows[-1]["error"] is None
     assert rows[-1]["torch_version"]
@@ -126,26 +112,7 @@ def test_this_machine_shows_its_devices_as_json():
 
 def test_nothing_of_the_host_layer_loads_torch():
     code = (
-        "import sys, cuadrilla.host.devices, cuadrilla.host.facts, cuadrilla.host.usage, cuadrilla.cli.devices\n"
+        "import sys, cuadrilla.host.devices, cuadrilla.host.facts, cuadrilla.host.usage, cuadrilla.cli.doctor\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=150, check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("visible", "number"),
-    [(None, 3), ("", 0), ("-1", 0), ("1", 1), ("2,0", 2), ("0,7,1", 1), ("GPU-b", 1), ("MIG-a/1/0", 1)],
-)
-def test_programs_see_so_many_cards(monkeypatch, visible, number):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    rows = [{"stage": "card", "index": index, "uuid": f"GPU-{name}"} for index, name in enumerate("abc")]
-    said = "\n".join(json.dumps(row) for row in [*rows, {"stage": "end"}])
-    assert count_cards(argv=[sys.executable, "-c", f"print({said!r})"]) == number
-
-
-def test_a_driver_that_does_not_answer_is_no_machine_without_cards(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(DeviceError, match=r"did not answer within 0\.2 s"):
-        count_cards(argv=[sys.executable, "-c", "import time; time.sleep(60)"], timeout_seconds=0.2)

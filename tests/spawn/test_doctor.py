@@ -1,5 +1,5 @@
 """`cuadrilla doctor` on real faults: programs that hang or print what sick ones print, full and tiny file systems, dead
-sockets, a clock of 1970; and each finding is gone once the command that was printed has been typed.
+sockets; and each finding is gone once the command that was printed has been typed.
 
 A file system is made in a mount namespace of the process's own; nothing of the machine changes. What torch says of
 itself is not waited for, but where it is looked at.
@@ -12,26 +12,22 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
-from cuadrilla.doctor import facts
-from cuadrilla.doctor.schema import SCHEMA
+from cuadrilla.doctor import here
 from cuadrilla.host import facts as host_facts
 from cuadrilla.host.reachability import read_reachability
+from cuadrilla.version import __version__
 from tests.commands import COMMAND
 from tests.inside import cuadrilla
-from tests.spawn.test_clocks import CLOCK, set_clock
 
 QUICK = ("doctor", "--json", "--timeout", "0.1")
 FULL = ("doctor", "--json", "--timeout", "200")
-ROOT = Path(__file__).parents[2]
 Findings = list[dict[str, Any]]
 CARD = 'echo "NVIDIA GeForce RTX 3050, 580.82, 8.6"'
 WINDOWS = {"powershell_exe": "echo 34160648192", "netsh_exe": "exit 0", "powercfg_exe": "exit 1"}
@@ -48,10 +44,9 @@ def programs(folder: Path, **texts: str) -> dict[str, str]:
 
 
 def found(done: "subprocess.CompletedProcess[str]") -> Findings:
-    """The warnings and failures; the whole answer is as the schema says."""
+    """The warnings and failures."""
     assert done.stdout, done.stderr
     answer = json.loads(done.stdout)
-    jsonschema.validate(answer, SCHEMA)
     levels = [row["level"] for row in answer["findings"]]
     assert (answer["failures"], answer["warnings"]) == (levels.count("failure"), levels.count("warning"))
     assert done.returncode == (3 if answer["failures"] else 0), done.stderr
@@ -92,8 +87,8 @@ def test_it_starts_without_torch_and_looks_at_it_in_a_child(examined: "subproces
     "kind", ["here", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("container", "account"))]
 )
 def test_no_false_alarm(kind: str, tmp_path: Path, examined: "subprocess.CompletedProcess[str]") -> None:
-    """Docker that is installed and does not run, or is old, is no false one; neither are a full disk or memory."""
-    true = {"docker.service", "docker.engine", "machine.disk", "machine.memory", "machine.power"}
+    """Docker that is installed and does not run is no false one; neither are a full disk or memory."""
+    true = {"docker.service", "machine.disk", "machine.memory", "machine.power"}
     bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     if kind == "account":
         if os.geteuid() != 0 or shutil.which("setpriv") is None:
@@ -112,16 +107,25 @@ def test_no_false_alarm(kind: str, tmp_path: Path, examined: "subprocess.Complet
     assert {row["check"] for row in found(done)} <= true, done.stdout
 
 
-def test_the_schema_of_the_docs_is_the_one_that_is_printed() -> None:
-    printed = json.loads(cuadrilla("doctor", "--schema").stdout)
-    assert printed == SCHEMA == json.loads((ROOT / "docs" / "doctor.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+def test_the_report_is_short_plain_text_without_what_variables_hold() -> None:
+    environment = {**os.environ, "WANDB_API_KEY": "not-for-anybody", "OMP_NUM_THREADS": "many", "LANGUAGE": "es"}
+    done = cuadrilla("doctor", "--report", "--timeout", "0.1", env=environment)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"cuadrilla {__version__}, Python ")
+    assert "numpy " in lines[1]
+    assert any(line.startswith("cpu: ") for line in lines)
+    assert (
+        "warning  machine.variables    OMP_NUM_THREADS=many: it is no number of threads -> unset OMP_NUM_THREADS"
+        in lines
+    )
+    assert "not-for-anybody" not in done.stdout
+    assert len(lines) < 60
 
 
 def test_it_is_read_without_colour_in_two_languages() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "many", "LANGUAGE": "es"}
     done = cuadrilla("doctor", "--timeout", "0.1", env=environment)
-    assert " ! machine.variables    OMP_NUM_THREADS='many' no es un número de hilos\n" in done.stdout
+    assert " ! machine.variables    OMP_NUM_THREADS=many: no es un número de hilos\n" in done.stdout
     assert "     escribe aquí:  unset OMP_NUM_THREADS\n" in done.stdout
     assert "\x1b" not in done.stdout
     english = cuadrilla("doctor", "--timeout", "0.1", env={**environment, "LANGUAGE": "en"})
@@ -141,7 +145,7 @@ class TestPrograms:
         kernel.parent.mkdir(parents=True)
         kernel.write_text("5.15.153.1-microsoft-standard-WSL2\n")
         monkeypatch.setattr(host_facts.platform, "release", lambda: kernel.read_text().strip())
-        monkeypatch.setattr(facts, "read_reachability", partial(read_reachability, root=tmp_path / "root"))
+        monkeypatch.setattr(here, "read_reachability", partial(read_reachability, root=tmp_path / "root"))
 
     def test_a_card_that_wsl_does_not_see_until_it_is_restarted(self, wsl: None, tmp_path: Path) -> None:
         flag = tmp_path / "restarted"
@@ -154,7 +158,7 @@ class TestPrograms:
         assert "nvidia.driver" not in names(examine(env=env))
 
     def test_a_driver_that_hangs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(facts, "PROGRAM_SECONDS", 0.5)
+        monkeypatch.setattr(here, "PROGRAM_SECONDS", 0.5)
         env = programs(tmp_path / "bin", nvidia_smi="sleep 1000 & sleep 1000")
         row = of(examine(env=env), "nvidia.driver")
         assert row["level"] == "failure"
@@ -171,45 +175,11 @@ class TestPrograms:
 
     @pytest.mark.thorough
     def test_every_program_hangs(self, wsl: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(facts, "PROGRAM_SECONDS", 0.5)
-        monkeypatch.setattr(facts, "WINDOWS_SECONDS", 0.5)
+        monkeypatch.setattr(here, "PROGRAM_SECONDS", 0.5)
         hanging = ("nvidia_smi", "nvidia_smi_exe", "netsh_exe", "powershell_exe", "powercfg_exe", "docker", "ufw",
-                   "iptables", "dpkg_query", "firewall_cmd")  # fmt: skip
+                   "dpkg_query", "firewall_cmd")  # fmt: skip
         env = programs(tmp_path / "bin", wslinfo="echo nat", **dict.fromkeys(hanging, "exec sleep 1000"))
         assert names(examine("--port", "47470", env=env)) >= {"nvidia.driver", "wsl.network"}
-
-    def test_a_stale_forward(self, wsl: None, tmp_path: Path) -> None:
-        table = tmp_path / "table"
-        row_of = "192.168.1.50    47470       {}   47470".format
-        table.write_text(row_of("172.19.4.7"))
-        env = programs(tmp_path / "bin", wslinfo="echo nat", **{**WINDOWS, "netsh_exe": f"cat {table}"})
-        row = of(examine(env=env), "wsl.stale")
-        assert row["shell"] == "administrator"
-        words = row["command"].split()
-        connect = next(word for word in words if word.startswith("connectaddress=")).partition("=")[2]
-        table.write_text(row_of(connect))  # what netsh does with it
-        assert "wsl.stale" not in names(examine(env=env))
-
-    @pytest.mark.thorough
-    def test_mirrored_with_its_firewall(self, wsl: None, tmp_path: Path) -> None:
-        windows = {**WINDOWS, "powershell_exe": "echo 34160648192; cat rules"}
-        env = programs(tmp_path / "bin", wslinfo="echo mirrored", **windows)
-        (tmp_path / "rules").write_text("")
-        row = of(examine("--port", "47470", env=env, cwd=tmp_path), "wsl.network")
-        assert row["command"].startswith("New-NetFirewallHyperVRule")
-        port = row["command"].split("-LocalPorts ")[1].split()[0]
-        (tmp_path / "rules").write_text(port)  # what PowerShell does with it
-        assert "wsl.network" not in names(examine("--port", "47470", env=env, cwd=tmp_path))
-
-    def test_an_old_docker(self, tmp_path: Path) -> None:
-        info = tmp_path / "info"
-        info.write_text('{"ServerVersion": "24.0.7", "OperatingSystem": "Debian"}')
-        script = f'[ "$1" != info ] || cat {info}'
-        env = programs(tmp_path / "bin", docker=script, apt_get=f"sed -i s/24.0.7/28.0.1/ {info}", sudo='"$@"')
-        row = of(examine(env=env), "docker.engine")
-        assert (row["level"], row["fields"]) == ("warning", {"version": "24.0.7"})
-        subprocess.run(shlex.split(row["command"]), env=env, check=True)
-        assert "docker.engine" not in names(examine(env=env))
 
     def test_ufw(self, tmp_path: Path) -> None:
         rules = tmp_path / "rules"
@@ -217,9 +187,9 @@ class TestPrograms:
         status = f'status) echo "Status: active"; cat {rules};;'
         script = f'case "$1" in {status} allow) echo "$2 ALLOW Anywhere" >> {rules};; esac'
         env = programs(tmp_path / "bin", ufw=script, sudo='"$@"')
-        row = of(examine("--port", "47470", env=env), "network.firewall")
+        row = of(examine("--port", "47470", env=env), "network.ufw")
         subprocess.run(shlex.split(row["command"]), env=env, check=True)
-        assert "network.firewall" not in names(examine("--port", "47470", env=env))
+        assert "network.ufw" not in names(examine("--port", "47470", env=env))
 
 
 class TestDocker:
@@ -239,16 +209,6 @@ class TestDocker:
         left = [row for row in examine() if row["check"] == "docker.service"]
         assert all(row["command"] != "unset DOCKER_HOST" for row in left)
 
-    @pytest.mark.thorough
-    def test_one_that_does_not_answer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(facts, "PROGRAM_SECONDS", 1.0)
-        with socket.socket(socket.AF_UNIX) as mute:
-            mute.bind(str(tmp_path / "docker.sock"))
-            mute.listen()
-            place = f"unix://{tmp_path}/docker.sock"
-            row = of(examine(env={**os.environ, "DOCKER_HOST": place}), "docker.service")
-        assert "does not answer" in row["cause"]
-
 
 class TestFileSystems:
     """In a mount namespace, where the printed command is typed as it stands."""
@@ -259,25 +219,23 @@ class TestFileSystems:
         if os.geteuid() != 0 or not shutil.which("unshare") or subprocess.run(tried, check=False).returncode:
             pytest.skip("needs root and mount namespaces")
 
-    def in_namespace(self, folder: Path, made: str, check: str, *, says: str = "", root: str = "/") -> list[Findings]:
+    def in_namespace(self, folder: Path, made: str, check: str, *, root: str = "/") -> list[Findings]:
         """The findings before and after the printed command of a check was typed. `made`: what is mounted."""
         command = shlex.join([*COMMAND, *QUICK])
         rows = f"(row for row in json.load(sys.stdin)['findings'] if row['check'] == {check!r})"
         pick = f"import json, sys; print(next({rows})['command'])"
-        fix = f"echo {says} | {shlex.join([*COMMAND, 'doctor', '--timeout', '0.1', '--fix'])} >&2 || true"
         (folder / "script").write_text(f"""
             set -e
             cd {folder / "full" if (folder / "full").exists() else folder}
             {command} > {folder}/before || true
             typed=$({sys.executable} -c {shlex.quote(pick)} < {folder}/before)
-            {fix if says else "eval $typed"}
+            eval $typed
             {command} > {folder}/after || true
             cat {folder}/before {folder}/after
         """)
         enter = f"set -e\n{made}\nexec chroot {root} sh {folder}/script"
         done = subprocess.run(["unshare", "--mount", "sh", "-c", enter], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        self.said = done.stderr
         decoder, text, answers = json.JSONDecoder(), done.stdout.strip(), []
         while text:
             answer, end = decoder.raw_decode(text)
@@ -321,94 +279,11 @@ class TestFileSystems:
             for each in proc dev sys; do mount --rbind /$each {new}/root/$each; done
             mount -t tmpfs -o size=1m none {new}/root/dev/shm
         """
-        before, after = self.in_namespace(tmp_path, made, "docker.shared_memory", root=f"{new}/root")
-        row = of(before, "docker.shared_memory")
+        before, after = self.in_namespace(tmp_path, made, "machine.shm", root=f"{new}/root")
+        row = of(before, "machine.shm")
         assert "/dev/shm has 1 MiB" in row["cause"]
         assert row["command"] == "mount -o remount,size=2G /dev/shm"
-        assert "docker.shared_memory" not in names(after)
-
-    IN_WSL = (
-        "import platform, sys; from cuadrilla.cli.app import run; from cuadrilla.doctor import facts; "
-        "from cuadrilla.host import probe; probe.REAP_SECONDS = 0.1; "
-        "platform.release = lambda: '{}'; facts.SPEED_SECONDS = {}; facts.PATIENCE_SECONDS = 8; sys.exit(run())"
-    )
-
-    @pytest.mark.thorough
-    @pytest.mark.parametrize(
-        ("kernel", "check", "milliseconds", "patience"),
-        [
-            pytest.param("5.15.153.1-microsoft-standard-WSL2", "wsl.files", 10, 60, id="slow"),
-            pytest.param("6.8.0", "machine.slow_disk", 100_000, 1.5, id="hangs"),
-        ],
-    )
-    def test_a_slow_folder_at_mnt_c(self, kernel: str, check: str, milliseconds: int, patience: float) -> None:
-        """16 MiB in reads of 128 KiB: with 10 ms for each it is 13.1 MB/s at most, whatever the machine."""
-        if not Path("/dev/fuse").exists():
-            pytest.skip("needs the kernel's FUSE (/dev/fuse)")
-        doctor = shlex.join([sys.executable, "-P", "-c", self.IN_WSL.format(kernel, patience), *QUICK])
-        slow = [sys.executable, "-m", "tests.slow_folder", str(milliseconds)]
-        both = ["sh", "-c", f"{doctor} || true; cd ~; {doctor} || true"]
-        done = subprocess.run(
-            ["unshare", "--mount", *slow, *both], capture_output=True, text=True, cwd=ROOT, check=False
-        )
-        decoder = json.JSONDecoder()
-        before, end = decoder.raw_decode(done.stdout)
-        after, _ = decoder.raw_decode(done.stdout[end:].strip())
-        row = of(before["findings"], check)
-        assert row["level"] == "warning"
-        assert row["fields"]["rate"] < 14
-        assert row["command"] == "cd ~"  # which has been typed
-        assert check not in names(after["findings"])
-
-    @pytest.mark.thorough
-    def test_a_home_that_does_not_answer(self) -> None:
-        """Of a server that has gone away: whoever looks into it would wait for ever."""
-        if not Path("/dev/fuse").exists():
-            pytest.skip("needs the kernel's FUSE (/dev/fuse)")
-        hurried = (
-            "import sys; from cuadrilla.cli.app import run; from cuadrilla.doctor import facts; "
-            "facts.HOME_SECONDS = 0.5; sys.exit(run())"
-        )
-        doctor = ["env", "-C", "/", "CUADRILLA_HOME=/mnt/c/home", sys.executable, "-P", "-c", hurried, *QUICK]
-        slow = [sys.executable, "-m", "tests.slow_folder", f"lookup={10**9}"]
-        done = subprocess.run(
-            ["unshare", "--mount", *slow, *doctor], capture_output=True, text=True, cwd=ROOT, check=False, timeout=100
-        )
-        assert "home" in of(found(done), "machine.unanswered")["fields"]["names"]
-
-    @pytest.mark.parametrize("answer", ["y", pytest.param("n", marks=pytest.mark.thorough)])
-    def test_fix_types_what_it_says_after_a_yes(self, answer: str, tmp_path: Path) -> None:
-        full = tmp_path / "full"
-        full.mkdir()
-        made = f"mount -t tmpfs -o size=64m none {full}"
-        before, after = self.in_namespace(tmp_path, made, "machine.disk", says=answer)
-        assert "machine.disk" in names(before)
-        assert ("machine.disk" in names(after)) == (answer == "n")
-        assert f"type this?  mount -o remount,size=6G {full}" in self.said
-        assert ("gone:" in self.said) == (answer == "y")
-
-
-def test_fix_without_an_answer_changes_nothing(tmp_path: Path) -> None:
-    """A program that is told to repair is asked all the same, and has nobody who answers."""
-    env = programs(tmp_path / "bin", sudo="exit 1", ufw='[ "$1" = status ] && echo "Status: active" || touch typed')
-    done = cuadrilla("doctor", "--timeout", "0.1", "--fix", "--port", "47470", env=env, cwd=tmp_path, says="")
-    assert done.returncode in (3, 130), done.stderr
-    assert not (tmp_path / "typed").exists()
-
-
-def moved_clock(folder: Path, *, seconds: int) -> dict[str, str]:
-    """An environment whose processes believe in another time."""
-    if os.uname().sysname != "Linux" or shutil.which("cc") is None:
-        pytest.skip("needs Linux and a C compiler (cc) to move a process's clock")
-    (folder / "clock.c").write_text(CLOCK)
-    library = folder / "clock.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O", "-o", library, folder / "clock.c", "-ldl"], check=True)
-    set_clock(folder / "offset", seconds)
-    return {**os.environ, "LD_PRELOAD": str(library), "CLOCK_OFFSET_FILE": str(folder / "offset")}
-
-
-def run(env: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*COMMAND, *QUICK], capture_output=True, text=True, check=False, env=env)
+        assert "machine.shm" not in names(after)
 
 
 def test_without_a_home_and_with_a_folder_for_temporary_files_that_is_gone(tmp_path: Path) -> None:
@@ -427,44 +302,3 @@ def test_without_torch(tmp_path: Path) -> None:
     assert (row["level"], done.returncode) == ("failure", 3)
     assert "No module named 'torch'" in row["cause"]
     assert row["command"].endswith("-m pip install --force-reinstall torch")
-
-
-@pytest.mark.thorough
-def test_a_clock_of_1970(tmp_path: Path) -> None:
-    moved = moved_clock(tmp_path, seconds=-int(time.time()))
-    row = of(found(run(moved)), "machine.clock")
-    assert row["level"] == "failure"
-    assert "days before cuadrilla was installed" in row["cause"]
-    set_clock(tmp_path / "offset", 0)  # what the service does that the command starts
-    assert "machine.clock" not in names(found(run(moved)))
-
-
-def test_two_torches_in_one_python(tmp_path: Path) -> None:
-    """Of the second one only what an installation writes down; a real one follows."""
-    info = tmp_path / "torch-2.9.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    row = next(row for row in found(run(environment)) if "installed twice" in row["cause"])
-    assert row["fields"]["first"] == "2.9.0"
-    assert row["command"] == "unset PYTHONPATH"
-    del environment["PYTHONPATH"]
-    assert not [row for row in found(run(environment)) if "installed twice" in row["cause"]]
-
-
-@pytest.mark.thorough
-def test_a_second_wheel_that_does_not_load() -> None:
-    """A CUDA build without CUDA's libraries, in front of the one that works."""
-    folder = os.environ.get("CUADRILLA_OTHER_TORCH")
-    if not folder:
-        pytest.skip(
-            "needs CUADRILLA_OTHER_TORCH: a folder with an unpacked wheel of torch that cannot be imported here"
-        )
-    environment = {**os.environ, "PYTHONPATH": folder}
-    command = [*COMMAND, *FULL]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert of(found(done), "nvidia.torch")["command"] == "unset PYTHONPATH"
-    assert json.loads(done.stdout)["failures"] == 1
-    del environment["PYTHONPATH"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert "nvidia.torch" not in {row["check"] for row in found(done)}

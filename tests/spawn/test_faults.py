@@ -9,12 +9,9 @@ import json
 import random
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -51,21 +48,8 @@ class Fault:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Transport:
-    """How a crew is started, and how many deaths of workers a life of its coordinator can bear.
-
-    Over the crew link nobody is started again, and one must stay; Ray starts each actor again, up to five times.
-    """
-
-    arguments: Sequence[str]
-    deaths: int
-
-
-TRANSPORTS = {
-    "crew": Transport(arguments=("--practice", "1.0,0.5,0.25", *MISSED_SOON), deaths=2),
-    "ray": Transport(arguments=("--set", 'engine.kind="ray"', "--practice", "1.0,0.5", *MISSED_SOON), deaths=3),
-}
+PRACTICE, DEATHS = ("--practice", "1.0,0.5,0.25", *MISSED_SOON), 2
+"""Nobody is started again, and one worker must stay in each life of the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +62,7 @@ class Counts:
     worker_freezes: int
 
 
-def draw(seed: int, counts: Counts, *, deaths: int) -> list[Fault]:
+def draw(seed: int, counts: Counts) -> list[Fault]:
     """A script. At most one fault a step; in each life of the coordinator so many deaths of workers, and one NaN."""
     chance = random.Random(seed)
     num_kills, num_freezes = counts.coordinator_kills, counts.coordinator_freezes
@@ -91,7 +75,7 @@ def draw(seed: int, counts: Counts, *, deaths: int) -> list[Fault]:
         for step in steps[num_kills:]
     ]  # fmt: skip
     kills = sorted(steps[:num_kills])
-    pools = [["kill"] * deaths + ["nan", "slow"] for _ in range(num_kills + 1)]
+    pools = [["kill"] * DEATHS + ["nan", "slow"] for _ in range(num_kills + 1)]
     freezes = ["freeze"] * counts.worker_freezes
     taken = {step + behind for step in steps for behind in (0, 1)}
     free = [step for step in range(2, STEPS + 1) if step not in taken]
@@ -173,7 +157,7 @@ class Watcher:
             if frozen.status() == psutil.STATUS_STOPPED and self._may_wake(fault, marker):
                 frozen.resume()
                 self.woken.add(fault.name)
-        except psutil.NoSuchProcess:  # Ray ends an evicted worker; the coordinator's end would be a restart
+        except psutil.NoSuchProcess:  # the coordinator's end would be a restart
             self.woken.add(fault.name)
 
     def _may_wake(self, fault: Fault, marker: Path) -> bool:
@@ -203,44 +187,28 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 IN_SHORT = Counts(faults=6, coordinator_kills=1, coordinator_freezes=0, worker_freezes=1)
-IN_CI = {
-    "crew": Counts(faults=20, coordinator_kills=3, coordinator_freezes=1, worker_freezes=2),
-    "ray": Counts(faults=20, coordinator_kills=2, coordinator_freezes=1, worker_freezes=2),  # each costs it more time
-}
+IN_CI = Counts(faults=20, coordinator_kills=3, coordinator_freezes=1, worker_freezes=2)
 IN_SOAK = Counts(faults=25, coordinator_kills=5, coordinator_freezes=2, worker_freezes=4)
 SEED_IN_SHORT, SEED_IN_CI, SEEDS_IN_SOAK = 4, 5, range(10, 18)
 
 
 @pytest.mark.timeout(CEILING_SECONDS + 100)
 @pytest.mark.parametrize(
-    ("transport", "seed", "counts"),
+    ("seed", "counts"),
     [
-        pytest.param("crew", SEED_IN_SHORT, IN_SHORT, id=f"crew-{SEED_IN_SHORT}"),
-        *(
-            pytest.param(transport, SEED_IN_CI, counts, id=f"{transport}-{SEED_IN_CI}", marks=pytest.mark.thorough)
-            for transport, counts in IN_CI.items()
-        ),
-        *(
-            pytest.param(transport, seed, IN_SOAK, id=f"{transport}-{seed}", marks=pytest.mark.soak)
-            for transport in TRANSPORTS
-            for seed in SEEDS_IN_SOAK
-        ),
+        pytest.param(SEED_IN_SHORT, IN_SHORT, id=f"{SEED_IN_SHORT}"),
+        pytest.param(SEED_IN_CI, IN_CI, id=f"{SEED_IN_CI}", marks=pytest.mark.thorough),
+        *(pytest.param(seed, IN_SOAK, id=f"{seed}", marks=pytest.mark.soak) for seed in SEEDS_IN_SOAK),
     ],
 )
-def test_scripted_faults_change_nothing(
-    transport: str, seed: int, counts: Counts, tmp_path: Path, undisturbed: str
-) -> None:
-    """6 faults in `make test`; for each transport 20 in `make test-all`, 200 in `make soak`."""
-    if transport == "ray" and sys.platform != "linux":
-        pytest.skip("Ray joins machines under Linux only")
-    if transport == "ray" and find_spec("ray") is None:
-        pytest.skip('Ray is not installed: pip install "cuadrilla[ray]"')
-    script = draw(seed, counts, deaths=TRANSPORTS[transport].deaths)
+def test_scripted_faults_change_nothing(seed: int, counts: Counts, tmp_path: Path, undisturbed: str) -> None:
+    """6 faults in `make test`; 20 in `make test-all`, 200 in `make soak`."""
+    script = draw(seed, counts)
     print(f"seed {seed}:", *script, sep="\n")  # shown when it fails
     run = make_run(tmp_path / "run", script)
     said = tmp_path / "said.txt"
     with open(said, "w") as talk:
-        crew = start(run, *STRICT, *TRANSPORTS[transport].arguments, stderr=talk)
+        crew = start(run, *STRICT, *PRACTICE, stderr=talk)
         watcher = Watcher(run=run, crew=crew, script=script)
         try:
             wait_for(watcher.ended, seconds=CEILING_SECONDS)

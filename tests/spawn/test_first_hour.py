@@ -54,6 +54,6 @@ def test_a_first_run_says_how_long_it_takes_hears_ctrl_c_and_goes_on(
         False,
         False,
     ]
-    shown = cuadrilla("config", "show", "mio", cwd=tmp_path).stdout
+    shown = cuadrilla("train", "mio", "--show-config", cwd=tmp_path).stdout
     assert re.search(r"model\.width +320 ", shown)
     assert re.search(r"train\.batch_sequences +960 ", shown)

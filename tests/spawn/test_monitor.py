@@ -14,8 +14,7 @@ from cuadrilla.host.usage import Usage
 from cuadrilla.link.base import NodeReport, SaidLine
 from cuadrilla.rundir import FolderLock, RunDir
 from cuadrilla.train.nodelog import NodeLogs
-from tests.commands import COMMAND, make_run, start, stop, wait_for
-from tests.inside import cuadrilla
+from tests.commands import COMMAND, wait_for
 from tests.terminal import CTRL_C, Terminal
 from tests.watched import add_rows
 
@@ -101,34 +100,3 @@ def test_it_needs_no_torch(run: RunDir, of: str) -> None:
     arguments = ["monitor", "--once", *([str(run.path)] if of == "a run" else [])]
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.thorough
-def test_a_practice_crew_is_seen_at_work_and_when_it_has_ended(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "mio")
-    crew = ("--set", "engine.kind=crew", "--set", "engine.workers=[1.0, 0.5]", "--set", "engine.listen=127.0.0.1:0")
-    training = start(run, *crew)
-    try:
-        wait_for(lambda: all(node["usage"]["cpu_percent"] is not None for node in seen(run, 2)), training)
-        told = sample(run)
-        assert told["state"] == "running"
-        assert {machine["name"] for machine in told["machines"] if machine["here"]} >= {"worker-1", "worker-2"}
-        at_work = [machine for machine in told["machines"] if machine["name"].startswith("worker")]
-        assert sum(machine["share"] for machine in at_work) == pytest.approx(1.0, abs=0.05)
-        assert {machine["facts"]["device"] for machine in at_work} == {"cpu"}
-    finally:
-        stop(training)
-    told = sample(run)
-    assert told["state"] == "stopped"
-    assert not any(machine["here"] for machine in told["machines"])
-    assert all(machine["seen"] for machine in told["machines"])
-
-
-def sample(run: RunDir) -> dict[str, object]:
-    return json.loads(cuadrilla("monitor", run.path, "--once", "--json").stdout)
-
-
-def seen(run: RunDir, most: int) -> list[dict[str, object]]:
-    """As many workers with a report, or one that has nothing yet."""
-    found = [node for node in sample(run)["machines"] if node["name"].startswith("worker")]
-    return found if len(found) == most else [{"usage": {"cpu_percent": None}}]

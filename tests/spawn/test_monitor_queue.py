@@ -1,4 +1,4 @@
-"""`cuadrilla monitor` and `cuadrilla nodes` on a machine that hands out a queue: what each machine of its crew has."""
+"""`cuadrilla monitor` on a machine that has a crew: who has joined, and what each does of a run or a queue."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from cuadrilla.home import Home
 from cuadrilla.host.usage import Usage
 from cuadrilla.jobs.queue import RunQueue
 from cuadrilla.link.base import NodeReport
-from cuadrilla.rundir import FolderLock, RunDir, append_event, make_private, write_json
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.rundir import FolderLock, append_event, make_private, write_json
 from cuadrilla.train.nodelog import NodeLogs
 from tests.commands import wait_for
 from tests.inside import cuadrilla
-from tests.machines import Machine, invite, language_run
 from tests.terminal import Terminal
 from tests.watched import WrittenCrew
 
@@ -60,6 +60,35 @@ def test_who_has_what(home: Home) -> None:
     assert "hands_out" not in monitored(environment(home))
 
 
+def test_the_crew_of_a_run(home: Home, tmp_path: Path) -> None:
+    """One is there, one is paused, one has not come; then nothing runs, and they are named."""
+    for name in ("ana", "luis", "eva"):
+        AllowList(home.nodes).add(name)
+    home.pause(nodes=frozenset({"luis"}), here=False)
+    run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0, "luis": 1.0}, rounds=5, state="running").write()
+    write_json(home.open_file, {"address": "127.0.0.1:1", "run": str(run.path)})
+    with FolderLock(run.lock, purpose="a test"):
+        told = monitored(environment(home))
+        assert (told["nodes"], told["hands_out"]["kind"], told["hands_out"]["version"]) == (
+            ["ana", "eva", "luis"],
+            "run",
+            5,
+        )
+        machines = [
+            (each["name"], each["here"], each["phase"], each["share"]) for each in told["hands_out"]["machines"]
+        ]
+        assert machines == [
+            ("ana", True, None, 0.5),
+            ("luis", True, "paused", 0.5),
+            ("eva", False, None, None),
+        ]
+        lines = cuadrilla("monitor", "--once", env=environment(home)).stdout.splitlines()
+        assert [line.split()[:2] for line in lines[-3:]] == [["ana", "-"], ["luis", "paused"], ["eva", "gone"]]
+    assert "hands_out" not in monitored(environment(home))
+    done = cuadrilla("monitor", "--once", env=environment(home))
+    assert done.stdout.splitlines()[-1].endswith("machines of this crew: ana, eva, luis")
+
+
 def monitored(environment: Mapping[str, str]) -> dict[str, Any]:
     done = cuadrilla("monitor", "--once", "--json", env=environment)
     assert done.returncode == 0, done.stderr
@@ -88,34 +117,3 @@ def test_it_needs_no_torch(home: Home) -> None:
     done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert "place-1" in done.stdout
-
-
-@pytest.mark.thorough
-def test_a_real_queue(stories: Path, tmp_path: Path) -> None:
-    """And the machine after it has gone."""
-    coordinator = Machine(tmp_path / "coordinator", talk=tmp_path / "coordinator.txt")
-    ana = Machine(tmp_path / "ana", talk=tmp_path / "ana.txt")
-    run: RunDir = language_run(tmp_path / "uno", stories)
-    try:
-        assert coordinator.run("queue", "add", str(run.path)).returncode == 0
-        process = coordinator.start("queue", "work", "--listen", "127.0.0.1:0", "--not-here", "--until-empty")
-        wait_for(lambda: Home(coordinator.home).open_file.exists(), process)
-        working = ana.start("join", "--name", "ana", says=invite(coordinator))
-        here = environment(Home(coordinator.home))
-        wait_for(lambda: [each["jobs"] for each in machines_of(here)] == [["uno"]], working, every_seconds=0.2)
-        (row,) = json.loads(coordinator.run("nodes", "--json").stdout)
-        assert (row["node"], row["share"], row["job"].split()[0]) == ("ana", None, "uno")
-        talk = coordinator.run("nodes")
-        assert "uno" in talk.stdout
-        assert "share" not in talk.stderr
-        assert coordinator.run("queue", "stop", "uno").returncode == 0
-        assert process.wait(timeout=60) == 0
-        assert machines_of(here) == []
-    finally:
-        ana.stop()
-        coordinator.stop()
-
-
-def machines_of(environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = monitored(environment).get("hands_out", {}).get("machines", [])
-    return found

@@ -6,13 +6,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cuadrilla.home import Home
+from cuadrilla.home import Home, read_object
+from cuadrilla.link.identity import open_coordinator
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.tls import open_coordinator
 from cuadrilla.rundir import RunDir, read_jsonl
 from tests.commands import coordinator as coordinating
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
-from tests.crews import NOW, join
+from tests.crews import join
 from tests.machines import Machine, down, invite, language_run, present, up
 
 pytestmark = pytest.mark.thorough
@@ -35,17 +35,26 @@ def phase(run: RunDir, worker: str) -> str:
 
 
 def test_a_pause_outlives_the_coordinator(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
-    """It is killed and comes back; then it is told to end while a node waits, and begun anew: the node waits on."""
+    """It is killed and comes back; then it is told to end while a node waits, and begun anew: the node waits on.
+
+    The last worker is paused as well, while checkpoints are written, one at each step: the run waits, and goes on.
+    """
     coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
-    crew = up(coordinator, run, port)
+    crew = up(coordinator, run, port, "--set", "checkpoint.every_steps=1")
     text = invite(coordinator, "--uses", "2")
     workers = [each.start("join", "--name", name, says=text) for each, name in ((ana, "ana"), (luis, "luis"))]
     wait_for(lambda: present(run) == {"ana", "luis"}, crew)
     assert coordinator.run("pause", "ana").returncode == 0
     wait_for(lambda: present(run) == {"luis"}, crew)
     wait_for(lambda: phase(run, "ana") == "paused", crew)
+    for number in (2, 3):
+        wait_for(goes_on(run, steps=2), crew)
+        assert coordinator.run("pause", "luis").returncode == 0
+        wait_for(lambda: present(run) == set(), crew)
+        assert coordinator.run("pause", "--off", "luis").returncode == 0
+        wait_for(lambda number=number: times_joined(run, "luis") == number, crew)  # type: ignore[misc]
     coordinating(crew).kill()
-    wait_for(lambda: times_joined(run, "luis") == 2, crew)
+    wait_for(lambda: times_joined(run, "luis") == 4, crew)
     wait_for(goes_on(run), crew)
     assert times_joined(run, "ana") == 1
     down(coordinator, crew)
@@ -53,34 +62,14 @@ def test_a_pause_outlives_the_coordinator(machine: Callable[[str], Machine], run
     assert workers[0].poll() is None  # it asks on: the same crew may go on, and then it waits again
     crew = up(coordinator, run, port)
     again = luis.start("join")
-    wait_for(lambda: times_joined(run, "luis") == 3, crew)
+    wait_for(lambda: times_joined(run, "luis") == 5, crew)
     wait_for(goes_on(run), crew)
     assert times_joined(run, "ana") == 1
-    assert coordinator.run("unpause", "ana").returncode == 0
+    assert coordinator.run("pause", "--off", "ana").returncode == 0
     wait_for(lambda: times_joined(run, "ana") == 2, crew)
     wait_for(lambda: phase(run, "ana") not in ("", "paused"), crew)
     down(coordinator, crew)
     assert [workers[0].wait(timeout=150), again.wait(timeout=150)] == [0, 0]
-    assert is_what_one_worker_gives(run)
-
-
-def test_the_last_worker_is_paused_while_checkpoints_are_written(
-    machine: Callable[[str], Machine], run: RunDir, port: int
-) -> None:
-    """A checkpoint at each step: whatever the coordinator does at that moment. The run waits, and goes on."""
-    coordinator, ana = machine("coordinator"), machine("ana")
-    crew = up(coordinator, run, port, "--set", "checkpoint.every_steps=1")
-    worker = ana.start("join", "--name", "ana", says=invite(coordinator))
-    for number in range(1, 6):
-        wait_for(lambda number=number: times_joined(run, "ana") == number, crew)  # type: ignore[misc]
-        wait_for(goes_on(run, steps=2), crew)
-        assert coordinator.run("pause", "ana").returncode == 0
-        wait_for(lambda: present(run) == set(), crew)
-        assert coordinator.run("unpause", "ana").returncode == 0
-    wait_for(lambda: times_joined(run, "ana") == 6, crew)
-    wait_for(goes_on(run), crew)
-    down(coordinator, crew)
-    assert worker.wait(timeout=150) == 0
     assert is_what_one_worker_gives(run)
 
 
@@ -95,8 +84,7 @@ def test_a_promoted_standby_lets_the_same_nodes_wait(machine: Callable[[str], Ma
     wait_for(goes_on(run), crew)
     assert coordinator.run("pause", "ana").returncode == 0
     (folder,) = (eva.home / "standby").iterdir()
-    wait_for(lambda: Home(folder).paused_nodes == {"ana"}, follower)
-    wait_for(lambda: (folder / "standby.json").exists(), follower)
+    wait_for(lambda: read_object(folder / "standby.json").get("paused") == ["ana"], follower)
     for process in [*psutil.Process(crew.pid).children(recursive=True), psutil.Process(crew.pid)]:
         process.kill()
     crew.communicate()
@@ -106,7 +94,7 @@ def test_a_promoted_standby_lets_the_same_nodes_wait(machine: Callable[[str], Ma
     wait_for(lambda: copy.events.exists() and present(copy) == {"luis"}, promoted, seconds=200)
     wait_for(goes_on(copy), promoted)
     assert times_joined(copy, "ana") == 0
-    assert eva.run("unpause", "ana").returncode == 0
+    assert eva.run("pause", "--off", "ana").returncode == 0
     wait_for(lambda: present(copy) == {"ana", "luis"}, promoted, seconds=200)
     down(eva, promoted)
     assert [worker.wait(timeout=150) for worker in workers] == [0, 0]
@@ -115,13 +103,12 @@ def test_a_promoted_standby_lets_the_same_nodes_wait(machine: Callable[[str], Ma
 
 def test_who_type_at_the_same_moment(tmp_path: Path) -> None:
     home, names = Home(tmp_path / "home"), [f"node-{number}" for number in range(4)]
-    keys, nodes = open_coordinator(home.crew, now=NOW), AllowList(home.nodes)
+    keys, nodes = open_coordinator(home.crew), AllowList(home.nodes)
     for name in names:
-        nodes.add(name, certificate=join(tmp_path / name, name=name, crew=keys).certificate)
+        join(tmp_path / name, name=name, crew=keys, nodes=nodes)
     typed = [Machine(home.path) for _ in names]
     processes = [machine.start("pause", name) for machine, name in zip(typed, names, strict=True)]
     for process in processes:
         said = process.communicate(timeout=150)[1]
         assert process.returncode == 0, said
     assert home.paused_nodes == set(names)
-    assert not (home.path / "paused.lock").exists()

@@ -116,13 +116,3 @@ def test_a_bad_record_stops_the_preparation_and_skip_bad_counts_it(tmp_path):
     assert (manifest.options["field"], manifest.options["skip_bad"]) == ("cuerpo", 1)
     again = run(path, "--out", out, "--field", "cuerpo", "--skip-bad", "--vocab", 300)
     assert "already prepared" in again.stderr
-
-
-def test_what_cannot_be_text_exits_with_the_code_for_data(tmp_path):
-    for name, raw in [("m.pkl", b"\x80\x04."), ("a.tar.gz", b"no")]:
-        path = tmp_path / name
-        path.write_bytes(raw)
-        refused = run(path, "--out", tmp_path / "out")
-        assert refused.returncode == 4, name
-        assert "Traceback" not in refused.stderr
-        assert not (tmp_path / "out").exists()

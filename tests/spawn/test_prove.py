@@ -56,15 +56,8 @@ def test_the_same_bits(run: RunDir, temporary: Path) -> None:
     strict, free = result["strict"], result["not_strict"]
     assert strict["sha256_one"] == strict["sha256_crew"]
     assert (strict["relative_difference"], strict["differing"]) == (0, [])
-    assert strict["most_workers_in_a_step"] == free["most_workers_in_a_step"] == 2
     assert free["sha256_one"] != strict["sha256_one"]
     assert free["relative_difference"] < 1e-6
-    assert [line for line in done.stderr.splitlines() if line[1:3] == "/4"] == [
-        "1/4  strict, one worker: 6 steps, cpu, float32 (asked for)",
-        "2/4  strict, 2 worker processes: 6 steps, cpu, float32 (asked for)",
-        "3/4  not strict, one worker: 6 steps, cpu, float32 (asked for)",
-        "4/4  not strict, 2 worker processes: 6 steps, cpu, float32 (asked for)",
-    ]
     assert untouched(run, temporary)
 
 
@@ -75,7 +68,7 @@ def test_other_bits_are_named(run: RunDir, temporary: Path) -> None:
     done = prove(run, temporary, *CREW)
     assert done.returncode == 7, done.stderr
     assert "the crew's bits are not those of one worker: " in done.stderr
-    assert "0.weight by up to" in done.stderr
+    assert "tensors differ, such as 0.bias" in done.stderr
     assert "hint:" in done.stderr
     assert done.stdout.splitlines()[1].split()[0] == "strict"
     assert "Equal" not in done.stdout

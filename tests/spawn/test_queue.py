@@ -11,7 +11,7 @@ import pytest
 
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import is_what_one_worker_gives, joined, reached, wait_for
+from tests.commands import is_what_one_worker_gives, reached, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite, language_run
 from tests.runs import final_sha256
@@ -61,65 +61,6 @@ def test_what_comes_back(coordinator: Machine, ana: Machine, stories: Path, tmp_
     assert kept >= 5, "what was stopped has been saved, and is here"
     assert cuadrilla("eval", str(runs["uno"].path)).returncode == 0
     assert not list(Home(ana.home).jobs.glob("*/*/runs/*"))
-
-
-def test_a_run_of_two_machines_between_runs_of_one(
-    coordinator: Machine, ana: Machine, luis: Machine, stories: Path, tmp_path: Path
-) -> None:
-    """It waits until both are free, though one of them could have the run behind it; its bits are those of one worker.
-    Then each has a run of its own again."""
-    runs = {name: language_run(tmp_path / name, stories, steps=60) for name in ("uno", "juntos", "dos", "tres")}
-    for name, run in runs.items():
-        more = ["--machines", "2"] if name == "juntos" else []
-        assert coordinator.run("queue", "add", str(run.path), *more).returncode == 0
-    process = work(coordinator, "--until-empty")
-    working = [
-        machine.start("join", "--name", name, says=invite(coordinator))
-        for name, machine in (("ana", ana), ("luis", luis))
-    ]
-    wait_for(reached(runs["juntos"], 1), process, every_seconds=LOOK_SECONDS)
-    now = listed(coordinator)
-    assert [now[name]["state"] for name in runs] == ["complete", "running", "waiting", "waiting"]
-    assert now["juntos"]["machine"] == "ana, luis"
-    assert process.wait(timeout=150) == 0
-    assert [each.wait(timeout=60) for each in working] == [0, 0]
-    assert {row["state"] for row in listed(coordinator).values()} == {"complete"}
-    assert shares_of(runs["juntos"]) == {"ana", "luis"}
-    for run in runs.values():
-        assert is_what_one_worker_gives(run)
-
-
-@pytest.mark.thorough
-def test_this_machine_and_another_one_together_whoever_is_killed(
-    coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path
-) -> None:
-    """The other one, which works with two devices, is killed, comes back with one and takes part again; what stands
-    behind it waits. Stopped and added again, the run goes on."""
-    run, behind = language_run(tmp_path / "juntos", stories), language_run(tmp_path / "solo", stories)
-    assert coordinator.run("queue", "add", str(run.path), "--machines", "2").returncode == 0
-    assert coordinator.run("queue", "add", str(behind.path), "--on", "ana").returncode == 0
-    process = coordinator.start("queue", "work", "--listen", "127.0.0.1:0")
-    wait_for(lambda: Home(coordinator.home).open_file.exists(), process)
-    working = ana.start("join", "--name", "ana", "--devices", "cpu,cpu", says=invite(coordinator))
-    wait_for(joined(run, 3), process, every_seconds=LOOK_SECONDS)
-    working.kill()
-    working.wait()
-    wait_for(reached(run, newest_row(run) + 5), process, every_seconds=LOOK_SECONDS)
-    working = ana.start("join")
-    wait_for(joined(run, 4), process, every_seconds=LOOK_SECONDS)
-    assert listed(coordinator)["solo"]["state"] == "waiting"
-    assert coordinator.run("queue", "remove", "solo").returncode == 0
-    assert coordinator.run("queue", "stop", "juntos").returncode == 0
-    wait_for(lambda: listed(coordinator)["juntos"]["state"] == "stopped", process, every_seconds=LOOK_SECONDS)
-    before = newest(run)
-    assert coordinator.run("queue", "add", str(run.path), "--machines", "2").returncode == 0
-    wait_for(reached(run, before + 2), process, every_seconds=LOOK_SECONDS)
-    assert coordinator.run("queue", "stop", "juntos").returncode == 0
-    wait_for(lambda: listed(coordinator)["juntos"]["state"] == "stopped", process, every_seconds=LOOK_SECONDS)
-    assert is_what_one_worker_gives(run)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    assert working.wait(timeout=60) == 0
 
 
 @pytest.mark.thorough
@@ -174,9 +115,9 @@ def test_what_a_run_asks_for_is_kept_until_something_else_is_asked(
         assert done.returncode == 0, done.stderr
         return str(json.loads(cuadrilla("queue", "--json").stdout)[0]["machine"])
 
-    assert machine_after("--machines", "2") == machine_after() == "2 machines"
-    assert machine_after("--machines", "1") == machine_after() == ""
-    assert machine_after("--on", "ana", "--device", "cpu") == "ana, cpu"
+    assert machine_after() == ""
+    assert machine_after("--on", "ana", "--device", "cpu") == machine_after() == "ana, cpu"
+    assert machine_after("--on", "luis") == machine_after() == "luis"
 
 
 def test_all_named_runs_are_added_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,14 +132,6 @@ def test_all_named_runs_are_added_or_none(tmp_path: Path, monkeypatch: pytest.Mo
     assert cuadrilla("queue", "stop", str(uno)).returncode == 0
     states = {Path(row["run"]).name: row["state"] for row in json.loads(cuadrilla("queue", "--json").stdout)}
     assert states == {"uno": "stopped", "dos": "waiting"}, "whether somebody hands out or not"
-
-
-def shares_of(run: RunDir) -> set[str]:
-    return {worker for row in last_rows(run.metrics) for worker, units in row.get("shares", {}).items() if units}
-
-
-def newest_row(run: RunDir) -> int:
-    return max((row["version"] for row in last_rows(run.metrics)), default=0)
 
 
 @pytest.mark.thorough
@@ -220,11 +153,6 @@ def test_a_killed_coordinator_and_a_machine_that_comes_back(
     assert listed(coordinator)["uno"]["state"] == "waiting"
     before = newest(run)
     process = coordinator.start("queue", "work", "--listen", f"127.0.0.1:{port}", "--not-here")
-    wait_for(lambda: newest(run) > before, working, every_seconds=LOOK_SECONDS)
-    working.kill()
-    working.wait()
-    working = ana.start("join")
-    before = newest(run)
     wait_for(lambda: newest(run) > before, working, every_seconds=LOOK_SECONDS)
     working.send_signal(signal.SIGINT)
     assert working.wait(timeout=60) == 130
@@ -251,8 +179,7 @@ def newest(run: RunDir) -> int:
         (("queue", "stop", "nada"), "nada is not in the queue"),
         (("queue", "throw"), "no action"),
         (("queue", "add", "nada", "--device", "gpu"), "no kind of device"),
-        (("queue", "add", "nada", "--machines", "2", "--on", "ana"), "2 machines cannot be found among 1"),
-        (("queue", "list", "--machines", "2"), "are for add"),
+        (("queue", "list", "--device", "cpu"), "are for add"),
     ],
 )
 def test_wrong_words(arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The examples of Ray Train as a user runs them: trained, continued, without a pickle."""
+"""The examples of Ray and Ray Train as a user runs them: trained, continued, without a pickle."""
 
 import gzip
 import importlib.util
@@ -14,6 +14,7 @@ import pytest
 import yaml
 from safetensors import safe_open
 
+from tests.ray_cluster import RayNode
 from tests.spawn.test_examples import EXAMPLES, copy_examples, idx
 
 PYTHON = "CUADRILLA_TENSORFLOW_PYTHON"
@@ -40,13 +41,12 @@ def folder(tmp_path: Path) -> Path:
         image[4 + 8 * row : 8 + 8 * row, 3 + 6 * column : 7 + 6 * column] += 150
     for name, array in (("images-idx3", images), ("labels-idx1", digits)):
         (folder / "mnist" / f"t10k-{name}-ubyte.gz").write_bytes(gzip.compress(idx(array), compresslevel=1))
-    (folder / "token").write_text("0123456789abcdef" * 4)
     return folder
 
 
-def run_example(python: str, folder: Path, name: str, *, epochs: int) -> dict[str, Any]:
+def run_example(python: str, folder: Path, name: str, *, head: RayNode, epochs: int) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment |= head.environment() | {"RAY_ADDRESS": head.address}
     command = [python, name, "--epochs", str(epochs)]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=420, check=False
@@ -56,11 +56,11 @@ def run_example(python: str, folder: Path, name: str, *, epochs: int) -> dict[st
     return found
 
 
-def is_trained_and_continued(python: str, folder: Path, name: str) -> Path:
+def is_trained_and_continued(python: str, folder: Path, name: str, *, head: RayNode) -> Path:
     """The folder of the last checkpoint."""
-    first = run_example(python, folder, name, epochs=1)
+    first = run_example(python, folder, name, head=head, epochs=1)
     assert first["accuracy"] > 0.9
-    second = run_example(python, folder, name, epochs=2)  # one epoch more
+    second = run_example(python, folder, name, head=head, epochs=2)  # one epoch more
     assert (first["epoch"], second["epoch"]) == (1, 2)
     checkpoints = sorted(Path(second["checkpoint"]).parent.glob("checkpoint_*/"))
     assert [str(path) for path in checkpoints] == [first["checkpoint"], second["checkpoint"]]
@@ -71,16 +71,34 @@ def is_trained_and_continued(python: str, folder: Path, name: str) -> Path:
     return checkpoints[-1]
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"'
+)
+def test_the_parameter_server_learns_and_reserves() -> None:
+    """One of two cards, which Ray was only told of, and both processors."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "ray_parameter_server.py", "2"]
+    done = subprocess.run(
+        command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    learned, reserved = done.stdout.splitlines()[-2:]
+    before, after = (float(loss) for loss in learned.removeprefix("loss ").split(" -> "))
+    assert after < before / 2
+    assert reserved.startswith("CPU: 2 of ")
+    assert reserved.endswith("GPU: 1 of 2 reserved")
+
+
 @needs_train
-def test_ray_train_trains_the_cnn_and_continues(folder: Path) -> None:
-    last = is_trained_and_continued(sys.executable, folder, "ray_train_torch.py")
+def test_ray_train_trains_the_cnn_and_continues(folder: Path, head: RayNode) -> None:
+    last = is_trained_and_continued(sys.executable, folder, "ray_train_torch.py", head=head)
     with safe_open(last / "optimizer.safetensors", framework="numpy") as optimizer:
         assert optimizer.get_tensor("0.step") == 2 * 63  # 4,000 images of each worker, in batches of 64, twice
 
 
 @needs_tensorflow
-def test_ray_train_trains_a_keras_model_and_continues(folder: Path) -> None:
-    is_trained_and_continued(os.environ[PYTHON], folder, "ray_train_tensorflow.py")
+def test_ray_train_trains_a_keras_model_and_continues(folder: Path, head: RayNode) -> None:
+    is_trained_and_continued(os.environ[PYTHON], folder, "ray_train_tensorflow.py", head=head)
 
 
 @needs_train

@@ -3,8 +3,10 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,15 +59,25 @@ def test_a_run_that_one_process_has_trained_goes_on_with_two_ranks(workspace: Pa
     assert list(run.tensorboard.iterdir()) != []
 
 
-def test_without_text_it_says_which_commands_fill_the_folder(workspace: Path) -> None:
-    shutil.rmtree(workspace / "Data")
-    (workspace / "Data").mkdir()
-    said = typed(workspace, "python train_gpt2_spanish.py --epochs 1 --batch-size 2 --seq-len 128", LANGUAGE="es")
+def test_an_empty_folder_is_filled_with_the_built_in_stories(workspace: Path) -> None:
+    """One that holds something else is left alone, and so is a missing one by ranks, which would all write it."""
+    for path in (workspace / "Data").iterdir():
+        path.unlink()
+    said = typed(workspace, "python train_gpt2_spanish.py --epochs 0.01 --batch-size 2 --seq-len 128", LANGUAGE="es")
+    assert said.returncode == 0, said.stderr
+    assert "Data está vacía: los cuentos incluidos, cuentos:500" in said.stderr
+    assert "micro" in said.stderr
+    (workspace / "Data" / "manifest.json").unlink()
+    said = typed(workspace, "python train_gpt2_spanish.py", LANGUAGE="es")
     assert said.returncode == 4
     assert "Data no tiene texto preparado" in said.stderr
     assert "cuadrilla data get quijote --to textos" in said.stderr
     assert "cuadrilla data prepare textos --out Data" in said.stderr
-    assert not (workspace / "checkpoints").exists()
+    shutil.rmtree(workspace / "Data")
+    said = typed(
+        workspace, "python train_gpt2_spanish.py", RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=1
+    )
+    assert (said.returncode, (workspace / "Data").exists()) == (4, False), said.stderr
 
 
 def test_a_container_that_is_told_to_end_has_saved(workspace: Path) -> None:
@@ -117,6 +129,50 @@ def test_the_monitor_writes_lines_until_ctrl_c(tmp_path: Path) -> None:
 def test_the_shell_script_is_clean() -> None:
     done = subprocess.run(["shellcheck", RECIPE / "ddp_launch.sh"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def preflight(port: int, *numbers: int, machines: int, seconds: int = 30) -> list[tuple[int, str, str]]:
+    """Exit code, standard output and standard error of the meeting at each machine."""
+    command = [sys.executable, str(RECIPE / "preflight.py"), "127.0.0.1", str(port), str(machines)]
+    started = [
+        subprocess.Popen(
+            [*command, str(number), str(seconds)], env=with_python(TORCH_CPP_LOG_LEVEL="FATAL"), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for number in numbers
+    ]  # fmt: skip
+    said = [process.communicate(timeout=100) for process in started]
+    return [(process.returncode, *words) for process, words in zip(started, said, strict=True)]
+
+
+def test_machines_that_reach_each_other_name_their_card(port: int) -> None:
+    assert preflight(port, 0, 1, 2, machines=3) == [(0, "lo\n", "")] * 3
+
+
+def test_a_machine_that_does_not_come_is_named_to_all(port: int) -> None:
+    for code, out, err in preflight(port, 0, 2, machines=3, seconds=1):
+        assert (code, out) == (5, "")
+        assert "machine 1 did not come in time" in err
+        assert "cuadrilla up RUN --listen 127.0.0.1" in err
+        assert "cuadrilla join" in err
+
+
+def test_another_program_at_the_port_of_machine_0_is_waited_out(port: int) -> None:
+    """As torch's store is, of a training that has just lost a machine."""
+    with socket.create_server(("127.0.0.1", port)) as store, ThreadPoolExecutor() as pool:
+        early = pool.submit(preflight, port, 1, machines=2, seconds=60)
+        for _ in range(2):
+            store.accept()[0].close()
+        store.close()
+        assert preflight(port, 0, machines=2) == [(0, "lo\n", "")]
+        assert early.result() == [(0, "lo\n", "")]
+
+
+def test_a_public_address_is_refused() -> None:
+    done = typed(RECIPE, "./ddp_launch.sh", MASTER_ADDR="8.8.8.8", NNODES=2, NODE_RANK=1)
+    assert done.returncode == 5
+    assert "8.8.8.8 must be the private address of machine 0" in done.stderr
+    assert "cuadrilla join" in done.stderr
 
 
 def test_what_is_no_number_is_named() -> None:

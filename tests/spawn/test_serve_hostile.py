@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import save_hf
+from cuadrilla.serve.listen import CALLS_SECONDS
 from tests.commands import wait_for
 from tests.inside import cuadrilla
 from tests.serving import Service, serving
@@ -112,7 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[Service]:
-    room = ("--slots", SLOTS, "--queue", QUEUE, "--key-file", folder / "key.txt", "--log", folder / "log.txt")
+    room = ("--slots", SLOTS, "--queue", QUEUE, "--api-key-file", folder / "key.txt", "--log", folder / "log.txt")
     with serving(folder / "long", folder / "nan", folder / "liar", *room) as found:
         yield found
 
@@ -132,8 +134,11 @@ def is_well(service: Service) -> None:
 
 
 def busyness(service: Service, name: str = "long") -> tuple[int, int]:
-    model = next(model for model in ask(service, "/readyz")[1]["models"] if model["model"] == name)
-    return model["busy"], model["waiting"]
+    return figure(service, "busy_slots", name), figure(service, "waiting", name)
+
+
+def figure(service: Service, name: str, model: str = "long") -> int:
+    return service.figure(name, model, headers=BEARER)
 
 
 def until_idle(service: Service) -> None:
@@ -185,35 +190,17 @@ JSON = "Content-Type: application/json"
 @pytest.mark.parametrize(
     ("name", "make", "statuses"),
     [
-        ("no host", lambda _: b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n", {400}),
-        ("no host in 1.0", lambda _: b"GET /healthz HTTP/1.0\r\n\r\n", {421}),
-        ("another host", lambda _: b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\n\r\n", {421}),
         ("two hosts", lambda s: head(s, "GET /healthz", "Host: evil.example"), {400}),
         ("another origin", lambda s: head(s, "GET /v1/models", "Origin: https://evil.example"), {403}),
-        ("no origin at all", lambda s: head(s, "GET /v1/models", "Origin: null"), {403}),
-        ("a stranger", lambda s: head(s, key="x"), {401}),
         ("a key in the query", lambda s: head(s, f"GET /v1/models?key={KEY}&api_key={KEY}", key=""), {401}),
         ("a key of a megabyte", lambda s: head(s, key="a" * MIB), {400, 431}),
         ("a header of a megabyte", lambda s: head(s, "GET /healthz", "X: " + "a" * MIB), {400, 431}),
-        ("a header of 17 kB", lambda s: head(s, "GET /healthz", CLOSE, "X: " + "a" * 17_000), {400, 431}),
-        ("10,000 headers", lambda s: head(s, "GET /healthz", *(f"X{n}: a" for n in range(10_000))), {400, 431}),
         ("an address of a megabyte", lambda s: head(s, "GET /" + "a" * MIB), {400, 431}),
-        ("TRACE", lambda s: head(s, "TRACE /v1/models"), {405}),
-        ("OPTIONS", lambda s: head(s, "OPTIONS /v1/models", "Access-Control-Request-Method: POST"), {405}),
-        ("DELETE", lambda s: head(s, "DELETE /v1/models"), {405}),
-        ("PATCH", lambda s: head(s, "PATCH /v1/models"), {405}),
-        ("GET of what is posted", lambda s: head(s, f"GET {COMPLETIONS}", CLOSE), {405}),
+        ("TRACE", lambda s: head(s, "TRACE /v1/models", CLOSE), {405}),
         ("a range", lambda s: head(s, "GET /v1/models", CLOSE, "Range: bytes=" + "0-," * 1000), {200}),
-        ("two lengths", lambda s: post(s, b"{}", more=["Content-Length: 20"]), {400}),
-        ("a length and chunks", lambda s: post(s, b"2\r\n{}\r\n0\r\n\r\n", more=["Transfer-Encoding: chunked"]), {400}),
-        ("chunks in gzip", lambda s: head(s, f"POST {COMPLETIONS}", JSON, "Transfer-Encoding: gzip, chunked"), {400}),
-        ("a negative length", lambda s: head(s, f"POST {COMPLETIONS}", JSON, "Content-Length: -1"), {400}),
-        ("a space before the colon", lambda s: head(s, "GET /healthz", "Content-Length : 5"), {400}),
         ("a length of a petabyte", lambda s: head(s, f"POST {COMPLETIONS}", JSON, f"Content-Length: {2**50}"), {413}),
-        ("gzip", lambda s: post(s, b"\x1f\x8b", more=["Content-Encoding: gzip"]), {415}),
+        ("gzip", lambda s: post(s, b"\x1f\x8b", more=["Content-Encoding: gzip", CLOSE]), {400}),
         ("rubbish", lambda _: bytes(range(256)) * 20, {400}),
-        ("a hello of TLS", lambda _: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 300, {400}),
-        ("a preface of HTTP/2", lambda _: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 401, 421}),
         ("a path with a line break", lambda s: head(s, "GET /%0d%0aX:%20y/%00%ff", CLOSE), {404}),
         ("a path upwards", lambda s: head(s, "GET /../../etc/passwd", CLOSE), {404}),
         ("documentation", lambda s: head(s, "GET /docs", CLOSE), {404}),
@@ -233,22 +220,20 @@ def test_requests_of_strange_shapes(
 @pytest.mark.parametrize(
     ("path", "body", "statuses"),
     [
-        (COMPLETIONS, b'{"prompt": "\\ud800"}', {400}),
-        ("/tokenize", b'{"prompt": "\\udfff"}', {400}),
-        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', {400}),
-        (COMPLETIONS, b'{"prompt": "a", "temperature": 1e999}', {422}),
-        (COMPLETIONS, b'{"prompt": "a", "temperature": NaN}', {400}),
+        (COMPLETIONS, b'{"prompt": "\\ud800"}', {422}),
+        ("/tokenize", b'{"prompt": "\\udfff"}', {422}),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', {422}),
+        ("/v1/predict", b'{"inputs": ["\\ud800"]}', {200}),
+        ("/v1/predict", b'{"inputs": [{"\\ud800": 1}]}', {422}),
+        (COMPLETIONS, b'{"prompt"', {422}),
+        (COMPLETIONS, b"\xff\xfe", {422}),
+        (COMPLETIONS, b'"\xff"', {400}),
         (COMPLETIONS, b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", {400}),
         (COMPLETIONS, b'{"prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", {400}),
-        (COMPLETIONS, b'{"prompt": "a", "prompt": "b"}', {400}),
         (COMPLETIONS, b'{"prompt": [' + b"null," * 10**5 + b"null]}", {422}),
-        (COMPLETIONS, b'{"prompt": [' + b"[]," * 10**5 + b"[]]}", {422}),
-        (COMPLETIONS, b'{"prompt": "a", "stop": [' + b'"a",' * 10**5 + b'"a"]}', {422}),
-        (COMPLETIONS, b'{"prompt": "a", "n": 1000000}', {422}),
         (COMPLETIONS, b'{"prompt": "a", "n": 63}', {200, 429}),
         (COMPLETIONS, b'{"prompt": "' + b"a" * 10**6 + b'"}', {422}),
         (COMPLETIONS, b'{"prompt": [300]}', {422}),
-        (COMPLETIONS, b'{"prompt": [2147483647]}', {422}),
         (COMPLETIONS, b'{"prompt": "", "max_tokens": 0}', {200}),
         (COMPLETIONS, b'{"prompt": [[]], "max_tokens": 0, "echo": true, "logprobs": 5}', {200}),
         (COMPLETIONS, b'{"prompt": "' + b"\\u0000" * 100 + b'", "max_tokens": 1}', {200}),
@@ -256,9 +241,6 @@ def test_requests_of_strange_shapes(
         (COMPLETIONS, b'{"prompt": "a", "model": "liar"}', {404}),
         ("/detokenize", b'{"tokens": [300]}', {422}),
         ("/detokenize", b'{"tokens": []}', {200}),
-        ("/detokenize", b'{"tokens": [' + b"-1," * 10**5 + b"1]}", {422}),
-        ("/v1/predict", b'{"inputs": [' + b"1," * 10**5 + b"1]}", {422}),
-        ("/v1/predict", b'{"inputs": [{"a": [[[[1]]]]}]}', {422}),
         ("/v1/predict", b'{"inputs": ["a"], "model": "long"}', {404}),
     ],
     ids=lambda value: str(value)[:50] if isinstance(value, bytes) else "",
@@ -279,28 +261,6 @@ def test_nesting_that_is_nearly_too_deep(service: Service) -> None:
             assert status in (400, 422)
 
 
-def test_a_body_that_is_too_long_says_so_to_a_client_that_only_then_reads(service: Service) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port_of(service), timeout=CEILING_SECONDS)
-    with contextlib.closing(connection):
-        connection.request("POST", COMPLETIONS, b" " * (10 * MIB), {"Content-Type": "application/json", **BEARER})
-        answer = connection.getresponse()
-        assert answer.status == 413
-        assert json.loads(answer.read())["error"]["code"] == "too_large"
-
-
-def test_numbers_that_fp32_does_not_have_harm_nobody(service: Service) -> None:
-    """A token that does not exist fails the step of all who generate."""
-    alone = {"model": "long", "prompt": "Había una vez", "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
-    expected = ask(service, COMPLETIONS, alone)[1]["choices"][0]
-    assert expected["finish_reason"] == "length"
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(ask, service, COMPLETIONS, alone)
-        for tiny in ({"temperature": 1e-46}, {"top_p": 1e-46}, {"temperature": 5e-324, "top_k": 2, "top_p": 5e-324}):
-            status, answer = ask(service, COMPLETIONS, {"model": "long", "prompt": "x", "max_tokens": 3, **tiny})
-            assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
-        assert other.result()[1]["choices"][0]["text"] == expected["text"]
-
-
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_model_whose_numbers_are_none(service: Service, chat: bool) -> None:
     """It is an ending of the text, not of the service: the call is answered and says `error`."""
@@ -314,19 +274,11 @@ def test_a_model_whose_numbers_are_none(service: Service, chat: bool) -> None:
     status, answer = ask(service, path, {**asked, **scored})
     assert status == 200
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"error"}
+    scored |= {} if chat else {"echo": True}
     _, stream = said(service, post(service, {**asked, **scored, "stream": True}, path=path, more=[CLOSE]))
     assert b'"finish_reason": "error"' in stream
     assert b"data: [DONE]" in stream
     assert b"NaN" not in stream
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("max_tokens", [0, 3])
-def test_scores_that_are_no_numbers_are_no_json(service: Service, max_tokens: int, stream: bool) -> None:
-    asked = {"model": "nan", "prompt": "Hola", "max_tokens": max_tokens, "echo": True, "logprobs": 2, "stream": stream}
-    status, answer = said(service, post(service, asked, more=[CLOSE]))
-    assert status == 200
-    assert b"NaN" not in answer
 
 
 @pytest.mark.parametrize("lie", ["raise", "few", "many", "nan", "text", "stop", "exit"])
@@ -352,14 +304,6 @@ def test_a_task_that_never_returns(folder: Path) -> None:
         assert service.stop() == 0
 
 
-def generated(service: Service) -> int:
-    lines = ask(service, "/metrics")[1].splitlines()
-    return int(float(next((line.split()[1] for line in lines if line.startswith(GENERATED)), "0")))
-
-
-GENERATED = 'cuadrilla_generated_tokens_total{model="long"}'
-
-
 @pytest.mark.parametrize(
     ("name", "asked", "callers"),
     [
@@ -372,25 +316,21 @@ GENERATED = 'cuadrilla_generated_tokens_total{model="long"}'
         ("choices that wait", {"n": 60, "stream": True}, 1),
     ],
 )
-@pytest.mark.parametrize("way", ["closes", "resets", "has sent more"])
+@pytest.mark.parametrize("way", ["closes", "resets"])
 def test_who_leaves_frees_its_slot(service: Service, name: str, asked: dict[str, Any], callers: int, way: str) -> None:
     until_idle(service)
-    before = generated(service)
-    with contextlib.ExitStack() as stack:
+    before = figure(service, "generated_tokens_total")
+    with ExitStack() as stack:
         made = [stack.enter_context(connected(service)) for _ in range(callers)]
         for connection in made:
             connection.sendall(post(service, {**LONG, **asked}))
         wait_for(lambda: busyness(service)[0] > 0, seconds=CEILING_SECONDS)
         for connection in made:
-            if way == "has sent more":  # a part of a next request: a server that stops reading sees nobody leave
-                connection.sendall(b"GET /healthz HTTP/1.1\r\n")
             if way == "resets":
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        if way == "has sent more":
-            busyness(service)  # answered after it has been read
     until_idle(service)
     rows = callers * int(asked.get("n", 1))
-    assert generated(service) - before < rows * (CONTEXT - 2000)
+    assert figure(service, "generated_tokens_total") - before < rows * (CONTEXT - 2000)
 
 
 @contextlib.contextmanager
@@ -408,7 +348,7 @@ def many_descriptors(number: int) -> Iterator[None]:
 @contextlib.contextmanager
 def crowd(service: Service, number: int, *starts: bytes) -> Iterator[list[socket.socket]]:
     """So many connections, each with one of these beginnings."""
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         made = []
         for index in range(number):
             connection = stack.enter_context(socket.socket())
@@ -443,7 +383,7 @@ def test_slow_readers_are_let_go(service: Service) -> None:
     until_idle(service)
     scored = {**LONG, "max_tokens": 250, "n": 60, "stream": True, "logprobs": 20}
     before = psutil.Process(service.process.pid).num_fds()
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         for _ in range(3):
             connection = stack.enter_context(connected(service, receive_bytes=2048))
             connection.sendall(post(service, scored))
@@ -455,8 +395,7 @@ def test_slow_readers_are_let_go(service: Service) -> None:
     assert "Traceback" not in service.said.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
-def test_it_ends_when_those_at_hand_have_their_answer(folder: Path, tmp_path: Path, number: int) -> None:
+def test_it_ends_when_those_at_hand_have_their_answer(folder: Path, tmp_path: Path) -> None:
     """Meanwhile the model's file is replaced, then cut short: what is loaded stays what it is."""
     model = tmp_path / "model"
     model.mkdir()
@@ -472,7 +411,7 @@ def test_it_ends_when_those_at_hand_have_their_answer(folder: Path, tmp_path: Pa
             half.sendall(b"GET /healthz HTTP/1.1\r\n")
             work = [pool.submit(service.ask, COMPLETIONS, asked) for _ in range(8)]
             wait_for(lambda: sum(busyness(service, "model")) == 8, seconds=CEILING_SECONDS)
-            service.process.send_signal(number)
+            service.process.send_signal(signal.SIGINT)
             for each in work:
                 status, answer = each.result()
                 assert status == 200
@@ -485,36 +424,28 @@ def test_it_ends_when_those_at_hand_have_their_answer(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.thorough
-def test_it_does_not_wait_for_ever(folder: Path) -> None:
-    """For those who take longer than they may, nor for those who send no more."""
-    with serving(folder / "long", "--slots", 4) as service:
+@pytest.mark.timeout(200)
+def test_it_is_gone_in_time_however_much_there_is_to_do(folder: Path) -> None:
+    """Beside texts that take longer: a task that never returns, slow bodies, half of heads, callers who do not read."""
+    with serving(folder / "long", folder / "liar", "--slots", 4, "--queue", 100) as service, ExitStack() as stack:
         body = head(service, f"POST {COMPLETIONS}", JSON, "Content-Length: 1000")
-        with crowd(service, 3, body), crowd(service, 2, post(service, {**LONG, "n": 4, "stream": True})) as streams:
-            assert streams[0].recv(1000)
-            service.process.send_signal(signal.SIGTERM)
-            service.process.send_signal(signal.SIGTERM)
-            assert service.process.wait(timeout=30) == 0
+        for number, start in ((20, body), (20, b"GET /"), (2, post(service, {**LONG, "n": 4, "stream": True}))):
+            stack.enter_context(crowd(service, number, start))
+        pool = stack.enter_context(ThreadPoolExecutor(24))
+        texts = [pool.submit(service.ask, COMPLETIONS, {**LONG, "n": 2}) for _ in range(20)]
+        guesses = [pool.submit(service.ask, "/v1/predict", {"inputs": ["hang"]}) for _ in range(4)]
+        wait_for(lambda: service.figure("waiting", "long") >= 30, seconds=60)
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(timeout=60) == 0
+        took = time.monotonic() - began
+        for status, answer in (each.result() for each in texts):
+            assert status == 200
+            assert {choice["finish_reason"] for choice in answer["choices"]} <= {"length", "error"}
+        for status, answer in (each.result() for each in guesses):
+            assert (status, answer["error"]["code"]) == (503, "draining")
         assert "Traceback" not in service.said.read_text()
-
-
-@pytest.mark.thorough
-def test_ctrl_c_twice_ends_at_once(folder: Path) -> None:
-    with serving(folder / "long", "--slots", 4) as service:
-        with crowd(service, 2, post(service, {**LONG, "n": 4, "stream": True})) as streams:
-            assert streams[0].recv(1000)
-            service.process.send_signal(signal.SIGINT)
-            wait_for(lambda: not _accepts(service), seconds=CEILING_SECONDS)
-            service.process.send_signal(signal.SIGINT)
-            assert service.process.wait(timeout=30) in (0, 130)
-        assert "Traceback" not in service.said.read_text()
-
-
-def _accepts(service: Service) -> bool:
-    try:
-        with connected(service):
-            return True
-    except OSError:
-        return False
+        assert took < CALLS_SECONDS + 4  # the promise itself, and no measurement
 
 
 def test_what_is_told_holds_no_secret(service: Service, folder: Path) -> None:

@@ -7,14 +7,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from cuadrilla.rundir import RunDir, last_rows, read_jsonl, read_lines
 from cuadrilla.train.checkpoint import list_checkpoints, load_newest, verify_checkpoint, version_of
-from tests.commands import TASK, is_what_one_worker_gives, make_run, reached, start, stop, train, wait_for
+from tests.commands import (
+    TASK,
+    is_what_one_worker_gives,
+    make_run,
+    newest_version,
+    reached,
+    start,
+    stop,
+    train,
+    wait_for,
+)
 from tests.inside import cuadrilla
 
 
@@ -26,18 +37,17 @@ def run(tmp_path: Path) -> RunDir:
 
 def goes_on(run: RunDir, *sets: str) -> "CompletedProcess[str]":
     """The same command resumes, and some steps later the weights are those of a run that nobody has disturbed."""
-    steps = max(row["version"] for row in read_jsonl(run.metrics)) + 10
+    steps = newest_version(run) + 10
     done = train(run, *sets, "--stop-at", str(steps))
     assert done.returncode == 0, done.stderr
     assert is_what_one_worker_gives(run, *sets)
     return done
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
-def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir, number: signal.Signals) -> None:
+def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir) -> None:
     process = start(run)
     wait_for(reached(run, 20), process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=150)
     assert process.returncode == 130
     assert "the same command continues" in said
@@ -60,6 +70,7 @@ def test_it_loads_no_compiler(run: RunDir) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_two_signals_leave_at_once_and_the_last_checkpoint_is_whole(run: RunDir) -> None:
     process = start(run)
     wait_for(reached(run, 60), process)
@@ -91,7 +102,6 @@ def test_a_closed_terminal_does_not_stop_the_training(run: RunDir) -> None:
     ("crew", "num_kills"),
     [
         ("[1.0]", 2),
-        pytest.param("[1.0]", 4, marks=pytest.mark.thorough),
         pytest.param("[1.0, 0.5]", 4, marks=pytest.mark.thorough),
         pytest.param("[1.0, 0.5, 0.25]", 100, marks=pytest.mark.soak),
     ],
@@ -108,7 +118,7 @@ def test_killed_again_and_again_no_committed_step_is_lost(run: RunDir, crew: str
         _, said = process.communicate()
         if announced:
             assert int(said.split("resumed    at step ")[1].split()[0]) >= announced
-        announced = max(row["version"] for row in read_jsonl(run.metrics))
+        announced = newest_version(run)
     done = goes_on(run, *sets)
     assert int(done.stderr.split("resumed    at step ")[1].split()[0]) >= announced
 
@@ -162,25 +172,47 @@ def test_damaged_checkpoints_fall_back_and_the_journal_still_loses_nothing(run: 
 
 
 def test_a_full_disk_does_not_stop_the_training(run: RunDir, small_disk: Path) -> None:
-    run.checkpoints.symlink_to(small_disk)
+    """No row is lost, no line torn, each thing that fails is told once, and the run ends as if nothing had been."""
+    for path in (run.checkpoints, run.metrics, run.events, run.logs, run.tensorboard):
+        path.symlink_to(small_disk / path.name)
+    for folder in (run.checkpoints, run.logs, run.tensorboard):
+        (small_disk / folder.name).mkdir()
     process = start(run, "--set", "checkpoint.every_steps=10")
     wait_for(lambda: len(list_checkpoints(run.checkpoints)) >= 2, process)
-    filler = small_disk / "filler"
-    with open(filler, "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            filled = True
-    assert filled
-    wait_for(lambda: any(row["event"] == "alarm" for row in read_jsonl(run.events)), process)
-    at_alarm = last_rows(run.metrics)[-1]["version"]
-    wait_for(reached(run, at_alarm + 30), process)
+    fill(small_disk / "filler")
+    at_least = step_of(run) + 30
+    wait_for(lambda: step_of(run) >= at_least, process)
     for path in list_checkpoints(run.checkpoints):
         verify_checkpoint(path)
-    filler.unlink()
-    stop(process)
-    assert version_of(list_checkpoints(run.checkpoints)[-1]) == last_rows(run.metrics)[-1]["version"]
+    (small_disk / "filler").unlink()
+    wait_for(reached(run, at_least + 30), process)
+    said = stop(process)
+    newest = last_rows(run.metrics)[-1]["version"]
+    assert version_of(list_checkpoints(run.checkpoints)[-1]) == newest
+    assert [row["version"] for row in read_jsonl(run.metrics)] == [*range(1, newest + 1)]
+    assert None not in [*read_lines(run.events), *read_lines(run.metrics)]
+    kinds = [row["event"] for row in read_jsonl(run.events)]
+    assert (kinds.count("finished"), "alarm" in kinds) == (1, True)
+    assert kinds.count("alarm") == said.count("; training goes on") <= 8
+    assert "Logging error" not in said
+    assert steps_in_tensorboard(run.tensorboard) == [*range(1, newest + 1)]
+
+
+def step_of(run: RunDir) -> int:
+    return int(json.loads(run.status.read_text())["version"])
+
+
+def fill(path: Path) -> None:
+    with suppress(OSError), open(path, "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+def steps_in_tensorboard(folder: Path) -> list[int]:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    (path,) = folder.iterdir()
+    return [event.step for event in EventFileLoader(str(path)).Load() if event.HasField("summary")]
 
 
 def test_too_small_a_disk_is_refused_at_the_start(small_disk: Path) -> None:
@@ -204,7 +236,6 @@ def test_what_a_run_leaves(run: RunDir) -> None:
     assert again.returncode == 0
     assert "from an earlier start: train.steps=5 " in again.stderr
     assert [row["version"] for row in read_jsonl(run.metrics)] == [1, 2, 3, 4, 5]
-    assert cuadrilla("env", "diff", str(run.path)).returncode == 0
 
 
 def read_events(run: RunDir, kind: str) -> Iterator[dict[str, object]]:
@@ -218,8 +249,6 @@ def read_events(run: RunDir, kind: str) -> Iterator[dict[str, object]]:
         (["train", "--nonsense"], 2, "nonsense"),
         (["nonsense"], 2, "nonsense"),
         (["new", "x", "--preset", "huge"], 2, "unknown preset huge"),
-        (["env", "diff", "nowhere"], 2, "cannot read"),
-        (["config", "show", "nowhere"], 2, "cannot read"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:

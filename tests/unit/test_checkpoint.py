@@ -147,20 +147,6 @@ def test_a_crash_after_any_step_of_a_save_leaves_the_one_before(
     assert finished
 
 
-def test_pruning_keeps_the_newest_and_the_protected(tmp_path: Path) -> None:
-    for version in range(10):
-        save(tmp_path, version)
-    c.prune_checkpoints(tmp_path, keep=2, protect=[3])
-    assert [c.version_of(path) for path in c.list_checkpoints(tmp_path)] == [3, 8, 9]
-
-
-def test_ten_thousand_checkpoints_are_listed_at_once(tmp_path: Path) -> None:
-    for version in range(10_000):
-        (tmp_path / f"v{version:08d}").mkdir()
-        (tmp_path / f"v{version:08d}" / c.MANIFEST).touch()
-    assert len(c.list_checkpoints(tmp_path)) == 10_000
-
-
 def test_another_model_is_refused_with_the_differing_names(tmp_path: Path) -> None:
     expected = {"a.weight": torch.zeros(999), "c": torch.zeros(1)}
     with pytest.raises(CheckpointError, match=r"b, c, a.weight float32 \(1000,\) instead of float32 \(999,\)"):
@@ -220,18 +206,3 @@ def test_a_reader_finds_a_checkpoint_while_older_ones_are_removed(tmp_path: Path
         stop.set()
         writer.join()
     assert seen == sorted(seen)
-
-
-def test_ten_thousand_checkpoints(tmp_path: Path) -> None:
-    """The newest two and the best stay, whatever lies in the folder."""
-    for version in range(10_000):
-        folder = tmp_path / f"v{version:08d}"
-        folder.mkdir()
-        (folder / c.MANIFEST).touch()
-    newest = save(tmp_path, 10_000)
-    removed = c.prune_checkpoints(tmp_path, keep=2, protect=[17])
-    assert len(removed) == 9_998
-    assert [c.version_of(path) for path in c.list_checkpoints(tmp_path)] == [17, 9_999, 10_000]
-    found = c.load_newest(tmp_path)
-    assert found is not None
-    assert found.path == newest

@@ -1,4 +1,4 @@
-"""The compose files that `cuadrilla compose` writes, and what the images are made from."""
+"""compose.yaml and its addition for cards, and what the images are made from."""
 
 import json
 import re
@@ -8,69 +8,85 @@ from typing import Any
 import pytest
 import yaml
 
-from cuadrilla.engines.compose import COMPOSE, ENV, GPU, ROLES, ContainerHost, compose_files
-from cuadrilla.errors import ConfigError
-from tests.inside import cuadrilla
-
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
-MACHINE = ContainerHost(
-    roles=["coordinator", "worker"],
-    source="/home/ana/con espacio #1",
-    address="192.168.1.50",
-    uid=1234,
-    gid=567,
-    run="casa",
-    gpu=False,
-)
-FILES = compose_files(MACHINE)
-SERVICES: dict[str, Any] = yaml.safe_load(FILES[COMPOSE])["services"]
+TEXT, GPU = ((ROOT / name).read_text(encoding="utf-8") for name in ("compose.yaml", "compose.gpu.yaml"))
+SERVICES: dict[str, Any] = yaml.safe_load(TEXT)["services"]
+PROFILES = {
+    "": {"trainer"},
+    "ingest": {"ingest"},
+    "crew": {"coordinator", "worker"},
+    "tensorboard": {"tensorboard"},
+    "ray": {"ray-head", "ray-worker"},
+    "dask": {"scheduler", "dask-worker"},
+    "serve": {"replica-1", "replica-2", "proxy"},
+    "monitor": {"dashboard", "prometheus", "grafana"},
+}
+OURS = set(SERVICES) - {"proxy", "prometheus", "grafana"}
+PAGES = {
+    "tensorboard": ("TENSORBOARD_PORT", 6006),
+    "ray-head": ("RAY_PORT", 8265),
+    "scheduler": ("DASK_PORT", 8787),
+    "proxy": ("SERVE_PORT", 8001),
+    "dashboard": ("DASHBOARD_PORT", 8047),
+    "grafana": ("GRAFANA_PORT", 3000),
+}
 
 
-def lines(text: str) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
-
-
-def test_each_role_is_a_profile() -> None:
-    assert {profile for service in SERVICES.values() for profile in service["profiles"]} == set(ROLES)
-    assert set(SERVICES) == {
-        "ingest", "coordinator", "worker", "trainer", "tensorboard", "ray-head", "ray-worker", "scheduler",
-        "dask-worker", "replica-1", "replica-2", "gateway", "dashboard", "prometheus", "grafana",
-    }  # fmt: skip
+def test_each_role_is_a_profile_and_the_trainer_has_none() -> None:
+    """So `docker compose build` builds, and `up` starts no second training."""
+    found: dict[str, set[str]] = {}
+    for name, service in SERVICES.items():
+        (profile,) = service.get("profiles", [""])
+        found.setdefault(profile, set()).add(name)
+    assert found == PROFILES
+    assert SERVICES["trainer"]["scale"] == 0
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_role_has_no_rights_but_its_users(name: str) -> None:
+def test_a_role_has_no_rights_but_those_to_become_the_owner_of_the_folder(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["user"] == "${UID:-1000}:${GID:-1000}"
     assert service["read_only"] is True
-    assert [place.partition(":")[0] for place in service["tmpfs"]] == ["/tmp", "/home/cuadrilla"]
-    assert service["init"] is True
     assert service["stop_grace_period"] in ("30s", "2m")
-    assert not {"privileged", "cap_add", "network_mode", "pid", "ipc", "devices"} & set(service)
+    assert not {"privileged", "pid", "ipc", "devices", "entrypoint"} & set(service)
+    assert service.get("network_mode") == ("host" if name == "trainer" else None)  # torchrun's ranks
+    if name in OURS:
+        assert service["cap_add"] == ["SETUID", "SETGID", "SETPCAP"]
+        assert [place.partition(":")[0] for place in service["tmpfs"]] == ["/tmp", "/home/cuadrilla"]
+        assert any(volume.partition(":")[2].startswith("/workspace") for volume in service["volumes"])
+        assert "user" not in service
+    else:
+        assert "cap_add" not in service
+        assert service["user"] in ("101:101", "65534:65534", "472:0")
 
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_one_port_is_open_on_the_network_and_pages_on_the_loopback(name: str) -> None:
-    pages = {
-        "tensorboard": "127.0.0.1:${TENSORBOARD_PORT:-6006}:6006",
-        "ray-head": "127.0.0.1:${RAY_PORT:-8265}:8265",
-        "scheduler": "127.0.0.1:${DASK_PORT:-8787}:8787",
-        "gateway": "127.0.0.1:${GATEWAY_PORT:-8001}:8001",
-        "dashboard": "127.0.0.1:${DASHBOARD_PORT:-8047}:8047",
-        "grafana": "127.0.0.1:${GRAFANA_PORT:-3000}:3000",
-    }
-    expected = [pages[name]] if name in pages else []
+    variable, port = PAGES.get(name, ("", 0))
+    expected = [f"127.0.0.1:${{{variable}:-{port}}}:{port}"] if port else []
     if name == "coordinator":
         expected = ["${LAN_ADDRESS:-127.0.0.1}:47470:47470"]
     assert SERVICES[name].get("ports", []) == expected
     assert "0.0.0.0" not in json.dumps(SERVICES[name])
 
 
-def test_invite_and_token_go_through_files() -> None:
+def test_roles_wait_for_the_one_that_they_need() -> None:
+    waits = {name: set(service["depends_on"]) for name, service in SERVICES.items() if "depends_on" in service}
+    assert waits == {
+        "worker": {"coordinator"}, "ray-worker": {"ray-head"}, "dask-worker": {"scheduler"},
+        "replica-2": {"replica-1"}, "proxy": {"replica-1", "replica-2"}, "prometheus": {"dashboard"},
+        "grafana": {"dashboard"},
+    }  # fmt: skip
+    for name, needed in waits.items():
+        for each in needed:
+            assert SERVICES[name]["depends_on"][each] == {"condition": "service_healthy"}
+            assert SERVICES[each]["healthcheck"]["test"][:2] == ["CMD", "cuadrilla-healthy"]
+
+
+def test_invite_and_tokens_go_through_files() -> None:
     """Arguments and variables can be seen by everybody on a machine, and the log is kept."""
     assert "> /crew/invite" in SERVICES["coordinator"]["command"][-1]
     assert "--invite-file /crew/invite" in SERVICES["worker"]["command"][-1]
@@ -78,106 +94,38 @@ def test_invite_and_token_go_through_files() -> None:
     for name in ("ray-head", "ray-worker"):
         assert SERVICES[name]["environment"] == {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/ray/token"}
     for name in ("replica-1", "replica-2"):
-        assert "--key-file /serve/key" in SERVICES[name]["command"][-1]
-        assert "serve:/serve:ro" in SERVICES[name]["volumes"]
-    gateway = SERVICES["gateway"]["command"][-1]
-    assert '--key-file "$$CUADRILLA_HOME/key" --replica-key-file /serve/key' in gateway
-    assert "umask 077" in gateway
-    dashboard = SERVICES["dashboard"]["command"][-1]
-    assert "--token-file /monitor/token" in dashboard
-    assert "umask 077" in dashboard
+        assert "--api-key-file /serve/key" in SERVICES[name]["command"][-1]
+    assert "--token-file /monitor/token" in SERVICES["dashboard"]["command"][-1]
     assert SERVICES["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/monitor/password"
-    assert not any(re.search("secret|password", name.lower()) for name in lines(FILES[ENV]))
+    for name in ("coordinator", "ray-head", "replica-1", "dashboard"):
+        assert "umask 077" in SERVICES[name]["command"][-1]
 
 
 def test_who_is_to_write_in_the_folder_can() -> None:
-    assert {name for name in SERVICES if ".:/workspace" in SERVICES[name].get("volumes", [])} == {
-        "ingest", "coordinator", "trainer", "ray-head", "ray-worker", "dask-worker",
+    assert {name for name in OURS if ".:/workspace" in SERVICES[name]["volumes"]} == {
+        "trainer", "ingest", "coordinator", "ray-head", "ray-worker", "dask-worker",
     }  # fmt: skip
-    assert SERVICES["tensorboard"]["volumes"] == [".:/workspace:ro"]
-    assert all(".:/workspace:ro" in SERVICES[name]["volumes"] for name in ("replica-1", "replica-2", "dashboard"))
+    assert {name for name in OURS if ".:/workspace:ro" in SERVICES[name]["volumes"]} == {
+        "tensorboard", "replica-1", "replica-2", "dashboard",
+    }  # fmt: skip
     assert "/var/lib/cuadrilla" in SERVICES["worker"]["volumes"]  # of its own, however many there are
 
 
-def test_cards_are_an_override_that_docker_compose_1_reads_too() -> None:
-    gpu = yaml.safe_load(FILES[GPU])
-    assert set(gpu["services"]) < set(SERVICES)
+def test_cards_are_an_addition_that_docker_compose_1_reads_too() -> None:
+    """It knows no `gpus:`, no `include` and no name at the top."""
+    gpu = yaml.safe_load(GPU)
+    assert set(gpu["services"]) < OURS
     for service in gpu["services"].values():
         (device,) = service["deploy"]["resources"]["reservations"]["devices"]
         assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-        assert service["build"]["target"] == "cuda"
-        assert "gpus" not in service
+        assert service["build"]["args"] == {"TORCH_BUILD": "${TORCH_BUILD:-cu130}"}
     assert not any("deploy" in service for service in SERVICES.values())
-    for text in (FILES[COMPOSE], FILES[GPU]):
+    for text in (TEXT, GPU):
         assert {key for key in yaml.safe_load(text) if not key.startswith("x-")} <= {"services", "volumes"}
 
 
-def test_the_variables_of_a_machine() -> None:
-    assert lines(FILES[ENV]) == {
-        "COMPOSE_PATH_SEPARATOR": ":",
-        "COMPOSE_FILE": "compose.yaml",
-        "COMPOSE_PROFILES": "coordinator,worker",
-        "UID": "1234",
-        "GID": "567",
-        "LAN_ADDRESS": "192.168.1.50",
-        "CUADRILLA_RUN": "'casa'",
-        "CUADRILLA_SOURCE": "'/home/ana/con espacio #1'",
-    }
-    used = set(re.findall(r"\$\{(\w+)", FILES[COMPOSE] + FILES[GPU]))
-    have_a_default = {
-        "CUADRILLA_IMAGE",
-        "BASE_IMAGE",
-        "TORCH_BUILD",
-        "TENSORBOARD_PORT",
-        "RAY_PORT",
-        "DASK_PORT",
-        "GATEWAY_PORT",
-        "DASHBOARD_PORT",
-        "GRAFANA_PORT",
-        "PROMETHEUS_IMAGE",
-        "GRAFANA_IMAGE",
-    }
-    assert used - set(lines(FILES[ENV])) == have_a_default
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["coordnator"], 2, "no role 'coordnator'"),
-        (["--lan", "0.0.0.0"], 2, "every network"),
-        (["--lan", "casa"], 2, "not an address"),
-        (["--run", "it's"], 2, "cannot be written"),
-        (["--source", "."], 2, "no docker/Dockerfile"),
-    ],
-)
-def test_what_is_refused(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
-    done = cuadrilla("compose", *arguments, cwd=tmp_path)
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
-    assert "hint:" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_files_are_written_once(tmp_path: Path) -> None:
-    done = cuadrilla("compose", "worker", "--gpu", "--to", "casa", "--lan", "10.0.0.7", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert all(role in done.stdout for role in ROLES)
-    assert "next: docker compose build" in done.stderr
-    assert lines((tmp_path / "casa" / ENV).read_text())["COMPOSE_FILE"] == "compose.yaml:compose.gpu.yaml"
-    source = lines((tmp_path / "casa" / ENV).read_text())["CUADRILLA_SOURCE"].strip("'")
-    assert ((tmp_path / "casa" / source).resolve(), Path(source).is_absolute()) == (ROOT, False)
-    (tmp_path / "casa" / COMPOSE).unlink()
-    (tmp_path / "casa" / ENV).write_text("mine")
-    refused = cuadrilla("compose", "--to", "casa", cwd=tmp_path)
-    assert (refused.returncode, "exists" in refused.stderr) == (2, True)
-    assert ((tmp_path / "casa" / ENV).read_text(), (tmp_path / "casa" / COMPOSE).exists()) == ("mine", False)
-    assert cuadrilla("compose", "--force", "--to", "casa", cwd=tmp_path).returncode == 0
-    assert lines((tmp_path / "casa" / ENV).read_text())["COMPOSE_PROFILES"] == "trainer"
-
-
-def test_print_writes_nothing(tmp_path: Path) -> None:
-    assert cuadrilla("compose", "--print", cwd=tmp_path).stdout == FILES[COMPOSE]
-    assert set(json.loads(cuadrilla("--json", "compose", "--print", cwd=tmp_path).stdout)) == {COMPOSE, GPU, ENV}
-    assert list(tmp_path.iterdir()) == []
+def test_no_variable_has_to_be_set() -> None:
+    assert re.findall(r"(?<!\$)\$\{\w+\}", TEXT + GPU) == []
 
 
 def pinned(file: str) -> dict[str, set[str]]:
@@ -206,37 +154,6 @@ def test_a_build_sees_neither_data_nor_keys() -> None:
     ]
     assert first == "*"
     assert {line for line in others if line.startswith("!")} == {
-        "!docker/install.sh", "!docker/healthy", "!docker/nvidia-smi", "!docker/requirements-*.txt",
+        "!docker/as-owner", "!docker/healthy", "!docker/install.sh", "!docker/nvidia-smi", "!docker/requirements-*.txt",
         "!tools/pick_torch.py", "!constraints.txt", "!pyproject.toml", "!README.md", "!LICENSE", "!src",
     }  # fmt: skip
-
-
-def test_both_images_have_the_same_steps() -> None:
-    text = (ROOT / "docker/Dockerfile").read_text(encoding="utf-8")
-    cpu, cuda = re.split(r"^FROM .*$", text, flags=re.MULTILINE)[1:]
-
-    def steps(part: str) -> list[str]:
-        return [
-            line for line in part.splitlines() if re.match("COPY|RUN|USER|WORKDIR|STOPSIGNAL|HEALTHCHECK|CMD", line)
-        ]
-
-    assert [step.replace("torch ${TORCH_BUILD}", "torch cpu") for step in steps(cuda)] == steps(cpu)
-    assert "USER 1000:1000" in steps(cpu)
-
-
-def test_what_somebody_has_added_to_env_stays(tmp_path: Path) -> None:
-    assert cuadrilla("compose", "worker", "--to", tmp_path).returncode == 0
-    file = tmp_path / ENV
-    first = lines(file.read_text(encoding="utf-8"))
-    with file.open("a", encoding="utf-8") as env:
-        env.write("TENSORBOARD_PORT=6007\n# a remark=1\nUID=5\n")
-    for _ in range(2):
-        assert cuadrilla("compose", "worker", "--to", tmp_path, "--force").returncode == 0
-        text = file.read_text(encoding="utf-8")
-        assert lines(text) == {**first, "TENSORBOARD_PORT": "6007"}
-        assert text.count("TENSORBOARD_PORT") == text.count("Added by hand") == 1
-
-
-def test_a_name_that_cannot_be_quoted_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be written"):
-        compose_files(ContainerHost(**{**vars(MACHINE), "run": "a\nCOMPOSE_FILE=b"}))

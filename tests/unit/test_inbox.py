@@ -4,7 +4,7 @@ import pytest
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Lease, Stop, Version
-from cuadrilla.link.inbox import Inbox
+from cuadrilla.link.inproc import Inbox
 
 OLD, NEW, NEWEST = (Version(version=number) for number in (1, 2, 3))
 

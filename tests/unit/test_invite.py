@@ -1,4 +1,4 @@
-"""Invites: what is printed is read back; no typing error passes; the coordinator's side forgets, expires and closes."""
+"""Invites: what is printed is read back; no typing error passes; the coordinator's side counts, expires and forgets."""
 
 import zlib
 
@@ -6,17 +6,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.link.invite import (
     KEPT_CLOSED,
-    MAX_WRONG_TRIES,
     SECRET_BYTES,
     VALID_SECONDS,
     Invite,
     Invites,
     Redemption,
     check_node_name,
+    hash_secret,
     new_secret,
 )
 
@@ -181,7 +181,7 @@ def test_the_secret_shows_only_in_the_text() -> None:
     broken = str(invite).replace("ana", "ane")
     assert code not in refusal(broken).message + refusal(broken).hint
     invites = Invites()
-    given_out = invites.open(now=0.0)
+    given_out = opened(invites)
     assert repr(given_out) not in repr(vars(invites))
     assert len(given_out) == SECRET_BYTES == 20
 
@@ -252,79 +252,51 @@ def test_bad_node_names(name: str) -> None:
 # The coordinator's side
 
 
-def test_an_invite_is_good_once() -> None:
+def opened(invites: Invites, uses: int = 1, *, now: float = 0.0) -> bytes:
+    secret = new_secret()
+    invites.adopt(hash_secret(secret), uses=uses, now=now)
+    return secret
+
+
+def let_in(invites: Invites, secret: bytes, *, now: float = 1.0) -> Redemption:
+    outcome = invites.look_up(secret, now=now)
+    if outcome is Redemption.ACCEPTED:
+        invites.use(secret)
+    return outcome
+
+
+@pytest.mark.parametrize("uses", [1, 3])
+def test_an_invite_is_good_so_often(uses: int) -> None:
     invites = Invites()
-    assert not invites.is_open(0.0)
-    secret = invites.open(now=0.0)
-    assert invites.is_open(0.0)
-    assert invites.redeem(secret, now=1.0) is Redemption.ACCEPTED
-    assert not invites.is_open(1.0)
-    assert invites.redeem(secret, now=2.0) is Redemption.USED_UP
-    assert invites.redeem(secret, now=VALID_SECONDS + 1) is Redemption.USED_UP  # used before it could expire
-
-
-def test_one_who_redeemed_it_and_was_not_let_in_has_not_used_it() -> None:
-    invites = Invites()
-    secret, other = invites.open(now=0.0), invites.open(now=0.0)
-    assert invites.redeem(secret, now=1.0) is Redemption.ACCEPTED
-    invites.give_back(secret)
-    assert [invites.redeem(secret, now=2.0) for _ in range(2)] == [Redemption.ACCEPTED, Redemption.USED_UP]
-    assert [invites.redeem(other, now=2.0) for _ in range(2)] == [Redemption.ACCEPTED, Redemption.USED_UP]
-
-
-def test_uses() -> None:
-    invites = Invites()
-    secret = invites.open(3, now=0.0)
-    assert [invites.redeem(secret, now=1.0) for _ in range(4)] == [Redemption.ACCEPTED] * 3 + [Redemption.USED_UP]
-    with pytest.raises(ConfigError):
-        invites.open(0, now=0.0)
+    secret, other = opened(invites, uses), opened(invites)
+    assert [let_in(invites, secret) for _ in range(uses + 1)] == [Redemption.ACCEPTED] * uses + [Redemption.USED_UP]
+    assert let_in(invites, secret, now=VALID_SECONDS + 1) is Redemption.USED_UP  # used before it could expire
+    assert let_in(invites, other) is Redemption.ACCEPTED
 
 
 def test_fifteen_minutes() -> None:
     assert VALID_SECONDS == 900.0
     invites = Invites()
-    early, late = invites.open(2, now=100.0), invites.open(now=500.0)
-    assert invites.redeem(early, now=999.999) is Redemption.ACCEPTED
-    assert invites.redeem(early, now=1000.0) is Redemption.EXPIRED
-    assert invites.is_open(1000.0)
-    assert invites.redeem(late, now=1000.0) is Redemption.ACCEPTED
-    assert not invites.is_open(1000.0)
+    early, late = opened(invites, 2, now=100.0), opened(invites, now=500.0)
+    assert let_in(invites, early, now=999.999) is Redemption.ACCEPTED
+    assert let_in(invites, early, now=1000.0) is Redemption.EXPIRED
+    assert let_in(invites, late, now=1000.0) is Redemption.ACCEPTED
 
 
-def test_guessing_closes_every_invite() -> None:
+def test_guesses_close_no_invite() -> None:
     invites = Invites()
-    first, second = invites.open(9, now=0.0), invites.open(9, now=0.0)
-    guesses = [index.to_bytes(SECRET_BYTES, "big") for index in range(10_000)]
-    opened = 0
-    for guess in guesses:
-        opened += invites.is_open(1.0)
-        assert invites.redeem(guess, now=1.0) is Redemption.WRONG
-    assert opened == MAX_WRONG_TRIES == 5
-    assert invites.redeem(first, now=1.0) is Redemption.CLOSED
-    assert invites.redeem(second, now=1.0) is Redemption.CLOSED
-    fresh = invites.open(now=2.0)
-    assert invites.redeem(fresh, now=2.0) is Redemption.ACCEPTED  # the owner may open another one
-
-
-def test_what_is_no_guess_counts_for_nothing() -> None:
-    invites = Invites()
-    used = invites.open(now=0.0)
-    invites.redeem(used, now=0.0)
-    secret = invites.open(2, now=0.0)
-    for _ in range(20):
-        assert invites.redeem(used, now=0.0) is Redemption.USED_UP
-    assert invites.redeem(secret, now=0.0) is Redemption.ACCEPTED
-    for guess in (b"", bytes(3), secret[:-1], secret + b"\0"):
-        assert invites.redeem(guess, now=0.0) is Redemption.WRONG
-    assert invites.redeem(secret, now=0.0) is Redemption.ACCEPTED  # four wrong tries are not five
+    secret = opened(invites)
+    for guess in (b"", bytes(3), secret[:-1], secret + b"\0", *(index.to_bytes(SECRET_BYTES) for index in range(1000))):
+        assert let_in(invites, guess) is Redemption.WRONG
+    assert let_in(invites, secret) is Redemption.ACCEPTED
 
 
 def test_memory_is_bounded_and_open_invites_stay() -> None:
     invites = Invites()
-    kept = invites.open(now=0.0)
+    kept = opened(invites)
     for _ in range(10 * KEPT_CLOSED):
-        last = invites.open(now=0.0)
-        invites.redeem(last, now=0.0)
+        last = opened(invites)
+        let_in(invites, last)
     assert len(vars(invites)["_issued"]) <= KEPT_CLOSED + 2
-    assert invites.redeem(last, now=0.0) is Redemption.USED_UP
-    assert invites.redeem(kept, now=0.0) is Redemption.ACCEPTED
+    assert let_in(invites, last) is Redemption.USED_UP
+    assert let_in(invites, kept) is Redemption.ACCEPTED

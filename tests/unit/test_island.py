@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cuadrilla.engines.island import (
+from cuadrilla.crew.island import (
     choose_backend,
     require_alike,
     require_one_system,
@@ -15,11 +15,10 @@ from cuadrilla.engines.island import (
 )
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place, find_place
-from cuadrilla.link import crew_pb2 as pb
-from cuadrilla.link.base import Hello, Lease, Stop
+from cuadrilla.link.base import Hello, Stop
 from cuadrilla.link.inproc import InProcServer
-from cuadrilla.link.island import IslandLink, empty, flattened, padded, part_of, parts
-from cuadrilla.link.wire import Layout, from_coordinator
+from cuadrilla.link.island import IslandLink, empty, flattened, part_of, parts
+from cuadrilla.link.wire import Layout, decode
 from cuadrilla.runfile import resolve
 from tests.runs import RUN_FILE
 
@@ -53,20 +52,6 @@ def test_units_are_dealt_as_evenly_as_they_can_be(num_units, num_ranks, sizes):
     dealt = [part_of(units, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
     assert [len(part) for part in dealt] == sizes
     assert sum(dealt, ()) == units
-
-
-@pytest.mark.parametrize(("num_units", "num_ranks"), [(7, 3), (8, 2), (2, 3), (1, 4)])
-def test_padded_parts_are_of_one_length_and_count_each_unit_once(num_units, num_ranks):
-    units, counted = tuple(range(100, 100 + num_units)), []
-    lengths = set()
-    for rank in range(num_ranks):
-        part = part_of(units, rank=rank, num_ranks=num_ranks)
-        lease = padded(Lease(lease_id=1, version=0, units=part, planned_tokens=9), of=units, num_ranks=num_ranks)
-        lengths.add(len(lease.units))
-        assert set(lease.units) <= set(units)
-        counted += lease.units[: len(lease.units) - lease.padding]
-    assert len(lengths) == 1
-    assert counted == list(units)
 
 
 def test_tensors_of_several_dtypes_come_back_as_they_were():
@@ -142,7 +127,7 @@ def group() -> Iterator[dist.Store]:
 def test_a_break_is_the_farewell_that_came_before_it_or_is_raised(group, farewell, monkeypatch):
     """The coordinator hangs up while an answer is on its way: all ranks leave with its Stop, none joins again."""
     told = []
-    monkeypatch.setattr("cuadrilla.link.island.tell", lambda _kind, text: told.append(text))
+    monkeypatch.setattr("cuadrilla.link.island.shared", lambda text: told.append(text) or text)
 
     def hung_up(_worker, _message):
         raise LinkError("the session has ended")
@@ -155,7 +140,7 @@ def test_a_break_is_the_farewell_that_came_before_it_or_is_raised(group, farewel
     else:
         with pytest.raises(LinkError, match="ended"):
             link.next_event()
-    stop = from_coordinator(pb.ToWorker.FromString(told.pop()))
+    stop = decode(told.pop(), Stop)
     assert isinstance(stop, Stop)
     assert stop.again == (farewell is None)
     assert not told

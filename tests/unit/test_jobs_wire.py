@@ -9,23 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuadrilla.errors import ConfigError, LinkError
-from cuadrilla.jobs.calls import require_callable_here
 from cuadrilla.jobs.node import settings_here
-from cuadrilla.link import crew_pb2 as pb
+from cuadrilla.link import wire
 from cuadrilla.link.base import Refused
 from cuadrilla.link.jobs import (
     ENDS,
     JOB_NAME,
     MAX_ROWS,
     MAX_VERSION,
-    METRICS,
     Assignment,
     JobNews,
     Recall,
-    news_from_wire,
-    news_to_wire,
-    order_from_wire,
-    order_to_wire,
     usable_row,
 )
 from cuadrilla.link.offer import OfferedFile
@@ -51,12 +45,15 @@ ROWS = st.one_of(
 )
 
 
-@given(NAMES, st.lists(ROWS, max_size=5), st.integers(0, 2**64 - 1), st.sampled_from([*ENDS, "gone"]), st.text(), ROWS)
-def test_any_news_is_refused_or_harmless(
-    job: str, rows: list[str], kept: int, ended: str, reason: str, figures: str
-) -> None:
+def arrived(kind: type, **fields: Any) -> Any:
+    """A message whatever its values are, if it is one."""
+    return wire.decode(f"{kind.__name__} {json.dumps(fields)}".encode(), kind)
+
+
+@given(NAMES, st.lists(ROWS, max_size=5), st.integers(0, 2**64 - 1), st.sampled_from([*ENDS, "gone"]), st.text())
+def test_any_news_is_refused_or_harmless(job: str, rows: list[str], kept: int, ended: str, reason: str) -> None:
     try:
-        news = news_from_wire(pb.JobNews(job=job, rows=rows, kept=kept, ended=ended, reason=reason, figures=figures))
+        news = arrived(JobNews, job=job, rows=rows, kept=kept, ended=ended, reason=reason)
     except LinkError:
         return
     assert JOB_NAME.fullmatch(news.job)
@@ -67,22 +64,20 @@ def test_any_news_is_refused_or_harmless(
         assert 0 <= row["version"] <= MAX_VERSION
         assert all(not isinstance(value, bool) and abs(value) < 1e300 for value in row.values())
         assert json.loads(json.dumps(row)) == row
-    assert all(name == one_line(name, most=80) for name in news.figures)
-    assert all(not isinstance(value, bool) and abs(value) < 1e300 for value in news.figures.values())
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        pb.JobNews(job="../../etc"),
-        pb.JobNews(job="a", ended="won"),
-        pb.JobNews(job="a", kept=MAX_VERSION + 1),
-        pb.JobNews(job="a", rows=["{}"] * (MAX_ROWS + 1)),
+        {"job": "../../etc"},
+        {"job": "a", "ended": "won"},
+        {"job": "a", "kept": MAX_VERSION + 1},
+        {"job": "a", "rows": ["{}"] * (MAX_ROWS + 1)},
     ],
 )
-def test_news_that_no_machine_has(said: pb.JobNews) -> None:
+def test_news_that_no_machine_has(said: dict[str, Any]) -> None:
     with pytest.raises(LinkError, match="cannot be used"):
-        news_from_wire(said)
+        arrived(JobNews, **said)
 
 
 def test_of_a_row_its_numbers_are_kept() -> None:
@@ -98,18 +93,11 @@ def test_of_a_row_its_numbers_are_kept() -> None:
 def test_what_is_said_arrives() -> None:
     file = OfferedFile(path="metrics.jsonl", sha256=b"h" * 32, num_bytes=9)
     saved = OfferedFile(path="checkpoints/v00000010/state.json", sha256=b"i" * 32, num_bytes=2**40)
-    run, call = (
-        Assignment(job="0001-0", config="{}", files=(), begun=(file, saved)),
-        Assignment(job="a", call="{}", files=()),
-    )
-    for order in (run, call, Recall(job="0001-0")):
-        assert order_from_wire(order_to_wire(order)) == order
-    for figures in ({}, {"score": 0.5, "F1 (año)": 1, "": 0}):
-        news = JobNews(
-            job="a", rows=({"version": 1, "loss": 0.5},), kept=1, ended="failed", reason="why", figures=figures
-        )
-        assert news_from_wire(news_to_wire(news).job_news) == news
-    assert order_from_wire(pb.ToWorker(stop=pb.Stop(reason="x"))) is None
+    run = Assignment(job="0001-0", config="{}", files=(), begun=(file, saved))
+    for order in (run, Recall(job="0001-0")):
+        assert wire.decode(wire.encode(order), Assignment, Recall) == order
+    news = JobNews(job="a", rows=({"version": 1, "loss": 0.5},), kept=1, ended="failed", reason="why")
+    assert wire.decode(wire.encode(news), JobNews) == news
 
 
 STATE = "checkpoints/v00000010/state.json"
@@ -133,54 +121,11 @@ STATE = "checkpoints/v00000010/state.json"
     ],
 )
 def test_orders_that_reach_beyond_a_job_are_refused(job: str, begun: list[str]) -> None:
-    files = [pb.File(path=path, sha256=b"h" * 32, num_bytes=1) for path in begun]
+    files = [{"path": path, "sha256": "00" * 32, "num_bytes": 1} for path in begun]
     with pytest.raises(LinkError, match="cannot be used"):
-        order_from_wire(pb.ToWorker(assignment=pb.Assignment(job=job, config="{}", begun=files)))
+        arrived(Assignment, job=job, config="{}", files=[], begun=files)
     with pytest.raises(LinkError):
-        order_from_wire(pb.ToWorker(recall=pb.Recall(job="../x")))
-
-
-def test_a_call_goes_on_from_nothing() -> None:
-    begun = [pb.File(path=METRICS, sha256=b"h" * 32, num_bytes=1)]
-    with pytest.raises(LinkError, match="cannot be used"):
-        order_from_wire(pb.ToWorker(assignment=pb.Assignment(job="a", call="{}", begun=begun)))
-
-
-CALL = {"file": "f.py", "function": "score", "sha256": "0" * 64, "arguments": {"x": 1.5, "kind": "a"}, "packages": {}}
-
-
-def test_a_call_that_can_be_made() -> None:
-    assert require_callable_here(json.dumps(CALL), files=["f.py"]) == CALL
-    with pytest.raises(Refused, match=r"needs numpy 0\.1; this machine has numpy \d"):
-        require_callable_here(json.dumps({**CALL, "packages": {"numpy": "0.1"}}), files=["f.py"])
-    with pytest.raises(Refused, match="this machine has nonesuch -"):
-        require_callable_here(json.dumps({**CALL, "packages": {"nonesuch": "1"}}), files=["f.py"])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{}",
-        "[" * 100_000,
-        "9" * 5000,
-        *(json.dumps({**CALL, **change}) for change in (
-            {"file": "../f.py"},
-            {"file": "/etc/passwd"},
-            {"file": ["f.py"]},
-            {"function": None},
-            {"arguments": [1]},
-            {"arguments": {"x": {"y": 1}}},
-            {"arguments": {"x": None}},
-            {"packages": {"numpy": 1}},
-            {"packages": []},
-            {"arguments": {"x": "y" * 2**18}},
-        )),
-        json.dumps(CALL).replace("1.5", "1e999"),
-    ],
-)  # fmt: skip
-def test_a_call_that_no_search_asks_for(text: str) -> None:
-    with pytest.raises(LinkError, match="cannot be used"):
-        require_callable_here(text, files=["f.py"])
+        arrived(Recall, job="../x")
 
 
 # What a node makes of another machine's run file
@@ -202,12 +147,12 @@ def theirs(*sets: str) -> str:
 
 def test_a_coordinator_starts_no_program_on_a_node(tmp_path: Path) -> None:
     """Not by an alarm either, which is a program; nor does it fill the disk."""
-    alarm = ('alarm.command=["touch", "/tmp/owned"]', 'alarm.webhook_file="/home/ana/.netrc"')
+    alarm = ('alarm.command=["touch", "/tmp/owned"]', 'alarm.address_file="/home/ana/.netrc"')
     hostile = load_dumped(theirs(*alarm, 'engine.kind="crew"', 'engine.listen="192.168.1.9:1"'))
     assert hostile.alarm.command
     here = settings_here(hostile, tmp_path, goes_on=False)
     assert here.alarm.command == []
-    assert here.alarm.webhook_file == ""
+    assert here.alarm.address_file == ""
     assert here.engine.kind == "local"
     assert (here.checkpoint.keep, here.checkpoint.keep_steps) == (2, [4])
     assert here.data.folder == str(tmp_path / "data")

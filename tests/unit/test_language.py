@@ -133,6 +133,15 @@ def test_how_sure_a_held_out_loss_is(task: LanguageTask) -> None:
     assert "loss_error" not in task.evaluate(model, iter([collate(items[:1])]))
 
 
+def test_a_model_that_has_diverged_has_a_loss_that_is_none(task: LanguageTask) -> None:
+    model, data = model_of(task), task.data("val")
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    measures = task.evaluate(model, iter([collate([data[0], data[1]])]))
+    assert set(measures) == {"loss", "bits_per_byte"}
+    assert all(map(math.isnan, measures.values()))
+
+
 def test_evaluating_nothing_is_an_error(task: LanguageTask) -> None:
     with pytest.raises(DataError):
         task.evaluate(model_of(task), iter([]))

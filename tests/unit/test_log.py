@@ -1,7 +1,6 @@
 """Who gets to read what: a person our warnings, the run's logs everything, and neither anything that acts."""
 
 import logging
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,21 +9,9 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.cli.app import report_thread
-from cuadrilla.log import COORDINATES, TALK, set_up_logging, tear_down_logging, to_files_only
+from cuadrilla.log import TALK, set_up_logging, tear_down_logging, to_files_only
 
 FOREIGN, SHOWN = "ana\x1b[2J\x07\rok", "ana\\u001b[2J\\u0007\\u000dok"
-
-CHATTER = """
-import os, subprocess, sys
-from pathlib import Path
-from cuadrilla.log import libraries_apart
-with libraries_apart(Path(sys.argv[1])):
-    os.write(2, b"from C\\n")
-    subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('from a child\\\\n')"], check=True)
-    print("ours, meanwhile", file=sys.stderr)
-os.write(2, b"ours, behind\\n")
-print("and this", file=sys.stderr)
-"""
 
 
 @pytest.fixture
@@ -77,41 +64,3 @@ def test_a_thread_that_fails_is_a_line_and_its_traceback_is_in_the_file(
     assert said.startswith("ERROR: attends-ana has failed: ValueError: invalid literal for int()")
     assert len(said.splitlines()) == 1
     assert "Traceback" in log_file.read_text()
-
-
-def test_runs_that_are_coordinated_at_once_have_lines_of_their_own(tmp_path: Path) -> None:
-    """And all of them what other threads say."""
-    ready = threading.Barrier(3)
-
-    def coordinate(name: str) -> None:
-        (tmp_path / name).mkdir()
-        handler = set_up_logging(tmp_path / name, worker="coordinator")
-        ready.wait(20)
-        logging.getLogger("cuadrilla.a").info("round of %s", name)
-        ready.wait(20)
-        ready.wait(20)
-        tear_down_logging(handler)
-
-    threads = [threading.Thread(target=coordinate, args=(name,), name=COORDINATES + name) for name in ("uno", "dos")]
-    for thread in threads:
-        thread.start()
-    ready.wait(20)
-    ready.wait(20)
-    logging.getLogger("cuadrilla.link").info("ana is here")
-    ready.wait(20)
-    for thread in threads:
-        thread.join()
-    for name in ("uno", "dos"):
-        lines = (tmp_path / name / "log.coordinator.txt").read_text().splitlines()
-        assert [line.partition("| ")[2] for line in lines] == [
-            f"cuadrilla.a: round of {name}",
-            "cuadrilla.link: ana is here",
-        ]
-
-
-def test_what_c_code_and_children_write_is_in_the_file_only(tmp_path: Path) -> None:
-    path = tmp_path / "ray.txt"
-    path.write_text("an earlier run\n")
-    done = subprocess.run([sys.executable, "-c", CHATTER, path], capture_output=True, text=True, check=True)
-    assert done.stderr == "ours, meanwhile\nours, behind\nand this\n"
-    assert path.read_text() == "an earlier run\nfrom C\nfrom a child\n"

@@ -11,11 +11,12 @@ from cuadrilla.jobs.deal import Wants
 from cuadrilla.jobs.queue import RunQueue
 from cuadrilla.link.base import NodeReport
 from cuadrilla.monitor.jobs import JobNow, QueueReader, SearchReader, WorkReader, open_jobs, work_data
-from cuadrilla.monitor.watch import REFRESH_SECONDS
-from cuadrilla.monitor.watch_jobs import MOST_JOBS, JobsPlace, WatchedJobs, shown_jobs
+from cuadrilla.monitor.run import REFRESH_SECONDS
+from cuadrilla.monitor.watch_jobs import MAX_JOBS, JobsPlace, WatchedJobs, shown_jobs
 from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
 from cuadrilla.train.nodelog import NodeLogs
-from cuadrilla.tune.search import Job
+from cuadrilla.tune.folder import STARTED
+from cuadrilla.tune.search import Job, JobPart
 from tests.searches import FAILS, STEPS, WrittenSearch
 from tests.watched import add_rows
 
@@ -61,7 +62,7 @@ def test_a_queue(tmp_path: Path, queue: RunQueue, reader: QueueReader) -> None:
     add_rows(uno.run.metrics, [step(1), step(2, val_bits_per_byte=1.5), step(3)])
     write_json(uno.run.config, {"values": {"train": {"steps": 10}}})
     os.utime(uno.run.config, (1000, 1000))
-    queue.note(uno, "running", place="ana, luis/cuda:0")
+    queue.note(uno, "running", place="luis/cuda:0")
     queue.note(dos, "failed", place="ana", reason="the disk is full")
     queue.put_first(queue.find("tres"))
     with lock(tmp_path / "queue"):
@@ -69,16 +70,16 @@ def test_a_queue(tmp_path: Path, queue: RunQueue, reader: QueueReader) -> None:
     assert [job.title for job in jobs] == ["tres", "uno", "dos"]
     tres, uno_now, dos_now = jobs
     assert (tres.state, tres.place, tres.step, tres.steps, tres.began) == ("waiting", "", None, 400, None)
-    assert (uno_now.state, uno_now.places) == ("running", ["ana", "luis/cuda:0"])
+    assert (uno_now.state, uno_now.place) == ("running", "luis/cuda:0")
     assert (uno_now.step, uno_now.steps, uno_now.loss, uno_now.bits_per_byte) == (3, 10, 2.997, 1.5)
     assert uno_now.began == 1000
-    assert (dos_now.state, dos_now.place, dos_now.places, dos_now.reason) == ("failed", "ana", [], "the disk is full")
+    assert (dos_now.state, dos_now.place, dos_now.reason) == ("failed", "ana", "the disk is full")
     assert dos_now.began is not None, "its run has written nothing: when it was noted"
 
 
 def test_nobody_has_a_run_when_nobody_hands_out(queue: RunQueue, reader: QueueReader) -> None:
     queue.note(queue.find("uno"), "running", place="ana")
-    assert (by_title(reader.read())["uno"].state, by_title(reader.read())["uno"].places) == ("waiting", [])
+    assert (by_title(reader.read())["uno"].state, by_title(reader.read())["uno"].place) == ("waiting", "ana")
 
 
 def test_how_long_a_run_is(tmp_path: Path) -> None:
@@ -97,31 +98,23 @@ def test_how_long_a_run_is(tmp_path: Path) -> None:
     assert by_title(reader.read())["broken"].steps == 7
 
 
-def test_a_look_reads_what_is_new(tmp_path: Path, queue: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing at all where no file has changed."""
+def test_a_look_reads_what_is_new(tmp_path: Path, queue: RunQueue) -> None:
     uno = queue.find("uno").run
     add_rows(uno.metrics, [step(version) for version in range(1, 5000)])
     reader = QueueReader(tmp_path / "queue")
     reader.read()
-    follower = reader._progress[queue.find("uno").name]._rows
+    follower = reader._progress[queue.find("uno").name]._rows._metrics
     first = follower.bytes_read
     assert first <= 2**16, "of a long run only the end"
-    reads: list[Path] = []
-    read = follower.read
-    monkeypatch.setattr(RunQueue, "runs", lambda self: pytest.fail("the list has not changed"))
-    monkeypatch.setattr(type(follower), "read", lambda self: reads.append(self.path) or read())
-    reader.read()
-    assert (reads, follower.bytes_read) == ([], first)
     add_rows(uno.metrics, [step(5000)])
     assert by_title(reader.read())["uno"].step == 5000
-    assert reads == [uno.metrics]
     assert 0 < follower.bytes_read - first < 200
 
 
 def test_a_list_that_changes_is_read_again(tmp_path: Path, queue: RunQueue, reader: QueueReader) -> None:
     assert len(reader.read()) == 3
     queue.remove(queue.find("dos"))
-    queue.add(make(tmp_path / "cuatro"), wants=Wants(machines=2, on=("ana", "luis")))
+    queue.add(make(tmp_path / "cuatro"), wants=Wants(device="cpu", on=("ana", "luis")))
     jobs = reader.read()
     assert [job.title for job in jobs] == ["uno", "tres", "cuatro"]
     assert jobs[-1].wants.on == ("ana", "luis")
@@ -169,26 +162,20 @@ def test_a_search(tmp_path: Path) -> None:
         assert first.score > 4
         assert "optim.lr=0.0" in first.values
         assert (failed.state, failed.score, failed.reason) == ("failed", None, "the loss is not finite")
-        assert (last.state, last.places, last.score) == ("running", ["place-1"], None)
+        assert (last.state, last.place, last.score) == ("running", "place-1", None)
         assert last.began is not None
         last_run = RunDir(folder.path / last.name)
         last_run.path.mkdir()
         add_rows(last_run.metrics, [step(30, val_bits_per_byte=2.0)])
         assert (reader.read()[-1].step, reader.read()[-1].bits_per_byte) == (30, 2.0)
         job = Job(trial=6, rung=0, values={})
-        folder.left(job, place="place-1", seconds=2.0)
+        folder.left(job, JobPart(place="place-1", seconds=2.0))
         assert reader.read()[-1].state == "waiting", "its machine has given it back"
         folder.began(job, place="place-2")
-        assert (reader.read()[-1].state, reader.read()[-1].places) == ("running", ["place-2"])
-        folder.started()
+        assert (reader.read()[-1].state, reader.read()[-1].place) == ("running", "place-2")
+        append_event(folder.trials, STARTED)
         assert reader.read()[-1].state == "waiting", "the search was begun again"
     assert reader.read()[-1].state == "waiting", "nobody searches"
-
-
-def test_a_search_over_a_function_has_no_runs(tmp_path: Path) -> None:
-    section = {"function": "mine.py:call"}
-    folder = WrittenSearch(run=tmp_path / "casa", num_trials=2, rungs=1, section=section).write()
-    assert {(job.run, job.step) for job in SearchReader(folder.path).read()} == {(None, None)}
 
 
 def test_a_search_of_somebody_else(tmp_path: Path) -> None:
@@ -241,7 +228,7 @@ def test_the_machines_of_a_queue(at_work: RunDir, reader: QueueReader) -> None:
     with lock(at_work.path):
         now = WorkReader(reader).read(now=0.0)
     assert (now.is_handed_out, now.num_ended) == (True, 0)
-    ana, here, luis = now.machines.members
+    ana, here, luis = now.machines.machines
     assert (ana.name, ana.here, ana.job, ana.share, ana.node.usage.cpu_percent) == ("ana", True, "uno 40/400", None, 50)
     assert (here.name, here.job) == ("place-1", "dos")
     assert (luis.name, luis.here, luis.job) == ("luis", False, "")
@@ -254,33 +241,17 @@ def test_the_machines_of_a_queue(at_work: RunDir, reader: QueueReader) -> None:
     assert [machine["jobs"] for machine in told["machines"]] == [["uno"], ["dos"], []]
 
 
-def test_machines_that_are_lent_to_a_run(at_work: RunDir, reader: QueueReader, queue: RunQueue) -> None:
-    """They have left the queue for as long as it lasts, and tell the run how they are."""
-    tres = queue.find("tres")
-    queue.note(tres, "running", place="luis, here")
-    NodeLogs(tres.run.nodes).report("luis", NodeReport(usage=Usage(cpu_percent=90.0), phase="sending"))
-    with lock(at_work.path):
-        members = {member.name: member for member in WorkReader(reader).read(now=0.0).machines.members}
-        luis, watched = members["luis"], WatchedJobs(reader, key_of=lambda job: "")
-        watched.refresh()
-        (row,) = [row for row in watched.news(JobsPlace())[0]["crew"] if row["name"] == "luis"]
-    assert (luis.here, luis.job, luis.node.phase, luis.word) == (True, "tres", "sending", None)
-    assert (row["here"], row["phase"], row["usage"]["cpu_percent"], row["jobs"]) == (True, "sending", 90, [tres.name])
-    assert (members["here"].here, members["here"].job) == (True, "tres")
-
-
 def test_a_page_is_told_what_has_changed(at_work: RunDir, reader: QueueReader, queue: RunQueue) -> None:
     watched = WatchedJobs(reader, key_of=lambda job: f"key of {job.title}")
 
     def refreshed() -> None:
         watched._refreshed -= REFRESH_SECONDS
-        watched._machines._refreshed -= REFRESH_SECONDS
         watched.refresh()
 
     with lock(at_work.path):
         refreshed()
         news, place = watched.news(JobsPlace())
-        assert (news["anew"], news["head"]["running"], len(news["order"])) == (True, True, 3)
+        assert (news["anew"], news["head"]["running"], len(news["jobs"])) == (True, True, 3)
         assert [job["key"] for job in news["jobs"]] == ["key of uno", "key of dos", "key of tres"]
         assert [job["state"] for job in news["jobs"]] == ["running", "running", "waiting"]
         assert [(row["name"], row["here"], len(row["jobs"])) for row in news["crew"]] == [
@@ -294,11 +265,11 @@ def test_a_page_is_told_what_has_changed(at_work: RunDir, reader: QueueReader, q
         add_rows(queue.find("uno").run.metrics, [step(41)])
         refreshed()
         news, place = watched.news(place)
-        assert (set(news), [job["step"] for job in news["jobs"]]) == ({"jobs"}, [41])
+        assert (set(news), [job["step"] for job in news["jobs"]]) == ({"jobs"}, [41, None, None])
         queue.remove(queue.find("tres"))
         refreshed()
         news, place = watched.news(place)
-        assert (set(news), len(news["order"]), news["head"]["number"]) == ({"order", "head"}, 2, 2)
+        assert (set(news), len(news["jobs"]), news["head"]["number"]) == ({"jobs", "head"}, 2, 2)
         at_work.events.write_text("")
         refreshed()
         news, place = watched.news(place)
@@ -310,4 +281,4 @@ def test_of_too_many_runs_those_that_ended_first_are_left_out() -> None:
     jobs = [JobNow(name=str(number), title="", run=None, state=state) for number, state in enumerate(states)]
     shown = shown_jobs(jobs)
     assert [int(job.name) for job in shown] == list(range(51, 351))
-    assert len(shown_jobs(jobs + [jobs[200]] * MOST_JOBS)) == MOST_JOBS
+    assert len(shown_jobs(jobs + [jobs[200]] * MAX_JOBS)) == MAX_JOBS

@@ -13,9 +13,10 @@ from cuadrilla.host.gpus import GpuUsage
 from cuadrilla.host.usage import Usage
 from cuadrilla.link.base import NodeReport, SaidLine
 from cuadrilla.monitor import nodes
-from cuadrilla.monitor.nodes import MOST_HISTORY, NodeLine, NodesReader, node_from, read_nodes
+from cuadrilla.monitor.nodes import MAX_HISTORY, NodeLine, NodesReader
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.nodelog import MOST_BYTES, NodeLogs
+from tests.watched import node_from
 
 pytestmark = pytest.mark.unit
 
@@ -59,7 +60,7 @@ def test_a_machine_as_the_coordinator_wrote_it(run: RunDir) -> None:
         "pc/cuda:0",
         NodeReport(**{**REPORT.__dict__, "lines": (SaidLine(level="warning", text="hot"),), "dropped": 3}),
     )
-    mac, pc = read_nodes(run)
+    mac, pc = NodesReader(run).read()
     assert (mac.name, mac.phase, mac.usage, mac.heard) == ("mac", None, Usage(), START + 15)
     assert (pc.name, pc.facts, pc.time, pc.heard) == ("pc/cuda:0", FACTS, START + 20, START + 20)
     assert (pc.usage, pc.phase, pc.waiting_part, pc.round_trip_seconds) == (USAGE, "computing", 0.07, 0.004)
@@ -69,8 +70,6 @@ def test_a_machine_as_the_coordinator_wrote_it(run: RunDir) -> None:
     assert pc.history["cpu_percent"] == (10.0, 20.0, 52.0)
     assert pc.history["gpu_percent"] == (None, None, 97.0)
     assert pc.history["waiting_percent"][-1] == pytest.approx(7.0)
-    assert pc.history["memory_percent"][-1] == 25.0
-    assert pc.history["temperature_celsius"][-1] == 50.0
 
 
 def test_only_the_end_is_read_also_across_a_rotation(run: RunDir) -> None:
@@ -81,10 +80,10 @@ def test_only_the_end_is_read_also_across_a_rotation(run: RunDir) -> None:
         coordinator.logs.report("pc", REPORT)
     coordinator.logs.report("pc", REPORT)
     assert path.with_name("pc.jsonl.1").stat().st_size > MOST_BYTES
-    (pc,) = read_nodes(run)
+    (pc,) = NodesReader(run).read()
     assert pc.facts == FACTS  # of a session that began two thousand rows ago
-    assert len(pc.times) == MOST_HISTORY
-    assert pc.times[-1] - pc.times[0] == 5 * (MOST_HISTORY - 1)
+    assert len(pc.times) == MAX_HISTORY
+    assert pc.times[-1] - pc.times[0] == 5 * (MAX_HISTORY - 1)
 
 
 def test_read_again(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +96,7 @@ def test_read_again(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
         coordinator.logs.report("pc", REPORT)
     assert (reader.read()[0].facts, reader.read()[0].time) == (FACTS, coordinator.now)
     assert len(reader.read()[0].times) == 21
-    (newer,) = read_nodes(run)
+    (newer,) = NodesReader(run).read()
     assert (newer.facts, newer.time) == (FACTS, coordinator.now)
     assert 1 < len(newer.times) < 10  # the end only
     coordinator.logs.report("pc", NodeReport(facts={"device": "cpu"}))
@@ -118,7 +117,7 @@ def test_what_is_hostile_torn_or_no_file(run: RunDir) -> None:
         '{"time": 9, "kind": "cut", "lines": -5}', '{"time": 10, "kind": "us',
     ]  # fmt: skip
     (run.nodes / "evil\x1b[31m.jsonl").write_bytes("\n".join(bad).encode() + b"\xff\x00")
-    evil, folder, pipe = read_nodes(run)
+    evil, folder, pipe = NodesReader(run).read()
     assert (folder.heard, pipe.heard) == (None, None)
     assert evil.name == "evil\\u001b[31m"
     assert (evil.heard, evil.time, evil.usage, evil.phase, evil.waiting_part) == (9.0, 5.0, Usage(), None, None)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cuadrilla.config import AdamWSection, MuonSection, NesterovSection
+from cuadrilla.config import AdamWSection, MuonSection, SGDSection
 from cuadrilla.train import optim
 from cuadrilla.train.optim import MUON_COEFFICIENTS, MUON_STEPS, AdamW, Muon, Optimizers, make_optimizer, orthogonalised
 
@@ -88,8 +88,8 @@ def train_both(section, theirs, *, steps=12):
 
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 0.0), (0.5, 0.1), (0.0, 0.0)])
-def test_nesterov_without_delay_is_torchs(momentum, weight_decay):
-    section = NesterovSection(kind="nesterov", lr=0.1, momentum=momentum, weight_decay=weight_decay)
+def test_sgd_is_torchs(momentum, weight_decay):
+    section = SGDSection(kind="sgd", lr=0.1, momentum=momentum, weight_decay=weight_decay)
 
     def theirs(layers):
         groups = [{"params": [layers["weight"]], "weight_decay": weight_decay}, {"params": [layers["gain"]]}]
@@ -108,27 +108,3 @@ def test_adamw_is_torchs_bit_by_bit(weight_decay):
     section = AdamWSection(kind="adamw", lr=0.01, beta1=0.9, beta2=0.95, weight_decay=weight_decay)
     ours, torchs = train_both(section, theirs)
     assert torch.equal(ours, torchs)
-
-
-DELAYED = NesterovSection(kind="nesterov", lr=0.5, momentum=0.5, delay=3)
-# Gradients 3, 6, 9, 3, 3, 3 at lr 0.5. Plain steps of 0.5 g / 3: 0.5, 1, 1.5, 0.5, 0.5, 0.5. At the third step
-# m = 18 / 3 = 6, which adds 0.5 · 0.5 · 6 = 1.5; at the sixth m = 0.5 · 6 + 9 / 3 = 6, again 1.5.
-GRADIENTS = (3.0, 6.0, 9.0, 3.0, 3.0, 3.0)
-HISTORY = (-0.5, -1.5, -4.5, -5.0, -5.5, -7.5)
-
-
-@pytest.mark.parametrize("resumed_at", range(6))
-def test_delayed_nesterov_by_hand_and_over_a_restart(resumed_at):
-    parameter, seen = nn.Parameter(torch.zeros(2)), []
-    make = make_optimizer(DELAYED, is_matrix=lambda *_: False, dtype=torch.float32)
-    optimizer = make({"a.b": parameter})
-    for step, gradient in enumerate(GRADIENTS):
-        if step == resumed_at:
-            state = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
-            optimizer = make({"a.b": parameter})
-            optimizer.load_state_tensors(state)
-        parameter.grad = torch.full((2,), gradient)
-        optimizer.step(1.0)
-        seen.append(parameter[1].item())
-    assert seen == pytest.approx(HISTORY)
-    assert set(optimizer.state_tensors()) == {"step.a.b", "momentum_buffer.a.b", "gradient_sum.a.b"}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from cuadrilla.data.foreign import tokenizer_json
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
-from cuadrilla.data.tryout import tokenizer_json
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import save_hf

@@ -6,65 +6,51 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.jobs.deal import Candidate, Wants
-from cuadrilla.jobs.places import Left
+from cuadrilla.jobs.deal import Wants
+from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.queue import COMPLETE, FAILED, RUNNING, STOPPED, WAITING, QueuedRun, QueueWork, RunQueue
-from cuadrilla.link.names import node_of
 from cuadrilla.rundir import RunDir
 
 
 class Hands:
-    """Machines that do what a test says. Those in `refuses` cannot take a run."""
+    """An executor whose machines do what a test says. Runs in `refuses` cannot be begun."""
 
     def __init__(self, *places: str, refuses: Sequence[str] = ()) -> None:
-        self.places = list(places)
-        self.has: dict[str, QueuedRun] = {}
+        self.places = dict.fromkeys(places, "cpu")
+        self.busy: dict[str, str] = {}
         self.refuses = refuses
-        self.recalled: list[str] = []
-        self._left: list[Left[QueuedRun]] = []
+        self.preempted: list[str] = []
+        self._ended: list[Ended] = []
 
     @property
-    def machines(self) -> list[Candidate]:
-        names = dict.fromkeys(map(node_of, self.places))
-        of = {name: [place for place in self.places if node_of(place) == name] for name in names}
-        return [
-            Candidate(name=name, devices=dict.fromkeys(places, "cpu"), free=set(places) - self.has.keys())
-            for name, places in of.items()
-        ]
+    def free(self) -> list[str]:
+        return [place for place in self.places if place not in self.busy]
 
-    @property
-    def busy(self) -> bool:
-        return bool(self.has)
-
-    def start(self, job: QueuedRun, run: RunDir, *, places: Sequence[str]) -> None:
+    def start(self, job: str, run: RunDir, *, place: str) -> None:
         if run.path.name in self.refuses:
             raise ConfigError("it cannot be read", hint="write it anew")
-        for name in places:
-            self.has[name] = job
+        self.busy[place] = job
 
-    def end(self, name: str, *, complete: bool = False, reason: str = "") -> None:
-        left = Left(job=self.has.pop(name), place=name, complete=complete, seconds=1.0, reason=reason)
-        self._left.append(left)
+    def end(self, place: str, *, complete: bool = False, reason: str = "") -> None:
+        job = self.busy.pop(place)
+        self._ended.append(Ended(job=job, place=place, complete=complete, seconds=1.0, reason=reason))
 
-    def look(self) -> list[Left[QueuedRun]]:
-        left, self._left = self._left, []
-        return left
+    def poll(self) -> list[Ended]:
+        ended, self._ended = self._ended, []
+        return ended
 
-    def recall(self, job: QueuedRun) -> None:
-        self.recalled.append(job.run.path.name)
+    def preempt(self, job: str) -> None:
+        self.preempted.append(job)
 
-    def stop(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Heard:
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []
 
-    def began(self, run: QueuedRun, place: str) -> None:
-        self.said.append((run.run.path.name, place))
-
-    def ended(self, run: QueuedRun, state: str, reason: str) -> None:
-        self.said.append((run.run.path.name, state))
+    def __call__(self, run: QueuedRun, state: str, place: str, reason: str) -> None:
+        self.said.append((run.run.path.name, place if state == RUNNING else state))
 
 
 @pytest.fixture
@@ -110,7 +96,7 @@ def test_files_of_somebody_else_are_no_runs(queue: RunQueue, tmp_path: Path) -> 
 
 def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: RunQueue) -> None:
     hands, heard = Hands("ana", "luis"), Heard()
-    work = QueueWork(queue, hands, hears=heard)
+    work = QueueWork(queue, hands, tell=heard)
     work.step()
     assert heard.said == [("uno", "ana"), ("dos", "luis")]
     hands.end("ana")
@@ -131,40 +117,39 @@ def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
     """One worker of it, too, where it has one for each device."""
     queue.add(RunDir(tmp_path / "uno"), wants=Wants(on=("luis",)))
     hands, heard = Hands("ana", "luis/cuda:0"), Heard()
-    work = QueueWork(queue, hands, hears=heard)
+    work = QueueWork(queue, hands, tell=heard)
     work.step()
     assert heard.said == [("dos", "ana"), ("tres", "luis/cuda:0")]
     hands.end("luis/cuda:0", complete=True)
     work.step()
-    assert hands.has["luis/cuda:0"].run.path.name == "uno"
+    assert hands.busy["luis/cuda:0"] == queue.find("uno").name
 
 
 def test_what_a_run_waits_for_is_said_as_long_as_it_does(queue: RunQueue, tmp_path: Path) -> None:
     """Machines that are not there, not those that are busy."""
-    queue.add(RunDir(tmp_path / "uno"), wants=Wants(machines=3))
+    queue.add(RunDir(tmp_path / "uno"), wants=Wants(device="cuda"))
     queue.add(RunDir(tmp_path / "dos"), wants=Wants(on=("pedro",)))
     hands = Hands("ana")
-    work = QueueWork(queue, hands, hears=Heard())
+    work = QueueWork(queue, hands, tell=Heard())
 
     def reasons() -> list[str]:
         work.step()
         return [queue.find(name).reason for name in ("uno", "dos", "tres")]
 
-    assert reasons() == ["machines that have still to join: 2", "machines that have still to join: 1", ""]
-    hands.places += ["luis", "pedro"]
-    assert reasons() == ["", "", ""]
-    assert queue.find("uno").state == WAITING, "ana trains another one"
-    hands.end("ana", complete=True)
-    hands.places.remove("luis")
-    assert reasons()[0] == "machines that have still to join: 1"
+    nobody = "no machine has joined that may train it"
+    assert reasons() == [nobody, nobody, ""]
+    hands.places["pedro"] = "cpu"
+    assert reasons() == [nobody, "", ""]
+    assert queue.find("dos").state == RUNNING
+    assert queue.find("uno").state == WAITING
     unattended = RunQueue(tmp_path / "queue", is_handed_out=False)
     assert unattended.find("uno").reason == ""
 
 
 def test_stop(queue: RunQueue) -> None:
-    """What runs is recalled, once; what waits is not begun; added again, both begin again."""
+    """What runs is preempted, once; what waits is not begun; added again, both begin again."""
     hands, heard = Hands("ana"), Heard()
-    work = QueueWork(queue, hands, hears=heard)
+    work = QueueWork(queue, hands, tell=heard)
     work.step()
     for name in ("uno", "dos"):
         queue.stop(queue.find(name))
@@ -174,25 +159,25 @@ def test_stop(queue: RunQueue) -> None:
         queue.add(queue.find("uno").run)
     work.step()
     work.step()
-    assert hands.recalled == ["uno"]
+    assert hands.preempted == [queue.find("uno").name]
     hands.end("ana")
     work.step()
     assert listed(queue)[:2] == [("uno", STOPPED), ("dos", STOPPED)]
-    assert hands.has["ana"].run.path.name == "tres"
+    assert hands.busy["ana"] == queue.find("tres").name
     queue.add(queue.find("uno").run)
     assert queue.find("uno").state == WAITING
 
 
 def test_what_cannot_begin_holds_nobody_up(queue: RunQueue) -> None:
     hands, heard = Hands("ana", refuses=["uno"]), Heard()
-    QueueWork(queue, hands, hears=heard).step()
+    QueueWork(queue, hands, tell=heard).step()
     assert heard.said == [("uno", FAILED), ("dos", "ana")]
     assert queue.find("uno").reason == "it cannot be read"
 
 
 def test_a_process_that_hands_out_was_killed(queue: RunQueue) -> None:
     """Its runs wait again, where they stood."""
-    QueueWork(queue, Hands("ana"), hears=Heard()).step()
+    QueueWork(queue, Hands("ana"), tell=Heard()).step()
     heard = Heard()
-    QueueWork(queue, Hands("luis"), hears=heard).step()
+    QueueWork(queue, Hands("luis"), tell=heard).step()
     assert heard.said == [("uno", "luis")]

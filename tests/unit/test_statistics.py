@@ -10,12 +10,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cuadrilla.errors import TaskError
-from cuadrilla.link.base import Contribution
-from cuadrilla.sync.exact import ExactMerge, ExactWorker, contribution_like, version_like
+from cuadrilla.sync.exact import Exact, ExactWorker
 from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics, sums_like
 from cuadrilla.sync.strategy import Sums
-from tests.inproc.test_exact import ConstantGradient
-from tests.sessions import SOME_LEASE
+from tests.sessions import SOME_LEASE, ConstantGradient, answer_of, recipe_of
 
 pytestmark = pytest.mark.unit
 
@@ -36,7 +34,7 @@ def measure(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
     """What a worker sends after a lease of these units."""
     statistics = UnitStatistics(model)
     for batch in batches:
-        with statistics.measuring():
+        with statistics.collecting_statistics():
             model(batch).sum().backward()
         assert statistics.add()
     return dict(statistics.tensors)
@@ -75,7 +73,7 @@ def test_a_pass_that_fails_gives_the_module_its_statistics_back() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2))
     statistics = UnitStatistics(model)
     too_wide = torch.zeros(5, 3)
-    with pytest.raises(RuntimeError, match="running_mean"), statistics.measuring():
+    with pytest.raises(RuntimeError, match="running_mean"), statistics.collecting_statistics():
         model(too_wide)
     assert model[0].running_mean is statistics.record["0.running_mean"]
     assert (model[0].momentum, int(model[0].num_batches_tracked)) == (0.1, 0)
@@ -153,7 +151,7 @@ def test_a_module_that_is_called_once_and_then_more_often_is_refused() -> None:
     model = Growing()
     statistics = UnitStatistics(model)
     for num_calls in (1, 1, 2):
-        with statistics.measuring():
+        with statistics.collecting_statistics():
             model(torch.cat(units(num_calls)))
         if num_calls == 1:
             assert statistics.add()
@@ -185,7 +183,7 @@ def test_a_unit_that_cannot_be_added_makes_the_contribution_invalid(value: float
     worker.begin(SOME_LEASE)
     sums, batch = Sums(), units(1)[0]
     batch[0, 0] = value
-    with worker.measuring():
+    with worker.collecting_statistics():
         model(batch).sum().backward()
     worker.after_micro_step(sums)
     assert not sums.valid
@@ -199,26 +197,26 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
     for model in models[1:]:
         model.load_state_dict(models[0].state_dict())
     worker = ExactWorker(models[2], strict=strict)
-    options = {"make_optimizer": ConstantGradient, "lr_factor": lambda _: 0.5, "clip_norm": 0.0, "strict": strict}
-    merge, redone = (ExactMerge(model, **options) for model in models[:2])
+    strategy, recipe = Exact(strict=strict), recipe_of(ConstantGradient)
+    merge, redone = (strategy.merge(model, recipe) for model in models[:2])
     for version in (1, 2):
         worker.begin(SOME_LEASE)
         sums = Sums(tokens=10)
         for batch in units(2, seed=version):
-            with worker.measuring():
+            with worker.collecting_statistics():
                 models[2](batch).sum().backward()
             worker.after_micro_step(sums)
-        contribution = Contribution(lease_id=version, tokens=sums.tokens, loss_sum=0.0, tensors=worker.contribute())
-        form = contribution_like(models[0], strict=strict)
-        assert {k: (t.dtype, t.shape) for k, t in contribution.tensors.items()} == {
+        answer = answer_of(worker, tokens=sums.tokens)
+        form = strategy.contribution_like(models[0])
+        assert {k: (t.dtype, t.shape) for k, t in answer.said.tensors.items()} == {
             k: (t.dtype, t.shape) for k, t in form.items()
         }
-        reduced = merge.reduce([contribution], planned_tokens=10)
+        reduced = merge.reduce([answer], planned_tokens=10)
         redone.load_update({name: tensor.clone() for name, tensor in merge.update().items()})
         for one in (merge, redone):
             one.step(norm=reduced.norm, tokens=10 * version, version=version)
-        worker.apply(merge.params)
-    assert merge.params.keys() == version_like(models[0]).keys()
+        worker.apply(merge.version())
+    assert merge.version().keys() == strategy.version_like(models[0]).keys()
     for model in models[1:]:
         assert all(torch.equal(t, models[0].state_dict()[name]) for name, t in model.state_dict().items())
     assert int(models[2][0].num_batches_tracked) == 2

@@ -98,3 +98,25 @@ def test_a_loss_that_is_not_a_sum_and_a_count_is_refused(returned: str, says: st
     task = load_task("mine.py:line", folder=write(tmp_path, text))
     with pytest.raises(TaskError, match=rf"Line\.loss .*{says}"):
         loss_of(task, task.model(), {"x": torch.ones(1, 1), "y": torch.ones(1, 1)})
+
+
+FOLDED = (
+    GOOD
+    + """
+def of(folder, more=1):
+    made = Line()
+    made.folder = folder
+    return made
+"""
+)
+
+
+def test_a_task_with_data_gets_their_path_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, FOLDED)
+    monkeypatch.chdir(tmp_path)
+    assert load_task("mine.py:of", folder=Path(), data="digits/").folder == tmp_path / "digits"  # type: ignore[attr-defined]
+    for name in ("line", "ready"):
+        with pytest.raises(TaskError, match=rf"{name} in .*mine\.py takes no argument"):
+            load_task(f"mine.py:{name}", folder=tmp_path, data="digits")
+    with pytest.raises(TaskError, match=r"needs arguments: folder"):
+        load_task("mine.py:of", folder=tmp_path)

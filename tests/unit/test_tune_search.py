@@ -2,24 +2,22 @@
 
 import math
 import random
-from collections.abc import Sequence
+import sys
+from pathlib import Path
 
+import optuna
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuadrilla.config import ConstraintSection, DimensionSection, TuneSection
+from cuadrilla.config import ConstraintSection, TuneSection
+from cuadrilla.errors import EnvironmentProblem, ResourceError
 from cuadrilla.tune.run import place_speeds
-from cuadrilla.tune.sampler import Known, make_sampler
-from cuadrilla.tune.search import Job, Search, TrialResult, violation
-from cuadrilla.tune.space import Space, Values
+from cuadrilla.tune.search import Job, JobPart, Search, TrialResult, open_storage, violation
+from cuadrilla.tune.space import Values
 from tests.unit.test_tune_space import space_of
 
-SPACE = {"optim.lr": DimensionSection(low=0.0, high=1.0)}
-
-
-def random_values(number: int, _known: Sequence[Known]) -> Values:
-    return {"optim.lr": random.Random(number).random()}
+SPACE = space_of("optim.lr = {low = 0.000001, high = 1.0}")
 
 
 def score_of(job: Job) -> TrialResult:
@@ -30,12 +28,12 @@ def score_of(job: Job) -> TrialResult:
 
 
 def section_of(**more: object) -> TuneSection:
-    return TuneSection.model_validate({"space": SPACE, "sampler": "random", "trials": 32, **more})
+    return TuneSection.model_validate({"space": SPACE.dimensions, "sampler": "random", "trials": 32, **more})
 
 
-def search_of(section: TuneSection, *, suggest=random_values) -> Search:
+def search_of(section: TuneSection, *, storage: optuna.storages.BaseStorage | None = None, space=SPACE) -> Search:
     tokens = [100 * section.factor**rung for rung in range(section.rungs)]
-    return Search(section, suggest=suggest, num_trials=section.trials, rung_tokens=tokens)
+    return Search(section, space=space, storage=storage or optuna.storages.InMemoryStorage(), rung_tokens=tokens)
 
 
 def carried_out(search: Search, *, places: int, chance: random.Random) -> list[tuple[str, Values]]:
@@ -54,6 +52,7 @@ def carried_out(search: Search, *, places: int, chance: random.Random) -> list[t
             search.finish(job, score_of(job))
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000), places=st.integers(1, 9), rungs=st.integers(1, 4), factor=st.integers(2, 4))
 def test_any_machines_in_any_order_try_the_same(seed: int, places: int, rungs: int, factor: int) -> None:
     section = section_of(rungs=rungs, factor=factor)
@@ -64,45 +63,71 @@ def test_any_machines_in_any_order_try_the_same(seed: int, places: int, rungs: i
     assert alone.best == together.best
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000), broken_off=st.integers(0, 60))
 def test_a_broken_off_search_goes_on_as_if_nothing_had_been(seed: int, broken_off: int) -> None:
-    section, chance = section_of(rungs=3, factor=2), random.Random(seed)
+    section, chance, storage = section_of(rungs=3, factor=2), random.Random(seed), optuna.storages.InMemoryStorage()
     whole = search_of(section)
     expected = carried_out(whole, places=1, chance=random.Random(1))
-    first, happened, running, given_back = search_of(section), [], [], []
+    first, running = search_of(section, storage=storage), []
     for _ in range(broken_off):
         while len(running) < 3 and (job := first.next_job()) is not None:
-            if job.rung and running and chance.random() < 0.3:  # its place waits for a faster one
-                given_back.append(job)
-            else:
-                running.append(job)
-                happened.append((job, None))
-        while given_back:
-            first.give_back(given_back.pop())
+            running.append(job)
         if running:
             job = running.pop(chance.randrange(len(running)))
-            happened.append((job, score_of(job)))
-            first.finish(job, score_of(job))
-    again = search_of(section)
-    for job, found in happened:
-        if found is None:
-            again.restore(job)
-        else:
-            again.finish(again.jobs[job.key], found)
+            if chance.random() < 0.3:
+                first.give_back(job, JobPart(place="ana", seconds=2.0))
+            else:
+                first.finish(job, score_of(job))
+    again = search_of(section, storage=storage)
+    assert (again.jobs, again.results, again.parts) == (first.jobs, first.results, first.parts)
     assert carried_out(again, places=3, chance=chance) == expected
     assert again.best == whole.best
 
 
 def test_other_constraints_later_change_nothing_that_has_happened() -> None:
+    storage = optuna.storages.InMemoryStorage()
     section = section_of(trials=16, rungs=2, factor=4)
-    first = search_of(section)
+    first = search_of(section, storage=storage)
     carried_out(first, places=1, chance=random.Random(0))
-    again = search_of(section_of(trials=16, rungs=2, factor=4, constraints={"size": ConstraintSection(at_most=0.0)}))
-    for job in first.jobs.values():
-        again.restore(job)
-        again.finish(again.jobs[job.key], first.results[job.key])
+    constraints = {"size": ConstraintSection(at_most=0.0)}
+    again = search_of(section_of(trials=16, rungs=2, factor=4, constraints=constraints), storage=storage)
     assert set(again.jobs) == set(first.jobs)
+    assert again.next_job() is None
     assert again.best is None
+
+
+def test_a_storage_keeps_all_of_it_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "año #1?.db"
+    section = section_of(trials=4, rungs=2, factor=2, constraints={"size": ConstraintSection(at_most=1.0)})
+    first = search_of(section, storage=open_storage(path))
+    job = first.next_job()
+    assert job is not None
+    first.give_back(job, JobPart(place="ana", seconds=2.0))
+    first.finish(job, TrialResult(score=0.5, figures={"size": 0.5}, tokens=9, seconds=3.5, place="ana, luis"))
+    failed = first.next_job()
+    assert failed is not None
+    first.finish(failed, TrialResult(score=None, reason="no such layer"))
+    under_way = first.next_job()
+    first.note_spent(12.5)
+    again = search_of(section, storage=open_storage(path))
+    assert (again.jobs, again.results, again.parts) == (first.jobs, first.results, first.parts)
+    assert again.spent_seconds == 12.5
+    assert again.next_job() == under_way
+    assert path.exists()
+
+
+def test_a_damaged_storage_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_bytes(b"nothing" * 1000)
+    with pytest.raises(ResourceError, match="the study of the search cannot be read or written"):
+        search_of(section_of(), storage=open_storage(tmp_path / "study.db"))
+
+
+def test_without_optuna_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna.storages", None)
+    with pytest.raises(EnvironmentProblem) as refused:
+        open_storage(tmp_path / "study.db")
+    assert refused.value.hint == "pip install 'cuadrilla[tune]'"
 
 
 def test_a_quarter_goes_on() -> None:
@@ -116,14 +141,6 @@ def test_a_quarter_goes_on() -> None:
     first = {job.trial: search.results[job.key].score for job in search.jobs.values() if job.rung == 0}
     best = min((score, trial) for trial, score in first.items() if score is not None)[1]
     assert search.best.trial == best
-
-
-def test_a_history_that_cannot_have_been_is_refused() -> None:
-    search = search_of(section_of(rungs=2))
-    with pytest.raises(ValueError, match="trial 3 cannot have been next"):
-        search.restore(Job(trial=3, rung=0, values={}))
-    with pytest.raises(ValueError, match="cannot have reached rung 1"):
-        search.restore(Job(trial=0, rung=1, values={}))
 
 
 def test_tokens_are_a_limit() -> None:
@@ -155,35 +172,19 @@ def test_the_highest_is_best_where_that_is_wanted() -> None:
     assert search.best.values["optim.lr"] == highest
 
 
-def tpe_search(trials: int, **more: object) -> tuple[Space, Search]:
+def tpe_search(trials: int, **more: object) -> Search:
     space = space_of("optim.lr = {low = 0.0001, high = 1.0, log = true}\nmodel.layers = {low = 1, high = 8}")
-    section = TuneSection.model_validate(
-        {"space": space.dimensions, "sampler": "tpe", "trials": trials, "ahead": 3, **more}
-    )
-    suggest, number = make_sampler(section, space)
-    return space, Search(section, suggest=suggest, num_trials=number, rung_tokens=[100])
+    told = {"space": space.dimensions, "sampler": "tpe", "trials": trials, "ahead": 3, **more}
+    return search_of(TuneSection.model_validate(told), space=space)
 
 
 def test_tpe_is_the_same_on_one_machine_and_on_three() -> None:
-    _, alone = tpe_search(18)
-    _, together = tpe_search(18)
-    one = carried_out(alone, places=1, chance=random.Random(0))
-    assert carried_out(together, places=3, chance=random.Random(5)) == one
-
-
-def test_tpe_begins_as_a_random_search_of_the_same_seed() -> None:
-    found = []
-    for sampler in ("tpe", "random"):
-        _, search = tpe_search(24, sampler=sampler, ahead=1)
-        carried_out(search, places=1, chance=random.Random(0))
-        found.append([search.jobs[trial, 0].values for trial in range(24)])
-    tpe, by_chance = found
-    assert tpe[:10] == by_chance[:10]
-    assert tpe[20:] != by_chance[20:]
+    one = carried_out(tpe_search(18), places=1, chance=random.Random(0))
+    assert carried_out(tpe_search(18), places=3, chance=random.Random(5)) == one
 
 
 def test_tpe_learns() -> None:
-    _, search = tpe_search(40)
+    search = tpe_search(40)
     while (job := search.next_job()) is not None:
         search.finish(job, TrialResult(score=abs(math.log10(float(job.values["optim.lr"])) + 2)))
     late = [float(job.values["optim.lr"]) for job in search.jobs.values() if job.trial >= 30]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cuadrilla.host import usage as module
 from cuadrilla.host.container import find_cgroups, read_cpu, read_memory
-from cuadrilla.host.gpus import MOST_GPUS, GpuUsage, parse_gpus, parse_ioreg, parse_nvidia_smi
+from cuadrilla.host.gpus import MOST_GPUS, CardUse, Gpus, GpuUsage, others_on, parse_gpus, parse_ioreg, parse_uses
 from cuadrilla.host.usage import (
     Sampler,
     Usage,
@@ -23,11 +23,6 @@ from cuadrilla.host.usage import (
 
 pytestmark = pytest.mark.unit
 
-SMI = (
-    "0, NVIDIA GeForce RTX 4070, 98, 8000, 12282, 71, 190.25\n"
-    "1, Tesla, [N/A], [N/A], 100, [Not Supported], nan\n"
-    "bad\n²0, x, 1, 2, 3, 4, 5\n"
-)
 BUSY = GpuUsage(
     index=0,
     name="NVIDIA GeForce RTX 4070",
@@ -57,14 +52,11 @@ WHOLE = Usage(
 WRONG = ("12", None, True, math.nan, math.inf, -math.inf, -1000, 1e30, 10**400, [1], {"a": 1})
 
 
-def test_nvidia_smi_and_what_it_does_not_know() -> None:
-    assert parse_nvidia_smi(SMI) == (BUSY, GpuUsage(index=1, name="Tesla", memory_bytes=100 * 2**20))
-
-
 def test_ioreg() -> None:
     text = '"model" = "Apple M2"\n"PerformanceStatistics" = {"In use system memory"=1024,"Device Utilization %"=37}'
-    assert parse_ioreg(text) == (GpuUsage(index=0, name="Apple M2", busy_percent=37.0, memory_used_bytes=1024),)
-    assert parse_ioreg("") == parse_ioreg(f'"Device Utilization %" = {"9" * 5000}') == ()
+    apple = GpuUsage(index=0, name="Apple M2", busy_percent=37.0, memory_used_bytes=1024)
+    assert parse_gpus(parse_ioreg(text)) == (apple,)
+    assert parse_ioreg("") == parse_ioreg(f'"Device Utilization %" = {"9" * 5000}') == []
 
 
 def test_a_sample_travels_as_plain_data() -> None:
@@ -108,7 +100,7 @@ def test_anything_can_be_parsed_and_told_again(row: dict[str, object]) -> None:
 
 
 def test_two_samples_of_this_machine(tmp_path: Path) -> None:
-    with Sampler(gpu_argv=[], folder=tmp_path) as sampler:
+    with Sampler(gpus=Gpus(()), folder=tmp_path) as sampler:
         first = sampler.sample()
         assert (first.cpu_percent, first.network_sent_bytes_per_second) == (None, None)
         assert sum(range(2_000_000)) > 0
@@ -121,7 +113,7 @@ def test_two_samples_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_unknown() -> None:
-    with Sampler(pid=2**22 + 1, gpu_argv=["/nonexistent/nvidia-smi"], folder=Path("/nonexistent")) as sampler:
+    with Sampler(pid=2**22 + 1, gpus=Gpus(["/nonexistent/python"]), folder=Path("/nonexistent")) as sampler:
         sample = sampler.sample()
     assert (sample.process_memory_bytes, sample.disk_bytes, sample.gpus) == (None, None, ())
     assert sampler.gpus_silent
@@ -134,7 +126,7 @@ class NoPsutil:
 
 def test_a_system_that_tells_nothing_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "psutil", NoPsutil())
-    with Sampler(gpu_argv=[]) as sampler:
+    with Sampler(gpus=Gpus(())) as sampler:
         assert usage_data(sampler.sample()) == {}
 
 
@@ -168,13 +160,23 @@ V1 = {
 }
 
 
-@pytest.mark.parametrize("files", [V2, V1])
+TIGHTER = {
+    **V2,
+    "proc/self/cgroup": "0::/box/inner\n",  # which only its host has
+    "box/memory.max": "9223372036854771712",
+    "memory.max": f"{2**30}\n",
+    "memory.current": f"{700 * 2**20}\n",
+    "memory.stat": f"inactive_file {200 * 2**20}\n",
+}
+
+
+@pytest.mark.parametrize("files", [V2, V1, TIGHTER])
 def test_a_container_is_measured_by_what_it_may_use(tmp_path: Path, files: dict[str, str]) -> None:
     root = tree(tmp_path, files)
     groups = find_cgroups(root, root / "proc")
     assert read_memory(groups) == (500 * 2**20, 2**30)
     assert read_cpu(groups) == (3.0, 1.5)
-    with Sampler(gpu_argv=[], cgroups=groups) as sampler:
+    with Sampler(gpus=Gpus(()), cgroups=groups) as sampler:
         sampler.sample()
         idle = sampler.sample()
         tree(root, {"box/cpu.stat": "usage_usec 900000000000\n", "cpuacct/box/cpuacct.usage": f"{10**15}\n"})
@@ -211,3 +213,30 @@ def test_the_temperature_is_the_processors() -> None:
     assert cpu_temperature(chips) == 61.0
     assert cpu_temperature({"acpitz": [30.0]}) == 30.0
     assert cpu_temperature({"nvme": [80.0], "k10temp": [math.nan]}) is None
+
+
+OURS, GAME = 100, 200
+
+
+@pytest.mark.parametrize(
+    ("cards", "works", "told_apart", "part"),
+    [
+        ([], False, True, None),
+        ([CardUse(busy=0.9, users={OURS: 0.9})], True, True, 0.0),
+        ([CardUse(busy=0.9, users={OURS: 0.5, GAME: 0.4})], True, True, 0.4),
+        ([CardUse(busy=1.0, users={GAME: 0.8, 201: 0.7})], True, True, 1.0),
+        ([CardUse(busy=0.9, users={OURS: 0.5, GAME: 0.4})], True, False, None),  # numbers of another system
+        ([CardUse(busy=0.9, users={GAME: 0.4})], False, False, 0.9),
+        ([CardUse(busy=0.9)], True, True, None),  # Apple, WSL: it may be all ours
+        ([CardUse(busy=0.9)], False, True, 0.9),
+        ([CardUse()], False, True, None),
+        ([CardUse(busy=0.1), CardUse(users={GAME: 0.6})], False, True, 0.6),
+    ],
+)
+def test_what_of_a_card_others_use(cards: list[CardUse], works: bool, told_apart: bool, part: float | None) -> None:
+    assert others_on(cards, ours={OURS}, told_apart=told_apart, all_are_others=not works) == part
+
+
+def test_uses_are_parts() -> None:
+    rows = [{"index": 0, "busy_percent": 98, "users": [[7, 90], [8, 8]]}, {"busy_percent": None, "users": None}]
+    assert parse_uses(rows) == (CardUse(busy=0.98, users={7: 0.9, 8: 0.08}), CardUse())

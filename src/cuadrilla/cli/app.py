@@ -6,6 +6,7 @@ import gc
 import inspect
 import logging
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -18,11 +19,10 @@ import typer
 
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.verbs import VERBS
-from cuadrilla.engines.supervise import end_with, leave_terminal
+from cuadrilla.crew.children import end_with_parent
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError, TaskError
 from cuadrilla.host.memory import keep_freed_memory
 from cuadrilla.host.openmp import sleep_early
-from cuadrilla.link.ciphers import allow_only_new_tls
 from cuadrilla.log import silence_grpc
 from cuadrilla.messages import LANGUAGES, VARIABLES, Message, language, translated
 from cuadrilla.user_file import MODULE_PREFIX
@@ -43,18 +43,17 @@ def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Tables and results as JSON.")] = False,
     _lang: Annotated[str, typer.Option("--lang", metavar="en|es", help="Language (default: the system's).")] = "",
-    supervised: Annotated[int, typer.Option(hidden=True, help="A pipe from the parent of this process.")] = -1,
-    listener: Annotated[int, typer.Option(hidden=True, help="The crew's port, open in the parent.")] = -1,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True, help="A child that coordinates.")] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     options.debug |= debug
     options.json |= json
-    options.supervised, options.listener = supervised >= 0, listener
-    if options.supervised:
-        end_with(supervised)
-        leave_terminal()
+    options.supervised = supervised
+    if supervised:
+        end_with_parent()
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # in the terminal's background it may write, and set its cursor
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:
@@ -66,7 +65,7 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(root)
-    called = next((word for word in arguments if not word.startswith("-") and not word.isdigit()), "")
+    called = next((word for word in arguments if not word.startswith("-")), "")
     if called in VERBS:
         found = getattr(import_module(f"cuadrilla.cli.{VERBS[called].module}"), VERBS[called].name)
         if isinstance(found, typer.Typer):
@@ -93,7 +92,6 @@ def main() -> None:
     keep_freed_memory()  # training, evaluation, generation and preparation allocate the same blocks again and again
     sleep_early()
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else cuda:1 is not the card that `devices` shows
-    allow_only_new_tls()
     silence_grpc()
     threading.excepthook = report_thread
     code = run()

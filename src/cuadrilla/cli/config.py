@@ -1,4 +1,4 @@
-"""`cuadrilla config`: see what a run file really says."""
+"""`train --show-config`: what a run file really says."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,37 +14,19 @@ from cuadrilla.runfile import dump, field_help, leaves, read_run_file, resolve
 
 SIZES = ("layers", "heads", "width", "context")
 
-app = typer.Typer(no_args_is_help=True)
-
 RunFile = Annotated[Path, typer.Argument(help="A run file, or the folder that holds run.toml.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; overrides the run file.")]
-
-
-@app.callback()
-def group() -> None:
-    """See the settings that a run file results in."""
 
 
 OF_DIMENSIONS = ("tune.space.", "tune.constraints.")
 """What is not said of one is of no interest."""
 
 
-@app.command()
-def show(
-    run: RunFile = Path("run.toml"),
-    sets: Sets = None,
-    help_text: Annotated[bool, typer.Option("--help-text", help="Explain every key instead.")] = False,
-) -> None:
+def show_config(run: Path, sets: list[str]) -> None:
     """Every value of a run and where it comes from: default, file or --set."""
-    if help_text:
-        rows = explain()
-        for row in rows if not options.json else ():
-            row["meaning"] = shown(row["meaning"], language()).replace("\n", " ")
-        emit_table(rows)
-        return
-    resolved = read_run_file(run, sets=sets or [], to_train=False)
+    resolved = read_run_file(run, sets=sets)
     folder = RunDir(run if run.is_dir() else run.parent)
-    config, decisions = (resolved.config, []) if resolved.config.tune.function else decide(resolved.config, folder)
+    config, decisions = decide(resolved.config, folder)
     values = dump(config)
     if options.json:
         effective = dict(zip(SIZES, config.model.shape, strict=True))
@@ -63,19 +45,14 @@ def show(
     emit_table(rows, folded=("value",))
 
 
-@app.command()
-def schema() -> None:
-    """The JSON schema of a run file, for editors."""
-    emit_json(Config.model_json_schema())
-
-
-def explain() -> list[dict[str, str]]:
-    """One row per key: its help text and default."""
+def explain_config() -> None:
+    """Every key with its default and its help text."""
     example = resolve('[data]\nfolder = "data"\n[train]\nsteps = 1\n').config
     rows = []
     for section in Config.model_fields:
         value = getattr(example, section)
         if isinstance(value, Section):
             for key, text in field_help(type(value)).items():
-                rows.append({"key": f"{section}.{key}", "default": repr(getattr(value, key)), "meaning": Message(text)})
-    return rows
+                meaning = Message(text) if options.json else shown(Message(text), language()).replace("\n", " ")
+                rows.append({"key": f"{section}.{key}", "default": repr(getattr(value, key)), "meaning": meaning})
+    emit_table(rows)

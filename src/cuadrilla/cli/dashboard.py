@@ -1,4 +1,4 @@
-"""`cuadrilla dashboard`: runs and their machines in a browser of this machine."""
+"""`cuadrilla dashboard`: runs and their machines in a browser of this machine, or a run as one page in a file."""
 
 import importlib.util
 import secrets
@@ -9,34 +9,36 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuadrilla.cli.output import emit, say
-from cuadrilla.cli.serve import key_in
-from cuadrilla.errors import EnvironmentProblem, LinkError
+from cuadrilla.cli.serve import Host, PortNumber, address_of, key_in
+from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.home import Home
-from cuadrilla.link.address import Address
+from cuadrilla.monitor.web.page import save_page
+from cuadrilla.rundir import RunDir
 
 if TYPE_CHECKING:
     from cuadrilla.serve.listen import Port
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
-LISTEN = "127.0.0.1:8047"
 
 
 def dashboard(
     places: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some (here).")
     ] = None,
-    listen: Annotated[
-        str, typer.Option("--listen", metavar="ADDRESS:PORT", help="Where to listen: an address of this machine only.")
-    ] = LISTEN,
+    host: Host = "127.0.0.1",
+    port_number: PortNumber = 8047,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="A file with the token, for Prometheus (default: a new one).")
     ] = None,
-    host: Annotated[
-        list[str] | None,
-        typer.Option("--host", metavar="NAME:PORT", help="Another name that browsers may use; may be repeated."),
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="Write the page of one run as it is now; it needs no network."),
     ] = None,
 ) -> None:
     """Watch runs and their machines in a browser. Only who has the link can look, and nobody can change anything."""
+    if save is not None:
+        _save(places or [Path()], save)
+        return
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         hint = 'pip install "cuadrilla[serve]"'
@@ -47,31 +49,37 @@ def dashboard(
     from cuadrilla.serve.listen import listen as answer
     from cuadrilla.serve.listen import open_port
 
-    port = _port(listen, has_token=token_file is not None)
+    port = _port(host, port_number, has_token=token_file is not None)
     token = secrets.token_urlsafe(32) if token_file is None else key_in(token_file)
     shown = Dashboard(Runs(places or [Path()], queue=Home.of_user().queue))
     with closing(open_port(port)) as listener:
         for name in shown.runs.names()[:1]:
             shown.runs.watched(name)  # so that the first page need not wait
         port = port.bound(listener)
-        edge = Edge(shown.app, key=token, hosts=port.hosts(*(host or ())), open_to_all=WITHOUT_TOKEN)
         answer(
-            edge,
+            Edge(shown.app, key=token, open_to_all=WITHOUT_TOKEN),
             port=port,
             listener=listener,
-            draining=shown.drain,
+            ending=shown.drain,
             ready=lambda: _tell(port, shown.runs.names(), token="" if token_file else token),
         )
 
 
-def _port(listen: str, *, has_token: bool) -> "Port":
+def _save(places: list[Path], page: Path) -> None:
+    """Raises ConfigError."""
+    if len(places) != 1:
+        raise ConfigError("--save writes the page of one run", hint="cuadrilla dashboard RUN --save report.html")
+    run = places[0]
+    save_page(RunDir(run.parent if run.is_file() else run), page)
+    say("open it in a browser: {address}", address=page.resolve().as_uri())
+    emit("{page}", page=page)
+
+
+def _port(host: str, number: int, *, has_token: bool) -> "Port":
     """Raises LinkError for an address that others reach, but where their own network and a kept token guard it."""
     from cuadrilla.serve.listen import Port
 
-    try:
-        address = Address.parse(listen)
-    except LinkError as error:
-        raise LinkError(error.message, hint="--listen 127.0.0.1:8047") from None
+    address = address_of(host, number)
     if not address.is_loopback and not has_token:
         raise LinkError(
             "{address} can be reached by others",

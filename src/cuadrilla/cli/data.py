@@ -2,42 +2,33 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cuadrilla.cli.get import get_command
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
-from cuadrilla.cli.pools import (
-    LOCAL,
-    CaOption,
-    CertificateOption,
-    EngineOption,
-    InsecureOption,
-    KeyOption,
-    SchedulerOption,
-    chosen_pool,
-)
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.data import overlap
 from cuadrilla.data.corpus import AUTO
 from cuadrilla.data.duplicates import DEFAULT_SIMILARITY
-from cuadrilla.data.fertility import fits
+from cuadrilla.data.filters import BOOKS
 from cuadrilla.data.formats.record import DEFAULT_FIELD, Reading
 from cuadrilla.data.options import (
-    DEFAULT_FILTER,
-    DEFAULT_MIN_CHARACTERS,
     DEFAULT_VAL_FRACTION,
     PrepareOptions,
 )
 from cuadrilla.data.prepare import CHECKED, DROPPED, OVERLAPPING, WORK, Prepared, prepare
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
-from cuadrilla.data.sources import Found, open_sources
+from cuadrilla.data.sources import Sources, list_sources
+from cuadrilla.errors import ConfigError, EnvironmentProblem
 from cuadrilla.messages import Message
-from cuadrilla.rundir import read_jsonl
+
+if TYPE_CHECKING:
+    from cuadrilla.data.executor import Workers
 
 MAX_ROWS = 20
 MAX_NAMES = 5
@@ -57,10 +48,7 @@ ValFractionOption = Annotated[float, typer.Option("--val-fraction", help="Fracti
 TokenizerOption = Annotated[
     Path | None, typer.Option("--tokenizer", help="Use this tokenizer.json instead of training one.")
 ]
-MinCharactersOption = Annotated[int, typer.Option("--min-characters", help="Drop documents shorter than this.")]
-FilterOption = Annotated[
-    str, typer.Option("--filter", help="Which documents to drop: books (the fewest), web (FineWeb-2's rules), none.")
-]
+FilterOption = Annotated[str, typer.Option("--filter", help="Which documents to drop: books (what no book has), none.")]
 ValByOption = Annotated[
     str, typer.Option("--val-by", help="Hold out whole texts (source) or parts (document); auto: whole if 20 or more.")
 ]
@@ -73,25 +61,17 @@ NearOption = Annotated[
         "--near-duplicates", help="Drop documents this similar to earlier ones, or contained in them; 0 keeps them."
     ),
 ]
-AddOption = Annotated[
-    bool, typer.Option("--add", help="Add text to this folder and keep its tokenizer: give the old and the new text.")
-]
-KeepOption = Annotated[
-    bool, typer.Option("--keep-work", help="Keep the cleaned text on disk, so that --add only processes new text.")
-]
 ProcessesOption = Annotated[
     int | None, typer.Option("--processes", help="Processes that share the work (one for each core).")
 ]
-EncoderOption = Annotated[str, typer.Option("--encoder", help="auto, gigatoken, tokenizers; ids are the same.")]
+DaskOption = Annotated[
+    str | None, typer.Option("--dask", metavar="HOST:PORT", help="A Dask scheduler whose workers do the work.")
+]
 HeldOutOption = Annotated[
     list[str] | None,
     typer.Option(
         "--held-out", help="A file that must be new to the model; shows how much of it is in the training text."
     ),
-]
-CompareOption = Annotated[
-    list[Path] | None,
-    typer.Option("--compare-tokenizer", help="Another tokenizer.json to compare with, such as GPT-2's."),
 ]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Check all files, say what they are and what is wrong, then stop.")
@@ -99,7 +79,6 @@ DryRunOption = Annotated[
 RepairOption = Annotated[
     bool, typer.Option("--repair", help="Repair text that was encoded twice, or is in two encodings.")
 ]
-DroppedOption = Annotated[bool, typer.Option("--show-dropped", help="Show examples of what was dropped, and why.")]
 
 
 @app.command("prepare")
@@ -111,7 +90,6 @@ def prepare_command(
     val_by: ValByOption = AUTO,
     val: ValOption = None,
     tokenizer: TokenizerOption = None,
-    min_characters: MinCharactersOption = DEFAULT_MIN_CHARACTERS,
     field: Annotated[
         str, typer.Option("--field", help="The .jsonl field or .parquet column that holds the text.")
     ] = DEFAULT_FIELD,
@@ -119,22 +97,11 @@ def prepare_command(
         bool, typer.Option("--skip-bad", help="Skip and count broken files and records without usable text.")
     ] = False,
     repair: RepairOption = False,
-    filter_rules: FilterOption = DEFAULT_FILTER,
+    filter_rules: FilterOption = BOOKS,
     near_duplicates: NearOption = DEFAULT_SIMILARITY,
     force: Annotated[bool, typer.Option("--force", help="Replace a folder prepared from other text.")] = False,
-    add: AddOption = False,
-    keep_work: KeepOption = False,
     processes: ProcessesOption = None,
-    encoder: EncoderOption = "auto",
-    engine: EngineOption = LOCAL,
-    scheduler: SchedulerOption = None,
-    tls_ca_file: CaOption = None,
-    tls_cert: CertificateOption = None,
-    tls_key: KeyOption = None,
-    insecure_scheduler: InsecureOption = False,
-    show_dropped: DroppedOption = False,
-    held_out: HeldOutOption = None,
-    compare: CompareOption = None,
+    dask: DaskOption = None,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -146,31 +113,41 @@ def prepare_command(
         val_fraction=val_fraction,
         val_by=val_by,
         val=tuple(val or ()),
-        min_characters=min_characters,
         reading=Reading(field=field, skip_bad=skip_bad, repair=repair),
         filter=filter_rules,
         near_duplicates=near_duplicates,
         force=force,
-        add=add,
-        keep_work=keep_work,
         processes=processes,
-        encoder=encoder,
     )
-    tls = (tls_ca_file, tls_cert, tls_key)
-    chosen = chosen_pool(engine, scheduler, tls, insecure=insecure_scheduler, options=wanted)
     if dry_run:
         with shown_progress() as progress:
-            found = open_sources(sources, exclude=out, progress=progress, reading=wanted.reading, held_out=wanted.val)
+            found = list_sources(sources, exclude=out, reading=wanted.reading, held_out=wanted.val)
+            found.survey(progress)
         _emit_found(found)
-        _say_damaged(found.damaged, repaired=repair)
+        _say_damaged(found.log.damaged, repaired=repair)
         return
     try:
-        with shown_progress() as progress, chosen as pool:
-            prepared = prepare(sources, out=out, options=wanted, progress=progress, pool=pool)
+        with shown_progress() as progress, _workers(dask, processes) as workers:
+            prepared = prepare(sources, out=out, options=wanted, progress=progress, workers=workers)
     except KeyboardInterrupt:
         say("interrupted; the same command continues from here (finished work is in {folder})", folder=out / WORK)
         raise
-    _report(prepared, out=out, show_dropped=show_dropped, extra=_measures(out, prepared.manifest, held_out, compare))
+    _report(prepared, out=out)
+
+
+def _workers(dask: str | None, processes: int | None) -> "AbstractContextManager[Workers | None]":
+    """None: processes of this machine."""
+    if dask is None:
+        return nullcontext()
+    if processes is not None:
+        raise ConfigError("--processes and --dask exclude each other", hint="leave one of them out")
+    try:
+        from cuadrilla.data.dask import dask_workers
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "Dask is not installed: {error}", error=error, hint='pip install "cuadrilla[dask]"'
+        ) from error
+    return dask_workers(dask)
 
 
 @app.command("stats")
@@ -178,39 +155,35 @@ def stats_command(
     folder: Annotated[Path, typer.Argument(help="A folder written by `cuadrilla data prepare`.")],
     verify: Annotated[bool, typer.Option("--verify", help="Check the hash of every file as well.")] = False,
     held_out: HeldOutOption = None,
-    compare: CompareOption = None,
     json: JsonOption = False,
 ) -> None:
     """What a data folder holds: documents, bytes and tokens of each split and source."""
     options.json |= json
     manifest = read_manifest(folder)
     verify_folder(folder, manifest, hashes=verify)
-    extra = _measures(folder, manifest, held_out, compare)
-    _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()}, extra)
+    head = {"folder": str(folder), "manifest_hash": manifest.hash()}
+    _emit_manifest(manifest, head, _overlaps(folder, manifest, held_out))
 
 
-def _measures(
-    folder: Path, manifest: Manifest, held_out: list[str] | None, compare: list[Path] | None
-) -> dict[str, list[dict[str, Any]]]:
-    """How the tokenizer fits the held-out text, and how much of what should be new is not."""
+def _overlaps(folder: Path, manifest: Manifest, held_out: Sequence[str] | None) -> list[dict[str, Any]]:
+    """How much of what should be new is not."""
     windows, found = manifest.counts.get(CHECKED, 0), manifest.counts.get(OVERLAPPING, 0)
     rows = [{"name": "val", "checked": windows, "found": found, "share": found / windows if windows else 0.0}]
     for each in overlap.of_files(folder, manifest, held_out) if held_out else ():
         rows.append({"name": each.name, "checked": each.checked, "found": each.found, "share": each.share})
-    return {"tokenizers": [asdict(fit) for fit in fits(folder, manifest, compare or [])], "overlap": rows}
+    return rows
 
 
-def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[str, list[dict[str, Any]]]) -> None:
+def _report(prepared: Prepared, *, out: Path) -> None:
     manifest = prepared.manifest
-    dropped = list(read_jsonl(out / DROPPED)) if show_dropped else []
     _say_skipped(prepared.skipped, prepared.broken)
     _say_damaged(prepared.damaged, repaired="repair" in manifest.options)
     for text in prepared.repeats[:MAX_ROWS]:
         say("{text}", text=text)
     if len(prepared.repeats) > MAX_ROWS:
         say("... and {more:,} more such sources (--json shows all)", more=len(prepared.repeats) - MAX_ROWS)
-    for note in prepared.notes:
-        say("{note}", note=note)
+    if prepared.note:
+        say("{note}", note=prepared.note)
     vocab = manifest.options.get("vocab", manifest.vocab_size)
     if manifest.vocab_size != vocab:
         say(
@@ -228,12 +201,11 @@ def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[st
             "damaged": dict(prepared.damaged),
             "repeats": prepared.repeats,
             "manifest_hash": manifest.hash(),
-            **({"dropped": dropped} if show_dropped else {}),
         },
-        extra,
+        _overlaps(out, manifest, None),
     )
-    if show_dropped and not options.json:
-        _emit_dropped(dropped)
+    if (out / DROPPED).exists():
+        say("examples of what was dropped are in {path}", path=out / DROPPED)
     say(
         "{folder}: already prepared, nothing done ({tokens:,} tokens to train on)"
         if prepared.already
@@ -243,18 +215,19 @@ def _report(prepared: Prepared, *, out: Path, show_dropped: bool, extra: dict[st
     )
 
 
-def _emit_found(found: Found) -> None:
+def _emit_found(found: Sources) -> None:
     """What a preparation would read."""
+    log = found.log
     rows = [
         {"name": each.name, "text_bytes": each.num_bytes, "encoding": each.encoding, "licence": each.licence}
-        for each in found.sources
+        for each in found.texts
     ]
     if options.json:
-        emit_json({"sources": rows, "skipped": found.skipped, "broken": dict(found.broken), "counts": found.counts})
+        emit_json({"sources": rows, "skipped": log.skipped, "broken": log.broken, "counts": log.counts})
     else:
         emit_table([_readable(row) for row in rows])
-    _say_skipped(found.skipped, found.broken)
-    total = sum(each.num_bytes for each in found.sources)
+    _say_skipped(log.skipped, log.broken)
+    total = sum(each.num_bytes for each in found.texts)
     say("{number:,} sources, {size:,.1f} MB of text; nothing was written", number=len(rows), size=total / 1e6)
 
 
@@ -283,28 +256,15 @@ def _joined(texts: Iterable[str], between: str) -> str:
     return reduce(lambda done, text: Message("{done}{between}{text}", done=done, between=between, text=text), texts)
 
 
-def _emit_dropped(rows: list[dict[str, Any]]) -> None:
-    """Some examples of each reason."""
-    for row in rows:
-        emit(
-            "{reason}: {source}, {characters:,} characters, like one of {like}"
-            if "like" in row
-            else "{reason}: {source}, {characters:,} characters",
-            reason=row["reason"].replace("_", " "),
-            source=row["source"],
-            characters=row["characters"],
-            like=row.get("like"),
-        )
-        emit("    {begins}", begins=row["begins"][:100])
-
-
-def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], extra: Mapping[str, list[dict[str, Any]]]) -> None:
+def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], overlaps: list[dict[str, Any]]) -> None:
     splits = [_row(name, [source.portions.get(name) for source in manifest.sources]) for name in manifest.splits]
     by_source = [_source_row(source) for source in manifest.sources]
     if options.json:
         tail = {"vocab_size": manifest.vocab_size, "dtype": manifest.dtype, "options": manifest.options}
-        emit_json({**head, **tail, "splits": splits, "sources": by_source, "counts": manifest.counts, **extra})
-        _warn_overlap(extra["overlap"])
+        emit_json(
+            {**head, **tail, "splits": splits, "sources": by_source, "counts": manifest.counts, "overlap": overlaps}
+        )
+        _warn_overlap(overlaps)
         return
     emit_table([_readable(row) for row in splits])
     emit("")
@@ -322,16 +282,14 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], extra: Mapping[s
         emit("")
         emit_table([{"cleaning": name.replace("_", " "), "": f"{n:,}"} for name, n in manifest.counts.items()])
     emit("")
-    emit_table([_readable({"tokenizer": row.pop("name"), **row}) for row in map(dict, extra["tokenizers"])])
-    emit("")
-    for row in extra["overlap"]:
+    for row in overlaps:
         emit(
             "{name}: {share:.2%} of {checked:,} stretches of 50 characters are in train",
             name=row["name"],
             share=row["share"],
             checked=row["checked"],
         )
-    _warn_overlap(extra["overlap"])
+    _warn_overlap(overlaps)
     emit(
         "vocabulary {size:,} ({dtype}), manifest {hash}",
         size=manifest.vocab_size,

@@ -13,7 +13,6 @@ import typer
 
 from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.parent import under_a_parent
-from cuadrilla.cli.report import page_of
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.cli.train import train_and_show
 from cuadrilla.data.options import PrepareOptions
@@ -21,12 +20,12 @@ from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.host.facts import read_facts
 from cuadrilla.messages import Message
-from cuadrilla.monitor.report import read_report, render
+from cuadrilla.monitor.web.page import save_page
 from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, typed, write_atomic
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.engines.crew import OpenCrew
+    from cuadrilla.crew.up import OpenCrew
 
 VOCABULARY = 1024
 STEPS, LEAST_STEPS = 1100, 1000
@@ -190,7 +189,7 @@ def demo(
     say("                {train:,} tokens to train on, {val:,} held out", train=tokens["train"], val=tokens["val"])
     say("\n2/4 train       on three unequal practice workers; Ctrl-C saves and stops; the same command continues")
     accident = Accident(at=size.steps // 2)
-    from cuadrilla.engines.crew import Opening
+    from cuadrilla.crew.up import Opening
 
     outcome = train_and_show(resolved, run, opening=Opening(opened=accident.opened), more_sinks=[accident])
     if not outcome.complete:
@@ -204,13 +203,14 @@ def demo(
     else:
         for text in result["examples"]:
             emit("\n{text}", text=text)
-    write_atomic(page_of(run), render(read_report(run)))
+    page = run.path / "report.html"
+    save_page(run, page)
     say(
         "\ncurves, machines, samples: {page}\n"
         "done in {minutes:.1f} minutes. What to type next:\n"
         '  cuadrilla generate {folder} "Había una vez una niña"\n'
         "  cuadrilla data prepare your-texts/ --out data && cuadrilla new my-gpt2 && cuadrilla train my-gpt2",
-        page=typed(page_of(run)),
+        page=typed(page),
         minutes=(time.monotonic() - began) / 60,
         folder=typed(folder),
     )

@@ -15,9 +15,7 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import typed
 
 if TYPE_CHECKING:  # the other verbs of `data` do without HTTP
-    from cuadrilla.data.get.catalogue import CatalogueOptions
-    from cuadrilla.data.get.download import DownloadRequest, Fetched
-    from cuadrilla.data.get.origin import TooLargeError
+    from cuadrilla.data.get.download import DownloadRequest, Fetched, TooLargeError
 
 MAX_ROWS = 20
 
@@ -39,8 +37,6 @@ def get_command(
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Fetch corpora: resumed where they were cut, checked, and recorded in SOURCE.json beside the data."""
-    from cuadrilla.data.get.catalogue import CatalogueOptions
-
     options.json |= json
     if show:
         _show_catalogue()
@@ -51,9 +47,7 @@ def get_command(
     if sha256 and (len(names) > 1 or len(sha256) != 64 or set(sha256) - set("0123456789abcdef")):
         raise ConfigError("--sha256 is 64 hexadecimal digits, for one file", hint="get the file's from its owner")
     wanted = [
-        each
-        for name in names
-        for each in _gather(name, CatalogueOptions(sha256=sha256, split=split, revision=revision), agreed=yes)
+        each for name in names for each in _gather(name, agreed=yes, sha256=sha256, split=split, revision=revision)
     ]
     try:
         done = [_fetch(each, to=to, agreed=agreed) for each, agreed in wanted]
@@ -66,7 +60,7 @@ def get_command(
     _report(done)
 
 
-def _gather(name: str, wishes: "CatalogueOptions", *, agreed: bool) -> "list[tuple[DownloadRequest, bool]]":
+def _gather(name: str, *, agreed: bool, **wishes: str) -> "list[tuple[DownloadRequest, bool]]":
     """The files that a name stands for, and whether they may be as large as they like."""
     from cuadrilla.data.get.catalogue import CATALOGUE, resolve
     from cuadrilla.data.get.download import LARGE_BYTES
@@ -74,7 +68,7 @@ def _gather(name: str, wishes: "CatalogueOptions", *, agreed: bool) -> "list[tup
     corpus = next((each for each in CATALOGUE if each.name == name), None)
     if corpus is not None and corpus.asks and not corpus.address.startswith("hf:"):  # the hub knows exact sizes
         agreed = agreed or _agree(_large(name, corpus.size))
-    wanted = resolve(name, options=wishes)
+    wanted = resolve(name, **wishes)
     total = sum(each.num_bytes or 0 for each in wanted)
     if total > LARGE_BYTES:
         size = Message("{total:,} bytes in {number:,} files", total=total, number=len(wanted))
@@ -83,8 +77,7 @@ def _gather(name: str, wishes: "CatalogueOptions", *, agreed: bool) -> "list[tup
 
 
 def _fetch(wanted: "DownloadRequest", *, to: Path, agreed: bool) -> "Fetched":
-    from cuadrilla.data.get.download import LARGE_BYTES, DownloadPolicy, fetch
-    from cuadrilla.data.get.origin import TooLargeError
+    from cuadrilla.data.get.download import LARGE_BYTES, DownloadPolicy, TooLargeError, fetch
 
     policy = DownloadPolicy(report=say)
     while True:
@@ -97,7 +90,7 @@ def _fetch(wanted: "DownloadRequest", *, to: Path, agreed: bool) -> "Fetched":
 
 
 def _large(name: str, size: str) -> "TooLargeError":
-    from cuadrilla.data.get.origin import TooLargeError
+    from cuadrilla.data.get.download import TooLargeError
 
     return TooLargeError("{name} is large: {size}", name=name, size=size, hint="add --yes to fetch it without asking")
 
@@ -133,7 +126,7 @@ def _show_catalogue() -> None:
 
 
 def _report(done: "Sequence[Fetched]") -> None:
-    from cuadrilla.data.get.origin import RECORD
+    from cuadrilla.data.get.address import RECORD
 
     rows = [_row(each) for each in done]
     emit_table(rows if options.json else rows[:MAX_ROWS])

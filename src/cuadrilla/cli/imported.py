@@ -28,7 +28,7 @@ def import_model(
         str, typer.Option(help="The prepared data folder, as seen from here or the new folder.")
     ] = "../data",
     trust: Annotated[
-        bool, typer.Option("--trust", help="Read a pickle (.bin, .pt), in a separate process without network.")
+        bool, typer.Option("--trust", help="Read a pickle (.bin, .pt); it may hold tensors only.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
@@ -40,8 +40,6 @@ def import_model(
     if (to.exists() and (not to.is_dir() or any(to.iterdir()))) or to.name in ("", ".."):
         raise ConfigError("{to} exists", to=to, hint="choose another name")
     found = read_pretrained(source, trust=trust)
-    if found.note:
-        say("note: while the pickle was read: {note}", note=found.note)
     work = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
         make_private(work)
@@ -95,7 +93,7 @@ def run_file_text(shape: "GPT2Config", *, data: str) -> str:
     """A commented run file that continues training a model of these sizes."""
     folder = quoted(data.replace("\\", "/"))
     return f"""\
-# A run of cuadrilla that begins with imported weights. `cuadrilla config show --help-text` explains every key.
+# A run of cuadrilla that begins with imported weights. `cuadrilla train --explain-config` explains every key.
 schema = 1
 
 [data]

@@ -11,12 +11,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cuadrilla.cli.crew import refuse_if_promoted, show_moved, show_opened
 from cuadrilla.cli.output import keep_answer_apart, options, say
+from cuadrilla.crew.signals import handling
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.address import dialled_address, listening_address
@@ -26,9 +27,9 @@ from cuadrilla.rundir import FolderLock, RunDir, make_private
 from cuadrilla.runfile import literal, read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.jobs.crew import CrewPlaces
+    from cuadrilla.jobs.crew import CrewExecutor
     from cuadrilla.jobs.deal import Wants
-    from cuadrilla.jobs.places import Places
+    from cuadrilla.jobs.local import LocalExecutor
     from cuadrilla.plan.devices import Use
 
 LOOK_SECONDS = 0.2
@@ -43,8 +44,8 @@ def work_on(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches a whole group of processes; the search decides
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
-    from cuadrilla.engines.run import Audience, train_run
-    from cuadrilla.jobs.places import tell_outcome
+    from cuadrilla.crew.run import Audience, train_run
+    from cuadrilla.jobs.local import tell_outcome
 
     more = [f"train.threads={threads}"] if threads else []
     more += [f"train.device={literal(device)}"] if device else []
@@ -60,7 +61,7 @@ def work_on(
 
 
 def _lines_of(descriptor: int) -> "queue.SimpleQueue[str]":
-    """What comes through a pipe; when its other end closes, this process ends at once."""
+    """Lines that come through a pipe; when its other end closes, this process ends at once."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
@@ -79,42 +80,39 @@ def _until_terminated(stopped: threading.Event, request_stop: Callable[[str], No
         stopped.set()
         request_stop(Message("whoever gave this job away wants it back"))
 
-    before = signal.signal(signal.SIGTERM, handler)
-    if stopped.is_set():  # while the run was made ready
-        handler(signal.SIGTERM, None)
-    try:
+    with handling({signal.SIGTERM: handler}):
+        if stopped.is_set():  # while the run was made ready
+            handler(signal.SIGTERM, None)
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
-def local_places(run_file: Path, sets: list[str], *, together: int) -> "Places[Any]":
-    """For runs like this one on this machine: `together`, or one on each accelerator, or one.
+def local_executor(run_file: Path, sets: list[str], *, together: int) -> "LocalExecutor":
+    """The executor of this machine for runs like this one: `together` at once, or one on each accelerator, or one.
 
     Raises ConfigError, DeviceError.
     """
-    from cuadrilla.engines.devices import Devices
+    from cuadrilla.crew.devices import Devices
 
-    config = read_run_file(run_file, sets=sets).config
-    on_cards = [use for use in Devices("auto").choose(config).uses if use.device not in ("", "cpu")]
+    config = read_run_file(run_file, sets=sets, as_new=True).config
+    on_cards = [use for use in Devices("auto").choose(lambda: config).uses if use.device not in ("", "cpu")]
     if config.train.device != "auto":
         on_cards = []
     logs = run_file.parent / "tune" / "logs"
-    return _places(on_cards, number=together or len(on_cards) or 1, threads=config.train.threads, logs=logs)
+    return _local(on_cards, number=together or len(on_cards) or 1, threads=config.train.threads, logs=logs)
 
 
-def places_here(*, logs: Path) -> "Places[Any]":
-    """For any runs on this machine: one on each accelerator, or one. Raises DeviceError."""
-    from cuadrilla.engines.devices import Devices
+def executor_here(*, logs: Path) -> "LocalExecutor":
+    """The executor of this machine for any runs: one on each accelerator, or one. Raises DeviceError."""
+    from cuadrilla.crew.devices import Devices
 
-    on_cards = [use for use in Devices().choose_for_any().uses if use.device not in ("", "cpu")]
-    return _places(on_cards, number=len(on_cards) or 1, threads=0, logs=logs)
+    on_cards = [use for use in Devices().choose().uses if use.device not in ("", "cpu")]
+    return _local(on_cards, number=len(on_cards) or 1, threads=0, logs=logs)
 
 
-def _places(on_cards: "Sequence[Use]", *, number: int, threads: int, logs: Path) -> "Places[Any]":
+def _local(on_cards: "Sequence[Use]", *, number: int, threads: int, logs: Path) -> "LocalExecutor":
     """`threads` of each place without a card; 0: as many as it has cores."""
-    from cuadrilla.engines.local import num_cores
-    from cuadrilla.jobs.places import LocalPlace, Places
+    from cuadrilla.crew.equipment import num_cores
+    from cuadrilla.jobs.local import LocalExecutor, LocalPlace
 
     threads = threads or (0 if on_cards else max(1, num_cores() // number))
     places = []
@@ -128,10 +126,10 @@ def _places(on_cards: "Sequence[Use]", *, number: int, threads: int, logs: Path)
                 environment=use.environment if use else {},
             )
         )
-    return Places(places, logs=logs)
+    return LocalExecutor(places, logs=logs)
 
 
-def read_wants(on: list[str], *, device: str, machines: int = 1) -> "Wants":
+def read_wants(on: list[str], *, device: str) -> "Wants":
     """Raises ConfigError for what nobody can have."""
     from cuadrilla.jobs.deal import DEVICES, Wants
 
@@ -139,11 +137,8 @@ def read_wants(on: list[str], *, device: str, machines: int = 1) -> "Wants":
         known = ", ".join(DEVICES)
         raise ConfigError("{device!r} is no kind of device", device=device[:40], hint="one of {known}", known=known)
     if not all(map(str.strip, on)):
-        raise ConfigError("--on needs the name of a machine", hint="cuadrilla nodes lists those that have joined")
-    if on and len(set(on)) < machines:
-        told = "{machines} machines cannot be found among {number}"
-        raise ConfigError(told, machines=machines, number=len(set(on)), hint="name as many with --on, or none")
-    return Wants(machines=machines, on=tuple(dict.fromkeys(on)), device=device)
+        raise ConfigError("--on needs the name of a machine", hint="cuadrilla monitor shows those that have joined")
+    return Wants(on=tuple(dict.fromkeys(on)), device=device)
 
 
 def require_crew(crew: bool, *, listen: str, address: str) -> None:
@@ -153,9 +148,9 @@ def require_crew(crew: bool, *, listen: str, address: str) -> None:
 
 
 @contextmanager
-def crew_places(folder: Path, *, listen: str, address: str, uses: int) -> Iterator["CrewPlaces[Any]"]:
+def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iterator["CrewExecutor"]:
     """The machines that join this machine's crew. `folder`: of what they do. Raises ConfigError, LinkError."""
-    from cuadrilla.jobs.crew import open_crew_places
+    from cuadrilla.jobs.crew import open_crew_executor
 
     listens = listening_address(listen)
     dialled = str(dialled_address(address, port=listens.port)) if address else ""
@@ -166,11 +161,11 @@ def crew_places(folder: Path, *, listen: str, address: str, uses: int) -> Iterat
     refuse_if_promoted(home)
     purpose = Message("coordinating machines")
     moved = partial(show_moved, home, dialled=dialled)
-    opening = open_crew_places(home, listen=listens, folder=folder, moved=moved)
+    opening = open_crew_executor(home, listen=listens, folder=folder, moved=moved)
     # One coordinator has the keys and gets the invites.
-    with FolderLock(home.crew / "lock", purpose=purpose), opening as (places, opened):
+    with FolderLock(home.crew / "lock", purpose=purpose), opening as (executor, opened):
         try:
             show_opened(home, opened, folder=folder, dialled=dialled, uses=uses)
-            yield places
+            yield executor
         finally:
             home.open_file.unlink(missing_ok=True)

@@ -20,16 +20,26 @@ from rich.live import Live
 from rich.text import Text
 
 from cuadrilla.cli.output import emit, emit_json_line, options, stdout
+from cuadrilla.crew.signals import handling
 from cuadrilla.errors import ConfigError
 from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.usage import Sampler, Usage, whole_usage_data
 from cuadrilla.messages import language
-from cuadrilla.monitor.crew import CrewNow, CrewReader, crew_data, open_run
-from cuadrilla.monitor.jobs import HandedOut, WorkNow, work_data
-from cuadrilla.monitor.screen import MachineNow, ScreenLine, ScreenStyle, crew_lines, fitted, machine_lines, work_lines
+from cuadrilla.monitor.jobs import OwnCrew, WorkNow, work_data
+from cuadrilla.monitor.run import RunNow, RunReader, open_run, run_data
+from cuadrilla.monitor.screen import (
+    MachineNow,
+    ScreenLine,
+    ScreenStyle,
+    crew_lines,
+    fitted,
+    machine_lines,
+    nodes_lines,
+    work_lines,
+)
 from cuadrilla.printable import one_line
-from cuadrilla.rundir import RunDir, open_private, require_regular, storage_errors
+from cuadrilla.rundir import RunDir, append_lines, require_regular
 
 FIRST_SECONDS = 0.5
 """The processor's figure is a mean since the sample before."""
@@ -64,9 +74,9 @@ def monitor(
         Path | None, typer.Option("--log", metavar="FILE", help="Also append each sample to this file, as JSON.")
     ] = None,
 ) -> None:
-    """Show how busy this machine is, or the machines of a run, until Ctrl-C.
+    """Show how busy this machine is and its crew's machines, or the machines of a run, until Ctrl-C.
 
-    While this machine hands out a queue or a search, also its machines and what each of them has.
+    Of a crew that trains or takes runs, also what each machine does.
     On a terminal one screen, drawn again; elsewhere plain lines. Of a run it reads the folder only, running or ended.
     """
     options.json |= json
@@ -75,19 +85,14 @@ def monitor(
             _watch(_Run(open_run(RunDir(run if run.is_dir() else run.parent))), interval, once=once, log=log)
             return
         with Sampler(folder=Path()) as sampler:
-            _watch(_ThisMachine(sampler, HandedOut(Home.of_user())), interval, once=once, log=log)
+            _watch(_ThisMachine(sampler, OwnCrew(Home.of_user())), interval, once=once, log=log)
 
 
 @contextlib.contextmanager
 def _ends_quietly() -> Iterator[None]:
     """Ctrl-C is how one ends it. A SIGTERM is taken in the same way, so that the terminal gets its cursor back."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with contextlib.suppress(KeyboardInterrupt), handling({signal.SIGTERM: signal.default_int_handler}):
         yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _watch(source: _Source, interval: float, *, once: bool, log: Path | None) -> None:
@@ -116,14 +121,15 @@ def _watch(source: _Source, interval: float, *, once: bool, log: Path | None) ->
 @dataclass
 class _ThisMachine:
     sampler: Sampler
-    handed_out: HandedOut
+    crew: OwnCrew
 
     def __post_init__(self) -> None:
         facts = read_facts()
-        self._name, self._processor = socket.gethostname(), facts.cpu.name or ""
+        self._name, self._processor = socket.gethostname(), facts.processor or ""
         self._past: deque[Usage] = deque(maxlen=MOST_PAST)
         self._usage: Usage | None = None
-        self._work: WorkNow | None = None
+        self._nodes: list[str] = []
+        self._now: RunNow | WorkNow | None = None
         self._time = 0.0
         self.sampler.sample()
         time.sleep(FIRST_SECONDS)
@@ -132,12 +138,18 @@ class _ThisMachine:
         if self._usage is not None:
             self._past.append(self._usage)
         self._usage, self._time = self.sampler.sample(), time.time()
-        self._work = self.handed_out.read(now=self._time)
+        self._nodes = _nodes(self.crew.home)
+        self._now = self.crew.read(self._nodes, now=self._time)
 
     def data(self) -> dict[str, Any]:
         usage = whole_usage_data(self._usage or Usage())
-        work = {} if self._work is None else {"hands_out": work_data(self._work)}
-        return {"time": self._time, "machine": self._name, **usage, "gpus_silent": self.sampler.gpus_silent, **work}
+        found = {"time": self._time, "machine": self._name, **usage, "gpus_silent": self.sampler.gpus_silent}
+        if self._nodes:
+            found["nodes"] = self._nodes
+        if self._now is not None:
+            now = self._now
+            found["hands_out"] = work_data(now) if isinstance(now, WorkNow) else {"kind": "run", **run_data(now)}
+        return found
 
     def lines(self, style: ScreenStyle) -> list[ScreenLine]:
         machine = MachineNow(
@@ -149,26 +161,44 @@ class _ThisMachine:
             gpus_silent=self.sampler.gpus_silent,
         )
         lines = machine_lines(machine, style=style)
-        if self._work is None:
+        if self._now is None and not self._nodes:
             return lines
         lines += [ScreenLine(text="")] if style.live else []
-        rest = None if style.height is None else max(1, style.height - len(lines))
+        rest = replace(style, height=None if style.height is None else max(1, style.height - len(lines)))
         clock = "" if style.live else machine.clock
-        return fitted([*lines, *work_lines(self._work, style=replace(style, height=rest), clock=clock)], style=style)
+        return fitted([*lines, *self._crew_lines(rest, clock=clock)], style=style)
+
+    def _crew_lines(self, style: ScreenStyle, *, clock: str) -> list[ScreenLine]:
+        match self._now:
+            case None:
+                return nodes_lines(self._nodes, style=style, clock=clock)
+            case RunNow():
+                return crew_lines(self._now, style=style, clock=clock)
+            case WorkNow():
+                return work_lines(self._now, style=style, clock=clock)
+
+
+def _nodes(home: Home) -> list[str]:
+    """Those that have joined the crew of this machine. Raises LinkError."""
+    if not home.nodes.exists():
+        return []
+    from cuadrilla.link.nodes import AllowList
+
+    return sorted(AllowList(home.nodes).nodes())
 
 
 @dataclass
 class _Run:
-    reader: CrewReader
+    reader: RunReader
 
     def __post_init__(self) -> None:
-        self._crew: CrewNow | None = None
+        self._crew: RunNow | None = None
 
     def take(self) -> None:
         self._crew = self.reader.read(now=time.time())
 
     def data(self) -> dict[str, Any]:
-        return {} if self._crew is None else crew_data(self._crew)
+        return {} if self._crew is None else run_data(self._crew)
 
     def lines(self, style: ScreenStyle) -> list[ScreenLine]:
         return [] if self._crew is None else crew_lines(self._crew, style=style, clock=_clock(self._crew.time))
@@ -246,5 +276,4 @@ def _check_log(path: Path) -> None:
 
 def _append(path: Path, row: dict[str, Any]) -> None:
     """Raises ResourceError."""
-    with storage_errors(path), open(path, "a", encoding="utf-8", opener=open_private) as file:
-        file.write(json_format.dumps(row) + "\n")
+    append_lines(path, json_format.dumps(row) + "\n")

@@ -36,8 +36,6 @@ class Options:
     json: bool = False
     supervised: bool = False
     """This process is the child that coordinates."""
-    listener: int = -1
-    """A descriptor of the port that it serves, from its parent."""
     answers: TextIO | None = None
     """Where a child process gives its answer, if not on what a task would print to."""
 

@@ -2,32 +2,33 @@
 
 import os
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import typer
 
 from cuadrilla.cli.output import options, say, stderr
-from cuadrilla.engines.supervise import supervise
+from cuadrilla.crew.supervise import supervise
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem
-from cuadrilla.link.gate import bind
+from cuadrilla.link.address import check_free
 from cuadrilla.rundir import RunDir, write_failure
 
 
 def under_a_parent(run: RunDir, *, listen: str = "") -> None:
     """Returns in the child. In the process that a person started: run the same command as a child, then typer.Exit.
 
-    `listen`: the port that the child is to serve, which the parent opens and keeps. Raises LinkError.
+    `listen`: where the child is to listen. Raises LinkError when nobody can.
     Not on Windows, which knows no signals: there a coordinator that dies is started again by hand.
     """
     if options.supervised or os.name == "nt":
         return
-    with bind(listen) if listen else nullcontext() as listener:
-        try:
-            code = supervise(sys.argv[1:], run, report=_report, listener=listener)
-        except EnvironmentProblem as error:
-            _tell_failure(run, error)
-            raise
-        raise typer.Exit(code)
+    if listen:
+        check_free(listen)
+    try:
+        code = supervise(sys.argv[1:], run, report=_report, ends_with_terminal=bool(listen))
+    except EnvironmentProblem as error:
+        _tell_failure(run, error)
+        raise
+    raise typer.Exit(code)
 
 
 def pid_to_signal() -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
-from cuadrilla.cli.jobs import crew_places, places_here, read_wants
+from cuadrilla.cli.jobs import crew_executor, executor_here, read_wants
 from cuadrilla.cli.output import emit_table, say
 from cuadrilla.cli.stopping import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
@@ -20,7 +20,7 @@ from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.jobs.deal import Wants
-    from cuadrilla.jobs.machines import Machines
+    from cuadrilla.jobs.executor import Executor, Executors
     from cuadrilla.jobs.queue import QueuedRun, QueueWork, RunQueue
 
 LOOK_SECONDS = 0.25
@@ -39,10 +39,7 @@ def queue(
     on: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="add: a machine that may train them (default: any).")
     ] = None,
-    machines: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=64, help="add: how many train each run together (usually 1).")
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="KIND", help="add: cuda, mps, xpu or cpu, which each must have.")] = "",
+    device: Annotated[str, typer.Option(metavar="KIND", help="add: cuda, mps, xpu or cpu, which it must have.")] = "",
     listen: ListenAddress = "",
     address: DialledAddress = "",
     uses: Uses = 1,
@@ -51,7 +48,7 @@ def queue(
         bool, typer.Option("--until-empty", help="work: end when every run of the queue has ended.")
     ] = False,
 ) -> None:
-    """Runs that wait for a machine: each is trained by one machine of the crew, or by several, in their order.
+    """Runs that wait for a machine: each is trained by one machine of the crew, in their order.
 
     `add`, `first`, `stop` and `remove` change the queue; `work` hands it out, on this machine and to those that join
     with `cuadrilla join`, until Ctrl-C. Weights and figures come back into the runs' folders here.
@@ -67,12 +64,12 @@ def queue(
     if bool(runs) != (action in ("add", "first", "stop", "remove")):
         hint = "cuadrilla queue add RUN" if action == "add" else "cuadrilla queue shows them"
         raise ConfigError("name the runs" if not runs else "{action} takes no runs", action=action, hint=hint)
-    says = bool(on or machines or device)
+    says = bool(on or device)
     if action != "add" and says:
-        raise ConfigError("--on, --machines and --device are for add", hint="cuadrilla queue add RUN --on NAME")
+        raise ConfigError("--on and --device are for add", hint="cuadrilla queue add RUN --on NAME")
     match action:
         case "add":
-            wants = read_wants(on or [], machines=machines or 1, device=device) if says else None
+            wants = read_wants(on or [], device=device) if says else None
             for added in [_checked(queue, run) for run in runs or ()]:  # all of them, or none
                 queue.add(added, wants=wants or queue.wants_of(added))
         case "first" | "stop" | "remove":
@@ -103,9 +100,8 @@ def _checked(queue: "RunQueue", named: str) -> RunDir:
 
 
 def _wanted(wants: "Wants") -> str:
-    """What a run that waits asks for, for a person."""
-    several = Message("{number} machines", number=wants.machines) if wants.machines > 1 else ""
-    return ", ".join(part for part in (*wants.on, wants.device, several) if part)
+    """The wishes of a run that waits, for a person."""
+    return ", ".join(part for part in (*wants.on, wants.device) if part)
 
 
 def _list(queue: "RunQueue") -> None:
@@ -131,7 +127,7 @@ def _list(queue: "RunQueue") -> None:
 
 def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool, until_empty: bool) -> None:
     """Raises typer.Exit when it was interrupted."""
-    from cuadrilla.jobs.machines import Machines
+    from cuadrilla.jobs.executor import Executors
     from cuadrilla.jobs.queue import QueueWork
 
     folder = Home.of_user().queue
@@ -139,10 +135,11 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
     make_private(folder)
     with ExitStack() as stack:
         stack.enter_context(FolderLock(folder / LOCK, purpose=Message("handing out the queue")))
-        others = stack.enter_context(crew_places(folder, listen=listen, address=address, uses=uses))
-        local = places_here(logs=folder / "logs") if here else None
-        machines: Machines[QueuedRun] = stack.enter_context(Machines(others, here=local))
-        work = QueueWork(queue, machines, hears=_Said())
+        others = stack.enter_context(crew_executor(folder, listen=listen, address=address, uses=uses))
+        own: list[Executor] = [executor_here(logs=folder / "logs")] if here else []
+        executor = Executors([*own, others])
+        stack.callback(executor.close)
+        work = QueueWork(queue, executor, tell=_tell)
         answer = Message("stopping   runs save after this pass; once more: at once, without saving")
         stack.enter_context(stopping(stopped, answer=answer))
         say("queue      in {folder}; runs: {number}; Ctrl-C saves and stops", folder=folder, number=len(queue.runs()))
@@ -150,28 +147,27 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
             work.step()
             if until_empty and work.is_idle:
                 return
-        _end(work, machines)
+        _end(work, executor)
     say("the queue was stopped; the same command goes on")
     raise typer.Exit(INTERRUPTED_EXIT_CODE)
 
 
-def _end(work: "QueueWork", machines: "Machines[QueuedRun]") -> None:
+def _end(work: "QueueWork", executor: "Executors") -> None:
     """Wait until all have saved, or one of them takes too long."""
     work.stop()
     deadline = time.monotonic() + STOP_SECONDS
-    while machines.busy and time.monotonic() < deadline:
+    while executor.busy and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         work.take_back()
 
 
-class _Said:
-    """What a person sees meanwhile."""
+def _tell(run: "QueuedRun", state: str, place: str, reason: str) -> None:
+    from cuadrilla.jobs.queue import RUNNING
 
-    def began(self, run: "QueuedRun", place: str) -> None:
-        say("{run}   begins on {place}", run=typed(run.run.path), place=place)
-
-    def ended(self, run: "QueuedRun", state: str, reason: str) -> None:
-        if reason:
-            say("{run}   {state}: {reason}", run=typed(run.run.path), state=Message(state), reason=reason)
-        else:
-            say("{run}   {state}", run=typed(run.run.path), state=Message(state))
+    folder = typed(run.run.path)
+    if state == RUNNING:
+        say("{run}   begins on {place}", run=folder, place=place)
+    elif reason:
+        say("{run}   {state}: {reason}", run=folder, state=Message(state), reason=reason)
+    else:
+        say("{run}   {state}", run=folder, state=Message(state))

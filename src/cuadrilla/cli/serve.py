@@ -1,11 +1,11 @@
 """`cuadrilla serve`: a trained model over HTTP."""
 
+import asyncio
 import importlib.util
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import partial
 from getpass import getpass
@@ -28,37 +28,24 @@ if TYPE_CHECKING:
 
 HIDDEN = Path("-")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-SERVING = ("fastapi", "uvicorn", "prometheus_client", "aiohttp")
-LAST_SECONDS = 0.3
-"""Which the system may need to put a process away."""
+SERVING = ("fastapi", "uvicorn", "prometheus_client")
 LOG_BYTES, LOG_FILES = 10 * 2**20, 3
-KeyFile = Annotated[
-    Path | None,
-    typer.Option("--key-file", help="A file with the key that callers must send; `-` asks for it, hidden."),
+Host = Annotated[
+    str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on, one of this machine's.")
 ]
-Listen = Annotated[
-    str, typer.Option("--listen", metavar="ADDRESS:PORT", help="Where to listen; another machine needs a key.")
-]
-HostNames = Annotated[
-    list[str] | None,
-    typer.Option("--host", metavar="NAME:PORT", help="Another name that callers may use; may be repeated."),
-]
-Certificate = Annotated[Path | None, typer.Option("--certificate", help="A PEM file, for https.")]
-MostSeconds = Annotated[float, typer.Option("--most-seconds", min=1, max=86_400, help="Time limit of a call.")]
-MostBody = Annotated[int, typer.Option("--most-body", min=1024, max=2**30, help="Bytes of a call's body, at most.")]
-LogFile = Annotated[
-    Path | None, typer.Option("--log", help="Write a line for each call to this file, without its text.")
-]
-PrivateKey = Annotated[Path | None, typer.Option("--private-key", help="The certificate's key, a PEM file.")]
+PortNumber = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port to listen on; 0: any free one.")]
 
 
 def serve(
     models: Annotated[
         list[str], typer.Argument(help="Run folders or folders in Hugging Face's layout; NAME=FOLDER names one.")
     ],
-    listen: Listen = "127.0.0.1:8000",
-    key_file: KeyFile = None,
-    host: HostNames = None,
+    host: Host = "127.0.0.1",
+    port_number: PortNumber = 8000,
+    key_file: Annotated[
+        Path | None,
+        typer.Option("--api-key-file", help="A file with the key that callers must send; `-` asks for it, hidden."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
     newest: Annotated[
         bool, typer.Option("--newest", help="The last step, not the one with the lowest held-out loss.")
@@ -66,21 +53,22 @@ def serve(
     precision: Annotated[
         str, typer.Option(help="auto (what the run asks for, or what is best here), fp32, bf16, on a GPU fp16.")
     ] = "auto",
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Weights in int8: less memory, faster, and a little worse; says how much.")
-    ] = False,
     slots: Annotated[
         int, typer.Option(min=0, max=1024, help="Texts that are continued together (0: as memory allows).")
     ] = 0,
     queue: Annotated[
         int, typer.Option(min=-1, max=100_000, help="Texts that may wait for a slot (-1: one for 16 slots).")
     ] = -1,
-    most_seconds: MostSeconds = 300,
-    most_body: MostBody = 2**20,
-    certificate: Certificate = None,
-    private_key: PrivateKey = None,
-    log_file: LogFile = None,
-    log_texts: Annotated[bool, typer.Option("--log-texts", help="With --log: the prompts, too.")] = False,
+    most_seconds: Annotated[
+        float, typer.Option("--most-seconds", min=1, max=86_400, help="Time limit of a call.")
+    ] = 300,
+    certificate: Annotated[Path | None, typer.Option("--certificate", help="A PEM file, for https.")] = None,
+    private_key: Annotated[
+        Path | None, typer.Option("--private-key", help="The certificate's key, a PEM file.")
+    ] = None,
+    log_file: Annotated[
+        Path | None, typer.Option("--log", help="Write a line for each call to this file, without its text.")
+    ] = None,
 ) -> None:
     """Serve models over HTTP: OpenAI's API, and a page to try them. SIGTERM or Ctrl-C lets calls end (8 s)."""
     require_serving()
@@ -92,34 +80,30 @@ def serve(
             names=", ".join(PRECISIONS),
         )
     from cuadrilla.serve.app import Service, make_app
-    from cuadrilla.serve.edge import Edge, Limits
+    from cuadrilla.serve.edge import Edge
+    from cuadrilla.serve.listen import CALLS_SECONDS, LIBRARIES, open_port
     from cuadrilla.serve.listen import listen as answer
-    from cuadrilla.serve.listen import open_port
     from cuadrilla.serve.served import Models, Room, open_served
 
-    port = port_of(listen, certificate=certificate, private_key=private_key)
+    port = port_of(address_of(host, port_number), certificate=certificate, private_key=private_key)
     key = ask_key(key_file)
     port.check(key=key, command="cuadrilla serve")
-    log_calls(log_file)
+    log_calls(log_file, LIBRARIES)
     with closing(open_port(port)) as listener:  # before the models are loaded, which takes longer
         port = port.bound(listener)
         room = Room(slots=slots, waiting=queue)
         served, predictors = in_passing_thread(
-            partial(open_served, models, device=device, newest=newest, precision=precision, int8=int8, room=room)
+            partial(open_served, models, device=device, newest=newest, precision=precision, room=room)
         )
         by_name = {model.name: model for model in served}
-        service = Service(
-            models=Models(by_name), predictors=predictors, most_seconds=most_seconds, logs_texts=log_texts
-        )
-        limits = Limits(body_bytes=most_body)
-        edge = Edge(make_app(service), key=key, hosts=port.hosts(*(host or ())), limits=limits)
+        service = Service(models=Models(by_name), predictors=predictors, most_seconds=most_seconds)
         answer(
-            service.meters.calls.counting(edge),
+            service.meters.counting(Edge(make_app(service), key=key)),
             port=port,
             listener=listener,
-            draining=gone_in_time(service.drain),
-            late=service.end_calls,
-            ready=lambda: _tell(served, predictors.names, port=port, key=key),
+            around=service.running(),
+            ready=lambda: _tell(served, list(predictors.by_name), port=port, key=key),
+            ending=lambda: asyncio.get_running_loop().call_later(CALLS_SECONDS, service.end_calls),
         )
         leave()
 
@@ -127,30 +111,15 @@ def serve(
 def _tell(models: "Sequence[ServedModel]", tasks: Sequence[str], *, port: "Port", key: str) -> None:
     for model in models:
         say(
-            "{name}: {slots} texts together, {rate:.0f} tokens/s for one alone; {about}; {computes}",
+            "{name}: {slots} texts together, {rate:.0f} tokens/s for one alone; {about}",
             name=model.name,
             slots=model.batcher.load.slots,
             rate=model.tokens_per_second,
             about=about(model.opened),
-            computes=model.computes,
         )
     for name in tasks:
         say("{name}: /v1/predict", name=name)
     say("serving    {url}{key}", url=port.url, key="" if key else Message(" (this machine only, without a key)"))
-
-
-def gone_in_time(drain: Callable[[], None]) -> Callable[[], None]:
-    """What a signal is to do: `drain`; and after `DRAIN_SECONDS` the process is gone, whatever still holds it, such as
-    a task of one's own. Only for a process that has nothing to put away, and calls `leave` at its end."""
-    from cuadrilla.serve.listen import DRAIN_SECONDS
-
-    def draining() -> None:
-        drain()
-        timer = threading.Timer(DRAIN_SECONDS - LAST_SECONDS, leave)
-        timer.daemon = True
-        timer.start()
-
-    return draining
 
 
 def leave() -> None:
@@ -171,16 +140,20 @@ def require_serving() -> None:
         )
 
 
-def port_of(listen: str, *, certificate: Path | None, private_key: Path | None) -> "Port":
-    """Raises LinkError for an address that is none, ConfigError for half of a certificate."""
+def address_of(host: str, port: int) -> Address:
+    """The address to listen on. Raises LinkError for a host that is not one address."""
+    try:
+        return Address(host, port)
+    except LinkError as error:
+        raise LinkError(error.message, hint="--host 127.0.0.1, or an address of this machine's") from None
+
+
+def port_of(address: Address, *, certificate: Path | None, private_key: Path | None) -> "Port":
+    """The port with its certificate. Raises ConfigError for half of a certificate."""
     from cuadrilla.serve.listen import Port
 
     if (certificate is None) != (private_key is None):
         raise ConfigError("https needs both files", hint="--certificate FILE --private-key FILE")
-    try:
-        address = Address.parse(listen)
-    except LinkError as error:
-        raise LinkError(error.message, hint="--listen 127.0.0.1:8000, or an address of this machine's") from None
     return Port(address=address, certificate=certificate, private_key=private_key)
 
 
@@ -207,8 +180,8 @@ def key_in(path: Path) -> str:
     return key
 
 
-def log_calls(path: Path | None) -> None:
-    """Lines of the service's own log; nothing that a caller has written is in them. Raises ConfigError."""
+def log_calls(path: Path | None, names: Sequence[str]) -> None:
+    """Lines of the service's own log and of the loggers `names`, without a caller's text. Raises ConfigError."""
     if path is None:
         return
     try:
@@ -217,6 +190,6 @@ def log_calls(path: Path | None) -> None:
         hint = "name a file in a folder that exists"
         raise ConfigError("{path}: {reason}", path=path, reason=error.strerror, hint=hint) from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log = logging.getLogger("cuadrilla.serve")
-    log.setLevel(logging.INFO)
-    log.addHandler(handler)
+    logging.getLogger("cuadrilla.serve").setLevel(logging.INFO)
+    for name in ("cuadrilla.serve", *names):
+        logging.getLogger(name).addHandler(handler)

@@ -11,7 +11,7 @@ import typer
 from cuadrilla.cli.crew import read_invite
 from cuadrilla.cli.output import options, say
 from cuadrilla.errors import LinkError
-from cuadrilla.home import Home
+from cuadrilla.home import Home, read_object
 from cuadrilla.link.address import listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message
@@ -38,25 +38,23 @@ def standby(
 
     Asks for an invite if this machine has not joined the crew before.
     """
-    from cuadrilla.engines.enrol import enrol
+    from cuadrilla.crew.enrol import enrol
 
     home = Home.of_user()
     crew = None if invite_file else home.find_crew(address)
     if crew is None:
         crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
     set_up_logging(None, worker=crew.name, verbose=options.debug)
-    from cuadrilla.engines.standby import Replica, follow
+    from cuadrilla.crew.standby import follow
 
-    replica = Replica.of(home, crew)
-    make_private(replica.folder)
-    with FolderLock(replica.lock, purpose=FOLLOWING):
+    make_private(home.standby_folder(crew))
+    with FolderLock(home.standby_folder(crew) / "lock", purpose=FOLLOWING):
         say("following  {address} as {name}; Ctrl-C ends it", address=crew.address, name=crew.name)
         follow(home, crew, listen=str(listening_address(listen)), report=say)
 
 
 def promote(
     address: Address = "",
-    listen: Listen = "",
     force: Annotated[
         bool, typer.Option("--force", help="Promote even if the old coordinator may still be running.")
     ] = False,
@@ -69,27 +67,28 @@ def promote(
     crew = home.find_crew(address)
     if crew is None:
         raise LinkError("this machine has not joined a crew", hint="set up a standby beforehand: cuadrilla standby")
-    from cuadrilla.engines.standby import Replica, check_gone
-    from cuadrilla.engines.standby import promote as take_over
+    from cuadrilla.crew.standby import check_gone
+    from cuadrilla.crew.standby import promote as take_over
 
-    replica = Replica.of(home, crew)
-    if not replica.listen:
+    folder = home.standby_folder(crew)
+    known = read_object(folder / "standby.json")
+    if not known:
         raise LinkError(
             "this machine is not a standby of the crew at {address}", address=crew.address, hint="cuadrilla standby"
         )
-    with FolderLock(replica.lock, purpose=FOLLOWING):
+    with FolderLock(folder / "lock", purpose=FOLLOWING):
         if not force:
             check_gone(crew, seconds=wait, report=say)
-        version = take_over(home, crew, replica)
-    lost = max(0, replica.announced - version)
+        version = take_over(home, crew)
+    announced = int(known["announced"])
+    lost = max(0, announced - version)
     say(
         "promoted   continues from step {step}; the last step known from the old coordinator is {announced}",
         step=version,
-        announced=replica.announced,
+        announced=announced,
     )
     say("           {lost} steps are lost" if lost else "           as far as is known, nothing is lost", lost=lost)
-    where = str(listening_address(listen)) if listen else replica.listen
-    command = ["up", str(replica.run.path), "--listen", where]
+    command = ["up", str(folder / "run"), "--listen", str(known["listen"])]
     say("now        cuadrilla {command}", command=shlex.join(command))
     flags = [*(["--debug"] if options.debug else []), *(["--json"] if options.json else [])]
     os.execv(sys.executable, [sys.executable, "-m", "cuadrilla", *flags, *command])

@@ -7,21 +7,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 from cuadrilla.cli.output import say_at_once
+from cuadrilla.crew.signals import handling
 
 
 @contextmanager
 def stopping(stopped: threading.Event, *, answer: str) -> Iterator[threading.Event]:
     """SIGINT or SIGTERM sets `stopped`, and a person reads `answer`; another one raises KeyboardInterrupt."""
 
-    def handler(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         if stopped.is_set():
             signal.default_int_handler(number, frame)
         stopped.set()
         say_at_once(answer)
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling({signal.SIGINT: stop, signal.SIGTERM: stop}):
         yield stopped
-    finally:
-        for number, action in before.items():
-            signal.signal(number, action)

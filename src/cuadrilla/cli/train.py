@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.config import RunFile, Sets
+from cuadrilla.cli.config import RunFile, Sets, explain_config, show_config
 from cuadrilla.cli.output import emit_json, options, say, say_at_once
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.config import Config, CrewEngine, ModelSection
-from cuadrilla.engines.run import Audience, train_run
+from cuadrilla.crew.run import Audience, train_run
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.messages import Message
@@ -22,7 +22,7 @@ from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import Resolved, read_run_config, read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.engines.crew import Opening
+    from cuadrilla.crew.up import Opening
     from cuadrilla.train.coordinate import Outcome
     from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
@@ -60,8 +60,18 @@ def train(
             'as in "1.0,0.5,0.25@100mbit+20ms".',
         ),
     ] = "",
+    show: Annotated[
+        bool, typer.Option("--show-config", help="Only show every value of the run, and where it comes from.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain-config", help="Only explain every key of a run file.")] = False,
 ) -> None:
     """Train, or go on where a run stopped. Ctrl-C saves and stops; the same command resumes."""
+    if explain:
+        explain_config()
+        return
+    if show:
+        show_config(run, sets or [])
+        return
     more = practice_sets(practice) if practice else []
     resolved = read_run_file(run, sets=[*(sets or []), *more], processes=bool(practice))
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
@@ -140,7 +150,7 @@ def train_and_show(
     more_sinks: "Sequence[Sink]" = (),
 ) -> "Outcome":
     """`train_run` with its talk and progress on stderr. `opening`: of a crew that is not practice."""
-    from cuadrilla.engines.signals import stop_on_signals
+    from cuadrilla.crew.signals import stop_on_signals
 
     home = opening.home if opening else None
     audience = Audience(

@@ -8,10 +8,12 @@ some sixteen small files share one.
 In memory for each document: 40 bytes, and 8 more at a time while near-duplicates are sought.
 """
 
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuadrilla.data import clean, containment, duplicates
-from cuadrilla.data.chunks import Chunk, is_whole, key_of, open_chunk
+from cuadrilla.data.chunks import Chunk, is_whole, key_of, write_chunk
 from cuadrilla.data.containment import Held
-from cuadrilla.data.pool import Pool
-from cuadrilla.data.sources import Found, Progress, Stories, TextSource
-from cuadrilla.data.work import DROP, TRAIN, VAL, CleanJob, Job, texts_of
+from cuadrilla.data.executor import Call, Workers
+from cuadrilla.data.listing import TextSource
+from cuadrilla.data.sources import Progress, Sources
+from cuadrilla.data.work import DROP, TRAIN, VAL, CleanJob, clean_texts, texts_of
 from cuadrilla.messages import Message
 
 SMALL_SOURCE_BYTES = 2**16
@@ -43,7 +46,6 @@ class CorpusRules:
 
     recipe: int
     maximum: int
-    min_characters: int
     filter: str
     similarity: float
     """0: near-duplicates stay."""
@@ -57,19 +59,22 @@ class _Batch:
     """Text for one process."""
 
     source: TextSource
-    sources: list[int]
+    """The last one."""
+    sources: list[int] = field(default_factory=list)
     """Number of the source of each text."""
-    numbers: list[int]
+    numbers: list[int] = field(default_factory=list)
     """Of each text among all; a long one is dealt in several pieces."""
-    texts: list[bytes]
-    is_whole: list[bool]
+    texts: list[bytes] = field(default_factory=list)
+    keep_indentation: list[bool] = field(default_factory=list)
+    is_whole: list[bool] = field(default_factory=list)
     num_bytes: int = 0
 
-    def add(self, source: int, number: int, text: str, *, is_whole: bool) -> None:
+    def add(self, source: int, number: int, text: str, *, keep_indentation: bool, is_whole: bool) -> None:
         raw = text.encode("utf-8", "surrogatepass")
         self.sources.append(source)
         self.numbers.append(number)
         self.texts.append(raw)
+        self.keep_indentation.append(keep_indentation)
         self.is_whole.append(is_whole)
         self.num_bytes += len(raw)
 
@@ -145,17 +150,9 @@ class Corpus:
                 if is_chosen and (kept := clean.without_paragraphs(text, removed)[0]).strip():
                     yield kept
 
-    def sample(self, *, count: int) -> list[str]:
-        """Documents from all over the corpus."""
-        kept = np.flatnonzero(self.splits != DROP)
-        return [self.text(int(n)) for n in kept[np.linspace(0, len(kept) - 1, min(count, len(kept))).astype(int)]]
-
     def text(self, document: int) -> str:
         chunk = self._chunk_of(document)
-        sizes = chunk.chunk.array("sizes").astype(np.int64)
-        begin = int(sizes[: document - chunk.first].sum())
-        rows = slice(begin, begin + int(sizes[document - chunk.first]))
-        return chunk.chunk.array("text", rows=rows).tobytes().decode()
+        return next(islice(texts_of(chunk.chunk), document - chunk.first, None))
 
     def _chunk_of(self, document: int) -> CleanChunk:
         return self.chunks[int(np.searchsorted(self._firsts, document, side="right")) - 1]
@@ -189,14 +186,14 @@ class Corpus:
     def _drop_similar(
         self, is_first: NDArray[np.bool_], *, similarity: float, names: list[str], progress: Progress
     ) -> None:
-        pairs = np.zeros(0, dtype=np.uint64)
-        for band in range(duplicates.NUM_BANDS):
+        pairs, bands = np.zeros(0, dtype=np.uint64), range(duplicates.NUM_BANDS)
+        for band in bands:
             progress(COMPARING, band, duplicates.NUM_BANDS)
             keys = _joined([_band(chunk, band) for chunk in self.chunks], "u8")
             keys[~is_first] = 0
             pairs = np.union1d(pairs, duplicates.candidates(keys))
         progress(COMPARING, duplicates.NUM_BANDS, duplicates.NUM_BANDS)
-        read = lru_cache(maxsize=32)(lambda chunk: chunk.chunk.array("signatures"))
+        read = lru_cache(maxsize=32)(lambda chunk: np.concatenate([chunk.chunk.array(f"band{band}") for band in bands]))
 
         def signature(document: int) -> NDArray[np.uint32]:
             chunk = self._chunk_of(document)
@@ -274,19 +271,20 @@ class Corpus:
         self.held_out = np.unique(np.concatenate(held))
 
 
-def clean_corpus(work: Path, *, found: Found, rules: CorpusRules, pool: Pool, progress: Progress) -> Corpus:
-    """Clean, deduplicate and split everything. Raises what the sources raise, ResourceError."""
-    counts = Counter(found.counts)
-    total = sum(source.num_bytes for source in found.sources)
+def clean_corpus(work: Path, *, read: Sources, rules: CorpusRules, workers: Workers, progress: Progress) -> Corpus:
+    """Read, clean, deduplicate and split everything. Raises DataError, ResourceError."""
+    counts: Counter[str] = Counter()
+    total = sum(source.size_bytes for source in read.all)
     batches: list[tuple[str, NDArray[np.uint32], NDArray[np.uint32], int]] = []
 
-    def jobs() -> Iterator[tuple[Job, bytes] | None]:
-        for batch in _batches(found, counts):
+    def calls() -> Iterator[Call | None]:
+        for batch in _batches(read, counts):
             payload = b"".join(batch.texts)
-            job = _job(work, batch, payload, rules)
+            job = _job(batch, rules)
+            key = key_of(str(rules.recipe), repr(asdict(job)), payload)
             sources_of, numbers_of = (np.array(each, dtype=np.uint32) for each in (batch.sources, batch.numbers))
-            batches.append((Path(job.out).stem, sources_of, numbers_of, batch.num_bytes))
-            yield None if is_whole(Path(job.out)) else (job, payload)
+            batches.append((key, sources_of, numbers_of, batch.num_bytes))
+            yield None if is_whole(work / f"{key}.clean") else (clean_texts, (job, payload))
 
     progress(CLEANING, 0, total)
     chunks: list[CleanChunk] = []
@@ -294,55 +292,65 @@ def clean_corpus(work: Path, *, found: Found, rules: CorpusRules, pool: Pool, pr
     texts: list[NDArray[np.uint32]] = []
     samples = _Samples()
     done = first = 0
-    names = [source.name for source in found.sources]
-    for number, _ in enumerate(pool.run(jobs())):
+    names = [source.name for source in read.all]
+    for number, made in enumerate(workers.run(calls())):
         key, source_of, number_of, num_bytes = batches[number]
-        chunk = open_chunk(work / f"{key}.clean")
+        path = work / f"{key}.clean"
+        if made:
+            write_chunk(path, made)
+        chunk = Chunk(path)
+        header = chunk.header
         of_text = chunk.array("of_text")
         sources.append(source_of[of_text])
         texts.append(number_of[of_text])
         chunks.append(CleanChunk(key, chunk, first, len(sources[-1])))
         first += len(sources[-1])
-        counts.update(chunk.header["counts"])
-        samples.add({**row, "source": names[source_of[row.pop("text")]]} for row in chunk.header["dropped"])
+        counts.update(header["counts"])
+        samples.add({**row, "source": names[source_of[row.pop("text")]]} for row in header["dropped"])
         done += num_bytes
         progress(CLEANING, min(done, total), total)
     progress(CLEANING, total, total)
     corpus = Corpus(chunks, sources=sources, texts=texts)
     corpus.dropped = samples.rows
     corpus.drop_duplicates(similarity=rules.similarity, names=names, progress=progress)
-    corpus.counts.update(counts)
-    corpus.split(rules, named=np.array(found.held_out, dtype=np.uint32))
+    corpus.counts.update(counts + read.log.counts)
+    named = [number for number, source in enumerate(read.all) if source.is_held_out]
+    corpus.split(rules, named=np.array(named, dtype=np.uint32))
     return corpus
 
 
-def _batches(found: Found, counts: Counter[str]) -> Iterator[_Batch]:
+def documents_of(read: Sources) -> Iterator[tuple[int, str]]:
+    """(number of the source, document) of everything, clean. Raises DataError."""
+    counts: Counter[str] = Counter()
+    for (number, _, keep_indentation), pieces in groupby(read.read(), key=lambda piece: piece[:3]):
+        for section in clean.sections((piece.text for piece in pieces), counts):
+            for text in clean.documents(section, keep_indentation=keep_indentation, counts=counts):
+                yield number, text
+
+
+def _batches(read: Sources, counts: Counter[str]) -> Iterator[_Batch]:
     batch: _Batch | None = None
-    num_texts = 0
-    for number, source in enumerate(found.sources):
-        if batch and _begins_batch(source, batch):
+    for (number, text_number, keep_indentation), pieces in groupby(read.read(), key=lambda piece: piece[:3]):
+        source = read.all[number]
+        if batch and batch.source is not source and _begins_batch(source, batch):
             yield batch
             batch = None
-        for pieces in source.texts():
-            for text, is_whole_text in _sections(clean.sections(pieces, counts)):
-                batch = batch or _Batch(source=source, sources=[], numbers=[], texts=[], is_whole=[])
-                batch.add(number, num_texts, text, is_whole=is_whole_text)
-                if batch.num_bytes >= clean.SECTION_CHARACTERS:
-                    yield batch
-                    batch = None
-            num_texts += 1
+        for text, is_all in _sections(clean.sections((piece.text for piece in pieces), counts)):
+            batch = batch or _Batch(source=source)
+            batch.source = source
+            batch.add(number, text_number, text, keep_indentation=keep_indentation, is_whole=is_all)
+            if batch.num_bytes >= clean.SECTION_CHARACTERS:
+                yield batch
+                batch = None
     if batch:
         yield batch
 
 
 def _begins_batch(source: TextSource, batch: _Batch) -> bool:
     """Whether a new batch begins before `source`; small files share one, with ends that more files do not move."""
-    is_alike = (source.keeps_indentation, isinstance(source, Stories)) == (
-        batch.source.keeps_indentation,
-        isinstance(batch.source, Stories),
-    )
-    large = max(source.num_bytes, batch.source.num_bytes) > SMALL_SOURCE_BYTES
-    return not is_alike or large or source.sha256.startswith("0")
+    large = max(source.size_bytes, batch.source.size_bytes) > SMALL_SOURCE_BYTES
+    is_alike = bool(source.num_stories) == bool(batch.source.num_stories)
+    return large or not is_alike or zlib.crc32(source.name.encode()) % 16 == 0
 
 
 def _sections(sections: Iterable[str]) -> Iterator[tuple[str, bool]]:
@@ -357,19 +365,15 @@ def _sections(sections: Iterable[str]) -> Iterator[tuple[str, bool]]:
     yield held or "", is_whole_text
 
 
-def _job(work: Path, batch: _Batch, payload: bytes, rules: CorpusRules) -> CleanJob:
-    job = CleanJob(
-        out="",
+def _job(batch: _Batch, rules: CorpusRules) -> CleanJob:
+    return CleanJob(
         maximum=rules.maximum,
-        min_characters=rules.min_characters,
         filter=rules.filter,
-        near=rules.similarity > 0 and not isinstance(batch.source, Stories),  # stories are alike on purpose
-        keep_indentation=batch.source.keeps_indentation,
+        near=rules.similarity > 0 and not batch.source.num_stories,  # stories are alike on purpose
+        keep_indentation=batch.keep_indentation,
         is_whole=batch.is_whole,
         sizes=[len(text) for text in batch.texts],
     )
-    key = key_of(str(rules.recipe), repr(asdict(job)), payload)
-    return CleanJob(**{**asdict(job), "out": str(work / f"{key}.clean")})
 
 
 class _Samples:
@@ -387,8 +391,7 @@ class _Samples:
 
 
 def _band(chunk: CleanChunk, band: int) -> NDArray[np.uint64]:
-    rows = slice(band * duplicates.BAND_HASHES, (band + 1) * duplicates.BAND_HASHES)
-    found = chunk.chunk.array("signatures", rows=rows)
+    found = chunk.chunk.array(f"band{band}")
     return duplicates.band_keys(found) if found.shape[1] else np.zeros(chunk.count, dtype=np.uint64)
 
 

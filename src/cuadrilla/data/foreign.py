@@ -1,44 +1,78 @@
-"""Tokenizers that others have made: tried out in a child process before one is loaded in this one.
-
-A tokenizer.json of a kilobyte can make the library that reads it take all memory: steps that write several letters for
-one, each behind the other. So a child (`tryout.py`) without network and with limited memory and time does what
-`Tokenizer` would do here, and leaves the content behind if nothing happens.
+"""Tokenizers that others have made, in the forms in which they are published: a tokenizer.json, or GPT-2's first one,
+vocab.json and merges.txt, with added_tokens.json for tokens that were added later.
 """
 
 import json
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from cuadrilla.data.tokenizer import END_OF_TEXT, MAX_FILE_BYTES
 from cuadrilla.errors import DataError
-from cuadrilla.host.sandbox import run_in_sandbox
-from cuadrilla.rundir import private_folder, read_regular
+from cuadrilla.rundir import read_regular, typed
 
-MAX_FILE_BYTES = 2**26  # twice that of Gemma's 262,144 tokens, the largest that is published
-MAX_BYTES = 4 * MAX_FILE_BYTES  # of one that is made from its parts
-TIMEOUT_SECONDS = 600.0
+TOKENIZER = "tokenizer.json"
+VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
+
+_SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
-def tried(source: Path, *, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
-    """The content of a tokenizer.json, or of a model's folder, once it is known to do no harm. Raises DataError."""
-    with private_folder() as private:
-        target = private / "tokenizer.json"
-        arguments = (str(source), str(source.absolute()), str(target))
-        ended = run_in_sandbox("cuadrilla.data.tryout", *arguments, folder=private, timeout_seconds=timeout_seconds)
-        if ended.code == 0:
-            return read_regular(target, most_bytes=MAX_BYTES)
-    if ended.code == DataError.exit_code:
-        refused = json.loads(ended.said)
-        raise DataError(refused["error"], hint=refused["hint"])
+def tokenizer_json(source: Path) -> bytes:
+    """A tokenizer.json as it is, or the one of a folder; made from its parts if there are only those.
+
+    Raises DataError. What it gives is not checked: `Tokenizer` does it.
+    """
+    try:
+        if not source.is_dir():
+            return _read(source)
+        if (source / TOKENIZER).exists():
+            return _read(source / TOKENIZER)
+        if (source / VOCABULARY).exists() and (source / MERGES).exists():
+            return _from_parts(source)
+    except OSError as error:
+        raise DataError(
+            "cannot read the tokenizer {path}: {reason}",
+            path=error.filename,
+            reason=error.strerror or error,
+            hint="name a tokenizer.json",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            "cannot read the tokenizer of {source}: {error}",
+            source=source,
+            error=error,
+            hint="copy the model's tokenizer files again",
+        ) from error
     raise DataError(
-        "{source} cannot be used as a tokenizer: {reason}",
+        "{source} has no {whole}, nor {vocabulary} and {merges}",
         source=source,
-        reason=ended.reason,
-        hint="it needs more memory or time than any published tokenizer: use the original file, or train one",
+        whole=TOKENIZER,
+        vocabulary=VOCABULARY,
+        merges=MERGES,
+        hint="copy the model's tokenizer into {folder}",
+        folder=typed(source),
     )
 
 
-@lru_cache(maxsize=4)
-def tried_once(source: Path, *, sha256: str) -> bytes:
-    """`tried`, once for each content that this process finds there. `sha256`: of the content."""
-    del sha256
-    return tried(source)
+def _from_parts(folder: Path) -> bytes:
+    vocab: Any = json.loads(_read(folder / VOCABULARY))
+    added: Any = json.loads(_read(folder / ADDED)) if (folder / ADDED).exists() else {}
+    if not isinstance(vocab, dict) or not isinstance(added, dict):
+        raise ValueError(f"{VOCABULARY} and {ADDED} must hold an object each")
+    lines = _read(folder / MERGES).decode().replace("\r\n", "\n").split("\n")
+    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    special = {**({END_OF_TEXT: vocab[END_OF_TEXT]} if END_OF_TEXT in vocab else {}), **added}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    value = {
+        "version": "1.0",
+        "added_tokens": [{"id": number, "content": token, **flags} for token, number in special.items()],
+        "normalizer": None,
+        "pre_tokenizer": _SPLITTING,
+        "post_processor": None,
+        "decoder": _SPLITTING,
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+    }
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _read(path: Path) -> bytes:
+    return read_regular(path, most_bytes=MAX_FILE_BYTES)

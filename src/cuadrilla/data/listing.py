@@ -14,11 +14,10 @@ import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from cuadrilla.data.formats.form import ACCEPTED, Form, form_of
-from cuadrilla.data.get.origin import RECORD
-from cuadrilla.data.get.record import UNKNOWN, licences
+from cuadrilla.data.get.address import RECORD
+from cuadrilla.data.get.record import UNKNOWN
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
@@ -29,35 +28,55 @@ _PLAIN = (Form(".txt"), Form(".md"))
 _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".npy", ".npz")
 
 
-class Listed(NamedTuple):
-    """A file to read."""
+@dataclass(kw_only=True)
+class TextSource:
+    """A file to read, or the first `num_stories` stories of the built-in generator."""
 
     name: str
-    path: Path
-    is_given: bool
+    path: Path = Path()
+    num_stories: int = 0
+    is_given: bool = True
     """Named itself, and not only by its folder: that it holds no text is an error then."""
     is_held_out: bool = False
     """To be new to the model."""
+    size_bytes: int
+    """On disk; of stories about."""
+
+    # Known when it has been read.
+    is_text: bool = False
+    """It could be read, and holds text in an accepted format."""
+    sha256: str = ""
+    """Of the file as it lies on disk."""
+    num_bytes: int = 0
+    """Of text, unpacked and without markup."""
+    encodings: set[str] = field(default_factory=set)
+    licences: set[str] = field(default_factory=set)
+    """What the texts themselves say, and for what they do not say the record of the download."""
+
+    @property
+    def encoding(self) -> str:
+        """All that occur."""
+        return ", ".join(sorted(self.encodings))
+
+    @property
+    def licence(self) -> str:
+        """All that are said."""
+        return ", ".join(sorted(self.licences)) or UNKNOWN
 
 
 @dataclass(kw_only=True)
-class Listing:
-    """What was found, and what was passed over and why."""
+class Log:
+    """What was passed over, and why."""
 
-    skip_bad: bool = False
-    """Pass over what is broken, instead of noting a problem."""
-    files: dict[tuple[int, int], Listed] = field(default_factory=dict)
-    """By device and inode, so that a file given twice is read once."""
     skipped: list[str] = field(default_factory=list)
+    """Names of files that are not text, or broken."""
     counts: Counter[str] = field(default_factory=Counter)
-    recorded: dict[Path, dict[str, str]] = field(default_factory=dict)
-    """Licences by folder and SHA-256, as far as they were asked for."""
-
+    """Files skipped and records without text, by reason. Hidden files do not count: a `.DS_Store` must not change a
+    manifest."""
     problems: list[DataError] = field(default_factory=list)
     """What stops the preparation."""
     broken: dict[str, str] = field(default_factory=dict)
-    """Names of what was passed over because it is broken, and why."""
-
+    """Names of what was skipped because it is broken, and why."""
     damaged: dict[str, str] = field(default_factory=dict)
     """Names of texts that could be repaired, and what is wrong with them."""
 
@@ -66,50 +85,97 @@ class Listing:
         self.counts[reason] += 1
         self.skipped.append(name)
 
-    def refuse(self, name: str, error: DataError) -> None:
+    def refuse(self, name: str, error: DataError, *, skip_bad: bool) -> None:
         """Note that `name` cannot be read: a problem, or one more that is passed over."""
-        if not self.skip_bad:
+        if not skip_bad:
             # Not the error itself: its traceback holds whatever was open when it was raised.
             self.problems.append(DataError(error.message, hint=error.hint))
             return
         self.skip(name, BROKEN)
         self.broken[name] = error.message
 
-    def add(self, inside: "Listing") -> None:
-        """Learn what was passed over in one file."""
-        self.skipped += inside.skipped
-        self.counts += inside.counts
-        self.problems += inside.problems
-        self.broken |= inside.broken
-        self.damaged |= inside.damaged
-
-    def licence(self, path: Path, sha256: str) -> str:
-        """What the record of a download beside `path` says about a file of that content."""
-        if path.parent not in self.recorded:
-            self.recorded[path.parent] = licences(path.parent)
-        return self.recorded[path.parent].get(sha256, UNKNOWN)
-
-
-def list_path(path: Path, listing: Listing, *, exclude: Path, is_held_out: bool = False) -> None:
-    """Add what `path` names to `listing`, without entering the folder `exclude`. Raises DataError."""
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError) as error:
-        raise DataError(
-            "cannot read {path}: {reason}",
-            path=path,
-            reason=getattr(error, "strerror", None) or error,
-            hint=_nearby(path),
-        ) from error
-    if stat.S_ISDIR(mode):
-        _list_folder(path, listing, exclude=exclude, is_held_out=is_held_out)
-    elif not stat.S_ISREG(mode):
-        raise DataError(
-            "{path} is not a regular file", path=path, hint="give a file or a folder: {accepted}", accepted=ACCEPTED
+    def copy(self) -> "Log":
+        return Log(
+            skipped=[*self.skipped],
+            counts=self.counts.copy(),
+            problems=[*self.problems],
+            broken={**self.broken},
+            damaged={**self.damaged},
         )
-    else:
-        _check_suffix(path)
-        _add(Listed(_portable(path.name), path, is_given=True, is_held_out=is_held_out), listing)
+
+
+class Listing:
+    """The files found so far: by device and inode, so that a file given twice is read once."""
+
+    def __init__(self, *, exclude: Path, skip_bad: bool) -> None:
+        """`exclude`: a folder not to enter."""
+        self.files: dict[tuple[int, int], TextSource] = {}
+        self.log = Log()
+        self._exclude = exclude.resolve()
+        self._skip_bad = skip_bad
+
+    def add(self, path: Path, *, is_held_out: bool) -> None:
+        """What `path` names: a file, or all below a folder. Raises DataError."""
+        try:
+            mode = path.stat().st_mode
+        except (OSError, ValueError) as error:
+            raise DataError(
+                "cannot read {path}: {reason}",
+                path=path,
+                reason=getattr(error, "strerror", None) or error,
+                hint=_nearby(path),
+            ) from error
+        if stat.S_ISDIR(mode):
+            self._add_folder(path, is_held_out=is_held_out)
+        elif not stat.S_ISREG(mode):
+            raise DataError(
+                "{path} is not a regular file", path=path, hint="give a file or a folder: {accepted}", accepted=ACCEPTED
+            )
+        else:
+            _check_suffix(path)
+            self._add_file(_portable(path.name), path, is_given=True, is_held_out=is_held_out)
+
+    def _add_folder(self, folder: Path, *, is_held_out: bool) -> None:
+        top = _portable(folder.resolve().name)
+
+        def label(path: Path) -> str:
+            return "/".join((top, *map(_portable, path.relative_to(folder).parts)))
+
+        def refuse(error: OSError) -> None:
+            cause = DataError(
+                "cannot list {path}: {reason}",
+                path=error.filename,
+                reason=error.strerror,
+                hint="give yourself permission to read it",
+            )
+            self.log.refuse(label(Path(error.filename)), cause, skip_bad=self._skip_bad)
+
+        for parent, folders, names in os.walk(folder, onerror=refuse):
+            here = Path(parent)
+            folders[:] = [
+                name for name in folders if not name.startswith(".") and (here / name).resolve() != self._exclude
+            ]
+            for name in names:
+                path = here / name
+                if name.startswith(".") or name == RECORD:
+                    continue
+                if form_of(name) in _PLAIN and _ABOUT.fullmatch(name):
+                    self.log.skip(label(path), "files_about_the_corpus")
+                elif form_of(name) is not None and path.is_file():
+                    self._add_file(label(path), path, is_given=False, is_held_out=is_held_out)
+                else:
+                    self.log.skip(label(path), "files_not_text")
+
+    def _add_file(self, name: str, path: Path, *, is_given: bool, is_held_out: bool) -> None:
+        status = path.stat()
+        key = (status.st_dev, status.st_ino)
+        if other := self.files.get(key):
+            self.log.counts["files_given_twice"] += is_held_out == other.is_held_out
+            name = min(name, other.name, key=lambda label: (-label.count("/"), label))
+            is_given, is_held_out = is_given or other.is_given, is_held_out or other.is_held_out
+        self.files[key] = TextSource(
+            name=name, path=path, is_given=is_given, is_held_out=is_held_out, size_bytes=status.st_size
+        )
 
 
 def _nearby(path: Path) -> str:
@@ -143,53 +209,9 @@ def _check_suffix(path: Path) -> None:
         )
 
 
-def _list_folder(folder: Path, listing: Listing, *, exclude: Path, is_held_out: bool) -> None:
-    top = _portable(folder.resolve().name)
-
-    def refuse(error: OSError) -> None:
-        cause = DataError(
-            "cannot list {path}: {reason}",
-            path=error.filename,
-            reason=error.strerror,
-            hint="give yourself permission to read it",
-        )
-        inner = Path(error.filename).relative_to(folder)
-        listing.refuse("/".join((top, *map(_portable, inner.parts))), cause)
-
-    for parent, folders, names in os.walk(folder, onerror=refuse):
-        here = Path(parent)
-        folders[:] = [name for name in folders if not name.startswith(".") and (here / name).resolve() != exclude]
-        for name in names:
-            if name.startswith(".") or name == RECORD:
-                continue
-            path = here / name
-            label = "/".join((top, *(_portable(part) for part in path.relative_to(folder).parts)))
-            if form_of(name) in _PLAIN and _ABOUT.fullmatch(name):
-                listing.skip(label, "files_about_the_corpus")
-            elif form_of(name) is not None and path.is_file():
-                _add(Listed(label, path, is_given=False, is_held_out=is_held_out), listing)
-            else:
-                listing.skip(label, "files_not_text")
-
-
 def _portable(name: str) -> str:
     """The same name on every machine: macOS decomposes letters, and Linux allows bytes that are not UTF-8.
 
     It is shown wherever a run's data are: controls would break lines, and reach terminals.
     """
     return unicodedata.normalize("NFC", one_line(os.fsencode(name).decode("utf-8", errors="replace")))
-
-
-def _add(file: Listed, listing: Listing) -> None:
-    status = file.path.stat()
-    key = (status.st_dev, status.st_ino)
-    if other := listing.files.get(key):
-        listing.counts["files_given_twice"] += file.is_held_out == other.is_held_out
-        name = min(file.name, other.name, key=lambda label: (-label.count("/"), label))
-        file = Listed(
-            name,
-            file.path,
-            is_given=file.is_given or other.is_given,
-            is_held_out=file.is_held_out or other.is_held_out,
-        )
-    listing.files[key] = file

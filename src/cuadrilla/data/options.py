@@ -6,21 +6,19 @@ from pathlib import Path
 from cuadrilla.data import duplicates
 from cuadrilla.data.chunks import key_of
 from cuadrilla.data.corpus import AUTO, VAL_BY
-from cuadrilla.data.encode import ENCODERS
-from cuadrilla.data.filters import FILTERS
+from cuadrilla.data.executor import check_processes
+from cuadrilla.data.filters import BOOKS, FILTERS
 from cuadrilla.data.formats.record import Reading
-from cuadrilla.data.pool import check_processes
 from cuadrilla.data.shards import Option
-from cuadrilla.data.sources import AS_USUAL, Found
+from cuadrilla.data.sources import AS_USUAL, Sources
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB, Tokenizer
 from cuadrilla.errors import ConfigError
+from cuadrilla.messages import Message
 
-RECIPE = 4
+RECIPE = 5
 """Raised when the same inputs and options would give other bytes; part of the options in a manifest."""
 DEFAULT_VOCAB = 8192
 DEFAULT_VAL_FRACTION = 0.05
-DEFAULT_MIN_CHARACTERS = 20
-DEFAULT_FILTER = "books"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,80 +34,46 @@ class PrepareOptions:
     """What is held out: whole texts (`source`), parts of them (`document`), or the first where there are enough."""
     val: tuple[str, ...] = ()
     """Files and folders to hold out instead."""
-    min_characters: int = DEFAULT_MIN_CHARACTERS
-    """Drop documents shorter than this."""
     reading: Reading = AS_USUAL
     """How records are read."""
-    filter: str = DEFAULT_FILTER
-    """Which rules of `filters.FILTERS` drop documents."""
+    filter: str = BOOKS
+    """One of `filters.FILTERS`."""
     near_duplicates: float = duplicates.DEFAULT_SIMILARITY
     """Similarity from which a document repeats an earlier one; 0 keeps all but equal ones."""
     force: bool = False
     """Replace a folder that was prepared from other inputs."""
-    add: bool = False
-    """Replace a folder that was prepared from a part of these inputs, and keep its tokenizer."""
-    keep_work: bool = False
-    """Leave the clean text on disk, for a later `add`."""
     processes: int | None = None
     """None: one for each core."""
-    encoder: str = "auto"
 
     def __post_init__(self) -> None:
         if self.vocab is not None and self.tokenizer is not None:
             raise ConfigError("--vocab and --tokenizer exclude each other", hint="a given tokenizer has its own size")
         if self.vocab is not None and not MIN_VOCAB <= self.vocab <= MAX_VOCAB:
-            raise ConfigError(
-                "--vocab {vocab} is out of range",
-                vocab=self.vocab,
-                hint="choose from {least} (the 256 bytes and the end of a text) to {most:,}",
-                least=MIN_VOCAB,
-                most=MAX_VOCAB,
+            hint = Message(
+                "from {least} (the 256 bytes and the end of a text) to {most:,}", least=MIN_VOCAB, most=MAX_VOCAB
             )
+            raise _out_of_range("--vocab", self.vocab, hint)
         if not 0 < self.val_fraction <= 0.5:
-            raise ConfigError(
-                "--val-fraction {val_fraction} is out of range",
-                val_fraction=self.val_fraction,
-                hint="above 0, at most 0.5; 0.05 holds out 5 %",
-            )
-        if self.val_by not in VAL_BY:
-            raise ConfigError(
-                "--val-by {val_by!r} is unknown",
-                val_by=self.val_by,
-                hint="choose from {choices}",
-                choices=", ".join(VAL_BY),
-            )
-        if self.val and self.val_by != AUTO:
-            raise ConfigError("--val and --val-by exclude each other", hint="--val names what to hold out")
-        if self.min_characters < 1:
-            raise ConfigError(
-                "--min-characters {characters} is out of range", characters=self.min_characters, hint="1 or more"
-            )
-        if self.filter not in FILTERS:
-            raise ConfigError(
-                "--filter {filter!r} is unknown",
-                filter=self.filter,
-                hint="choose from {choices}",
-                choices=", ".join(FILTERS),
+            raise _out_of_range(
+                "--val-fraction", self.val_fraction, Message("above 0, at most 0.5; 0.05 holds out 5 %")
             )
         if not (self.near_duplicates == 0 or 0.5 <= self.near_duplicates <= 1):
-            raise ConfigError(
-                "--near-duplicates {similarity} is out of range",
-                similarity=self.near_duplicates,
-                hint="from 0.5 to 1, or 0 to keep them all",
+            raise _out_of_range(
+                "--near-duplicates", self.near_duplicates, Message("from 0.5 to 1, or 0 to keep them all")
             )
-        if self.encoder not in ENCODERS:
-            raise ConfigError(
-                "--encoder {encoder!r} is unknown",
-                encoder=self.encoder,
-                hint="choose from {choices}",
-                choices=", ".join(ENCODERS),
-            )
-        if self.add and (self.force or self.vocab is not None or self.tokenizer is not None):
-            raise ConfigError("--add excludes --force, --vocab and --tokenizer", hint="it keeps the folder's tokenizer")
+        for option, value, choices in (("--val-by", self.val_by, VAL_BY), ("--filter", self.filter, FILTERS)):
+            if value not in choices:
+                raise _out_of_range(option, value, Message("choose from {choices}", choices=", ".join(choices)))
+        if self.val and self.val_by != AUTO:
+            raise ConfigError("--val and --val-by exclude each other", hint="--val names what to hold out")
         check_processes(self.processes)
 
 
-def recorded(options: PrepareOptions, tokenizer: Tokenizer | None, found: Found) -> dict[str, Option]:
+def _out_of_range(option: str, value: object, hint: str) -> ConfigError:
+    return ConfigError("{option} {value} is out of range", option=option, value=value, hint=hint)
+
+
+def recorded(options: PrepareOptions, tokenizer: Tokenizer | None, sources: Sources) -> dict[str, Option]:
     """The options that decide the bytes, as the manifest keeps them."""
     chosen: dict[str, Option] = (
         {"tokenizer": tokenizer.sha256()} if tokenizer else {"vocab": options.vocab or DEFAULT_VOCAB}
@@ -121,14 +85,13 @@ def recorded(options: PrepareOptions, tokenizer: Tokenizer | None, found: Found)
         **chosen,
         **(reading if options.reading != AS_USUAL else {}),
         "recipe": RECIPE,
-        **_split(options, found),
-        "min_characters": options.min_characters,
+        **_split(options, sources),
         "filter": options.filter,
         "near_duplicates": options.near_duplicates,
     }
 
 
-def _split(options: PrepareOptions, found: Found) -> dict[str, Option]:
-    if found.held_out:
-        return {"val": key_of(*sorted(found.sources[number].sha256 for number in found.held_out))}
+def _split(options: PrepareOptions, sources: Sources) -> dict[str, Option]:
+    if held_out := [source.sha256 for source in sources.texts if source.is_held_out]:
+        return {"val": key_of(*sorted(held_out))}
     return {"val_fraction": options.val_fraction, "val_by": options.val_by}

@@ -5,18 +5,19 @@ each), at every position inside a document. Of a long held-out text every sixtee
 hash. Memory: 17 bytes for each window looked up, and one block of tokens.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cuadrilla.data import clean
+from cuadrilla.data.corpus import documents_of
 from cuadrilla.data.duplicates import mixed, powers
 from cuadrilla.data.shards import TOKENIZER, Manifest, Shard
-from cuadrilla.data.sources import open_sources
+from cuadrilla.data.sources import list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 
 WINDOW_CHARACTERS = 50
@@ -91,19 +92,12 @@ def of_files(folder: Path, manifest: Manifest, specs: Sequence[str]) -> Iterator
     split = manifest.splits["train"]
     width = window_tokens(split.num_bytes / max(1, split.num_tokens))
 
-    def pieces(source: int) -> Iterator[NDArray[np.int64]]:
-        counts: Counter[str] = Counter()
-        for text in found.sources[source].texts():
-            for section in clean.sections(text, counts):
-                keep = found.sources[source].keeps_indentation
-                documents = list(clean.documents(section, keep_indentation=keep, counts=counts))
-                for ids in tokenizer.encode_batch(documents):
-                    yield np.array(ids, dtype=np.int64)
-
-    found = open_sources(specs, exclude=folder, progress=lambda _stage, _done, _total: None)
-    for number, source in enumerate(found.sources):
+    sources = list_sources(specs, exclude=folder)
+    for place, texts in groupby(documents_of(sources), key=itemgetter(0)):
+        ids = (np.array(tokenizer.encode(text), dtype=np.int64) for _, text in texts)
         train = blocks(folder, split.shards, dtype=manifest.dtype, overlap=width - 1)
-        yield measure(pieces(number), train, name=source.name, width=width, end_of_text=manifest.end_of_text)
+        name = sources.all[place].name
+        yield measure(ids, train, name=name, width=width, end_of_text=manifest.end_of_text)
 
 
 def _windows(tokens: NDArray[np.int64], *, width: int, end_of_text: int) -> NDArray[np.uint64]:

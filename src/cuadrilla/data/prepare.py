@@ -7,11 +7,7 @@ Invariants
 * The same inputs and options give the same bytes, on any machine, with any number of processes, in any order of
   arguments or directory listing, whether interrupted or not.
 * A finished folder is left alone when inputs and options are the same and its files are intact; it is replaced only
-  with `force`, or with `add` when nothing it holds goes away. One preparation at a time: the file `lock` names its
-  process.
-* `add` keeps the tokenizer, since models were trained with it: the outcome is that of a fresh preparation of old and
-  new text with `tokenizer` set to that of the folder. Only new text is cleaned and encoded if the first preparation had
-  `keep_work` (then `.work` is called `.kept` and stays), except where it meets old text: duplicates, the split.
+  with `force`. One preparation at a time: the file `lock` names its process.
 
 Memory: some 44 bytes for each document, two batches of a megabyte of text for each process, one shard for each split;
 the tokenizer learns from at most `TOKENIZER_CHARACTERS`, chosen by hash.
@@ -30,10 +26,9 @@ from typing import Any
 from cuadrilla.data import clean, overlap
 from cuadrilla.data.chunks import key_of
 from cuadrilla.data.corpus import Corpus, CorpusRules, clean_corpus
-from cuadrilla.data.encode import FAST, choose_encoder
+from cuadrilla.data.executor import Workers, check_processes, processes
 from cuadrilla.data.formats.form import ACCEPTED
 from cuadrilla.data.options import DEFAULT_VOCAB, RECIPE, PrepareOptions, recorded
-from cuadrilla.data.pool import Pool, Processes, check_processes
 from cuadrilla.data.shards import (
     MANIFEST,
     TOKENIZER,
@@ -47,11 +42,11 @@ from cuadrilla.data.shards import (
     read_manifest,
     verify_folder,
 )
-from cuadrilla.data.sources import Found, Progress, open_sources
+from cuadrilla.data.sources import Progress, Sources, list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.data.tokens import write_tokens
-from cuadrilla.data.work import LoadJob
-from cuadrilla.errors import ConfigError, DataError, ResourceError
+from cuadrilla.data.work import MIN_CHARACTERS
+from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, storage_errors, write_atomic
 
@@ -59,8 +54,7 @@ MIN_CORPUS_CHARACTERS = 1_000
 TOKENIZER_CHARACTERS = 10**8
 SMALL_BYTES = 2**21
 """Less text than this is not worth starting processes for."""
-ENCODER_SAMPLE, ENCODER_SAMPLE_CHARACTERS = 64, 4_000
-WORK, KEPT = ".work", ".kept"
+WORK = ".work"
 DROPPED = "dropped.jsonl"
 CHECKED, OVERLAPPING = "val_windows_checked", "val_windows_in_train"
 """Counts of a manifest: stretches of the held-out text that were looked up in the training text, and found."""
@@ -84,8 +78,8 @@ class Prepared:
     """Texts that could be repaired, and what is wrong with them."""
     repeats: tuple[str, ...] = ()
     """Which sources lie in which others, and how much of them."""
-    notes: tuple[str, ...] = ()
-    """Choices that were made, each with its reason."""
+    note: str = ""
+    """What was held out, and why so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +87,10 @@ class _Task:
     """One preparation that must be done."""
 
     work: Path
-    found: Found
+    sources: Sources
     options: PrepareOptions
     tokenizer: Tokenizer | None
-    pool: Pool
+    workers: Workers
     progress: Progress
 
 
@@ -110,44 +104,42 @@ def prepare(
     out: Path,
     options: PrepareOptions,
     progress: Progress = no_progress,
-    pool: Pool | None = None,
+    workers: Workers | None = None,
 ) -> Prepared:
-    """Prepare `specs` (files, folders, `cuentos:N`) into the data folder `out`. `pool` does the work, else processes
+    """Prepare `specs` (files, folders, `cuentos:N`) into the data folder `out`. `workers` do the jobs, else processes
     of this machine.
 
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
-    found = open_sources(specs, exclude=out, progress=progress, reading=options.reading, held_out=options.val)
-    if not found.sources and not found.broken:
+    sources = list_sources(specs, exclude=out, reading=options.reading, held_out=options.val)
+    if not sources.all and not sources.log.problems and not sources.log.broken:
         raise DataError(
             "there is no text in {names}",
             names=", ".join([*specs, *map(str, options.val)]),
             hint="put your text there ({accepted}), or give the built-in source cuentos:40000",
             accepted=ACCEPTED,
         )
-    path = out / TOKENIZER if options.add else options.tokenizer
-    if options.add:
-        read_manifest(out)
-    tokenizer = Tokenizer.load(path) if path else None
-    wanted = recorded(options, tokenizer, found)
+    tokenizer = Tokenizer.load(options.tokenizer) if options.tokenizer else None
     is_new = not out.exists()
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     try:
         with FolderLock(out / "lock", purpose="data prepare"):
-            done = None if options.force else _finished(out, found=found, wanted=wanted, add=options.add)
+            done = None
+            if not options.force and _is_prepared(out):
+                sources.survey(progress)
+                done = _finished(out, sources, recorded(options, tokenizer, sources))
             if done:
                 shutil.rmtree(out / WORK, ignore_errors=True)  # of a later preparation that was killed
-                return Prepared(
-                    manifest=done, already=True, skipped=found.skipped, broken=found.broken, damaged=found.damaged
-                )
-            _check_space(out, found)
-            num_bytes = sum(source.num_bytes for source in found.sources)
-            processes = 1 if num_bytes < SMALL_BYTES else check_processes(options.processes)
-            who = nullcontext(pool) if pool else Processes(processes)
-            with _work_folder(out, keep=options.keep_work) as work, who as workers:
+                return _prepared(done, sources, already=True)
+            num_bytes = sum(source.size_bytes for source in sources.all)
+            count = 1 if num_bytes < SMALL_BYTES else check_processes(options.processes)
+            with (
+                _work_folder(out) as work,
+                nullcontext(workers) if workers else processes(count) as chosen,
+            ):
                 task = _Task(
-                    work=work, found=found, options=options, tokenizer=tokenizer, pool=workers, progress=progress
+                    work=work, sources=sources, options=options, tokenizer=tokenizer, workers=chosen, progress=progress
                 )
                 return _prepare_locked(task, out)
     finally:
@@ -157,19 +149,15 @@ def prepare(
 
 
 @contextmanager
-def _work_folder(out: Path, *, keep: bool) -> Iterator[Path]:
+def _work_folder(out: Path) -> Iterator[Path]:
     """Where unfinished work is. It stays after an interruption; text that cannot be prepared leaves none."""
-    kept = out / KEPT
-    work = kept if keep or kept.exists() else out / WORK
+    work = out / WORK
     with storage_errors(work):
-        if work == kept and not kept.exists() and (out / WORK).exists():
-            (out / WORK).rename(kept)
         work.mkdir(exist_ok=True)
     try:
         yield work
     except (DataError, ConfigError):
-        if work != kept:
-            shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
         raise
     finally:
         with suppress(OSError):
@@ -180,14 +168,7 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
     corpus = _clean(task)
     tokenizer = task.tokenizer or _train(task, corpus)
     tokenizer.save(task.work / TOKENIZER)
-    if task.options.encoder in ("auto", FAST):
-        saved = str(task.work / TOKENIZER)
-        task.pool.warm(LoadJob(tokenizer=saved, tokenizer_sha256=tokenizer.sha256(), encoder=FAST))
-    sample = [text[:ENCODER_SAMPLE_CHARACTERS] for text in corpus.sample(count=ENCODER_SAMPLE)]
-    encoder, note = choose_encoder(tokenizer, wanted=task.options.encoder, sample=sample)
-    written = write_tokens(
-        task.work, corpus=corpus, tokenizer=tokenizer, encoder=encoder, pool=task.pool, progress=task.progress
-    )
+    written = write_tokens(task.work, corpus=corpus, tokenizer=tokenizer, workers=task.workers, progress=task.progress)
     if not written.splits["val"].num_tokens:
         raise DataError("no text is left of what --val names", hint="it may be too short, or --filter may drop it")
     if not written.splits["train"].num_tokens:
@@ -199,18 +180,14 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
         dtype=dtype_for(tokenizer.vocab_size),
         end_of_text=tokenizer.end_of_text,
         splits=written.splits,
-        sources=_describe(task.found, written.portions),
+        sources=_describe(task.sources, written.portions),
         counts={name: count for name, count in sorted(counts.items()) if count},
-        options=recorded(task.options, task.tokenizer, task.found),
+        options=recorded(task.options, task.tokenizer, task.sources),
     )
     publish(task.work, out, manifest)
     _write_dropped(out, corpus.dropped)
-    used = {f"{chunk.key}.clean" for chunk in corpus.chunks} | written.files
-    for path in task.work.iterdir():
-        if task.work.name != KEPT or path.name not in used:
-            path.unlink()
-    found, notes = task.found, (corpus.note, note)
-    names = [source.name for source in found.sources]
+    shutil.rmtree(task.work, ignore_errors=True)
+    names = [source.name for source in task.sources.all]
     repeats = (
         Message(
             "{share:.0%} of {source} is also in {other}",
@@ -220,14 +197,21 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
         )
         for each in corpus.repeats()
     )
+    return _prepared(manifest, task.sources, already=False, repeats=tuple(repeats), note=corpus.note)
+
+
+def _prepared(
+    manifest: Manifest, sources: Sources, *, already: bool, repeats: tuple[str, ...] = (), note: str = ""
+) -> Prepared:
+    log = sources.log
     return Prepared(
         manifest=manifest,
-        already=False,
-        skipped=found.skipped,
-        broken=found.broken,
-        damaged=found.damaged,
-        repeats=tuple(repeats),
-        notes=notes,
+        already=already,
+        skipped=tuple(log.skipped),
+        broken=log.broken,
+        damaged=log.damaged,
+        repeats=repeats,
+        note=note,
     )
 
 
@@ -251,69 +235,46 @@ def _write_dropped(out: Path, rows: list[dict[str, Any]]) -> None:
         (out / DROPPED).unlink(missing_ok=True)
 
 
-def _finished(out: Path, *, found: Found, wanted: dict[str, Option], add: bool) -> Manifest | None:
+def _is_prepared(out: Path) -> bool:
+    """Whether there is a manifest. Raises DataError if `out` holds anything that is not ours."""
+    if (out / MANIFEST).exists():
+        return True
+    if foreign := sorted(path.name for path in out.iterdir() if not re.fullmatch(_OURS, path.name)):
+        raise DataError(
+            "{out} is not empty and not a data folder: it holds {name}",
+            out=out,
+            name=foreign[0],
+            hint="name a new folder with --out, or use --force to write into this one",
+        )
+    return False
+
+
+def _finished(out: Path, sources: Sources, wanted: dict[str, Option]) -> Manifest | None:
     """The manifest if `out` is this very preparation, intact; None if it must be (re)done.
 
     Raises DataError if `out` holds anything else that would be overwritten.
     """
-    if not (out / MANIFEST).exists():
-        names = sorted(path.name for path in out.iterdir())
-        foreign = [name for name in names if not re.fullmatch(_OURS, name)]
-        if foreign:
-            raise DataError(
-                "{out} is not empty and not a data folder: it holds {name}",
-                out=out,
-                name=foreign[0],
-                hint="name a new folder with --out, or use --force to write into this one",
-            )
-        return None
     manifest = read_manifest(out)
     has = [(source.name, source.sha256) for source in manifest.sources]
-    gets = [(source.name, source.sha256) for source in found.sources]
-    had = {"tokenizer": manifest.tokenizer_sha256, **manifest.options} if add else manifest.options
-    had = {name: value for name, value in had.items() if name != "vocab"} if add else had
+    gets = [(source.name, source.sha256) for source in sources.texts]
+    had = manifest.options
     differs = [key for key in sorted({*had, *wanted}) if had.get(key) != wanted.get(key)]
-    if differs or (has != gets and not add):
+    if differs or has != gets:
         raise DataError(
             "{out} was already prepared with another {option}"
             if differs
             else "{out} was already prepared from other text",
             out=out,
             option="".join(differs[:1]).replace("_", " "),
-            hint="name a new folder with --out, replace this one with --force, "
-            "or give old and new text with --add to keep its tokenizer",
+            hint="name a new folder with --out, or replace this one with --force; "
+            "its tokenizer stays with --tokenizer {tokenizer}",
+            tokenizer=out / TOKENIZER,
         )
-    if gone := sorted(name for name, sha256 in set(has) - set(gets)):
-        raise DataError(
-            "{out} was also prepared from {name}, which is missing or has changed",
-            out=out,
-            name=gone[0],
-            hint="give the old text with the new, or replace the folder with --force",
-        )
-    if has != gets:
-        return None
     try:
         verify_folder(out, manifest, hashes=True)
     except DataError:
         return None
     return manifest
-
-
-def _check_space(out: Path, found: Found) -> None:
-    """The clean text, its signatures and twice the tokens need some 2.5 times the size of the input."""
-    needed = int(2.5 * sum(source.num_bytes for source in found.sources)) + 2**20
-    for folder in (out / WORK, out / KEPT):
-        if folder.exists():
-            needed -= sum(path.stat().st_size for path in folder.iterdir())
-    free = shutil.disk_usage(out).free
-    if free < needed:
-        raise ResourceError(
-            "{out} has {free:,.0f} MiB free; the preparation needs about {needed:,.0f} MiB",
-            out=out,
-            free=free / 2**20,
-            needed=needed / 2**20,
-            hint="free some space or choose another disk with --out",
-        )
 
 
 def _clean(task: _Task) -> Corpus:
@@ -322,7 +283,6 @@ def _clean(task: _Task) -> Corpus:
     rules = CorpusRules(
         recipe=RECIPE,
         maximum=clean.MAX_DOCUMENT,
-        min_characters=options.min_characters,
         filter=options.filter,
         similarity=options.near_duplicates,
         val_fraction=options.val_fraction,
@@ -331,9 +291,9 @@ def _clean(task: _Task) -> Corpus:
     for maximum in _BLOCK_SIZES:
         corpus = clean_corpus(
             task.work,
-            found=task.found,
+            read=task.sources,
             rules=replace(rules, maximum=maximum),
-            pool=task.pool,
+            workers=task.workers,
             progress=task.progress,
         )
         if len(corpus) >= 2:
@@ -345,31 +305,24 @@ def _clean(task: _Task) -> Corpus:
             characters=corpus.num_characters,
             documents=len(corpus),
             least=MIN_CORPUS_CHARACTERS,
-            hint=_why_so_little(corpus, options, task.found),
+            hint=_why_so_little(corpus, task.sources),
         )
     return corpus
 
 
-def _why_so_little(corpus: Corpus, options: PrepareOptions, found: Found) -> str:
+def _why_so_little(corpus: Corpus, sources: Sources) -> str:
+    if sources.log.broken:
+        return Message(
+            "{files:,} broken files were left out, {name} among them",
+            files=len(sources.log.broken),
+            name=min(sources.log.broken),
+        )
     short = corpus.counts["documents_too_short"]
-    filtered = sum(count for name, count in corpus.counts.items() if name.startswith("filtered_"))
-    reason = broken = ""
-    if short > filtered:
-        least = options.min_characters
-        reason = Message("{short} documents were shorter than --min-characters {least}", short=short, least=least)
-    elif filtered:
-        reason = Message(
-            "--filter {filter} dropped {filtered:,} documents; --filter none keeps all",
-            filter=options.filter,
-            filtered=filtered,
-        )
-    if found.broken:
-        broken = Message(
-            "{files:,} broken files were left out, {name} among them", files=len(found.broken), name=min(found.broken)
-        )
-    if reason and broken:
-        return Message("{reason}; {broken}", reason=reason, broken=broken)
-    return reason or broken or Message("add more .txt or .md files, or the built-in source cuentos:40000")
+    if filtered := sum(count for name, count in corpus.counts.items() if name.startswith("filtered_")):
+        return Message("{filtered:,} documents were dropped; --filter none keeps them", filtered=filtered)
+    if short:
+        return Message("{short} documents were shorter than {least} characters", short=short, least=MIN_CHARACTERS)
+    return Message("add more .txt or .md files, or the built-in source cuentos:40000")
 
 
 def _train(task: _Task, corpus: Corpus) -> Tokenizer:
@@ -386,7 +339,7 @@ def _train(task: _Task, corpus: Corpus) -> Tokenizer:
     return tokenizer
 
 
-def _describe(found: Found, portions: dict[int, dict[str, Portion]]) -> tuple[Source, ...]:
+def _describe(sources: Sources, portions: dict[int, dict[str, Portion]]) -> tuple[Source, ...]:
     return tuple(
         Source(
             name=source.name,
@@ -397,5 +350,6 @@ def _describe(found: Found, portions: dict[int, dict[str, Portion]]) -> tuple[So
             num_documents=sum(portion.num_documents for portion in portions.get(number, {}).values()),
             portions=portions.get(number, {}),
         )
-        for number, source in enumerate(found.sources)
+        for number, source in enumerate(sources.all)
+        if source.is_text
     )

@@ -3,221 +3,245 @@
 Invariants
 * Nothing depends on the order in which a file system lists names or a user types arguments: sources are sorted by
   name and content. Names are relative to the folder that was given, so no path of this machine enters a manifest.
-* A file is read twice, in pieces: once to hash it, to decide its encoding from all of its bytes and to find whatever
-  is wrong with it, once for its text. If the two readings differ, the file changed meanwhile and the preparation stops.
-* All that is wrong is said at once. What is broken is passed over if bad records are, each with its reason.
+* A file is read once, in pieces: hashed, decoded and looked at for whatever is wrong with it on the way.
+* All that is wrong is said at once. What is broken is passed over if bad records are, each with its reason; for that
+  each file is read through before any of its text is taken.
 * Only text is opened as text. Pickles, images and anything with more than one control character in a hundred bytes are
   refused; nothing is unpickled and nothing is extracted, ever.
 
-Names: `folder/book.txt`, `corpus.zip!book.txt` for the only text of an archive, `corpus.zip!*.txt` for all its texts of
-that suffix. These are one source because a tar can only be read from its front, and a zip's directory only as a whole.
-
-A new kind of source is a frozen dataclass with the fields of `TextFile`, a member of the union `TextSource`, and a
-branch in `open_sources`; a new kind of file is a reader in `formats/` and a branch in `formats/form.py`.
+A new kind of file is a reader in `formats/`, a suffix in `formats/form.py` and a branch in `Sources._texts_of`.
 """
 
 import hashlib
+import lzma
 import re
+import tarfile
+import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from cuadrilla.data.cuentos import stories
-from cuadrilla.data.formats import parquet
-from cuadrilla.data.formats.archive import members
-from cuadrilla.data.formats.encoding import Finding
-from cuadrilla.data.formats.form import ACCEPTED, PARQUET, Form, form_of, read_texts, survey_stream
-from cuadrilla.data.formats.packing import INSTALL, Digest, chunks, unpacked
+from cuadrilla.data.formats import jsonl, parquet, tei
+from cuadrilla.data.formats.archive import ArchiveEntry, members
+from cuadrilla.data.formats.encoding import HEAD_BYTES, Finding, decoded, detect
+from cuadrilla.data.formats.form import ACCEPTED, PARQUET, Form, form_of
+from cuadrilla.data.formats.packing import INSTALL, opened
 from cuadrilla.data.formats.record import BadFileError, Reading
-from cuadrilla.data.formats.tar import ArchiveEntry
-from cuadrilla.data.get.record import UNKNOWN
-from cuadrilla.data.listing import Listed, Listing, list_path
+from cuadrilla.data.get.record import UNKNOWN, licences
+from cuadrilla.data.listing import Listing, Log, TextSource
 from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem
 from cuadrilla.messages import Message
+from cuadrilla.rundir import file_sha256
 
 MAX_STORIES = 10**8
+STORY_BYTES = 800
+"""Of a story, about."""
 AS_USUAL = Reading()
 LOOKING = Message("looking at the files")
 LEAVE_OUT = "repair them or leave them out; --skip-bad skips what is broken, and counts and names it"
+_DAMAGE = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError),
+    *(NotImplementedError, RuntimeError, OverflowError, IndexError, MemoryError),
+)
+"""What the libraries raise for files that are not what they should be."""
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total); units are the stage's own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextFile:
-    """One local file, surveyed: its text is decoded piece by piece and never held whole."""
+class SourceText(NamedTuple):
+    """One text: a plain file, a member of an archive, a record, a body of TEI, a story."""
 
-    path: Path
-    name: str
-    sha256: str
-    """Of the file as it lies on disk."""
-    num_bytes: int
-    """Of text, unpacked and without markup."""
-    encoding: str
-    licence: str
-    form: Form
-    reading: Reading = AS_USUAL
-
-    @property
-    def keeps_indentation(self) -> bool:
-        """Markdown gives indentation a meaning (lists, code); in plain text it is layout."""
-        return self.form.content == ".md"
-
-    def texts(self) -> Iterator[Iterator[str]]:
-        """Each text (of a plain file, one) as decoded pieces. Raises DataError if the file is not what was surveyed."""
-        digest = hashlib.sha256()
-        if self.form.content == PARQUET:
-            for text in parquet.records(self.path, reading=self.reading, counts=Counter()):
-                yield iter((text,))
-            _exhaust(chunks(self.path, digest))
-        else:
-            raw = unpacked(self.path, self.form.packing, digest=digest)
-            yield from read_texts(
-                self.form.content, raw, where=str(self.path), encoding=self.encoding, reading=self.reading
-            )
-            _exhaust(raw)
-        _check_unchanged(self.path, digest, self.sha256)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextArchive:
-    """The texts of one suffix in a zip or tar, surveyed."""
-
-    path: Path
-    name: str
-    sha256: str
-    """Of the archive as it lies on disk."""
-    num_bytes: int
-    """Of text, unpacked and without markup."""
-    encoding: str
-    """All that occur."""
-    licence: str
-    form: Form
-    """Its `content` is that of the members."""
-    encodings: tuple[tuple[int, str], ...]
-    """(place in the archive, encoding) of each member that belongs here."""
-    reading: Reading = AS_USUAL
-
-    @property
-    def keeps_indentation(self) -> bool:
-        """As for a file."""
-        return self.form.content == ".md"
-
-    def texts(self) -> Iterator[Iterator[str]]:
-        """The texts of the members, in the archive's order. Raises DataError if it is not what was surveyed."""
-        digest = hashlib.sha256()
-        wanted = dict(self.encodings)
-        for place, entry in enumerate(members(self.path, self.form.archive, digest=digest)):
-            if place in wanted:
-                yield from read_texts(
-                    self.form.content,
-                    entry.chunks,
-                    where=f"{self.path}!{entry.name}",
-                    encoding=wanted[place],
-                    reading=self.reading,
-                )
-        _check_unchanged(self.path, digest, self.sha256)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stories:
-    """The first `count` stories of the built-in generator, seed 0."""
-
-    count: int
-    name: str
-    sha256: str
-    num_bytes: int
-    encoding: str = "utf-8"
-    licence: str = "CC0-1.0 (generated)"
+    pieces: Iterator[str]
     keeps_indentation: bool = False
-
-    def texts(self) -> Iterator[Iterator[str]]:
-        """Each story is a text of its own."""
-        return (iter((story,)) for story in stories(self.count, seed=0))
+    """Markdown gives indentation a meaning (lists, code); in plain text it is layout."""
 
 
-TextSource = TextFile | TextArchive | Stories
+class TextPiece(NamedTuple):
+    """A part of a text, cut anywhere; of an empty text there is one."""
+
+    source: int
+    number: int
+    """Of its text among all."""
+    keeps_indentation: bool
+    text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What the arguments of a preparation lead to."""
+class Sources:
+    """What the arguments of a preparation lead to: what is to be held out, then the others, each sorted by name."""
 
-    sources: tuple[TextSource, ...]
-    """What is to be held out, then the others, each sorted by name and content."""
-    held_out: tuple[int, ...]
-    """Places in `sources`."""
-    skipped: tuple[str, ...]
-    """Names of files that are not text, or broken and skipped, sorted."""
-    broken: Mapping[str, str]
-    """Of these the broken ones, and why."""
-    damaged: Mapping[str, str]
-    """Texts that could be repaired, and what is wrong with them."""
-    counts: Counter[str]
-    """Files skipped, by reason. Hidden files are not counted: a `.DS_Store` must not change a manifest."""
+    def __init__(self, sources: list[TextSource], listed: Log, reading: Reading) -> None:
+        times = Counter(source.name for source in sources)
+        self.all = sorted(
+            sources,
+            key=lambda each: (
+                not each.is_held_out,
+                each.name,
+                file_sha256(each.path) if times[each.name] > 1 else "",
+            ),
+        )
+        self.log = listed
+        """What was passed over: in folders, and in files as far as they have been read."""
+        self._listed = listed
+        self._reading = reading
+        self._licences: dict[Path, dict[str, str]] = {}
+
+    @property
+    def texts(self) -> list[TextSource]:
+        """Those that have been read and hold text."""
+        return [source for source in self.all if source.is_text]
+
+    def read(self) -> Iterator[TextPiece]:
+        """Everything, in order. Raises DataError for all that is wrong, when all has been read."""
+        self.log = self._listed.copy()
+        number = 0
+        for place, source in enumerate(self.all):
+            try:
+                if self._reading.skip_bad:
+                    for text in self._texts_in(source, Log()):
+                        _exhaust(text)
+                for text in self._texts_in(source, self.log):
+                    for piece in text.pieces:
+                        source.num_bytes += len(piece) if piece.isascii() else len(piece.encode("utf-8", "replace"))
+                        if not self.log.problems:
+                            yield TextPiece(place, number, text.keeps_indentation, piece)
+                    number += 1
+            except (DataError, *_DAMAGE) as error:
+                source.is_text = False
+                problem = error if isinstance(error, DataError) else _damaged(source.path, error)
+                self.log.refuse(source.name, problem, skip_bad=self._reading.skip_bad)
+        self.log.skipped.sort()
+        _refuse_all(self.log.problems)
+
+    def survey(self, progress: Progress) -> None:
+        """Read everything for what is known about it then. Raises DataError."""
+        total = sum(source.size_bytes for source in self.all)
+        progress(LOOKING, 0, total)
+        for place, _ in groupby(self.read(), key=lambda piece: piece.source):
+            progress(LOOKING, sum(source.size_bytes for source in self.all[:place]), total)
+        progress(LOOKING, total, total)
+
+    def _texts_in(self, source: TextSource, log: Log) -> Iterator[SourceText]:
+        """The texts of a source, and then the facts about it. Raises DataError."""
+        digest = hashlib.sha256()
+        source.num_bytes, source.encodings, source.licences = 0, set(), set()
+        num_problems = len(log.problems) + len(log.broken)
+        if source.num_stories:
+            for story in stories(source.num_stories, seed=0):
+                digest.update(story.encode() + b"\0")
+                yield SourceText(iter((story,)))
+            source.encodings.add("utf-8")
+            source.licences.add("CC0-1.0 (generated)")
+        else:
+            yield from self._texts_of_file(source, log, digest)
+        source.sha256 = digest.hexdigest()
+        source.is_text = bool(source.encodings)
+        if not source.is_text and num_problems == len(log.problems) + len(log.broken):
+            _check_wanted(source, log)
+        if UNKNOWN in source.licences:
+            recorded = self._licences.setdefault(source.path.parent, licences(source.path.parent))
+            source.licences = source.licences - {UNKNOWN} | {recorded.get(source.sha256, UNKNOWN)}
+
+    def _texts_of_file(self, source: TextSource, log: Log, digest: "hashlib._Hash") -> Iterator[SourceText]:
+        form = form_of(source.path.name)
+        assert form is not None, source.path
+        if form.archive:
+            for entry in members(source.path, form.archive, digest):
+                label = f"{source.name}!{entry.name}"
+                if entry.stream and (content := _content_of(entry, log, label=label)):
+                    where = f"{source.path}!{entry.name}"
+                    try:
+                        yield from self._texts_of(content, entry.stream, source, log, where=where, label=label)
+                    except BadFileError as error:
+                        log.refuse(label, error, skip_bad=self._reading.skip_bad)
+                elif not entry.stream and not _is_hidden(entry.name):
+                    log.skip(label, "links_in_archives")
+        elif form.content == PARQUET:
+            for text in parquet.records(source.path, reading=self._reading, counts=log.counts):
+                yield SourceText(iter((text,)))
+            source.encodings.add("utf-8")
+            source.licences.add(UNKNOWN)
+            with open(source.path, "rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+        else:
+            with opened(source.path, form.packing, digest) as stream:
+                yield from self._texts_of(form.content, stream, source, log, where=str(source.path), label=source.name)
+
+    def _texts_of(
+        self, content: str, stream: IO[bytes], source: TextSource, log: Log, *, where: str, label: str
+    ) -> Iterator[SourceText]:
+        """The texts of one stream. Raises BadFileError, DataError."""
+        if content == ".jsonl":
+            source.encodings.add("utf-8")
+            source.licences.add(UNKNOWN)
+            for text in jsonl.records(stream, where=where, reading=self._reading, counts=log.counts):
+                yield SourceText(iter((text,)))
+        elif content == ".xml":
+            novel = tei.read(stream, where=where)
+            if not novel.is_tei:
+                log.skip(label, "files_xml_not_tei")
+                return
+            source.encodings.add(novel.encoding)
+            source.licences.add(novel.licence)
+            for text in novel.texts:
+                yield SourceText(iter((text,)))
+        else:
+            head = stream.read(HEAD_BYTES)
+            found = self._looked_at(detect(head, where=where, repair=self._reading.repair), log, label=label)
+            source.encodings.add(found.encoding)
+            source.licences.add(found.licence)
+            yield SourceText(decoded(head, stream, found.encoding, where=where), content == ".md")
+
+    def _looked_at(self, finding: Finding, log: Log, *, label: str) -> Finding:
+        """Count and name what could be repaired; it will be, if that is asked for."""
+        if not finding.damage:
+            return finding
+        log.counts["characters_encoded_twice"] += finding.num_twice
+        log.counts["files_in_two_encodings"] += finding.is_mixed
+        log.damaged[label] = finding.damage
+        return finding.repaired() if self._reading.repair else finding
 
 
-def open_sources(
-    specs: Sequence[str],
-    *,
-    exclude: Path,
-    progress: Progress,
-    reading: Reading = AS_USUAL,
-    held_out: Sequence[str] = (),
-) -> Found:
-    """List, hash and survey everything that `specs` name: files, folders, archives, `cuentos:N`.
+def list_sources(
+    specs: Sequence[str], *, exclude: Path, reading: Reading = AS_USUAL, held_out: Sequence[str] = ()
+) -> Sources:
+    """Everything that `specs` name: files, folders, archives, `cuentos:N`; nothing is read yet.
 
     `exclude` is a folder not to enter (the output); `held_out` are files and folders, too, among `specs` or not.
-    Raises DataError for what is missing, unreadable or not text (all of it at once), ConfigError for a malformed
-    `cuentos:`, EnvironmentProblem for a format whose library is not installed.
+    Raises ConfigError for a malformed `cuentos:`, EnvironmentProblem for a library that is not installed. What cannot
+    be listed is raised by reading, with all that cannot be read.
     """
     if reading.repair and find_spec("ftfy") is None:
         raise EnvironmentProblem("repairing text needs ftfy, which is not installed", hint=INSTALL)
-    listing = Listing(skip_bad=reading.skip_bad)
-    counts_of_stories = set()
-    for spec in specs:
-        if spec.startswith("cuentos:"):
-            counts_of_stories.add(_parse_stories(spec))
-        elif not spec:
+    listing = Listing(exclude=exclude, skip_bad=reading.skip_bad)
+    counts_of_stories: set[int] = set()
+    for spec, is_held_out in (*((spec, False) for spec in specs), *((spec, True) for spec in held_out)):
+        if not spec:
             raise ConfigError(
                 "a source is empty text", hint="give files or folders ({accepted}), or cuentos:N", accepted=ACCEPTED
             )
-        else:
-            _list(spec, listing, exclude=exclude, is_held_out=False)
-    for spec in held_out:
-        _list(spec, listing, exclude=exclude, is_held_out=True)
-    files = sorted(listing.files.values())
-    sizes = [file.path.stat().st_size for file in files]
-    done, total = 0, sum(sizes)
-    found: list[tuple[bool, TextSource]] = []
-    for file, size in zip(files, sizes, strict=True):
-        progress(LOOKING, done, total)
-        for source in _survey_path(file, reading=reading, listing=listing):
-            found.append((file.is_held_out, source))
-        done += size
-    if files:
-        progress(LOOKING, total, total)
-    _refuse_all(listing.problems)
-    found += [(False, _survey_stories(count)) for count in sorted(counts_of_stories)]
-    found.sort(key=lambda row: (not row[0], row[1].name, row[1].sha256))
-    return Found(
-        sources=tuple(source for _, source in found),
-        held_out=tuple(range(sum(is_held_out for is_held_out, _ in found))),
-        skipped=tuple(sorted(listing.skipped)),
-        broken=listing.broken,
-        damaged=listing.damaged,
-        counts=listing.counts,
-    )
+        if spec.startswith("cuentos:") and not is_held_out:
+            counts_of_stories.add(_parse_stories(spec))
+            continue
+        try:
+            listing.add(Path(spec), is_held_out=is_held_out)
+        except DataError as error:  # of what was typed nothing is passed over
+            listing.log.problems.append(error)
+    generated = [
+        TextSource(name=f"cuentos:{count}", num_stories=count, size_bytes=count * STORY_BYTES)
+        for count in counts_of_stories
+    ]
+    return Sources([*listing.files.values(), *generated], listing.log, reading)
 
 
-def _list(spec: str, listing: Listing, *, exclude: Path, is_held_out: bool) -> None:
-    try:
-        list_path(Path(spec), listing, exclude=exclude.resolve(), is_held_out=is_held_out)
-    except DataError as error:  # of what was typed nothing is passed over
-        listing.problems.append(error)
+def _exhaust(text: SourceText) -> None:
+    for _ in text.pieces:
+        pass
 
 
 def _refuse_all(problems: Sequence[DataError]) -> None:
@@ -232,11 +256,13 @@ def _refuse_all(problems: Sequence[DataError]) -> None:
         )
 
 
-def plain_text(path: Path) -> TextFile:
-    """One file as text in whatever encoding, whatever its name. Raises DataError."""
-    file = _survey_file(path, Form(".txt"), name=path.name, reading=AS_USUAL, listing=Listing())
-    assert file is not None
-    return file
+def _damaged(path: Path, error: Exception) -> DataError:
+    if isinstance(error, OSError) and error.errno is not None:
+        hint = "check that the file exists and that you may read it"
+        return DataError("cannot read {path}: {reason}", path=path, reason=error.strerror or error, hint=hint)
+    reason = "".join(str(error).splitlines()[:1])[:300] or type(error).__name__
+    hint = "fetch it again, or leave it out"
+    return DataError("{path} is damaged: {reason}", path=path, reason=reason, hint=hint)
 
 
 def _parse_stories(spec: str) -> int:
@@ -251,159 +277,31 @@ def _parse_stories(spec: str) -> int:
     return int(digits)
 
 
-def _exhaust(pieces: Iterable[bytes]) -> None:
-    for _ in pieces:
-        pass
+def _check_wanted(source: TextSource, log: Log) -> None:
+    """A file from a folder may hold no text, a given one may not. Raises DataError."""
+    if not source.is_given:
+        return
+    if source.path.suffix == ".xml":
+        raise DataError("{path} is XML, but not TEI", path=source.path, hint="accepted: {accepted}", accepted=ACCEPTED)
+    hint = "accepted: {accepted}"
+    if log.counts["packed_in_archives"]:
+        hint = "unpack it: archives and compressed files inside an archive are not read; accepted: {accepted}"
+    raise DataError("{path} contains no text in an accepted format", path=source.path, hint=hint, accepted=ACCEPTED)
 
 
-def _check_unchanged(path: Path, digest: Digest, sha256: str) -> None:
-    if digest.hexdigest() != sha256:
-        raise DataError(
-            "{path} changed while it was read", path=path, hint="wait until it is written completely, then run again"
-        )
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") and part.strip(".") for part in name.split("/"))
 
 
-def _survey_path(listed: Listed, *, reading: Reading, listing: Listing) -> list[TextSource]:
-    """The sources in one file: none if it cannot be read, which `listing` learns."""
-    inside = Listing(skip_bad=listing.skip_bad, recorded=listing.recorded)
-    try:
-        sources = _sources_in(listed, reading=reading, listing=inside)
-    except DataError as error:
-        listing.refuse(listed.name, error)
-        return []
-    listing.add(inside)
-    return sources
-
-
-def _sources_in(listed: Listed, *, reading: Reading, listing: Listing) -> list[TextSource]:
-    """One from a folder that holds no text is skipped, a given one is an error. Raises DataError."""
-    name, path, is_given, _ = listed
-    kind = form_of(path.name)
-    assert kind is not None, path
-    if kind.archive:
-        found: list[TextSource] = list(_survey_archive(path, kind, name=name, reading=reading, listing=listing))
-        why = "{path} contains no text in an accepted format"
-    else:
-        file = _survey_file(path, kind, name=name, reading=reading, listing=listing)
-        found = [file] if file else []
-        why = "{path} is XML, but not TEI"
-    if not found and is_given and not (listing.problems or listing.broken):
-        hint = "accepted: {accepted}"
-        if listing.counts["packed_in_archives"]:
-            hint = "unpack it: archives and compressed files inside an archive are not read; accepted: {accepted}"
-        raise DataError(why, path=path, hint=hint, accepted=ACCEPTED)
-    if not found and not kind.archive:
-        listing.skip(name, "files_xml_not_tei")
-    return found
-
-
-def _survey_file(path: Path, kind: Form, *, name: str, reading: Reading, listing: Listing) -> TextFile | None:
-    """Read a file once; None if it is XML, but not TEI. The counts of `listing` grow by the bad records in it.
-
-    Raises DataError if it is binary, damaged or in no encoding we can tell.
-    """
-    digest = hashlib.sha256()
-    finding: Finding | None
-    if kind.content == PARQUET:
-        _exhaust(chunks(path, digest))
-        texts = parquet.records(path, reading=reading, counts=listing.counts)
-        finding = Finding(encoding="utf-8", num_bytes=sum(len(text.encode()) for text in texts))
-    else:
-        raw = unpacked(path, kind.packing, digest=digest)
-        finding = survey_stream(kind.content, raw, where=str(path), reading=reading, counts=listing.counts)
-    if finding is None:
-        return None
-    finding = _looked_at(finding, reading, listing, name=name)
-    return TextFile(
-        path=path,
-        name=name,
-        sha256=digest.hexdigest(),
-        num_bytes=finding.num_bytes,
-        encoding=finding.encoding,
-        licence=_licence([finding], recorded=listing.licence(path, digest.hexdigest())),
-        form=kind,
-        reading=reading,
-    )
-
-
-@dataclass(kw_only=True)
-class _Member:
-    place: int
-    name: str
-    finding: Finding
-
-
-def _survey_archive(path: Path, kind: Form, *, name: str, reading: Reading, listing: Listing) -> Iterator[TextArchive]:
-    """One source for each suffix that occurs."""
-    digest = hashlib.sha256()
-    groups: dict[str, list[_Member]] = {}
-    for place, entry in enumerate(members(path, kind.archive, digest=digest)):
-        content = _content_of(entry, listing, label=f"{name}!{entry.name}")
-        if not content:
-            continue
-        where = f"{path}!{entry.name}"
-        try:
-            finding = survey_stream(content, entry.chunks, where=where, reading=reading, counts=listing.counts)
-        except BadFileError as error:
-            listing.refuse(f"{name}!{entry.name}", error)
-            continue
-        if finding is None:
-            listing.skip(f"{name}!{entry.name}", "files_xml_not_tei")
-        else:
-            finding = _looked_at(finding, reading, listing, name=f"{name}!{entry.name}")
-            groups.setdefault(content, []).append(_Member(place=place, name=entry.name, finding=finding))
-    for content, group in groups.items():
-        findings = [member.finding for member in group]
-        yield TextArchive(
-            path=path,
-            name=f"{name}!{group[0].name if len(group) == 1 else '*' + content}",
-            sha256=digest.hexdigest(),
-            num_bytes=sum(finding.num_bytes for finding in findings),
-            encoding=", ".join(sorted({finding.encoding for finding in findings})),
-            licence=_licence(findings, recorded=listing.licence(path, digest.hexdigest())),
-            form=Form(content, archive=kind.archive),
-            encodings=tuple((member.place, member.finding.encoding) for member in group),
-            reading=reading,
-        )
-
-
-def _looked_at(finding: Finding, reading: Reading, listing: Listing, *, name: str) -> Finding:
-    """Count and name what could be repaired; it will be, if that is asked for."""
-    if not finding.damage:
-        return finding
-    listing.counts["characters_encoded_twice"] += finding.num_twice
-    listing.counts["files_in_two_encodings"] += finding.is_mixed
-    listing.damaged[name] = finding.damage
-    return finding.repaired() if reading.repair else finding
-
-
-def _licence(findings: Iterable[Finding], *, recorded: str) -> str:
-    """All that the texts say; for one that says nothing, what its download's record does."""
-    said = {finding.licence for finding in findings}
-    return ", ".join(sorted({recorded if each == UNKNOWN else each for each in said}))
-
-
-def _content_of(entry: ArchiveEntry, listing: Listing, *, label: str) -> str:
+def _content_of(entry: ArchiveEntry, log: Log, *, label: str) -> str:
     """The content of a member that is to be read; one that is not is skipped: "". Hidden ones are passed over."""
-    if any(part.startswith(".") for part in entry.name.split("/")):
-        return ""
     inner = form_of(entry.name)
-    if not entry.is_regular:
-        listing.skip(label, "links_in_archives")
-    elif inner is None:
-        listing.skip(label, "files_not_text")
-    elif inner.archive or inner.packing or inner.content == PARQUET:
-        listing.skip(label, "packed_in_archives")
+    if _is_hidden(entry.name):
+        return ""
+    if inner is None:
+        log.skip(label, "files_not_text")
+    elif inner != Form(inner.content) or inner.content == PARQUET:
+        log.skip(label, "packed_in_archives")
     else:
         return inner.content
     return ""
-
-
-def _survey_stories(count: int) -> Stories:
-    digest = hashlib.sha256()
-    num_bytes = 0
-    for story in stories(count, seed=0):
-        raw = story.encode() + b"\0"
-        digest.update(raw)
-        num_bytes += len(raw) - 1
-    return Stories(count=count, name=f"cuentos:{count}", sha256=digest.hexdigest(), num_bytes=num_bytes)

@@ -4,7 +4,7 @@ Invariants
 * `decode(encode(text)) == text` for every Unicode text: nothing is normalised here, the alphabet is the 256 bytes.
 * `encode` never emits the end-of-text id: its literal spelling in a text is encoded as ordinary characters.
 * Nothing in a tokenizer.json replaces text: the steps before the merges and behind the ids only turn text into bytes
-  and back. One that others have made is loaded when a child process has tried it out (`foreign.py`).
+  and back.
 * The same texts give the same bytes of `tokenizer.json`, in any order, on any number of cores. `sha256()` is the hash
   of those bytes; a manifest names it.
 
@@ -15,14 +15,13 @@ be exported as GPT-2.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from cuadrilla.data.foreign import MAX_FILE_BYTES, tried_once
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import read_regular, write_atomic
@@ -31,6 +30,8 @@ END_OF_TEXT = "<|endoftext|>"
 UNNAMED = Message("the tokenizer")
 MIN_VOCAB = 257
 MAX_VOCAB = 2**20
+MAX_FILE_BYTES = 2**26
+"""Twice that of Gemma's 262,144 tokens, the largest that is published."""
 
 _OTHER_ENDS = ("<|end_of_text|>", "</s>", "<eos>")
 _PROBE = "  El  niño: «¿Qué año?»,\n\n\tdijo Ñandú — n\u0303 \u00a0 🙂 1605 \x00 " + END_OF_TEXT + " x\n"
@@ -40,7 +41,7 @@ class Tokenizer:
     """Text to token ids and back. Make one with `train` or `load`."""
 
     def __init__(self, raw: bytes, *, name: str = UNNAMED) -> None:
-        """`raw`: what a `tokenizer.json` holds, ours or `foreign.tried`. Raises DataError if it breaks an invariant."""
+        """`raw`: what a `tokenizer.json` holds. Raises DataError if it breaks an invariant."""
         self._raw = raw
         self._inner = _parse(raw, name)
         self._added = frozenset(self._inner.get_added_tokens_decoder())
@@ -55,12 +56,8 @@ class Tokenizer:
             )
         self.end_of_text: int = end
         self.vocab_size: int = max(ids.values()) + 1
-        if _replaces_text(self._inner) or not self._gives_back(_PROBE):
-            raise DataError(
-                "{name} loses or changes text",
-                name=name,
-                hint="use a byte-level tokenizer such as GPT-2's, or train one",
-            )
+        if not self._gives_back(_PROBE):
+            raise _changes_text(name)
 
     def _gives_back(self, text: str) -> bool:
         ids = self.encode(text)
@@ -92,11 +89,8 @@ class Tokenizer:
         return cls(inner.to_str().encode())
 
     @classmethod
-    def load(cls, path: Path, *, sha256: str | None = None, known: bool = False) -> Self:
-        """Read a `tokenizer.json`, ours or another model's; with `sha256`, refuse any other than that one.
-
-        `known`: the process that started this one has loaded it. Raises DataError.
-        """
+    def load(cls, path: Path, *, sha256: str | None = None) -> Self:
+        """Read a `tokenizer.json`, ours or another model's; with `sha256`, refuse any other. Raises DataError."""
         try:
             raw = read_regular(path, most_bytes=MAX_FILE_BYTES)
         except OSError as error:
@@ -115,14 +109,10 @@ class Tokenizer:
                 expected=sha256[:12],
                 hint="put the right tokenizer.json back, or prepare the folder again",
             )
-        return cls(raw if known else tried_once(path, sha256=found), name=str(path))
+        return cls(raw, name=str(path))
 
     def save(self, path: Path) -> None:
         write_atomic(path, self._raw)
-
-    def json(self) -> bytes:
-        """What `save` writes."""
-        return self._raw
 
     def sha256(self) -> str:
         """Hash of the bytes that `save` writes."""
@@ -153,6 +143,11 @@ class Tokenizer:
             return name.encode()
         return bytes(_byte_letters()[letter] for letter in name)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token: a text of so many bytes for each of n tokens, and one more, has more than n."""
+        return max(len(self.bytes_of(token)) for token in range(self.vocab_size))
+
 
 @cache
 def _byte_letters() -> dict[str, int]:
@@ -164,8 +159,11 @@ def _byte_letters() -> dict[str, int]:
 
 def _parse(raw: bytes, name: str) -> tokenizers.Tokenizer:
     try:
+        value = json.loads(raw)
+        if _replaces_text(value.get("normalizer"), value.get("decoder")):
+            raise _changes_text(name)
         inner = tokenizers.Tokenizer.from_buffer(raw)
-    except ValueError as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(
             "{name} is not a tokenizer.json: {error}", name=name, error=error, hint="name the tokenizer.json of a model"
         ) from error
@@ -177,17 +175,25 @@ def _parse(raw: bytes, name: str) -> tokenizers.Tokenizer:
     return inner
 
 
-def _replaces_text(inner: tokenizers.Tokenizer) -> bool:
-    """Whether it has steps that, on other text than the probe, could lose some or write a million letters for one."""
-    steps = (inner.normalizer, inner.decoder)
-    parts: list[Any] = [json.loads(step.__getstate__()) for step in steps if step is not None]
+def _replaces_text(*steps: Any) -> bool:
+    """Whether there are steps that, on other text than the probe, could lose some or write a million letters for one.
+
+    Asked before the library sees them: it normalizes the names of added tokens when it loads.
+    """
+    parts = [step for step in steps if step]
     while parts:
         part = parts.pop()
-        if part["type"] == "Sequence":
+        if part.get("type") == "Sequence":
             parts += part.get("normalizers") or part.get("decoders") or []
-        elif part["type"] != "ByteLevel":
+        elif part.get("type") != "ByteLevel":
             return True
     return False
+
+
+def _changes_text(name: str) -> DataError:
+    return DataError(
+        "{name} loses or changes text", name=name, hint="use a byte-level tokenizer such as GPT-2's, or train one"
+    )
 
 
 def _batches(texts: Iterable[str], *, size: int = 256) -> Iterator[list[str]]:

@@ -2,19 +2,19 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cuadrilla.data.chunks import Chunk, is_whole, key_of, open_chunk
+from cuadrilla.data.chunks import Chunk, is_whole, key_of, write_chunk
 from cuadrilla.data.corpus import CleanChunk, Corpus
-from cuadrilla.data.pool import Pool
+from cuadrilla.data.executor import Call, Workers
 from cuadrilla.data.shards import SPLITS, TOKENIZER, Portion, ShardWriter, Split, dtype_for
 from cuadrilla.data.sources import Progress
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.data.work import DROP, TRAIN, EncodeJob, Job
+from cuadrilla.data.work import DROP, TRAIN, EncodeJob, encode_documents
 from cuadrilla.messages import Message
 
 WRITING = Message("writing tokens")
@@ -24,18 +24,15 @@ _MEASURES = ("characters", "sizes", "lengths")
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What the shards hold. `files`: names in the work folder that this preparation used."""
+    """What the shards hold."""
 
     splits: dict[str, Split]
     portions: dict[int, dict[str, Portion]]
     """By number of the source."""
     counts: Counter[str]
-    files: set[str]
 
 
-def write_tokens(
-    work: Path, *, corpus: Corpus, tokenizer: Tokenizer, encoder: str, pool: Pool, progress: Progress
-) -> Written:
+def write_tokens(work: Path, *, corpus: Corpus, tokenizer: Tokenizer, workers: Workers, progress: Progress) -> Written:
     """Encode every document and write the shards into `work`. Raises ResourceError."""
     dtype = dtype_for(tokenizer.vocab_size)
     writers = {split: ShardWriter(work, split=split, dtype=dtype) for split in SPLITS}
@@ -44,15 +41,21 @@ def write_tokens(
     chunks = [chunk for chunk in corpus.chunks if (corpus.splits_of(chunk) != DROP).any()]
     paths: list[Path] = []
 
-    def jobs() -> Iterator[tuple[Job, bytes] | None]:
+    def calls() -> Iterator[Call | None]:
+        tokenizer_file = workers.share(work / TOKENIZER)
         for chunk in chunks:
-            job, payload = _job(work, chunk, corpus, tokenizer=tokenizer, encoder=encoder)
-            paths.append(Path(job.out))
-            yield None if is_whole(paths[-1]) else (job, payload)
+            job = _job(chunk, corpus, tokenizer)
+            key = key_of(chunk.key, job.tokenizer_sha256, job.splits, job.held_out)
+            paths.append(work / f"{key}.tokens")
+            clean = work / f"{chunk.key}.clean"
+            is_done = is_whole(paths[-1])
+            yield None if is_done else (encode_documents, (job, workers.share(clean), tokenizer_file))
 
     progress(WRITING, 0, len(chunks))
-    for number, _ in enumerate(pool.run(jobs())):
-        encoded = open_chunk(paths[number])
+    for number, made in enumerate(workers.run(calls())):
+        if made:
+            write_chunk(paths[number], made)
+        encoded = Chunk(paths[number])
         _append(encoded, chunks[number], corpus, writers=writers, sums=sums)
         counts["train_paragraphs_in_val"] += encoded.header["removed"]
         progress(WRITING, number + 1, len(chunks))
@@ -69,24 +72,16 @@ def write_tokens(
         portions.setdefault(source, {})[split] = Portion(
             num_documents=documents, num_characters=characters, num_bytes=num_bytes, num_tokens=tokens
         )
-    return Written(splits=splits, portions=portions, counts=counts, files={path.name for path in paths})
+    return Written(splits=splits, portions=portions, counts=counts)
 
 
-def _job(
-    work: Path, chunk: CleanChunk, corpus: Corpus, *, tokenizer: Tokenizer, encoder: str
-) -> tuple[EncodeJob, bytes]:
-    payload = corpus.splits_of(chunk).tobytes() + corpus.removed_from(chunk).tobytes()
-    job = EncodeJob(
-        out="",
-        chunk=str(chunk.chunk.path),
-        num_documents=chunk.count,
-        tokenizer=str(work / TOKENIZER),
+def _job(chunk: CleanChunk, corpus: Corpus, tokenizer: Tokenizer) -> EncodeJob:
+    return EncodeJob(
+        splits=corpus.splits_of(chunk).tobytes(),
+        held_out=corpus.removed_from(chunk).tobytes(),
         tokenizer_sha256=tokenizer.sha256(),
-        encoder=encoder,
         dtype=dtype_for(tokenizer.vocab_size),
     )
-    key = key_of(chunk.key, tokenizer.sha256(), payload)  # not the encoder: its ids were found to be the same
-    return EncodeJob(**{**asdict(job), "out": str(work / f"{key}.tokens")}), payload
 
 
 def _append(

@@ -1,6 +1,7 @@
 """What a check says: all is well, a warning or a failure; its cause, and the one command that repairs it."""
 
 import shlex
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,30 +22,25 @@ PLACES: dict[Shell, Message] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """`command` is typed as it stands, in `shell`; `remedy` says what no command does, or what to know about it.
-
-    `fixable`: `--fix` may type the command after a question. It is then one program and its arguments, for `here`, and
-    does nothing that cannot be undone.
-    """
+    """`command` is typed as it stands, in `shell`; `remedy` says what no command does, or what to know about it."""
 
     level: Level
     cause: str
     remedy: str = ""
     command: str = ""
     shell: Shell = "here"
-    fixable: bool = False
 
 
-def well(cause: str) -> Diagnosis:
+def ok(cause: str) -> Diagnosis:
     return Diagnosis(level="ok", cause=cause)
 
 
-def warn(cause: str, *, remedy: str = "", command: str = "", shell: Shell = "here", fixable: bool = False) -> Diagnosis:
-    return Diagnosis(level="warning", cause=cause, remedy=remedy, command=command, shell=shell, fixable=fixable)
+def warn(cause: str, *, remedy: str = "", command: str = "", shell: Shell = "here") -> Diagnosis:
+    return Diagnosis(level="warning", cause=cause, remedy=remedy, command=command, shell=shell)
 
 
-def fail(cause: str, *, remedy: str = "", command: str = "", shell: Shell = "here", fixable: bool = False) -> Diagnosis:
-    return Diagnosis(level="failure", cause=cause, remedy=remedy, command=command, shell=shell, fixable=fixable)
+def fail(cause: str, *, remedy: str = "", command: str = "", shell: Shell = "here") -> Diagnosis:
+    return Diagnosis(level="failure", cause=cause, remedy=remedy, command=command, shell=shell)
 
 
 def as_root(command: str, *, is_root: bool) -> str:
@@ -55,3 +51,10 @@ def as_root(command: str, *, is_root: bool) -> str:
 def pip(arguments: str, *, python: str) -> str:
     """Pip of the Python that runs cuadrilla: another one would install beside it."""
     return f"{shlex.quote(python)} -m pip {arguments}"
+
+
+def set_clock(*, is_root: bool) -> str:
+    """The command that sets this machine's clock."""
+    if sys.platform == "darwin":
+        return "sudo sntp -sS time.apple.com"
+    return "w32tm /resync" if sys.platform == "win32" else as_root("timedatectl set-ntp true", is_root=is_root)

@@ -6,36 +6,34 @@ Sources: PyTorch's release notes: MPS needs macOS 14, and there are no builds fo
 from collections.abc import Iterator
 
 from cuadrilla.doctor.diagnosis import Diagnosis, fail
-from cuadrilla.doctor.facts import Symptoms
+from cuadrilla.doctor.here import Here
 from cuadrilla.messages import Message
 
 OLDEST_MACOS = 14
 
 
-def python(seen: Symptoms) -> Iterator[Diagnosis]:
+def python(here: Here) -> Iterator[Diagnosis]:
     """Built for the chip."""
-    if seen.host.rosetta:
+    if here.host.rosetta:
         yield fail(
             Message("this Python is an Intel build, translated by Rosetta: it has no GPU"),
             command="arch -arm64 /bin/zsh -c 'brew install python@3.14 && make setup PYTHON=python3.14'",
         )
-    elif seen.host.system == "Darwin" and seen.host.machine == "x86_64":
+    elif here.host.system == "Darwin" and here.host.machine == "x86_64":
         yield fail(
             Message("PyTorch has no new versions for Intel Macs"),
             remedy=Message("this machine cannot train; another one can"),
         )
 
 
-def system(seen: Symptoms) -> Iterator[Diagnosis]:
+def system(here: Here) -> Iterator[Diagnosis]:
     """New enough for MPS."""
-    if seen.host.system != "Darwin":
-        return
-    major = (seen.host.system_version or "").partition(".")[0]
-    if major.isdigit() and int(major) < OLDEST_MACOS:
+    major = (here.host.system_version or "").partition(".")[0]
+    if here.host.system == "Darwin" and major.isdigit() and int(major) < OLDEST_MACOS:
         yield fail(
             Message(
                 "macOS {version}: PyTorch uses the GPU from macOS {needed} on",
-                version=seen.host.system_version,
+                version=here.host.system_version,
                 needed=OLDEST_MACOS,
             ),
             command="softwareupdate --install --all",

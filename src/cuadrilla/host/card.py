@@ -14,7 +14,7 @@ from typing import Literal
 
 import psutil
 
-from cuadrilla.host.facts import read_text
+from cuadrilla.host.container import read_text
 from cuadrilla.host.reachability import default_card
 from cuadrilla.host.usage import PSUTIL_ERRORS
 

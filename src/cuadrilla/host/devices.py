@@ -9,12 +9,13 @@ Invariants
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from cuadrilla.errors import DeviceError
 from cuadrilla.host.facts import Facts, read_facts
-from cuadrilla.host.probe import ProbeAnswer, Row, ask, child_argv
+from cuadrilla.host.gpus import NVML_CHILD, NvmlChild, has_driver
+from cuadrilla.host.probe import CHILD, ProbeAnswer, Row, ask
 from cuadrilla.messages import Message
 
 Kind = Literal["cuda", "mps", "xpu", "cpu"]
@@ -26,7 +27,7 @@ CUDA_13_CAPABILITY: Capability = (7, 5)
 CUDA_13_DRIVER = 580
 CUDA_12_DRIVER = 525
 BLACKWELL: Capability = (10, 0)
-HINT_SLOW = Message("the first import of torch can be slow: try again with `cuadrilla devices --timeout 60`")
+HINT_SLOW = Message("the first import of torch can be slow: try again with `cuadrilla doctor --timeout 120`")
 HINT_RESTART = Message(
     "restart the machine or reinstall its driver (under WSL2: run `wsl --shutdown` in Windows first)"
 )
@@ -57,47 +58,26 @@ class Device:
 
 
 def probe_devices(
-    *,
-    timeout_seconds: float = 20.0,
-    torch_argv: Sequence[str] | None = None,
-    nvml_argv: Sequence[str] | None = None,
+    *, timeout_seconds: float = 20.0, torch_argv: Sequence[str] = CHILD, nvml_argv: Sequence[str] | None = None
 ) -> list[Device]:
     """The devices of this machine, accelerators first. Never raises; the argvs replace the two children in tests."""
-    facts = read_facts()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    torch, nvml = ask(
-        [torch_argv or child_argv("torch"), nvml_argv or child_argv("nvml")], timeout_seconds=timeout_seconds
-    )
-    return assemble(torch, nvml, visible=visible, facts=facts)
+    child = NvmlChild(nvml_argv or NVML_CHILD) if nvml_argv or has_driver() else None
+    with ThreadPoolExecutor(1) as pool:  # both have limits
+        torch = pool.submit(ask, torch_argv, seconds=timeout_seconds)
+        nvml = child.ask() if child is not None else {}
+    if child is not None:
+        child.close()
+    return assemble(torch.result(), nvml, visible=os.environ.get("CUDA_VISIBLE_DEVICES"), facts=read_facts())
 
 
-def count_cards(*, timeout_seconds: float = 20.0, argv: Sequence[str] | None = None) -> int:
-    """NVIDIA cards that programs see here, whatever torch they have. Raises DeviceError if the driver does not say."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
-        return 0
-    (nvml,) = ask([argv or child_argv("nvml")], timeout_seconds=timeout_seconds)
-    if fault := nvml.fault or nvml.first("problem").get("error"):
-        raise DeviceError(
-            "the NVIDIA driver's library {fault}",
-            fault=fault,
-            hint="`cuadrilla devices` says more; CUDA_VISIBLE_DEVICES=-1 in front of the command does without cards",
-        )
-    cards = nvml.all("card")
-    if visible is None or not cards:
-        return len(cards)
-    chosen = visible_cards(visible, [str(card.get("uuid")) for card in cards])
-    return 1 if chosen is None else len(chosen)  # CUDA gives a process one slice (MIG)
-
-
-def assemble(torch: ProbeAnswer, nvml: ProbeAnswer, *, visible: str | None, facts: Facts) -> list[Device]:
+def assemble(torch: ProbeAnswer, nvml: Row, *, visible: str | None, facts: Facts) -> list[Device]:
     """Pure: the devices from what the two children said."""
-    version = _text(torch.first("torch").get("version"))
-    driver = _text(nvml.first("driver").get("driver"))
-    cards = _visible_rows(nvml.all("card"), visible)
+    version = torch.first("torch").get("version")
+    driver = nvml.get("driver")
+    cards = _visible_rows(nvml.get("gpus", []), visible)
     by_uuid = {_uuid(card): card for card in cards}
     devices = [
-        _reported(row, torch, card=by_uuid.get(_uuid(row), {}), driver=driver, chip=facts.cpu.name)
+        _reported(row, torch, card=by_uuid.get(_uuid(row), {}), driver=driver, chip=facts.processor)
         for row in torch.all("device")
     ]
     if torch.fault or not any(device.kind == "cuda" for device in devices):
@@ -105,17 +85,17 @@ def assemble(torch: ProbeAnswer, nvml: ProbeAnswer, *, visible: str | None, fact
         left = [(index, card) for index, card in enumerate(cards) if _uuid(card) not in seen]
         devices += [_unseen(card, index, torch, driver=driver) for index, card in left]
     if visible is None or visible.strip() not in ("", "-1"):
-        devices += _phantoms(devices, torch, nvml, facts)
+        devices += _phantoms(devices, torch, nvml.get("problem"), facts)
     error, hint = _import_problem(torch)
     speed = next((test.get("gflops") for test in torch.all("tested") if test.get("kind") == "cpu"), None)
     cpu = Device(
         kind="cpu",
         index=0,
-        name=facts.cpu.name or facts.machine or Message("unknown processor"),
+        name=facts.processor or facts.machine or Message("unknown processor"),
         memory_bytes=facts.usable_memory_bytes,
         free_bytes=facts.available_bytes,
         torch_version=version,
-        gflops=_number(speed),
+        gflops=speed,
         error=error,
         hint=hint,
     )
@@ -124,11 +104,11 @@ def assemble(torch: ProbeAnswer, nvml: ProbeAnswer, *, visible: str | None, fact
 
 def _reported(row: Row, torch: ProbeAnswer, *, card: Row, driver: str | None, chip: str | None) -> Device:
     """A device that torch sees: is it supported, and did it pass its test?"""
-    kind: Kind = row["kind"] if row.get("kind") in ("cuda", "mps", "xpu") else "cuda"
-    index = _integer(row.get("index")) or 0
-    version = _text(torch.first("torch").get("version"))
+    kind: Kind = row["kind"]
+    index = row["index"]
+    version = torch.first("torch").get("version")
     capability = _capability(row.get("capability"))
-    arches = _texts(row.get("arches"))
+    arches = row.get("arches") or []
     supported = arch_supported(capability, arches) if capability else None
     tests = [test for test in torch.all("tested") if (test.get("kind"), test.get("index")) == (kind, index)]
     error: str | None = None
@@ -146,18 +126,18 @@ def _reported(row: Row, torch: ProbeAnswer, *, card: Row, driver: str | None, ch
         hint = HINT_SLOW if torch.timed_out else HINT_RESTART
     elif tests[0].get("error"):
         error, hint = str(tests[0]["error"]), HINT_RESTART
-    free = _integer(card.get("free_bytes"))  # NVML's figure does not count the child's own context
+    free = card.get("free_bytes")  # NVML's figure does not count the child's own context
     return Device(
         kind=kind,
         index=index,
-        name=_text(row.get("name")) or (kind == "mps" and chip) or Message("unknown"),
-        memory_bytes=_integer(row.get("memory_bytes")),
-        free_bytes=_integer(row.get("free_bytes")) if free is None else free,
+        name=row.get("name") or (kind == "mps" and chip) or Message("unknown"),
+        memory_bytes=row.get("memory_bytes"),
+        free_bytes=row.get("free_bytes") if free is None else free,
         capability=capability,
         arch_supported=supported,
-        driver=driver if kind == "cuda" else _text(row.get("driver")),
+        driver=driver if kind == "cuda" else row.get("driver"),
         torch_version=version,
-        gflops=_number(tests[0].get("gflops")) if tests else None,
+        gflops=tests[0].get("gflops") if tests else None,
         error=error,
         hint=hint,
     )
@@ -166,12 +146,12 @@ def _reported(row: Row, torch: ProbeAnswer, *, card: Row, driver: str | None, ch
 def _unseen(card: Row, index: int, torch: ProbeAnswer, *, driver: str | None) -> Device:
     """A card that the driver sees and torch does not: say why."""
     about = torch.first("torch")
-    version = _text(about.get("version"))
+    version = about.get("version")
     capability = _capability(card.get("capability"))
     error: str = Message("PyTorch does not see this card")
     hint: str = Message("look at what `python -c 'import torch; torch.zeros(1).cuda()'` says")
     if torch.fault or not version:
-        fault = torch.fault or _text(about.get("error")) or Message("is not usable")
+        fault = torch.fault or about.get("error") or Message("is not usable")
         error = Message("PyTorch {fault}", fault=fault)
         hint = HINT_SLOW if torch.timed_out else HINT_INSTALL
     elif not about.get("cuda"):
@@ -191,9 +171,9 @@ def _unseen(card: Row, index: int, torch: ProbeAnswer, *, driver: str | None) ->
     return Device(
         kind="cuda",
         index=index,
-        name=_text(card.get("name")) or Message("unknown"),
-        memory_bytes=_integer(card.get("memory_bytes")),
-        free_bytes=_integer(card.get("free_bytes")),
+        name=card.get("name") or Message("unknown"),
+        memory_bytes=card.get("memory_bytes"),
+        free_bytes=card.get("free_bytes"),
         capability=capability,
         driver=driver,
         torch_version=version,
@@ -202,45 +182,25 @@ def _unseen(card: Row, index: int, torch: ProbeAnswer, *, driver: str | None) ->
     )
 
 
-def _phantoms(known: Sequence[Device], torch: ProbeAnswer, nvml: ProbeAnswer, facts: Facts) -> list[Device]:
-    """Rows for accelerators of which only a failure is known."""
-    version = _text(torch.first("torch").get("version"))
+def _phantoms(known: Sequence[Device], torch: ProbeAnswer, problem: str | None, facts: Facts) -> list[Device]:
+    """A row for an accelerator of which only a failure is known; `problem`: of the NVIDIA driver's library."""
+    version = torch.first("torch").get("version")
     kinds = {device.kind for device in known}
-    found = []
     begun = [row.get("kind") for row in torch.all("begin")]
+    unknown = Device(kind="cuda", index=0, name=Message("unknown"), torch_version=version, hint=HINT_RESTART)
     if torch.fault and begun and begun[-1] in ("cuda", "mps", "xpu") and begun[-1] not in kinds:
         hint = HINT_SLOW if torch.timed_out else HINT_RESTART
-        found.append(
-            Device(
-                kind=begun[-1],
-                index=0,
-                name=Message("unknown"),
-                torch_version=version,
-                error=Message("PyTorch {fault}", fault=torch.fault),
-                hint=hint,
-            )
-        )
-    elif (nvml.fault or nvml.first("problem").get("error")) and "cuda" not in kinds:
-        fault = nvml.fault or Message("says: {error}", error=str(nvml.first("problem")["error"]))
-        error = Message("the NVIDIA driver's library {fault}", fault=fault)
-        found.append(
-            Device(
-                kind="cuda",
-                index=0,
-                name=Message("unknown"),
-                torch_version=version,
-                error=error,
-                hint=HINT_RESTART,
-            )
-        )
-    elif facts.system == "Darwin" and version and "mps" not in kinds and (facts.rosetta or facts.machine == "arm64"):
+        error = Message("PyTorch {fault}", fault=torch.fault)
+        return [replace(unknown, kind=begun[-1], error=error, hint=hint)]
+    if problem and "cuda" not in kinds:
+        return [replace(unknown, error=Message("the NVIDIA driver's library says: {error}", error=problem))]
+    if facts.system == "Darwin" and version and "mps" not in kinds and (facts.rosetta or facts.machine == "arm64"):
         error = Message(
             "this Python is an Intel build, translated by Rosetta" if facts.rosetta else "PyTorch cannot use the GPU"
         )
         hint = Message("install an arm64 Python" if facts.rosetta else "PyTorch's MPS needs macOS 14 or newer")
-        name = facts.cpu.name or "Apple GPU"
-        found.append(Device(kind="mps", index=0, name=name, torch_version=version, error=error, hint=hint))
-    return found
+        return [replace(unknown, kind="mps", name=facts.processor or "Apple GPU", error=error, hint=hint)]
+    return []
 
 
 def _import_problem(torch: ProbeAnswer) -> tuple[str | None, str]:
@@ -331,26 +291,8 @@ def _uuid(row: Row) -> str:
     return str(row.get("uuid") or "").removeprefix("GPU-").lower()
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _texts(value: Any) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list) else []
-
-
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _capability(value: Any) -> Capability | None:
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int) for part in value):
-        return value[0], value[1]
-    return None
+def _capability(value: Sequence[int] | None) -> Capability | None:
+    return (value[0], value[1]) if value else None
 
 
 def _dotted(capability: Capability) -> str:

@@ -1,32 +1,29 @@
-"""How busy the GPUs of this machine are: one sample, that never raises and never waits longer than its limits.
+"""How busy the GPUs of this machine are, and who uses them: never raises and never waits longer than its limits.
 
 NVIDIA's library (NVML) can hang, and can take its process down with it (microsoft/WSL#11277). It is therefore asked in
-a child process (`host/nvml.py`), which stays and answers a line for each line that it is sent. If the child dies or is
-late, `nvidia-smi` is asked, then nobody for a while. An Apple GPU is asked through `ioreg`, which needs no root.
-What is not known is None: on WSL2 the driver answers "[N/A]" to much.
+a child process (`host/nvml.py`), which stays and answers a line for each line that it is sent; one that dies or is late
+is left alone for a while. An Apple GPU is asked through `ioreg`, which needs no root. What is not known is None: WSL2
+tells no programs apart, and in a container the numbers of processes are its host's.
 """
 
 import contextlib
-import math
+import json
 import os
 import platform
 import queue
 import re
-import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cuadrilla.host.probe import kill, output_of, parse_rows
+from cuadrilla.host.programs import kill, run
 from cuadrilla.printable import one_line
 
-QUERY = "index,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw"
 IOREG = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
-WSL_NVIDIA_SMI = "/usr/lib/wsl/lib/nvidia-smi"  # not on root's PATH
 DRIVER_FILES = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libnvidia-ml.so.1", r"C:\Windows\System32\nvml.dll")
 NVML_CHILD = (sys.executable, "-P", "-m", "cuadrilla.host.nvml")
 TIMEOUT_SECONDS = 3.0
@@ -35,7 +32,7 @@ RETRY_SECONDS = 60.0  # a driver that hung must not hold up every sample
 MOST_GPUS = 16
 MOST_NAME_CHARACTERS = 200
 MOST_BYTES = 2**60
-MOST_LINE_BYTES = 2**16
+MAX_LINE_BYTES = 2**20
 MOST_INDEX = 1023
 MOST_CELSIUS, MOST_WATTS = 250.0, 10_000.0
 
@@ -83,34 +80,33 @@ def _gpu(row: Mapping[str, Any], place: int) -> GpuUsage:
 
 
 class NvmlChild:
-    """The process that asks NVML. `ask` gives None when it did not answer, and then the process is gone."""
+    """The process that asks NVML. After a problem it is gone, and the next question starts another."""
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str] = NVML_CHILD) -> None:
         self._argv = list(argv)
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
 
-    def ask(self) -> tuple[GpuUsage, ...] | None:
-        rows = self.rows()
-        return None if rows is None else parse_gpus(rows)
-
-    def rows(self, question: bytes = b"") -> list[Any] | None:
-        """Never raises. Takes `TIMEOUT_SECONDS` at most, the first time `START_SECONDS`."""
+    def ask(self) -> Mapping[str, Any]:
+        """What the child says: `driver` and `gpus`, or `problem`. Takes `TIMEOUT_SECONDS` at most, the first time
+        `START_SECONDS`."""
         seconds = TIMEOUT_SECONDS if self._process is not None else START_SECONDS
+        said: Any = None
         try:
             process = self._process or self._start()
-            if process.stdin is not None:
-                process.stdin.write(question + b"\n")
+            with contextlib.suppress(OSError):  # without a driver it has answered and gone
+                assert process.stdin is not None
+                process.stdin.write(b"\n")
                 process.stdin.flush()
-            rows, _ = parse_rows(self._lines.get(timeout=seconds).decode(errors="replace"))
-        except (OSError, ValueError, queue.Empty):  # ValueError: its pipe is closed
-            rows = []
-        if not rows or not isinstance(rows[0].get("gpus"), list):
-            self.close()
-            return None
-        found: list[Any] = rows[0]["gpus"]
-        return found
+            said = json.loads(self._lines.get(timeout=seconds))
+        except (OSError, ValueError, RecursionError, queue.Empty):  # ValueError: its pipe is closed, or it is no JSON
+            pass
+        if isinstance(said, dict) and isinstance(said.get("gpus"), list):
+            return said
+        self.close()
+        problem = said.get("problem") if isinstance(said, dict) else None
+        return {"problem": problem if isinstance(problem, str) else "it does not answer"}
 
     def _start(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
@@ -145,61 +141,48 @@ class NvmlChild:
 def _read_lines(process: "subprocess.Popen[bytes]", lines: "queue.SimpleQueue[bytes]") -> None:
     """Until the child closes its end; then an empty line, so that nobody waits for one that will not come."""
     with contextlib.suppress(OSError, ValueError):
-        while process.stdout is not None and (line := process.stdout.readline(MOST_LINE_BYTES)):
+        while process.stdout is not None and (line := process.stdout.readline(MAX_LINE_BYTES)):
             lines.put(line)
     lines.put(b"")
 
 
-class GpuSampler:
-    """Asks NVML's child, then a program; who failed is left alone for `RETRY_SECONDS`.
+class Gpus:
+    """The GPUs of this machine, asked now and then. `argv`: the child for NVML; () for a machine without GPUs."""
 
-    `argv`: the program instead of the one that is found. `nvml_argv`: the child, or () for none.
-    """
-
-    def __init__(self, *, argv: Sequence[str] | None = None, nvml_argv: Sequence[str] | None = None) -> None:
-        self._argv = list(argv) if argv is not None else gpu_argv()
-        self._expected = argv is not None or bool(nvml_argv) or platform.system() == "Darwin" or has_driver()
-        if nvml_argv is None:  # where no driver is, a child would only say so, every minute
-            nvml_argv = NVML_CHILD if argv is None and has_driver() else ()
-        self._nvml = NvmlChild(nvml_argv) if nvml_argv else None
-        self._nvml_pause_until = self._pause_until = 0.0
-        self._closed = False
+    def __init__(self, argv: Sequence[str] | None = None) -> None:
+        self._is_apple = argv is None and platform.system() == "Darwin"
+        if argv is None:  # where no driver is, a child would only say so, every minute
+            argv = NVML_CHILD if has_driver() else ()
+        self._nvml = NvmlChild(argv) if argv else None
+        self._pause_until = 0.0
         self.is_silent = False
-        """Something here could have told of GPUs in the last sample, and did not."""
+        """Whether a driver is here that did not answer the last question."""
 
     def sample(self) -> tuple[GpuUsage, ...]:
-        gpus = self._ask()
-        self.is_silent = gpus is None and self._expected and bool(self._argv or self._nvml)
-        return gpus or ()
+        return parse_gpus(self._ask())
 
-    def _ask(self) -> tuple[GpuUsage, ...] | None:
-        """None when nobody has answered."""
-        if self._nvml is not None and time.monotonic() >= self._nvml_pause_until:
-            gpus = self._nvml.ask()
-            if gpus is not None:
-                return gpus
-            self._nvml_pause_until = time.monotonic() + RETRY_SECONDS
-        if self._closed or not self._argv or time.monotonic() < self._pause_until:
-            return None
-        text = output_of(self._argv, timeout_seconds=TIMEOUT_SECONDS)
-        if text is None:
+    def uses(self) -> tuple["CardUse", ...]:
+        return parse_uses(self._ask())
+
+    def _ask(self) -> list[Any]:
+        """A row for each card."""
+        if (self._nvml is None and not self._is_apple) or time.monotonic() < self._pause_until:
+            return []
+        if self._nvml is not None:
+            rows = self._nvml.ask().get("gpus")
+        else:
+            said = run(IOREG, seconds=TIMEOUT_SECONDS)
+            rows = parse_ioreg(said.text) if said is not None and said.ok else None
+        self.is_silent = rows is None
+        if rows is None:
             self._pause_until = time.monotonic() + RETRY_SECONDS
-            return None
-        return parse_ioreg(text) if self._argv[0].endswith("ioreg") else parse_nvidia_smi(text)
+            return []
+        return list(rows)
 
     def close(self) -> None:
-        """From any thread: another one that waits for an answer goes on at once."""
-        self._closed = True
+        """End the child; another question starts another one. From any thread: who waits for an answer goes on."""
         if self._nvml is not None:
             self._nvml.close()
-
-
-def gpu_argv() -> list[str]:
-    """The program that knows this machine's GPUs; empty if there is none."""
-    if platform.system() == "Darwin":
-        return list(IOREG)
-    found = shutil.which("nvidia-smi") or (WSL_NVIDIA_SMI if os.path.exists(WSL_NVIDIA_SMI) else None)
-    return [found, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"] if found else []
 
 
 def has_driver() -> bool:
@@ -207,47 +190,50 @@ def has_driver() -> bool:
     return any(os.path.exists(path) for path in DRIVER_FILES if os.path.isabs(path))  # not "C:..." in this folder
 
 
-def parse_nvidia_smi(text: str) -> tuple[GpuUsage, ...]:
-    """One GPU per line of `QUERY`; fields that are no number ("[N/A]") are None."""
-    rows = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 7 or not fields[0].isdecimal():
-            continue
-        busy, used, total, temperature, power = (_number(field) for field in fields[2:])
-        rows.append(
-            {
-                "index": int(fields[0]),
-                "name": fields[1],
-                "busy_percent": busy,
-                "memory_used_bytes": None if used is None else used * 2**20,
-                "memory_bytes": None if total is None else total * 2**20,
-                "temperature_celsius": temperature,
-                "power_watts": power,
-            }
-        )
-    return parse_gpus(rows)
+@dataclass(frozen=True, kw_only=True)
+class CardUse:
+    """Parts of the time, 0 to 1. `busy`: of all together; `users`: by process, None where that is not told."""
+
+    busy: float | None = None
+    users: Mapping[int, float] | None = None
 
 
-def parse_ioreg(text: str) -> tuple[GpuUsage, ...]:
-    """An Apple GPU from the `PerformanceStatistics` of its IOAccelerator."""
+def parse_uses(rows: Sequence[Any]) -> tuple[CardUse, ...]:
+    cards = []
+    for row in rows:
+        busy, users = row.get("busy_percent"), row.get("users")
+        by_process = None if users is None else {pid: percent / 100 for pid, percent in users}
+        cards.append(CardUse(busy=None if busy is None else busy / 100, users=by_process))
+    return tuple(cards)
+
+
+def others_on(
+    cards: Sequence[CardUse], *, ours: Collection[int], told_apart: bool, all_are_others: bool
+) -> float | None:
+    """Part of the card that others use most; None where nothing is known of any card.
+
+    `told_apart`: the numbers of processes are this machine's. `all_are_others`: none of ours computes at the moment.
+    """
+    found = []
+    for card in cards:
+        if card.users is not None and told_apart:
+            found.append(min(1.0, sum(part for pid, part in card.users.items() if pid not in ours)))
+        elif card.busy is not None and all_are_others:
+            found.append(card.busy)
+    return max(found, default=None)
+
+
+def parse_ioreg(text: str) -> list[dict[str, Any]]:
+    """A row for an Apple GPU, from the `PerformanceStatistics` of its IOAccelerator."""
     busy = re.search(r'"Device Utilization %"\s*=\s*(\d{1,3})\b', text)
     used = re.search(r'"In use system memory"\s*=\s*(\d{1,18})\b', text)
     name = re.search(r'"model"\s*=\s*"([^"]+)"', text)
     if not busy and not used:
-        return ()
+        return []
     row = {
         "index": 0,
         "name": name[1] if name else "Apple GPU",
         "busy_percent": float(busy[1]) if busy else None,
         "memory_used_bytes": int(used[1]) if used else None,
     }
-    return parse_gpus([row])
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+    return [row]

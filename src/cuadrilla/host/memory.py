@@ -14,7 +14,7 @@ def keep_freed_memory() -> bool:
     """Let glibc keep large freed blocks for the next pass instead of giving them back to the kernel.
 
     A pass allocates and frees the same hundreds of megabytes each time; mapped anew, their page faults cost a part
-    of a step. Every command begins with it; `engines/local.py` and `engines/worker.py` call it as well, for programs of
+    of a step. Every command begins with it; `crew/local.py` and `crew/worker.py` call it as well, for programs of
     one's own and for Ray's actors. Returns False where there is no glibc (macOS, Windows, musl): there nothing changes.
     """
     if not sys.platform.startswith("linux"):

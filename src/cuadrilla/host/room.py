@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from cuadrilla.host.facts import read_text
+from cuadrilla.host.container import read_text
 
 SECONDS = 1.0
 RETRY_SECONDS = 30.0

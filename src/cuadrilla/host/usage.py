@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from cuadrilla.host.container import Cgroups, find_cgroups, read_cpu, read_memory
-from cuadrilla.host.gpus import MOST_CELSIUS, GpuSampler, GpuUsage, bounded, count, parse_gpus
+from cuadrilla.host.gpus import MOST_CELSIUS, Gpus, GpuUsage, bounded, count, parse_gpus
 from cuadrilla.host.room import UNKNOWN, room_of
 
 PSUTIL_ERRORS = (psutil.Error, OSError, RuntimeError, ValueError, KeyError, AttributeError, NotImplementedError)
@@ -100,8 +100,7 @@ def parse_usage(row: Mapping[str, Any]) -> Usage:
 class Sampler:
     """Takes samples; remembers the counters of the last one. `close` ends the process that watches the GPUs.
 
-    `folder`: whose disk to look at. In tests `gpu_argv` replaces the GPU program, `nvml_argv` the child for NVML and
-    `cgroups` the places where a container's limits are.
+    `folder`: whose disk to look at. In tests `gpus` and `cgroups` (where a container's limits are) are others.
     """
 
     def __init__(
@@ -109,13 +108,12 @@ class Sampler:
         *,
         pid: int | None = None,
         folder: Path | None = None,
-        gpu_argv: Sequence[str] | None = None,
-        nvml_argv: Sequence[str] | None = None,
+        gpus: Gpus | None = None,
         cgroups: Cgroups | None = None,
     ) -> None:
         self._pid = pid or os.getpid()
         self._folder = folder
-        self._gpus = GpuSampler(argv=gpu_argv, nvml_argv=nvml_argv)
+        self._gpus = gpus or Gpus()
         self._cgroups = cgroups or (find_cgroups() if sys.platform == "linux" else None)
         self._cores = _allowed_cores()
         self._last: dict[str, tuple[float, float]] = {}

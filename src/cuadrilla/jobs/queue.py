@@ -9,23 +9,23 @@ Invariants
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
 from cuadrilla.home import read_object
-from cuadrilla.jobs.deal import ANY, DEVICES, Candidate, Wants, deal, lacking
-from cuadrilla.jobs.places import Left
-from cuadrilla.link.names import JOB_NAME, node_of
+from cuadrilla.jobs.deal import ANY, DEVICES, Wants, deal, suits
+from cuadrilla.jobs.executor import Ended, Executor
+from cuadrilla.link.base import JOB_NAME
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, write_json
 
 WAITING, RUNNING, COMPLETE, FAILED, STOPPED = "waiting", "running", "complete", "failed", "stopped"
 ENDED = (COMPLETE, FAILED, STOPPED)
 NAME_CHARACTERS, ID_DIGITS = 40, 8
-MOST_ORDER = 1e15
+MAX_ORDER = 1e15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class RunQueue:
         return sorted(found, key=lambda run: (run.order, run.name))
 
     def wants_of(self, run: RunDir) -> Wants:
-        """What it has asked for when it was added last."""
+        """The wishes with which a run was added last."""
         path = run.path.resolve()
         return next((known.wants for known in self.runs() if known.run.path == path), ANY)
 
@@ -101,13 +101,13 @@ class RunQueue:
         self._write(run, stops=True)
 
     def remove(self, run: QueuedRun) -> None:
-        """From the list; its folder stays. Raises ConfigError while a machine has it."""
+        """Take it from the list; its folder stays. Raises ConfigError while a machine has it."""
         _require_free(run)
         for path in (self._now(run.name), self._folder / f"{run.name}.json"):
             path.unlink(missing_ok=True)
 
     def note(self, run: QueuedRun, state: str, *, place: str = "", reason: str = "") -> None:
-        """How it stands. For the one who hands out. Raises ResourceError."""
+        """Write its state, for the process that hands out. Raises ResourceError."""
         write_json(self._now(run.name), {"state": state, "place": place, "reason": reason}, private=True)
 
     def _now(self, name: str) -> Path:
@@ -122,7 +122,7 @@ class RunQueue:
     def _read(self, path: Path) -> QueuedRun | None:
         said, now = read_object(path), read_object(self._now(path.stem))
         order = said.get("order")
-        if not isinstance(said.get("run"), str) or not isinstance(order, int | float) or not abs(order) <= MOST_ORDER:
+        if not isinstance(said.get("run"), str) or not isinstance(order, int | float) or not abs(order) <= MAX_ORDER:
             return None
         state = str(now.get("state", WAITING))
         state = state if state in (*self._held, *ENDED) else STOPPED if said.get("stops") is True else WAITING
@@ -138,44 +138,17 @@ class RunQueue:
         )
 
 
-class RunMachines(Protocol):
-    """Who trains the runs of a queue."""
-
-    @property
-    def machines(self) -> Sequence[Candidate]:
-        """Those that are there."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether any of them has a run."""
-
-    def start(self, job: QueuedRun, run: RunDir, *, places: Sequence[str]) -> None:
-        """With these, which are free, as the job wants it. Raises CuadrillaError."""
-
-    def look(self) -> list[Left[QueuedRun]]:
-        """Who has ended since. Raises CuadrillaError."""
-
-    def recall(self, job: QueuedRun) -> None:
-        """Have it saved and given back; `look` tells of it."""
-
-    def stop(self) -> None:
-        """Have all save and give back; `look` tells of them."""
-
-
-class HearsQueue(Protocol):
-    """Who hears what happens with the runs of a queue."""
-
-    def began(self, run: QueuedRun, place: str) -> None: ...
-
-    def ended(self, run: QueuedRun, state: str, reason: str) -> None: ...
+Tell = Callable[[QueuedRun, str, str, str], None]
 
 
 class QueueWork:
     """Hands the runs of a queue out. Used by one thread; there is one for a queue."""
 
-    def __init__(self, queue: RunQueue, machines: RunMachines, *, hears: HearsQueue) -> None:
-        self._queue, self._machines, self._hears = queue, machines, hears
-        self._recalled: set[str] = set()
+    def __init__(self, queue: RunQueue, executor: Executor, *, tell: Tell) -> None:
+        """`tell`: called with a run, its new state, its place and the reason, where it begins and where it ends."""
+        self._queue, self._executor, self._tell = queue, executor, tell
+        self._preempted: set[str] = set()
+        self._begun: dict[str, QueuedRun] = {}
         for run in queue.runs():
             if run.state == RUNNING:  # of a process that has gone
                 queue.note(run, WAITING)
@@ -183,73 +156,74 @@ class QueueWork:
     @property
     def is_idle(self) -> bool:
         """Nothing runs and nothing waits."""
-        return not self._machines.busy and all(run.state in ENDED for run in self._queue.runs())
+        return not self._executor.busy and all(run.state in ENDED for run in self._queue.runs())
 
     def step(self) -> None:
         """Take what has ended, recall what is to stop, begin what can. Raises LinkError, ResourceError."""
         self.take_back()
         runs = self._queue.runs()
         for run in runs:
-            if run.stops and run.state == RUNNING and run.name not in self._recalled:
-                self._recalled.add(run.name)
-                self._machines.recall(run)
+            if run.stops and run.state == RUNNING and run.name not in self._preempted:
+                self._preempted.add(run.name)
+                self._executor.preempt(run.name)
         waiting = [run for run in runs if run.state == WAITING]
-        while (dealt := deal([run.wants for run in waiting], self._machines.machines)) is not None:
-            number, places = dealt
-            self._begin(waiting.pop(number), places)
+        devices = self._executor.places
+        while (dealt := deal([run.wants for run in waiting], self._executor.free, devices=devices)) is not None:
+            number, place = dealt
+            self._begin(waiting.pop(number), place)
         for run in waiting:
-            self._say_what_it_waits_for(run)
+            self._say_what_it_waits_for(run, devices)
 
-    def _say_what_it_waits_for(self, run: QueuedRun) -> None:
-        """Machines that are not there; those that are become free by and by."""
-        missing = lacking(run.wants, self._machines.machines)
-        reason = Message("machines that have still to join: {number}", number=missing) if missing else ""
+    def _say_what_it_waits_for(self, run: QueuedRun, devices: Mapping[str, str]) -> None:
+        """A machine that is not there; those that are become free by and by."""
+        is_there = any(suits(run.wants, place=place, device=device) for place, device in devices.items())
+        reason = "" if is_there else Message("no machine has joined that may train it")
         if reason != run.reason:
             self._queue.note(run, WAITING, place=run.place, reason=reason)
 
     def take_back(self) -> None:
-        """What has ended. Raises LinkError, ResourceError."""
-        for left in self._machines.look():
-            self._take(left)
+        """Take the runs that have ended. Raises LinkError, ResourceError."""
+        for ended in self._executor.poll():
+            self._take(ended)
 
     def stop(self) -> None:
         """Have all save and give back; `take_back` hears of it."""
-        self._machines.stop()
+        for job in self._executor.busy.values():
+            self._executor.preempt(job)
 
-    def _begin(self, run: QueuedRun, places: Sequence[str]) -> None:
+    def _begin(self, run: QueuedRun, place: str) -> None:
         try:
-            self._machines.start(run, run.run, places=places)
+            self._executor.start(run.name, run.run, place=place)
         except LinkError:
             raise
         except CuadrillaError as error:
-            self._end(run, FAILED, reason=error.message)
+            self._note(run, FAILED, reason=error.message)
             return
-        place = places[0] if len(places) == 1 else ", ".join(dict.fromkeys(map(node_of, places)))
-        self._recalled.discard(run.name)
-        self._queue.note(run, RUNNING, place=place)
-        self._hears.began(run, place)
+        self._preempted.discard(run.name)
+        self._begun[run.name] = run
+        self._note(run, RUNNING, place=place)
 
-    def _take(self, left: Left[QueuedRun]) -> None:
-        if left.complete:
-            self._end(left.job, COMPLETE, place=left.place)
-        elif left.reason:
-            self._end(left.job, FAILED, place=left.place, reason=left.reason)
-        elif left.job.name in self._recalled:
-            self._end(left.job, STOPPED, place=left.place)
+    def _take(self, ended: Ended) -> None:
+        run = self._begun[ended.job]
+        if ended.complete:
+            self._note(run, COMPLETE, place=ended.place)
+        elif ended.reason:
+            self._note(run, FAILED, place=ended.place, reason=ended.reason)
+        elif run.name in self._preempted:
+            self._note(run, STOPPED, place=ended.place)
         else:
-            self._queue.note(left.job, WAITING, place=left.place)
+            self._queue.note(run, WAITING, place=ended.place)
 
-    def _end(self, run: QueuedRun, state: str, *, place: str = "", reason: str = "") -> None:
+    def _note(self, run: QueuedRun, state: str, *, place: str = "", reason: str = "") -> None:
         self._queue.note(run, state, place=place, reason=reason)
-        self._hears.ended(run, state, reason)
+        self._tell(run, state, place, reason)
 
 
 def _wants_of(said: dict[str, Any]) -> Wants:
     """As far as it can be read."""
-    on, machines, device = said.get("on", []), said.get("machines", 1), said.get("device", "")
+    on, device = said.get("on", []), said.get("device", "")
     return Wants(
         on=tuple(map(str, on if isinstance(on, list) else [on] if on else [])),
-        machines=machines if isinstance(machines, int) and machines > 0 else 1,
         device=device if device in DEVICES else "",
     )
 
@@ -260,6 +234,6 @@ def _require_free(run: QueuedRun) -> None:
 
 
 def _name_of(path: Path) -> str:
-    """For a file and for other machines: what a person knows it by, and what no other folder has."""
+    """A name for a file and for other machines: the one that a person knows, and a hash of the folder."""
     plain = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")[:NAME_CHARACTERS] or "run"
     return f"{plain}-{hashlib.sha256(str(path).encode()).hexdigest()[:ID_DIGITS]}"

@@ -1,7 +1,11 @@
 """Addresses, host and port: in one spelling, whatever an owner, an invite, a file or another machine has written."""
 
+import errno
 import ipaddress
+import os
 import re
+import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -12,6 +16,7 @@ from cuadrilla.host.card import NetworkCard, near, read_cards, tunnel_out, way_o
 from cuadrilla.messages import Message
 
 DEFAULT_PORT = 47470
+BIND_SECONDS, BIND_PAUSE_SECONDS = 15.0, 0.2
 _PARTS = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*):(?P<port>[0-9]{1,5})")
 _LABEL = "[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
@@ -145,6 +150,54 @@ def beside_a_vpn(listens: Address) -> list[Message]:
             out=out,
         )
     ]
+
+
+def check_free(address: str) -> None:
+    """Raises LinkError when nobody can listen at `HOST:PORT`: it is taken, or no address of this machine.
+
+    A port may be in use although nobody listens: by a connection of a process that was killed a moment ago, or by one
+    that happened to get it as its own end. Those go away, and are waited for.
+    """
+    place = Address.parse(address)
+    until = time.monotonic() + BIND_SECONDS
+    while True:
+        try:
+            family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+            socket.create_server((place.host, place.port), family=family).close()
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME) or isinstance(error, socket.gaierror):
+                cards = read_cards()
+                raise LinkError(
+                    "cannot listen on {address}: this machine has no such address",
+                    address=address,
+                    hint="name one that it has with --listen ({addresses}), or leave --listen out",
+                    addresses=", ".join([*near(cards), *near(cards, version=6)]) or Message("none"),
+                ) from None
+            if error.errno != errno.EADDRINUSE or _somebody_listens(place.host, place.port):
+                raise LinkError(
+                    "cannot listen on {address}: {reason}",
+                    address=address,
+                    reason=os.strerror(error.errno or 0),
+                    hint="another program has that port; choose one with --listen",
+                ) from None
+            if time.monotonic() > until:
+                raise LinkError(
+                    "cannot listen on {address}: the port stays in use although nobody listens there",
+                    address=address,
+                    hint="choose another with --listen, or try again in a minute",
+                ) from None
+            time.sleep(BIND_PAUSE_SECONDS)
+        else:
+            return
+
+
+def _somebody_listens(host: str, port: int) -> bool:
+    """Whether a program takes connections there; one may also reach oneself, when both ends get the same port."""
+    try:
+        with socket.create_connection((host, port), timeout=1.0) as probe:
+            return bool(probe.getsockname() != probe.getpeername())
+    except OSError:
+        return False
 
 
 def _undecided(found: Sequence[str], cards: Sequence[NetworkCard], tunnel: NetworkCard | None) -> LinkError:

@@ -2,24 +2,99 @@
 
 A link carries small messages both ways and named tensors beside them. The in-process link passes tensors by
 reference, so a receiver copies what it wants to keep. Every implementation delivers messages of one worker in order.
+
+Between machines a message is JSON (`wire.py`). Its annotations are the bounds that hold for what a stranger may say:
+they are checked when a message arrives, and not when one is made here.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
 
 from cuadrilla.errors import LinkError
-from cuadrilla.host.usage import Usage
+from cuadrilla.host.usage import Usage, parse_usage, usage_data
 from cuadrilla.messages import Message
+from cuadrilla.printable import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Tensors = Mapping[str, "Tensor"]
+    Tensors = Mapping[str, Tensor]
+else:  # messages need no torch
+    Tensors = Mapping[str, Any]
+
 TensorRef = object  # an address of a Version's tensors, meaningful to both ends of one link
 KICKED = Message("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)")
 NOT_LISTED = Message("this node is not in the crew, or no longer: `cuadrilla kick` removes a node")
 COME_AGAIN = "ask there for a new invite, then: cuadrilla join --new"
+COORDINATOR = "coordinator"
+"""What the coordinator's own machine is called among those of a run: no node may."""
+MAX_DEVICES = 8
+"""Workers of one node."""
+JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+"""What a job is called on the link, and in file names."""
+OWN_WORKER = re.compile(r"(here|place)(-[0-9]+)?|ray-.*")
+"""What workers are called that the coordinator starts, here or on a Ray cluster: no node may be."""
+_DEVICE = re.compile(r"(cpu|mps|cuda|xpu)(:[0-9]{1,2})?(\.[2-9])?")
+
+MAX_UNITS = 2**20
+MAX_REASON = 1_000
+"""Of why a coordinator sends a worker home, or does not answer: it is printed there, as a part of a line."""
+MAX_TEXT = 200
+"""Of what a worker says about itself: it is printed here and sent to other workers."""
+MAX_SPEED = 1e6
+"""Speeds are added and divided: beside one of 1e-300 nothing else is a number any more."""
+MAX_LINES, MAX_LINE = 20, 500
+MAX_FACTS = 100
+MAX_DROPPED = 10**6
+MAX_RATE = 1e13
+PHASES = ("loading", "receiving", "computing", "sending", "waiting", "paused")
+LEVELS = ("info", "warning", "error")
+
+
+def worker_name(node: str, device: str) -> str:
+    """The name of a node's worker for this device; "" for a node that has only one. Raises LinkError.
+
+    Only the node has proved who it is; it says itself which devices it has.
+    """
+    if device and not _DEVICE.fullmatch(device):
+        raise LinkError("{device!r} is not a device", device=device[:80], hint="such as cuda:0, or cpu")
+    return f"{node}/{device}" if device else node
+
+
+def node_of(worker: str) -> str:
+    return worker.partition("/")[0]
+
+
+def one_of(words: Collection[str]) -> AfterValidator:
+    """The bound of a text that is one of these."""
+
+    def check(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"none of {words}")
+        return text
+
+    return AfterValidator(check)
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Real = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(ge=0, le=MAX_RATE), PlainSerializer(lambda value: round(value, 6))]
+Text = Annotated[str, AfterValidator(lambda text: one_line(text, most=MAX_TEXT))]
+Reason = Annotated[str, AfterValidator(lambda text: one_line(text, most=MAX_REASON))]
+LogText = Annotated[str, AfterValidator(lambda text: one_line(text, most=MAX_LINE))]
+Facts = Annotated[Mapping[Text, Text], Field(max_length=MAX_FACTS)]
+SomeUsage = Annotated[
+    Usage, PlainValidator(lambda said: parse_usage(said if isinstance(said, dict) else {})), PlainSerializer(usage_data)
+]
+Sha256 = Annotated[
+    bytes, BeforeValidator(bytes.fromhex), Field(min_length=32, max_length=32), PlainSerializer(bytes.hex)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +105,8 @@ class Hello:
     `speed_hint`: how fast it thinks it is beside the others, in any unit; used until it is measured.
     """
 
-    speed_hint: float
-    environment: Mapping[str, str] = field(default_factory=dict)
+    speed_hint: Annotated[float, Field(gt=1 / MAX_SPEED, lt=MAX_SPEED)]
+    environment: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +116,8 @@ class Progress:
     `part`: of its lease, so far, from 0 to 1; for who watches.
     """
 
-    micro_steps: int
-    part: float = 0.0
+    micro_steps: Count
+    part: Fraction = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,87 +130,163 @@ class Contribution:
     worker as much however few units it has. How long it takes in all, the coordinator sees.
     """
 
-    lease_id: int
-    tokens: int
-    loss_sum: float
-    tensors: Tensors
-    transfer_seconds: float = 0.0
+    lease_id: Count
+    tokens: Count
+    loss_sum: Real
+    tensors: Annotated[Tensors, Field(exclude=True)] = field(default_factory=dict)
+    transfer_seconds: Seconds = 0.0
     valid: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Computed:
-    """A lease is computed, and its Contribution on the way: the worker can do something else meanwhile."""
-
-    lease_id: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaidLine:
     """A line of a worker's log."""
 
-    level: str
-    text: str
+    level: Annotated[str, one_of(LEVELS)]
+    text: LogText
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
     """How a worker's machine is, every few seconds, for who watches: nothing of the training depends on it.
 
-    `phase`: one of `PHASES`. `waiting_part`: of the time since the report before. Bytes per second: while tensors
-    travelled. `dropped`: how many lines there were beside `lines`. `facts`: what it is, in the first of a session.
+    `waiting_part`: of the time since the report before. Bytes per second: while tensors travelled. `dropped`: how many
+    lines there were beside `lines`. `facts`: what it is, in the first of a session.
     """
 
-    usage: Usage = field(default_factory=Usage)
-    phase: str = ""
-    waiting_part: float | None = None
-    sent_bytes_per_second: float | None = None
-    received_bytes_per_second: float | None = None
-    round_trip_seconds: float | None = None
-    lines: tuple[SaidLine, ...] = ()
-    dropped: int = 0
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-
-PHASES = ("loading", "receiving", "computing", "sending", "waiting", "paused")
+    usage: SomeUsage = field(default_factory=Usage)
+    phase: Annotated[str, one_of(("", *PHASES))] = ""
+    waiting_part: Fraction | None = None
+    sent_bytes_per_second: Rate | None = None
+    received_bytes_per_second: Rate | None = None
+    round_trip_seconds: Rate | None = None
+    lines: Annotated[tuple[SaidLine, ...], Field(max_length=MAX_LINES)] = ()
+    dropped: Annotated[int, Field(ge=0, le=MAX_DROPPED)] = 0
+    facts: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goodbye:
     """The worker leaves in order: what it holds goes back."""
 
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A committed state: every worker replaces its parameters by `parameters`."""
+    """A committed state, in the strategy's form; `merged`: the leases whose contributions it has taken up.
 
-    version: int
-    parameters: TensorRef = None
+    `standbys`: where the crew would go on without this coordinator. `term`: how many times the crew was promoted to
+    another machine, as far as this coordinator knows. A link between machines fills them in.
+    """
+
+    version: Count
+    merged: Annotated[tuple[Count, ...], Field(max_length=MAX_UNITS)] = ()
+    parameters: Annotated[TensorRef, Field(exclude=True)] = None
+    standbys: Annotated[tuple[Text, ...], Field(max_length=MAX_FACTS)] = ()
+    term: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Units to compute from `version`. Losses are divided by `planned_tokens`, so that sums stay small in fp16.
+    """Units to compute from `version`. Losses are divided by `planned_tokens`, so that sums stay small in fp16."""
 
-    The last `padding` units count nothing: a rank of an island computes them to stay in step with the others.
-    """
-
-    lease_id: int
-    version: int
-    units: tuple[int, ...]
-    planned_tokens: int
-    padding: int = 0
+    lease_id: Count
+    version: Count
+    units: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_UNITS)]
+    planned_tokens: Annotated[int, Field(gt=0, lt=2**63)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
     """The run has ended, or the worker is no longer wanted. `again`: it may join anew at once (it was silent)."""
 
-    reason: str
+    reason: Reason
     refused: bool = False
     again: bool = False
+
+
+# -- calls beside a session ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    """A call or a reply that says all by being there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enroll:
+    """A new node's name for itself; `numbered`: where that is another machine's, it with a number behind it will do."""
+
+    name: Annotated[str, Field(max_length=MAX_TEXT)]
+    numbered: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolled:
+    """Under which name the node is in the crew, and its token."""
+
+    name: str
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """The first message of an upload, whose blob follows from `offset` on: with its last byte the lease is answered."""
+
+    contribution: Contribution
+    offset: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """How much is here of the upload for this lease, which broke?"""
+
+    lease_id: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Received:
+    num_bytes: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """A version, or else a file by its SHA-256 in hexadecimal; from `offset` on."""
+
+    version: Count | None = None
+    sha256: Annotated[str, Field(max_length=64)] = ""
+    offset: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    unix_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """Send me as much as gets through in so many seconds."""
+
+    seconds: Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follow:
+    """Of a standby: what makes you the coordinator, as it grows. `address`: where it would coordinate; `manifest`: that
+    of its newest checkpoint.
+    """
+
+    address: Annotated[str, Field(max_length=MAX_TEXT)]
+    manifest: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePart:
+    """Of a file, which has `num_bytes` by now; its next bytes follow."""
+
+    name: str
+    num_bytes: Count
 
 
 @dataclass
@@ -156,7 +307,7 @@ class KnownTerm:
                 address=address,
                 term=term,
                 known=self.value,
-                hint="stop it there (cuadrilla down); the crew goes on where it was promoted",
+                hint="stop it there (cuadrilla stop); the crew goes on where it was promoted",
             )
         if term > self.value:
             self.value = term
@@ -175,28 +326,21 @@ class Paused(Busy):
     """The coordinator was reached, and its owner has told this node to wait."""
 
 
-PAUSED = Message("this node is paused (`cuadrilla unpause` where the coordinator runs)")
-LENT = Message("this machine takes part in a run of several machines")
+PAUSED = Message("this node is paused (`cuadrilla pause --off` where the coordinator runs)")
 
 
-ToCoordinator = Hello | Progress | Computed | Contribution | Goodbye
+ToCoordinator = Hello | Progress | Contribution | Goodbye
 ToWorker = Version | Lease | Stop
 
 
 class Link(Protocol):
     """A worker's way to the coordinator. Raises LinkError when the coordinator cannot be reached any more.
 
-    Used by one thread; Contributions and their pieces may come from a second thread, and from no third one.
+    Used by one thread.
     """
 
     def call(self, message: ToCoordinator) -> None:
         """Send a message; returns when the coordinator has it, or will have it: tensors have travelled by then."""
-
-    def upload(self, piece: Tensors, *, lease_id: int) -> None:
-        """Send some tensors of the answer to a lease ahead: its Contribution holds the others.
-
-        One that comes again begins the answer anew: what came before it does not count.
-        """
 
     def next_event(self) -> ToWorker:
         """Wait for the next message to this worker."""

@@ -4,27 +4,67 @@
 the resulting messages lie in the workers' queues, so one worker alone needs no second thread and no copy.
 """
 
+import queue
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Contribution, TensorRef, Tensors, ToCoordinator, ToWorker, Version
-from cuadrilla.link.inbox import Inbox
+from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 
 Receive = Callable[[str, ToCoordinator], None]
 
 
+class Inbox:
+    """Filled by one thread, read by another. A LinkError in it is the end of the session, and stays there."""
+
+    def __init__(self) -> None:
+        self._incoming: queue.SimpleQueue[ToWorker | LinkError] = queue.SimpleQueue()
+        self._waiting: list[ToWorker | LinkError] = []
+
+    def put(self, event: ToWorker | LinkError) -> None:
+        self._incoming.put(event)
+
+    def next_event(self) -> ToWorker:
+        """The next message that still counts: of leases the newest, and of the versions before it the newest."""
+        if not self._waiting:
+            self._waiting.append(self._incoming.get())
+        self._drain()
+        event = self._waiting.pop(0)
+        while self._outdated(event):
+            event = self._waiting.pop(0)
+        if isinstance(event, LinkError):
+            self._waiting.insert(0, event)
+            raise event
+        return event
+
+    def _outdated(self, event: ToWorker | LinkError) -> bool:
+        """A lease is computed with the version before it: one that comes after it makes neither of them outdated."""
+        leases = [index for index, later in enumerate(self._waiting) if isinstance(later, Lease)]
+        if isinstance(event, Version):
+            until = leases[-1] if leases else len(self._waiting)
+            return any(isinstance(later, Version) for later in self._waiting[:until])
+        return isinstance(event, Lease) and bool(leases)
+
+    def interrupted(self) -> bool:
+        self._drain()
+        return any(isinstance(event, Lease | Stop | LinkError) for event in self._waiting)
+
+    def farewell(self) -> Stop | None:
+        """The Stop among what was not read, if there is one."""
+        self._drain()
+        return next((event for event in self._waiting if isinstance(event, Stop)), None)
+
+    def _drain(self) -> None:
+        while not self._incoming.empty():
+            self._waiting.append(self._incoming.get())
+
+
 class InProcServer:
-    """Connects workers of this process to a coordinator: `receive(worker, message)` is called in their threads.
+    """Connects workers of this process to a coordinator: `receive(worker, message)` is called in their threads."""
 
-    `copies`: a version's tensors are copied now, because they may change before the worker has read them.
-    """
-
-    def __init__(self, receive: Receive, *, copies: bool = False) -> None:
+    def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._lock = threading.RLock()
-        self._copies = copies
         self._inboxes: dict[str, Inbox] = {}
 
     def connect(self, worker: str) -> "InProcLink":
@@ -38,8 +78,6 @@ class InProcServer:
         """Put a message into a worker's queue; a worker that has gone gets nothing."""
         inbox = self._inboxes.get(worker)
         if inbox is not None:
-            if self._copies and isinstance(message, Version):
-                message = replace(message, parameters=_copied(message.parameters))
             inbox.put(message)
 
     def _receive_one(self, worker: str, message: ToCoordinator) -> None:
@@ -48,11 +86,6 @@ class InProcServer:
 
     def _disconnect(self, worker: str) -> None:
         self._inboxes.pop(worker, None)
-
-
-def _copied(tensors: TensorRef) -> Tensors:
-    assert isinstance(tensors, Mapping)
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 class InProcLink:
@@ -70,20 +103,9 @@ class InProcLink:
         self._receive = receive
         self._inbox = inbox
         self._leave = leave
-        self._pieces: tuple[int, Tensors] = (0, {})
 
     def call(self, message: ToCoordinator) -> None:
-        if isinstance(message, Contribution):
-            message = replace(message, tensors=self._joined(message.lease_id, message.tensors))
-            self._pieces = (0, {})
         self._receive(self._worker, message)
-
-    def upload(self, piece: Tensors, *, lease_id: int) -> None:
-        self._pieces = (lease_id, self._joined(lease_id, piece))
-
-    def _joined(self, lease_id: int, tensors: Tensors) -> Tensors:
-        ahead = self._pieces[1] if self._pieces[0] == lease_id else {}
-        return {**ahead, **tensors} if ahead and ahead.keys().isdisjoint(tensors) else tensors
 
     def next_event(self) -> ToWorker:
         return self._inbox.next_event()

@@ -5,7 +5,7 @@
     HOST      a name, an IPv4 address, or an IPv6 address in brackets
     KEYHASH   SHA-256 of the coordinator's public key (SubjectPublicKeyInfo, DER): who must answer at HOST:PORT
     SECRET    160 random bits: why the coordinator lets this machine in
-    CHECK     CRC-32 of everything before it, so that a typing error never costs one of the tries
+    CHECK     CRC-32 of everything before it: a typing error is found here
 
 The codes are Crockford's base32 (https://www.crockford.com/base32.html) in small letters: no i, l, o or u, and a typed
 i, l or o is read as the digit it looks like. Capitals, spaces, line breaks and quotes around the text do no harm.
@@ -15,7 +15,7 @@ Invariants
   changed character of the codes is always caught, CRC-32 sees every burst of up to 32 bits; a missing one is, because
   codes have fixed lengths; a missing one in HOST:PORT escapes with probability 2^-32.)
 * No error message and no `repr` holds a secret. The coordinator keeps only the SHA-256 of it, in memory.
-* A secret that is not ours counts as a wrong try against every invite that is open; the fifth closes them all.
+* Nobody guesses 160 bits: wrong secrets are not counted.
 """
 
 import base64
@@ -28,14 +28,13 @@ import zlib
 from dataclasses import dataclass, field
 from enum import Enum
 
-from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.messages import Message
 
 FORMAT = 1
 SECRET_BYTES = 20
 VALID_SECONDS = 15 * 60.0
-MAX_WRONG_TRIES = 5
 KEPT_CLOSED = 32  # so many invites that are no longer open are remembered, to say what became of them
 
 PREFIX = f"cuadrilla{FORMAT}."
@@ -184,12 +183,11 @@ def _mistyped() -> LinkError:
 
 
 class Redemption(Enum):
-    """What became of a try to redeem a secret. All but WRONG are told only to one who knows the secret."""
+    """What a secret is worth. All but WRONG are told only to one who knows the secret."""
 
     ACCEPTED = "accepted"
     EXPIRED = Message("the invite has expired")
     USED_UP = Message("the invite has been used")
-    CLOSED = Message("the invite was closed after wrong tries")
     WRONG = Message("the secret is not from this crew")
 
 
@@ -198,71 +196,42 @@ class _Issued:
     secret_hash: bytes
     expires: float
     uses_left: int
-    wrong_left: int
 
     def outcome(self, now: float) -> Redemption:
         """What its secret is worth at `now`; ACCEPTED while it is open."""
         if self.uses_left == 0:
             return Redemption.USED_UP
-        if self.wrong_left == 0:
-            return Redemption.CLOSED
         return Redemption.ACCEPTED if now < self.expires else Redemption.EXPIRED
 
 
 class Invites:
-    """The coordinator's invites. `now` is any clock that never goes back, in seconds. Not thread-safe.
-
-    A node whose answer got lost asks again: the caller may sign the same key under the same name again without a
-    secret, since its allow-list already holds them.
-    """
+    """The coordinator's invites. `now` is any clock that never goes back, in seconds. Not thread-safe."""
 
     def __init__(self) -> None:
         self._issued: list[_Issued] = []
 
-    def open(self, uses: int = 1, *, now: float) -> bytes:
-        """Open an invite for `uses` machines; returns its secret, which is kept nowhere. Raises ConfigError."""
-        secret = new_secret()
-        self.adopt(hash_secret(secret), uses=uses, now=now)
-        return secret
-
     def adopt(self, secret_hash: bytes, *, uses: int, now: float) -> None:
-        """Open an invite whose secret somebody else has made. Raises ConfigError."""
-        if uses < 1:
-            raise ConfigError("an invite cannot be for {uses} machines", uses=uses, hint="give 1 or more")
+        """Open an invite for `uses` machines; `hash_secret` of its secret is all that is known here."""
         done = [issued for issued in self._issued if issued.outcome(now) is not Redemption.ACCEPTED]
         still_open = [issued for issued in self._issued if issued.outcome(now) is Redemption.ACCEPTED]
-        new = _Issued(secret_hash, now + VALID_SECONDS, uses, MAX_WRONG_TRIES)
+        new = _Issued(secret_hash, now + VALID_SECONDS, uses)
         self._issued = [*done[-KEPT_CLOSED:], *still_open, new]
 
-    def is_open(self, now: float) -> bool:
-        """Whether any invite can still be redeemed: only then does the coordinator answer strangers at all."""
-        return any(issued.outcome(now) is Redemption.ACCEPTED for issued in self._issued)
+    def look_up(self, secret: bytes, *, now: float) -> Redemption:
+        """What a secret is worth. Takes the same time for every wrong one."""
+        found = self._find(secret)
+        return found.outcome(now) if found else Redemption.WRONG
 
-    def redeem(self, secret: bytes, *, now: float) -> Redemption:
-        """Use one of an invite's uses up, or count a wrong try. Takes the same time for every wrong secret."""
+    def use(self, secret: bytes) -> None:
+        """One machine was let in with an accepted secret."""
+        found = self._find(secret)
+        assert found is not None
+        found.uses_left -= 1
+
+    def _find(self, secret: bytes) -> _Issued | None:
         given = hash_secret(secret)
-        found = None
-        for issued in self._issued:
-            if hmac.compare_digest(issued.secret_hash, given):
-                found = issued
-        if found is None:
-            self._count_wrong(now)
-            return Redemption.WRONG
-        outcome = found.outcome(now)
-        if outcome is Redemption.ACCEPTED:
-            found.uses_left -= 1
-        return outcome
-
-    def give_back(self, secret: bytes) -> None:
-        """One who redeemed it was not let in: it was not used."""
-        given = hash_secret(secret)
-        for issued in self._issued:
-            issued.uses_left += issued.secret_hash == given
-
-    def _count_wrong(self, now: float) -> None:
-        for issued in self._issued:
-            if issued.outcome(now) is Redemption.ACCEPTED:
-                issued.wrong_left -= 1
+        found = [issued for issued in self._issued if hmac.compare_digest(issued.secret_hash, given)]
+        return found[0] if found else None
 
 
 def hash_secret(secret: bytes) -> bytes:

@@ -17,20 +17,18 @@ there, and where they have not looked in time their answer is dropped in the add
 When the link behind rank 0 breaks, nobody wants the lease at hand. The next event is the Stop that came before the
 break, or else one that has the others start anew, each with a new `IslandLink`; rank 0 raises what broke it.
 
-In a sharded run (`sync/native.py`) nothing moves with versions and answers, all ranks make the same passes, and rank 0
-decides before each one whether to go on. Between events it tells the others what all do now.
-
 What travels besides tensors is encoded as on the wire (`wire.py`), never pickled.
 """
 
-import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,15 +36,11 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]  # exported without saying so
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link import crew_pb2 as pb
-from cuadrilla.link.base import Contribution, Lease, Link, Progress, Stop, TensorRef, Tensors, ToCoordinator, ToWorker
-from cuadrilla.link.wire import Layout, from_coordinator, to_worker
+from cuadrilla.link.base import Contribution, Lease, Link, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.wire import Layout, decode, encode
 
-EVENT, ORDER = 0, 1
-"""What rank 0 tells: an event for the loop, or its word on a lease; or something that all ranks are to do now."""
-WANTED, UNWANTED = b"+", b"-"
-Obey = Callable[[Mapping[str, Any]], object]
 T = TypeVar("T")
+Entry = tuple[str, torch.dtype, tuple[int, ...]]
 LOOK_SECONDS = 0.2
 """Between two looks at the store: each is a message to another process."""
 
@@ -55,42 +49,27 @@ class IslandBroken(LinkError):
     """Another rank is gone, or has failed: this one cannot go on without it."""
 
 
+@dataclass(kw_only=True)
 class IslandLink:
-    """A rank's end. Used by one thread, but for `ask_to_stop`."""
+    """A rank's end. Used by one thread, but for `ask_to_stop`.
 
-    def __init__(
-        self,
-        *,
-        inner: Link | None,
-        parameters: Layout,
-        place: torch.device,
-        store: Store,
-        farewell: Callable[[], Stop | None] = lambda: None,
-        asked_to_stop: Callable[[], None] = lambda: None,
-        why_broken: Callable[[], str] = lambda: "",
-        obey: Obey | None = None,
-    ) -> None:
-        """`inner`: at rank 0. `parameters`: of a version. `place`: where tensors must be for the group to move them.
+    `inner`: at rank 0. `parameters`: of a version. `place`: where tensors must be for the group to move them.
+    `farewell`: the Stop with which `inner` ended, where that was broken before the Stop was read. `asked_to_stop` is
+    called at rank 0 when some rank was asked. `why_broken`: what a rank that failed has said.
+    """
 
-        `farewell`: the Stop with which `inner` ended, where that was broken before the Stop was read.
-        `asked_to_stop` is called at rank 0 when some rank was asked. `why_broken`: what a rank that failed has said.
-        `obey`: in a sharded run, does what rank 0 tells between events; all ranks make the same passes then.
-        """
-        self._inner = inner
-        self._parameters = parameters
-        self._place = place
-        self._store = store
-        self._farewell = farewell
-        self._asked_to_stop = asked_to_stop
-        self._why_broken = why_broken
-        self._obey = obey
-        self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
-        self._lease: Lease | None = None
-        self._unwanted = False
-        self._looked_at = 0.0
-        self._asked = False
-        self._progress: Progress | None = None
-        self._behind: LinkError | None = None
+    inner: Link | None
+    parameters: Layout
+    place: torch.device
+    store: Store
+    farewell: Callable[[], Stop | None] = lambda: None
+    asked_to_stop: Callable[[], None] = lambda: None
+    why_broken: Callable[[], str] = lambda: ""
+    _lease: Lease | None = field(default=None, init=False)
+    _unwanted: bool = field(default=False, init=False)
+    _looked_at: float = field(default=0.0, init=False)
+    _asked: bool = field(default=False, init=False)
+    _behind: LinkError | None = field(default=None, init=False)
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Contribution):
@@ -98,90 +77,66 @@ class IslandLink:
             if whole is None:
                 return
             message = whole
-        if self._obey is not None and isinstance(message, Progress):
-            self._progress = message  # told when the others listen
-            return
-        if self._inner is not None:
-            self._from_behind(partial(self._inner.call, message), None)
-
-    def upload(self, piece: Tensors, *, lease_id: int) -> None:
-        del piece, lease_id
-        raise AssertionError("ranks add their answers up whole")
+        if self.inner is not None:
+            self._from_behind(partial(self.inner.call, message), None)
 
     def next_event(self) -> ToWorker:
         if self._lease is not None:  # it was left off
             self._add_up(None)
         event = None
-        if self._inner is not None:
-            event = self._from_behind(self._inner.next_event, None)
-            if self._behind is not None and (event := self._farewell()) is None:
+        if self.inner is not None:
+            event = self._from_behind(self.inner.next_event, None)
+            if self._behind is not None and (event := self.farewell()) is None:
                 self.hand_on(Stop(reason=self._behind.message, again=True))
                 raise self._behind
         event = self.hand_on(event)
         if not isinstance(event, Lease):
             return event
         self._lease, self._unwanted, self._looked_at = event, False, time.monotonic()
-        units = part_of(event.units, rank=self._rank, num_ranks=self._num_ranks)
-        if self._obey is None:
-            return replace(event, units=units)
-        return padded(replace(event, units=units), of=event.units, num_ranks=self._num_ranks)
+        return replace(event, units=part_of(event.units, rank=dist.get_rank(), num_ranks=dist.get_world_size()))
 
     def hand_on(self, event: ToWorker | None) -> ToWorker:
-        """What rank 0 was told, which alone gives an event, to all ranks; the others do first what it orders."""
-        if event is not None:
-            with self._together():
-                tell(EVENT, to_worker(event).SerializeToString())
-            return event
-        return from_coordinator(pb.ToWorker.FromString(self._hear()))
-
-    def _hear(self) -> bytes:
-        """What rank 0 tells, once its orders are done."""
-        while True:
-            with self._together():
-                kind, text = hear()
-            if kind != ORDER:
-                return text
-            assert self._obey is not None, "an order in a run that is not sharded"
-            self._obey(json.loads(text))
+        """What rank 0 was told, which alone gives an event, to all ranks."""
+        with self._together():
+            said = shared(encode(event) if event is not None else None)
+        heard: ToWorker = event if event is not None else decode(said, Version, Lease, Stop)
+        return heard
 
     def interrupted(self) -> bool:
         """At other ranks than 0 a moment later."""
         if self._unwanted or self._lease is None:
             return self._unwanted
-        if self._obey is not None:
-            self._unwanted = self._agreed()
-            return self._unwanted
         name = f"unwanted/{self._lease.lease_id}"
-        if self._inner is not None:
-            self._unwanted = self._from_behind(self._inner.interrupted, True)
+        if self.inner is not None:
+            self._unwanted = self._from_behind(self.inner.interrupted, True)
             if self._unwanted:
                 with self._together():
-                    self._store.set(name, "yes")
+                    self.store.set(name, "yes")
         elif time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._looked_at = time.monotonic()
             with self._together():
-                self._unwanted = self._store.check([name])
+                self._unwanted = self.store.check([name])
         return self._unwanted
 
     def download(self, ref: TensorRef) -> Tensors:
         """The same tensors at every rank."""
-        tensors = self._from_behind(partial(self._inner.download, ref), None) if self._inner is not None else None
+        tensors = self._from_behind(partial(self.inner.download, ref), None) if self.inner is not None else None
         if tensors is None:  # at another rank; or there are none, and nobody will want what is computed with them
-            flat = empty(self._parameters, self._place)
+            flat = empty(self.parameters, self.place)
         else:
-            flat = flattened(tensors, self._parameters, self._place)
+            flat = flattened(tensors, self.parameters, self.place)
         with self._together():
             for values in flat:
                 dist.broadcast(values, src=0)
-        return tensors if tensors is not None else parts(flat, self._parameters)
+        return tensors if tensors is not None else parts(flat, self.parameters)
 
     def ask_to_stop(self) -> None:
         """Rank 0 hears of it when the lease at hand is done. Safe in a signal handler."""
         self._asked = True
 
     def close(self) -> None:
-        if self._inner is not None:
-            self._inner.close()
+        if self.inner is not None:
+            self.inner.close()
 
     def _from_behind(self, ask: Callable[[], T], otherwise: T) -> T:
         """At rank 0, what the link behind says; `otherwise` once that is broken, until the next event."""
@@ -194,18 +149,6 @@ class IslandLink:
                 self._behind = error
         return otherwise
 
-    def _agreed(self) -> bool:
-        """Rank 0's word, between two passes. It may have the run saved and ended, which takes all ranks."""
-        if self._inner is None:
-            return self._hear() == UNWANTED
-        if self._progress is not None:
-            self._from_behind(partial(self._inner.call, self._progress), None)
-            self._progress = None
-        unwanted = self._from_behind(self._inner.interrupted, True)
-        with self._together():
-            tell(EVENT, UNWANTED if unwanted else WANTED)
-        return unwanted
-
     def _add_up(self, answer: Contribution | None) -> Contribution | None:
         """The answer of all ranks, whole at rank 0 only; None unless all of them have one."""
         assert self._lease is not None, "an answer to no lease"
@@ -217,7 +160,7 @@ class IslandLink:
             dist.all_reduce(counts)
         num_without, num_invalid, num_asked, tokens, loss_sum = counts.tolist()
         if num_asked:
-            self._asked_to_stop()
+            self.asked_to_stop()
         if answer is None or num_without:
             return None
         tensors = answer.tensors if num_invalid else self._sums(answer.tensors)
@@ -233,7 +176,7 @@ class IslandLink:
     def _sums(self, tensors: Tensors) -> Tensors:
         """At rank 0; tensors of their own, as a contribution must stay as it is until the next version."""
         layout = Layout.of(tensors)
-        flat = flattened(tensors, layout, self._place)
+        flat = flattened(tensors, layout, self.place)
         with self._together():
             for values in flat:
                 dist.reduce(values, dst=0)
@@ -245,7 +188,7 @@ class IslandLink:
         try:
             yield
         except RuntimeError as error:
-            raise broken(self._why_broken() or first_line(error)) from error
+            raise broken(self.why_broken() or first_line(error)) from error
 
 
 def broken(reason: str) -> IslandBroken:
@@ -256,25 +199,13 @@ def broken(reason: str) -> IslandBroken:
     )
 
 
-def tell(kind: int, text: bytes) -> None:
-    """Rank 0 to all others."""
-    dist.broadcast(torch.tensor([kind, len(text)]), src=0)
-    dist.broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8), src=0)
-
-
-def hear() -> tuple[int, bytes]:
-    """What rank 0 tells: its kind and the text."""
-    head = torch.zeros(2, dtype=torch.int64)
-    dist.broadcast(head, src=0)
-    kind, length = head.tolist()
-    text = torch.empty(length, dtype=torch.uint8)
-    dist.broadcast(text, src=0)
-    return kind, text.numpy().tobytes()
-
-
-def order(numbers: Mapping[str, Any]) -> None:
-    """Rank 0 has all others do something, while they wait for an event."""
-    tell(ORDER, json.dumps(numbers).encode())
+def shared(text: bytes | None) -> bytes:
+    """What rank 0 says, which alone gives it."""
+    length = torch.tensor(len(text or b""))
+    dist.broadcast(length, src=0)
+    said = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(said, src=0)
+    return said.numpy().tobytes()
 
 
 def first_line(error: Exception) -> str:
@@ -290,38 +221,31 @@ def part_of(units: Sequence[int], *, rank: int, num_ranks: int) -> tuple[int, ..
     return tuple(units[len(units) * rank // num_ranks : len(units) * (rank + 1) // num_ranks])
 
 
-def padded(lease: Lease, *, of: Sequence[int], num_ranks: int) -> Lease:
-    """A rank's part of a lease `of` these units, as long as the longest: it repeats one that counts nothing."""
-    padding = -(-len(of) // num_ranks) - len(lease.units)
-    return replace(lease, units=lease.units + (lease.units or tuple(of))[:1] * padding, padding=padding)
-
-
 def flattened(tensors: Tensors, layout: Layout, place: torch.device) -> list[Tensor]:
     """All values in the order of the layout, one tensor for each dtype: a copy."""
     return [
         torch.cat([tensors[name].detach().to(place).reshape(-1) for name, *_ in entries])
-        for _, entries in groupby(layout.entries, key=_dtype)
+        for _, entries in _by_dtype(layout)
     ]
 
 
 def empty(layout: Layout, place: torch.device) -> list[Tensor]:
     """Room for what `flattened` gives."""
-    return [
-        torch.empty(sum(torch.Size(shape).numel() for *_, shape in entries), dtype=dtype, device=place)
-        for dtype, entries in groupby(layout.entries, key=_dtype)
-    ]
+    return [torch.empty(sum(_sizes(entries)), dtype=dtype, device=place) for dtype, entries in _by_dtype(layout)]
 
 
 def parts(flat: Sequence[Tensor], layout: Layout) -> Mapping[str, Tensor]:
     """Views, by name."""
     found: dict[str, Tensor] = {}
-    for values, (_, group) in zip(flat, groupby(layout.entries, key=_dtype), strict=True):
-        entries = list(group)
-        sizes = [torch.Size(shape).numel() for *_, shape in entries]
-        for (name, _, shape), part in zip(entries, torch.split(values, sizes), strict=True):
+    for values, (_, entries) in zip(flat, _by_dtype(layout), strict=True):
+        for (name, _, shape), part in zip(entries, torch.split(values, _sizes(entries)), strict=True):
             found[name] = part.view(shape)
     return found
 
 
-def _dtype(entry: tuple[str, torch.dtype, tuple[int, ...]]) -> torch.dtype:
-    return entry[1]
+def _by_dtype(layout: Layout) -> list[tuple[torch.dtype, list[Entry]]]:
+    return [(dtype, list(entries)) for dtype, entries in groupby(layout.entries, key=itemgetter(1))]
+
+
+def _sizes(entries: Sequence[Entry]) -> list[int]:
+    return [math.prod(shape) for *_, shape in entries]

@@ -1,12 +1,11 @@
-"""The allow-list: which nodes are in a crew, by the SHA-256 of their public keys.
+"""The nodes of a crew: their names and the SHA-256 of their tokens.
 
 Invariants
-* A certificate of the crew's CA gives no right by itself; its key must be in the list.
-* A name belongs to one key and a key to one name, until the name is removed.
-* The published enrol key is never a node's.
-* What the list says of `ana` holds for all its workers, `ana/cuda:0` as well as `ana/cpu` (`names.py`).
+* A name has one token and a token one name, until the name is removed.
+* What the list says of `ana` holds for all its workers, `ana/cuda:0` as well as `ana/cpu`.
 """
 
+import hmac
 import itertools
 import json
 import threading
@@ -15,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cuadrilla.errors import LinkError
+from cuadrilla.link.base import COORDINATOR
+from cuadrilla.link.identity import new_token, token_hash
 from cuadrilla.link.invite import MAX_NAME, NODE_NAME, check_node_name
-from cuadrilla.link.names import COORDINATOR
-from cuadrilla.link.tls import is_enrol, key_hash
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, make_private, write_json
 
@@ -27,7 +26,7 @@ class NameTaken(LinkError):
 
 
 class AllowList:
-    """Names of nodes and the SHA-256 of their keys, in a JSON file. Thread-safe.
+    """Names of nodes and the SHA-256 of their tokens, in a JSON file. Thread-safe.
 
     Each look-up reads the file: a change by another process (a `kick`) counts from the next one on. A damaged file
     raises LinkError and lets nobody in. Two processes that change it at the same moment: one gets a ConfigError.
@@ -38,12 +37,11 @@ class AllowList:
         self._lock = threading.Lock()
 
     def nodes(self) -> dict[str, bytes]:
-        """Key hash by name. Raises LinkError."""
+        """Token hash by name. Raises LinkError."""
         try:
             written = json.loads(self._path.read_bytes())["nodes"]
             nodes = {name: bytes.fromhex(value) for name, value in written.items()}
-            sound = all(NODE_NAME.fullmatch(name) and len(nodes[name]) == 32 for name in nodes)
-            if not sound or len(set(nodes.values())) != len(nodes):
+            if not all(NODE_NAME.fullmatch(name) and len(value) == 32 for name, value in nodes.items()):
                 raise ValueError
         except FileNotFoundError:
             return {}
@@ -52,33 +50,31 @@ class AllowList:
             raise LinkError("{path} cannot be read, or is not a list of nodes", path=self._path, hint=hint) from None
         return nodes
 
-    def name_of(self, certificate: bytes) -> str | None:
-        """Which node owns this PEM certificate's key; None for a stranger."""
-        wanted = key_hash(certificate)
-        return next((name for name, known in self.nodes().items() if known == wanted), None)
+    def name_of(self, token: str) -> str | None:
+        """Which node has this token; None for a stranger. As long for a wrong token as for a right one."""
+        given = token_hash(token)
+        found = [name for name, known in self.nodes().items() if hmac.compare_digest(known, given)]
+        return found[0] if found else None
 
-    def add(self, name: str, *, certificate: bytes, numbered: bool = False) -> str:
-        """Let a certificate's key in under a name, and return the name; the same pair again is no change.
+    def add(self, name: str, *, numbered: bool = False, own: str = "") -> tuple[str, str]:
+        """Let a node in: its name, and its token, which is kept nowhere here.
 
-        `numbered`: a key that is there keeps its name, and one whose name is another's gets the next free one such as
-        `name-2`. Raises LinkError; NameTaken when another name would do.
+        `own`: the name that the same machine has already, whose token then ends. `numbered`: it keeps that name, and
+        a machine whose name is another's gets the next free one such as `name-2`. Raises LinkError; NameTaken when
+        another name would do.
         """
         check_node_name(name)
-        if is_enrol(certificate):  # anybody can sign with that key: a node that had it could be anybody
-            raise LinkError("a node cannot use the published enrol key", hint="let the node make its own key")
-        new = key_hash(certificate)
+        token = new_token()
         with self._changing() as nodes:
-            own = next((own for own, known in nodes.items() if known == new), "")
+            nodes.pop(own, None)
+            taken = {*nodes, COORDINATOR}
             if numbered:
-                name = own or _free(name, {*nodes, COORDINATOR})
-            if nodes.get(name, new) != new or (name == COORDINATOR and own != name):
+                name = own or _free(name, taken)
+            if name in taken:
                 hint = "join under another name, or remove the old one with `cuadrilla kick {name}`"
                 raise NameTaken("another machine is in this crew under the name {name}", name=name, hint=hint)
-            if own not in ("", name):
-                hint = "use that name, or remove it with `cuadrilla kick {name}`"
-                raise NameTaken("this machine's key is in this crew under the name {name}", name=own, hint=hint)
-            nodes[name] = new
-        return name
+            nodes[name] = token_hash(token)
+        return name, token
 
     def remove(self, name: str) -> None:
         """Let a node in no more. Raises LinkError if there is none of that name."""

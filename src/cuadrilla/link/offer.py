@@ -4,12 +4,16 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated
+
+from pydantic import Field
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Link, NodeReport, Stop
-from cuadrilla.link.wire import CHUNK_BYTES, Layout
+from cuadrilla.link.base import Count, Refused, Sha256, Text
+from cuadrilla.link.wire import CHUNK_BYTES
 from cuadrilla.rundir import fsync_folder, storage_errors
+
+MAX_PATH = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +27,16 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class OfferedFile:
-    path: str
-    sha256: bytes
-    num_bytes: int
+    path: Annotated[str, Field(max_length=MAX_PATH)]
+    sha256: Sha256
+    num_bytes: Count
+
+
+def offered(files: Mapping[str, tuple[Path, bytes]]) -> tuple[OfferedFile, ...]:
+    """What is said of files that lie here."""
+    return tuple(
+        OfferedFile(path=name, sha256=sha256, num_bytes=here.stat().st_size) for name, (here, sha256) in files.items()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,69 +45,38 @@ class RunDescription:
 
     config: str
     files: tuple[OfferedFile, ...]
-    cuadrilla: str = ""
-    """The coordinator's version, if it says so."""
+    cuadrilla: Text = ""
+    """The coordinator's version."""
+    term: Count = 0
+    """As in `Version`."""
     takes_jobs: bool = False
     """Nothing is trained together there: a session is given whole runs (`link/jobs.py`)."""
-    run: str = ""
-    """Which one this node is to take part in, of several that are trained there; "": there is no other."""
 
 
-class Session(Link, Protocol):
-    """A link that knows when it last heard something."""
-
-    @property
-    def heard_at(self) -> float:
-        """When the coordinator last said something, in monotonic seconds; 0 for never."""
-
-    @property
-    def standbys(self) -> tuple[str, ...]:
-        """Where the run goes on if its coordinator is gone for good, as far as it has said."""
-
-    def report(self, report: NodeReport) -> None:
-        """Tell how this machine is. From any thread; raises LinkError when the session has broken."""
-
-    def round_trip(self) -> float | None:
-        """Seconds of a question and its answer just now; None where that is not known, or something else travels."""
-
-    def hold(self, reason: str) -> None:
-        """Leave the session in order at the next moment, as if its coordinator had said so. From any thread."""
-
-    def farewell(self) -> Stop | None:
-        """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""
-
-
-class RunConnection(Protocol):
-    """A node's way to a run, whatever carries it: the crew link, or Ray. All methods raise LinkError."""
-
-    def describe(self) -> RunDescription: ...
-
-    def fetch(self, file: OfferedFile, *, to: Path) -> None:
-        """Download a file and check its hash."""
-
-    def session(self, *, parameters: Layout) -> Session:
-        """A new session; `parameters` is what a version of this run's model looks like."""
-
-    def close(self) -> None: ...
-
-
-def keep_file(file: OfferedFile, *, to: Path, read: Callable[[int], Iterator[bytes]]) -> None:
+def keep_file(
+    file: OfferedFile, *, to: Path, read: Callable[[int], Iterator[bytes]], arrived: Callable[[int], None]
+) -> None:
     """Write what `read(offset)` yields to `to` and check its hash; a broken download goes on where it stopped.
 
-    Raises LinkError, ResourceError.
+    Raises LinkError, ResourceError; Refused where to try again is of no use.
     """
     part = to.with_name(f".{to.name}.{file.sha256.hex()[:16]}.part")
     with storage_errors(to), open(part, "ab") as target:
-        if target.tell() < file.num_bytes or file.num_bytes == 0:
-            for data in read(target.tell()):
+        begun = target.tell()
+        arrived(begun)
+        if begun < file.num_bytes or file.num_bytes == 0:
+            for data in read(begun):
                 target.write(data)
+                arrived(len(data))
     digest = hashlib.sha256()
     with open(part, "rb") as source:
         while block := source.read(CHUNK_BYTES):
             digest.update(block)
     if digest.digest() != file.sha256:
         part.unlink()
-        hint = "try again; the coordinator's file may have changed"
-        raise LinkError("{path} arrived damaged", path=file.path, hint=hint)
+        if begun:  # what was here before may be of something else
+            raise LinkError("{path} arrived damaged", path=file.path, hint="try again")
+        told = "{path} has changed since the coordinator began the run"
+        raise Refused(told, path=file.path, hint="there, stop the run and start it again")
     part.replace(to)
     fsync_folder(to.parent)

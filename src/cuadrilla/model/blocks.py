@@ -15,10 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from cuadrilla.errors import TaskError
 
 
-def blocks_of(
-    model: nn.Module, *, named: Sequence[str] = (), setting: str = "model.gradient_checkpointing"
-) -> list[nn.Module]:
-    """Each block once, for `setting`. `named`: modules of the model; a ModuleList among them stands for its members.
+def blocks_of(model: nn.Module, *, named: Sequence[str] = ()) -> list[nn.Module]:
+    """Each block once. `named`: modules of the model; a ModuleList among them stands for its members.
 
     Raises TaskError for a name that the model does not have, and where there is no block.
     """
@@ -33,8 +31,7 @@ def blocks_of(
     found = [block for name in named for block in _members(modules[name])] if named else list(_alike(model))
     if not found:
         raise TaskError(
-            "the model has no list of alike blocks, which {setting} needs",
-            setting=setting,
+            "the model has no list of alike blocks, which model.gradient_checkpointing needs",
             hint='name them in the task: TaskDefaults(blocks=("encoder.layers",)); or leave that setting off',
         )
     return list(dict.fromkeys(found))

@@ -26,8 +26,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cuadrilla.model.kernels import (
-    AS_USUAL,
-    Kernels,
     Taught,
     attend_in_blocks,
     chunked_cross_entropy,
@@ -66,7 +64,7 @@ class GPT2Config:
 
 class Linear(nn.Module):
     ready: Callable[[Tensor], Tensor] | None = None  # the whole product as it is fastest, only in `for_inference`
-    kernels = AS_USUAL
+    onednn = True  # see `GPT2.use`
 
     def __init__(self, features_in: int, features_out: int) -> None:
         super().__init__()
@@ -76,7 +74,7 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.ready is not None:
             return self.ready(x)
-        return linear(x, self.weight, self.bias, kernels=self.kernels)
+        return linear(x, self.weight, self.bias, onednn=self.onednn)
 
 
 class LayerNorm(nn.Module):
@@ -104,8 +102,6 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    kernels = AS_USUAL
-
     def __init__(self, config: GPT2Config, *, layer: int) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
@@ -122,7 +118,7 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if step is not None:
             y_BHTD = step.attend(q_BHTD, k_BHTD, v_BHTD, layer=layer, scale=self.scale)
-        elif x_BTC.device.type == "cpu" and self.kernels.attends_in_blocks(x_BTC.dtype) and not dropout:
+        elif x_BTC.device.type == "cpu" and x_BTC.dtype == torch.bfloat16 and not dropout:
             y_BHTD = attend_in_blocks(q_BHTD, k_BHTD, v_BHTD, scale=self.scale)
         else:
             y_BHTD = F.scaled_dot_product_attention(
@@ -176,7 +172,7 @@ class GPT2(nn.Module):
     """Built on the CPU in fp32. Set `compute_dtype` to choose the arithmetic of the passes."""
 
     compute_dtype: torch.dtype = torch.float32
-    kernels = AS_USUAL
+    onednn = True
     inference_copy = False  # made by `generate.for_inference`
     narrow_keys = False  # in a cache on a CPU, where the passes are in bf16
 
@@ -189,11 +185,11 @@ class GPT2(nn.Module):
         if not self.transformer.wte.weight.is_meta:
             self.initialize()
 
-    def use(self, kernels: Kernels) -> None:
-        """What a CPU computes with from now on."""
+    def use(self, *, onednn: bool) -> None:
+        """Whether products in fp32 on a CPU are oneDNN's, or what torch calls. The last bits differ."""
         for module in self.modules():
-            if isinstance(module, GPT2 | Linear | Attention):
-                module.kernels = kernels
+            if isinstance(module, GPT2 | Linear):
+                module.onednn = onednn
 
     @torch.no_grad()
     def initialize(self) -> None:
@@ -224,14 +220,14 @@ class GPT2(nn.Module):
                 read = [teacher._read(ids_BT) for teacher in teachers]
             taught = Taught(share=share, x_NC=[x.flatten(0, 1) for x, _ in read], weight_VC=[head for _, head in read])
         loss: Tensor = chunked_cross_entropy(
-            x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), kernels=self.kernels, taught=taught
+            x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), onednn=self.onednn, taught=taught
         )
         return loss
 
     def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The cross-entropy (nats) of every target `(B, T)`, 0 where it is -100. Without gradient."""
         x_BTC, head_VC = self._read(ids_BT)
-        losses_N = cross_entropies(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), kernels=self.kernels)
+        losses_N = cross_entropies(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), onednn=self.onednn)
         return losses_N.view(targets_BT.shape)
 
     def new_cache(self, batch: int, capacity: int) -> "KVCache":

@@ -1,7 +1,6 @@
 """Differentiable functions that torch does not have, or not fast enough on a CPU.
 
-* `Kernels`: which of two ways a CPU takes where neither is the faster one on all of them.
-* `linear`: a product with cast weights; in fp32 on a CPU by oneDNN.
+* `linear`: a product with cast weights; in fp32 on a CPU by oneDNN or by what torch calls (`train/kernels.py`).
 * `embed`: the lookup and the tied head share one gradient tensor.
 * `attend_in_blocks`: causal attention for bf16 on the CPU.
 * `chunked_cross_entropy`: the loss of a linear head, without B*T*V logits (the idea of Liger Kernel, arXiv 2410.10989).
@@ -10,6 +9,7 @@ Letters in tensor names: B sequences, T positions, C width, H heads, D = C/H, G 
 I, O features in and out, Q queries and K keys of a block, R rows of a chunk, M rows of several chunks.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,24 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cuadrilla.host.facts import read_facts
+
 IGNORED = -100
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kernels:
-    """What a CPU computes with; the results differ in the last bits. `train/kernels.py` measures which is faster."""
-
-    onednn: bool = True
-    """Products in fp32 by oneDNN, else by what torch calls (MKL on x86)."""
-    blocks: bool | None = None
-    """Attention by `attend_in_blocks`, else by torch's fused kernel (None: in bf16)."""
-
-    def attends_in_blocks(self, dtype: torch.dtype) -> bool:
-        return dtype == torch.bfloat16 if self.blocks is None else self.blocks
-
-
-AS_USUAL = Kernels()
-"""What strict mode takes, whose bits must not depend on a measurement."""
+@functools.cache
+def is_amd() -> bool:
+    """Whether this machine's processor is AMD's."""
+    return (read_facts().processor or "").startswith("AMD")
 
 
 def has_onednn(device: torch.device, dtype: torch.dtype) -> bool:
@@ -56,9 +47,9 @@ def onednn_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor
     return y
 
 
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, kernels: Kernels = AS_USUAL) -> Tensor:
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, onednn: bool = True) -> Tensor:
     """`F.linear` in the dtype of `x`; parameters are cast to it."""
-    if kernels.onednn and weight_OI.dtype == x.dtype == torch.float32 and has_onednn(x.device, x.dtype):
+    if onednn and weight_OI.dtype == x.dtype == torch.float32 and has_onednn(x.device, x.dtype):
         y: Tensor = _OneDNNLinear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
         return y
     return F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
@@ -83,10 +74,10 @@ class _OneDNNLinear(torch.autograd.Function):
         )
 
 
-def _product(a: Tensor, b: Tensor, kernels: Kernels) -> Tensor:
+def _product(a: Tensor, b: Tensor, onednn: bool) -> Tensor:
     """`a @ b` of two matrices, without gradient."""
-    is_onednn = kernels.onednn and a.dtype == torch.float32 and has_onednn(a.device, a.dtype)
-    return onednn_linear(a, b.mT, None) if is_onednn else a @ b
+    by_onednn = onednn and a.dtype == torch.float32 and has_onednn(a.device, a.dtype)
+    return onednn_linear(a, b.mT, None) if by_onednn else a @ b
 
 
 class _Embed(torch.autograd.Function):
@@ -194,11 +185,11 @@ class Taught:
     x_NC: Sequence[Tensor]
     weight_VC: Sequence[Tensor]
 
-    def probabilities(self, start: int, end: int, kernels: Kernels) -> Tensor:
+    def probabilities(self, start: int, end: int, onednn: bool) -> Tensor:
         """Of rows `start` to `end`, `(R, V)` in fp32."""
         sums_RV: Tensor | None = None
         for x_NC, weight_VC in zip(self.x_NC, self.weight_VC, strict=True):
-            logits_RV = _product(x_NC[start:end], weight_VC.to(x_NC.dtype).mT, kernels).float()
+            logits_RV = _product(x_NC[start:end], weight_VC.to(x_NC.dtype).mT, onednn).float()
             p_RV = torch.softmax(logits_RV, -1)
             sums_RV = p_RV if sums_RV is None else sums_RV.add_(p_RV)
         assert sums_RV is not None
@@ -206,23 +197,23 @@ class Taught:
 
 
 def chunked_cross_entropy(
-    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, kernels: Kernels = AS_USUAL, taught: Taught | None = None
+    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, onednn: bool = True, taught: Taught | None = None
 ) -> Tensor:
     """SUM of the cross-entropies of `x @ weight.T` against the targets that are not -100. Scalar, fp32."""
     if not torch.is_grad_enabled():
         assert taught is None, "teachers are for training"
-        return cross_entropies(x_NC, weight_VC, targets_N, kernels=kernels).sum()
-    loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, kernels, taught)  # type: ignore[no-untyped-call]
+        return cross_entropies(x_NC, weight_VC, targets_N, onednn=onednn).sum()
+    loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, onednn, taught)  # type: ignore[no-untyped-call]
     return loss
 
 
 @torch.no_grad()
-def cross_entropies(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, kernels: Kernels = AS_USUAL) -> Tensor:
+def cross_entropies(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, onednn: bool = True) -> Tensor:
     """The cross-entropy of every row, 0 where the target is -100, `(N,)` in fp32."""
     weight_VC = weight_VC.to(x_NC.dtype)
     losses_N = torch.empty(len(x_NC), device=x_NC.device)
     for start, end in _chunks(x_NC, len(weight_VC)):
-        logits_RV = _product(x_NC[start:end], weight_VC.mT, kernels).float()
+        logits_RV = _product(x_NC[start:end], weight_VC.mT, onednn).float()
         losses_N[start:end] = F.cross_entropy(logits_RV, targets_N[start:end], reduction="none", ignore_index=IGNORED)
     return losses_N
 
@@ -247,7 +238,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, kernels: Kernels, taught: Taught | None
+        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, onednn: bool, taught: Taught | None
     ) -> Tensor:
         vocab_size, num_rows = len(weight_VC), len(x_NC)
         head_VC = weight_VC.to(x_NC.dtype)
@@ -261,13 +252,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         losses_N1 = x_NC.new_empty(num_rows, 1, dtype=torch.float32)
         group = 0
         for start, end in chunks:
-            logits_RV = _product(x_NC[start:end], head_VC.mT, kernels).float()
+            logits_RV = _product(x_NC[start:end], head_VC.mT, onednn).float()
             d_logits_RV = d_logits_MV[start - group : end - group]
-            lesson = None if taught is None else (taught.share, taught.probabilities(start, end, kernels))
+            lesson = None if taught is None else (taught.share, taught.probabilities(start, end, onednn))
             losses_N1[start:end] = _losses(logits_RV, targets_N1[start:end], d_logits_RV, lesson)
-            d_x_NC[start:end] = _product(d_logits_RV, head_VC, kernels)
+            d_x_NC[start:end] = _product(d_logits_RV, head_VC, onednn)
             if end - group == len(d_logits_MV) or end == num_rows:
-                _add_product(d_weight_VC, d_logits_MV[: end - group].mT, counted_x_NC[group:end], kernels)
+                _add_product(d_weight_VC, d_logits_MV[: end - group].mT, counted_x_NC[group:end], onednn)
                 group = end
         d_x_NC.masked_fill_(ignored_N1, 0.0)
         ctx.save_for_backward(d_x_NC, d_weight_VC)
@@ -305,8 +296,8 @@ def _losses(
     return log_normalizer_R1 - wanted_logits_R1
 
 
-def _add_product(sum_VC: Tensor, a_VM: Tensor, b_MC: Tensor, kernels: Kernels) -> None:
+def _add_product(sum_VC: Tensor, a_VM: Tensor, b_MC: Tensor, onednn: bool) -> None:
     """`sum += a @ b`, the sum in fp32, in slices: mixed dtypes make a CPU copy the whole product in fp32 first."""
     rows = len(sum_VC) if sum_VC.device.type != "cpu" else max(CHUNK_NUMBERS["cpu"] // sum_VC.shape[1], 1)
     for start in range(0, len(sum_VC), rows):
-        sum_VC[start : start + rows] += _product(a_VM[start : start + rows], b_MC, kernels)
+        sum_VC[start : start + rows] += _product(a_VM[start : start + rows], b_MC, onednn)

@@ -123,7 +123,7 @@ class LanguageTask:
 
     def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
         """`loss`: nats per token. `bits_per_byte`: the same for bytes of UTF-8, comparable between tokenizers.
-        With their standard errors over sequences, where there are two or more.
+        With their standard errors over sequences, where there are two or more and all are finite.
 
         The bytes of single tokens are not known here: the average number of bytes per token of the whole held-out
         split is used, which is exact when all of it is evaluated. Its tokens include end-of-text, its bytes do not.
@@ -136,7 +136,7 @@ class LanguageTask:
         if not losses:
             raise DataError("there is no held-out text to evaluate on", hint="prepare the data with a larger val split")
         found = {"loss": statistics.fmean(losses)}
-        if len(losses) > 1:
+        if len(losses) > 1 and math.isfinite(found["loss"]):
             found["loss_error"] = statistics.stdev(losses) / math.sqrt(len(losses))
         split = self.manifest.splits["val"]
         return found | {name.replace("loss", "bits_per_byte"): bits_per_byte(found[name], split) for name in found}

@@ -1,8 +1,7 @@
 """Models that others have trained, as they are published: a GPT-2's weights, sizes and tokenizer, checked.
 
-Weights are safetensors, whole or in parts (`weights.py`); a pickle only if its owner trusts its maker, and then
-in a process of its own (`unpickle.py`). Sizes are those of the config.json beside them; the tokenizer is tried out in
-a process of its own, too (`data/foreign.py`).
+Weights are safetensors, whole or in parts (`weights.py`); a pickle only if its owner trusts its maker
+(`unpickle.py`). Sizes are those of the config.json beside them.
 """
 
 import hashlib
@@ -11,13 +10,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuadrilla.data.foreign import tried
+from cuadrilla.data.foreign import tokenizer_json
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf, save_hf
-from cuadrilla.model.unpickle import read_pickled
+from cuadrilla.model.unpickle import convert_pickled
 from cuadrilla.model.weights import INDEX, PICKLE_HINT, WEIGHTS, files_of, weights_of
 from cuadrilla.rundir import private_folder, require_regular, storage_errors, typed, write_atomic
 
@@ -31,12 +30,11 @@ ORIGIN = "origin.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """A model as it was found; `note` says what the reading of a pickle could not be kept from."""
+    """A model as it was found."""
 
     model: GPT2
     tokenizer: bytes
     weights: Path
-    note: str = ""
 
 
 def find_weights(source: Path) -> Path:
@@ -76,9 +74,8 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
     """A folder in Hugging Face's layout, or a file of weights that lies in one. Raises CheckpointError, DataError."""
     weights = find_weights(source)
     folder = weights.parent
-    raw = tried(folder)
+    raw = tokenizer_json(folder)
     tokenizer = Tokenizer(raw, name=Message("the tokenizer of {folder}", folder=folder))
-    note = ""
     if weights.suffix not in PICKLES:
         model = load_hf(folder, weights=weights)
     elif not trust:
@@ -90,7 +87,7 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
         )
     else:
         with private_folder() as private:
-            note = read_pickled(weights, private / WEIGHTS)
+            convert_pickled(weights, private / WEIGHTS)
             model = load_hf(folder, weights=private / WEIGHTS)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise DataError(
@@ -100,7 +97,7 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
             rows=model.config.vocab_size,
             hint="the tokenizer and the weights must belong together",
         )
-    return Pretrained(model=model, tokenizer=raw, weights=weights, note=note)
+    return Pretrained(model=model, tokenizer=raw, weights=weights)
 
 
 def save_pretrained(found: Pretrained, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The `Task` protocol: everything cuadrilla needs to know about a model, and how to load one from a user's file."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -107,8 +107,8 @@ def _describe(value: object) -> str:
     )
 
 
-def load_task(spec: str, *, folder: Path) -> Task:
-    """The Task that `file.py:name` makes, the file relative to `folder`.
+def load_task(spec: str, *, folder: Path, data: str = "") -> Task:
+    """The Task that `file.py:name` makes, the file relative to `folder`; so is its `data`, if it has any.
 
     Raises TaskError when the file is missing, when it has no such name, or when what it gives is not a Task. An error
     inside the file is shown with its own text. The file may import modules that lie beside it.
@@ -125,15 +125,20 @@ def load_task(spec: str, *, folder: Path) -> Task:
         raise TaskError(
             "{path} has no {name!r}", path=path, name=name, hint="it defines: {names}", names=", ".join(own)
         )
-    if callable(make) and (missing := _required(make)):
+    arguments = [(folder / data).absolute()] if data else []
+    required, takes_one = _arguments(make)
+    if missing := ", ".join(required[len(arguments) :]):
         raise TaskError(
             "{name} in {path} needs arguments: {missing}",
             name=name,
             path=path,
             missing=missing,
-            hint="name a function without arguments",
+            hint="name a function without arguments, or one that takes the path of task.data",
         )
-    task = make() if callable(make) else make
+    if arguments and not takes_one:
+        told = "{name} in {path} takes no argument, and the run file has task.data"
+        raise TaskError(told, name=name, path=path, hint="name a function that takes the path of task.data")
+    task = make(*arguments) if callable(make) else make
     if not isinstance(task, Task):
         lacking = [
             part for part in ("defaults", "model", "loss", "data", "data_hash", "evaluate") if not hasattr(task, part)
@@ -147,8 +152,9 @@ def load_task(spec: str, *, folder: Path) -> Task:
     return task
 
 
-def _required(make: Callable[..., object]) -> str:
-    """Names of the arguments that must be given."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(make).parameters.values()
-    return ", ".join(p.name for p in parameters if p.default is p.empty and p.kind in kinds)
+def _arguments(make: object) -> tuple[list[str], bool]:
+    """Names of the arguments that must be given, and whether one may be."""
+    parameters = list(inspect.signature(make).parameters.values()) if callable(make) else []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
+    return required, any(each.kind < inspect.Parameter.KEYWORD_ONLY for each in parameters)

@@ -11,12 +11,11 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cuadrilla.host.gpus import bounded
-from cuadrilla.host.usage import MOST_RATE, Usage, parse_usage, usage_data
+from cuadrilla.host.usage import MOST_RATE, Usage, parse_usage
 from cuadrilla.link.base import PHASES
 from cuadrilla.monitor.follow import FileFollower, parsed
 from cuadrilla.printable import one_line
@@ -24,15 +23,15 @@ from cuadrilla.rundir import RunDir, require_regular, worker_of_node_file
 
 TAIL_BYTES = 3 * 2**15
 """Of a machine: some 300 rows, a quarter of an hour and more."""
-MOST_FILE_BYTES = 2**21
+MAX_FILE_BYTES = 2**21
 """Read at the most to find the facts of a session that began long ago; the writer stops at half of that."""
-MOST_NODES, MOST_ENTRIES = 1000, 10_000
-"""Machines, and names in the folder that are looked at."""
-MOST_HISTORY = 120
-MOST_LOG_LINES = 300
-MOST_TEXT, MOST_NAME, MOST_FACTS, MOST_FACT = 500, 120, 20, 200
-MOST_TIME = 1e11
-MOST_SECONDS = 1e6
+MAX_NODES, MAX_ENTRIES = 1000, 10_000
+"""Machines of a run, and names in its folder that are looked at."""
+MAX_HISTORY = 120
+MAX_LOG_LINES = 300
+MAX_TEXT, MAX_NAME, MAX_FACTS, MAX_FACT = 500, 120, 20, 200
+MAX_TIME = 1e11
+MAX_SECONDS = 1e6
 LEVELS = ("error", "warning", "info")
 HELLO = b'"hello"'
 
@@ -80,18 +79,12 @@ class NodeNow:
         """What it said."""
         return tuple(line for line in self.lines if not line.dropped)
 
-    @cached_property
-    def usage_and_link(self) -> dict[str, Any]:
-        """What is known of its newest usage and of its link, as plain data."""
-        link = {name: getattr(self, name) for name in LINK_FIGURES}
-        return usage_data(self.usage) | {name: value for name, value in link.items() if value is not None}
-
 
 LINK_FIGURES = {
     "waiting_part": 1.0,
     "sent_bytes_per_second": MOST_RATE,
     "received_bytes_per_second": MOST_RATE,
-    "round_trip_seconds": MOST_SECONDS,
+    "round_trip_seconds": MAX_SECONDS,
 }
 """What a worker adds to its usage, with the highest value that is believed."""
 
@@ -99,47 +92,32 @@ LINK_FIGURES = {
 class NodesReader:
     """Reads a run's machines again and again: what has been added since, from the second time on.
 
-    `numbers`: each usage row and each line of a log gets the next one, so that a caller can tell what is new. `most`:
-    machines to read.
+    `numbers`: each usage row and each line of a log gets the next one, so that a caller can tell what is new.
     """
 
-    def __init__(self, run: RunDir, *, numbers: Iterator[int] | None = None, most: int = MOST_NODES) -> None:
+    def __init__(self, run: RunDir, *, numbers: Iterator[int] | None = None) -> None:
         self._folder = run.nodes
         self._numbers = numbers or itertools.count(1)
-        self._most = most
-        self._tails: dict[Path, _NodeTail] = {}
+        self._tails: dict[Path, NodeTail] = {}
 
     def read(self) -> list[NodeNow]:
         """By name. A run without such files has no machines to show."""
         for path in node_files(self._folder):
-            if path not in self._tails and len(self._tails) < self._most:
-                self._tails[path] = _NodeTail.of(path, numbers=self._numbers)
+            if path not in self._tails and len(self._tails) < MAX_NODES:
+                self._tails[path] = NodeTail.of(path, numbers=self._numbers)
         for tail in self._tails.values():  # one that is being rotated has no file for a moment
             tail.follow()
         return [self._tails[path].now() for path in sorted(self._tails)]
-
-
-def read_nodes(run: RunDir) -> list[NodeNow]:
-    """Once. Never raises because of what the files hold."""
-    return NodesReader(run).read()
 
 
 def node_files(folder: Path) -> list[Path]:
     """One for each machine, by name; a file may be there as its older half only."""
     try:
         with os.scandir(folder) as entries:
-            names = {entry.name.removesuffix(".1") for entry in itertools.islice(entries, MOST_ENTRIES)}
+            names = {entry.name.removesuffix(".1") for entry in itertools.islice(entries, MAX_ENTRIES)}
     except OSError:
         return []
-    return [folder / name for name in sorted(names) if name.endswith(".jsonl")][:MOST_NODES]
-
-
-def node_from(name: str, rows: Iterable[Mapping[str, Any]]) -> NodeNow:
-    """From a machine's rows, oldest first."""
-    tail = _NodeTail(name)
-    for row in rows:
-        tail.take(row)
-    return tail.now()
+    return [folder / name for name in sorted(names) if name.endswith(".jsonl")][:MAX_NODES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +130,7 @@ class _Used:
 
 
 @dataclass
-class _NodeTail:
+class NodeTail:
     """What is kept of a machine's rows."""
 
     name: str
@@ -160,15 +138,15 @@ class _NodeTail:
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     facts: Mapping[str, str] = field(default_factory=dict)
     heard: float | None = None
-    used: deque[_Used] = field(default_factory=lambda: deque(maxlen=MOST_HISTORY))
+    used: deque[_Used] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
     newest: tuple[float, Mapping[str, Any], Usage] | None = None
     """Of the usage rows."""
-    lines: deque[NodeLine] = field(default_factory=lambda: deque(maxlen=MOST_LOG_LINES))
+    lines: deque[NodeLine] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))
     cut_lines: int = 0
     _now: NodeNow | None = None
 
     @classmethod
-    def of(cls, path: Path, *, numbers: Iterator[int]) -> "_NodeTail":
+    def of(cls, path: Path, *, numbers: Iterator[int]) -> "NodeTail":
         """With what the older file has to say while the newer one is short, and whom the newest session is of."""
         older = path.with_name(f"{path.name}.1")
         follower = FileFollower(path, older=older, tail_bytes=TAIL_BYTES)
@@ -193,7 +171,7 @@ class _NodeTail:
             self.take(row)
 
     def take(self, row: Mapping[str, Any]) -> None:
-        at = bounded(row.get("time"), least=1.0, most=MOST_TIME)
+        at = bounded(row.get("time"), least=1.0, most=MAX_TIME)
         if at is None:
             return
         self._now = None
@@ -215,7 +193,7 @@ class _NodeTail:
                 self.facts = parse_facts(row.get("facts"))
 
     def _say(self, at: float, level: str, text: str, *, dropped: int = 0) -> None:
-        said = one_line(text, most=MOST_TEXT)
+        said = one_line(text, most=MAX_TEXT)
         self.lines.append(NodeLine(time=at, level=level, text=said, dropped=dropped, number=next(self.numbers)))
 
     def now(self) -> NodeNow:
@@ -228,7 +206,7 @@ class _NodeTail:
         link = {name: bounded(row.get(name), most=most) for name, most in LINK_FIGURES.items()}
         curves = figures({}, Usage()) if self.used else {}
         return NodeNow(
-            name=one_line(self.name, most=MOST_NAME),
+            name=one_line(self.name, most=MAX_NAME),
             heard=self.heard,
             time=at,
             usage=usage,
@@ -267,7 +245,7 @@ def _rows(raw: bytes) -> Iterable[dict[str, Any]]:
 def old_facts(path: Path) -> Mapping[str, str]:
     """Of the newest `hello`, wherever in a machine's two files it is."""
     for file in (path, path.with_name(f"{path.name}.1")):
-        raw = _tail(file, MOST_FILE_BYTES)
+        raw = _tail(file, MAX_FILE_BYTES)
         end = len(raw)
         while (found := raw.rfind(HELLO, 0, end)) >= 0:
             first, last = raw.rfind(b"\n", 0, found) + 1, raw.find(b"\n", found)
@@ -279,19 +257,11 @@ def old_facts(path: Path) -> Mapping[str, str]:
 
 
 def figures(row: Mapping[str, Any], usage: Usage) -> dict[str, float | None]:
-    """What a small curve may show of a usage row; parts are percent."""
-    waiting = bounded(row.get("waiting_part"), most=1.0)
-    gpu = _highest(one.busy_percent for one in usage.gpus)
-    degrees = _highest(one.temperature_celsius for one in usage.gpus)
+    """What a small curve shows of a usage row, in percent."""
     return {
         "cpu_percent": usage.cpu_percent,
-        "memory_percent": percent(usage.memory_used_bytes, usage.memory_bytes),
-        "gpu_percent": gpu,
-        "temperature_celsius": usage.temperature_celsius if degrees is None else degrees,
-        "power_watts": _sum(one.power_watts for one in usage.gpus),
-        "waiting_percent": None if waiting is None else 100.0 * waiting,
-        "sent_bytes_per_second": bounded(row.get("sent_bytes_per_second"), most=MOST_RATE),
-        "received_bytes_per_second": bounded(row.get("received_bytes_per_second"), most=MOST_RATE),
+        "gpu_percent": max((gpu.busy_percent for gpu in usage.gpus if gpu.busy_percent is not None), default=None),
+        "waiting_percent": percent(bounded(row.get("waiting_part"), most=1.0), 1.0),
     }
 
 
@@ -299,17 +269,8 @@ def percent(used: float | None, total: float | None) -> float | None:
     return 100.0 * used / total if used is not None and total else None
 
 
-def _highest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
 def parse_facts(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         return {}
     told = [(key, text) for key, text in value.items() if isinstance(key, str) and isinstance(text, str)]
-    return {one_line(key, most=MOST_FACT): one_line(text, most=MOST_FACT) for key, text in told[:MOST_FACTS]}
+    return {one_line(key, most=MAX_FACT): one_line(text, most=MAX_FACT) for key, text in told[:MAX_FACTS]}

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cuadrilla.monitor.watch import WatchedRun
+from cuadrilla.monitor.run import RunReader, machine_data
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RUN, NODE, GPU = ("run",), ("run", "node"), ("run", "node", "gpu")
@@ -80,7 +80,7 @@ OF_GPUS = (
 )
 
 
-def metrics_text(runs: Iterable[tuple[str, WatchedRun]]) -> bytes:
+def metrics_text(runs: Iterable[tuple[str, RunReader]]) -> bytes:
     """Of runs by name, in the text format."""
     registry = CollectorRegistry()
     registry.register(_Crew(list(runs)))
@@ -88,8 +88,8 @@ def metrics_text(runs: Iterable[tuple[str, WatchedRun]]) -> bytes:
 
 
 class _Crew(Collector):
-    def __init__(self, runs: list[tuple[str, WatchedRun]]) -> None:
-        self._runs = [(name, watched, watched.rows()) for name, watched in runs]
+    def __init__(self, runs: list[tuple[str, RunReader]]) -> None:
+        self._runs = [(name, run, [machine_data(machine) for machine in run.machines()]) for name, run in runs]
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_runs()
@@ -126,7 +126,7 @@ class _Crew(Collector):
     def _of_nodes(self) -> Iterator[Metric]:
         up = _gauge("node_up", "1: it works in the run now.", NODE)
         share = _gauge("node_share", "Part of the newest steps that it computed.", NODE)
-        speed = _gauge("node_tokens_per_second", "Its part of the crew's speed.", NODE)
+        speed = _gauge("node_tokens_per_second", "Its part of the crew's speed in the newest steps.", NODE)
         lost = CounterMetricFamily("cuadrilla_node_losses", "How often it left or was lost.", labels=NODE)
         seen = _gauge("node_last_seen_timestamp_seconds", "When it last told of itself.", NODE)
         for name, _, rows in self._runs:
@@ -134,8 +134,8 @@ class _Crew(Collector):
                 labels = [_text(name), _text(row["name"])]
                 up.add_metric(labels, row["here"])
                 if row["works"]:
-                    share.add_metric(labels, row["share"])
-                    speed.add_metric(labels, row["tokens_per_second"])
+                    share.add_metric(labels, row["share"] or 0.0)
+                    speed.add_metric(labels, (row["tokens_per_second"] or 0.0) if row["here"] else 0.0)
                     lost.add_metric(labels, row["lost"])
                 if row.get("seen"):
                     seen.add_metric(labels, row["seen"])
@@ -145,8 +145,8 @@ class _Crew(Collector):
         """Of machines that work now: what one said before it left says nothing of it."""
         for name, _, rows in self._runs:
             for row in rows:
-                if row["here"] and row.get("usage"):
-                    yield [_text(name), _text(row["name"])], row["usage"]
+                if row["here"]:
+                    yield [_text(name), _text(row["name"])], row | row["usage"]
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:

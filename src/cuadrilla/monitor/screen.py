@@ -1,31 +1,33 @@
 """What `cuadrilla monitor` shows, as lines of text: of this machine, or of the machines of a run.
 
-Everything here is a pure function of what was read. On a terminal (`ScreenStyle.width`) lines have bars and small
-histories and fit; elsewhere they are whole and plain, one for each device or machine. Texts that come from others have
-been made harmless where they were read (`printable.py`).
+Everything here is a pure function of what was read. On a terminal (`ScreenStyle.width`) lines fit, and those of this
+machine have bars and small histories; elsewhere they are whole and plain, one for each device or machine. Texts that
+come from others have been made harmless where they were read (`printable.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
 from cuadrilla.host.gpus import GpuUsage
 from cuadrilla.host.usage import Usage
-from cuadrilla.link.names import COORDINATOR
+from cuadrilla.link.base import COORDINATOR
 from cuadrilla.messages import ENGLISH, Message, shown, translated
-from cuadrilla.monitor.crew import RUNNING, CrewMember, CrewNow
 from cuadrilla.monitor.jobs import WorkNow
 from cuadrilla.monitor.nodes import percent
+from cuadrilla.monitor.run import RUNNING, Machine, RunNow
 
 GIB = 2**30
-BAR_CELLS, SPARK_CELLS, SMALL_SPARK_CELLS = 20, 24, 8
+BAR_CELLS, SPARK_CELLS = 20, 24
 SPARKS = " ▁▂▃▄▅▆▇█"
 UNKNOWN = "-"
 GAP = "  "
 LABEL_CELLS = 8
 NO_PAST = (None,)
-MOST_DEVICE, MOST_WORD = 24, 120
+N = TypeVar("N", int, float)
+MAX_DEVICE, MAX_WORD = 24, 120
 LATE_SECONDS = 15.0
 """A machine says something every five seconds."""
 HOT_CELSIUS = 90.0
@@ -170,7 +172,7 @@ def _network_line(usage: Usage, samples: Sequence[Usage], style: ScreenStyle) ->
     sent, received = usage.network_sent_bytes_per_second, usage.network_received_bytes_per_second
     if sent is None and received is None:
         return []
-    past = [_total(one.network_sent_bytes_per_second, one.network_received_bytes_per_second) for one in samples]
+    past = [_sum([one.network_sent_bytes_per_second, one.network_received_bytes_per_second]) for one in samples]
     parts = [set_cell_size(_words(Message("network"), style), LABEL_CELLS)]
     if style.live:
         parts.append(" " * (BAR_CELLS + len(GAP) + 5))
@@ -187,11 +189,6 @@ def _battery_line(usage: Usage, style: ScreenStyle) -> list[ScreenLine]:
     word = Message("on battery") if usage.on_battery else Message("on power") if usage.on_battery is False else ""
     line = _device(Message("battery"), usage.battery_percent, NO_PAST, [word], style)
     return [ScreenLine(text=line.text, style=YELLOW if usage.on_battery else "")]
-
-
-def _total(*values: float | None) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _degrees(celsius: float | None) -> str:
@@ -220,14 +217,12 @@ class ScreenColumn:
     """`rank`: on a narrow terminal columns of the highest rank go first."""
 
     head: Message
-    cell: Callable[[CrewMember, CrewNow], str]
+    cell: Callable[[Machine, RunNow], str]
     rank: int
     left: bool = False
-    history: str = ""
-    """Of which figure a small history stands beside it on a terminal."""
 
 
-def crew_lines(crew: CrewNow, *, style: ScreenStyle, clock: str = "") -> list[ScreenLine]:
+def crew_lines(crew: RunNow, *, style: ScreenStyle, clock: str = "") -> list[ScreenLine]:
     """How far the run is, then one line for each machine."""
     nobody = Message("no machine has worked in this run yet")
     return _headed(run_line(crew, style), crew, style=style, clock=clock, nobody=nobody)
@@ -239,28 +234,34 @@ def work_lines(work: WorkNow, *, style: ScreenStyle, clock: str = "") -> list[Sc
     return _headed(work_line(work, style), work.machines, style=style, clock=clock, nobody=nobody)
 
 
-def _headed(text: str, crew: CrewNow, *, style: ScreenStyle, clock: str, nobody: Message) -> list[ScreenLine]:
+def nodes_lines(nodes: Sequence[str], *, style: ScreenStyle, clock: str = "") -> list[ScreenLine]:
+    """Who has joined a crew that does nothing now."""
+    told = _words(Message("machines of this crew: {names}", names=", ".join(nodes)), style)
+    return fitted([ScreenLine(text=GAP.join([clock, told] if clock else [told]))], style=style)
+
+
+def _headed(text: str, crew: RunNow, *, style: ScreenStyle, clock: str, nobody: Message) -> list[ScreenLine]:
     head = ScreenLine(text=GAP.join([*([clock] if clock else []), text]), style=BOLD)
-    if not crew.members:
+    if not crew.machines:
         return fitted([head, ScreenLine(text=_words(nobody, style))], style=style)
-    shown_members = crew.members
-    if style.height is not None and len(shown_members) > style.height - 3:
-        shown_members = shown_members[: max(1, style.height - 4)]
-    rows = _table(crew, shown_members, style)
+    shown_machines = crew.machines
+    if style.height is not None and len(shown_machines) > style.height - 3:
+        shown_machines = shown_machines[: max(1, style.height - 4)]
+    rows = _table(crew, shown_machines, style)
     lines = [head, ScreenLine(text=rows[0], style=DIM)]
     lines += [
         ScreenLine(text=text, style=_member_style(member, crew))
-        for member, text in zip(shown_members, rows[1:], strict=True)
+        for member, text in zip(shown_machines, rows[1:], strict=True)
     ]
-    if len(shown_members) < len(crew.members):
-        more = Message("... and {more:,} more machines", more=len(crew.members) - len(shown_members))
+    if len(shown_machines) < len(crew.machines):
+        more = Message("... and {more:,} more machines", more=len(crew.machines) - len(shown_machines))
         lines.append(ScreenLine(text=_words(more, style), style=DIM))
     return fitted(lines, style=style)
 
 
 def work_line(work: WorkNow, style: ScreenStyle) -> str:
     """A queue or a search in one line."""
-    at_work = sum(member.here and member.name != COORDINATOR for member in work.machines.members)
+    at_work = sum(member.here and member.name != COORDINATOR for member in work.machines.machines)
     parts: list[str] = [
         Message("search of {name}", name=work.title) if work.title else Message("queue"),
         STATE_WORDS.get(work.machines.state, UNKNOWN),
@@ -270,7 +271,7 @@ def work_line(work: WorkNow, style: ScreenStyle) -> str:
     return GAP.join(_words(part, style) for part in parts)
 
 
-def run_line(crew: CrewNow, style: ScreenStyle) -> str:
+def run_line(crew: RunNow, style: ScreenStyle) -> str:
     """A run in one line."""
     parts: list[str] = [crew.name, STATE_WORDS.get(crew.state, UNKNOWN)]
     if crew.version is not None:
@@ -282,7 +283,7 @@ def run_line(crew: CrewNow, style: ScreenStyle) -> str:
     if crew.tokens_per_second is not None:
         parts.append(Message("{speed:,.0f} tokens/s", speed=crew.tokens_per_second))
     if crew.state == RUNNING:
-        at_work = sum(member.here and member.name != COORDINATOR for member in crew.members)
+        at_work = sum(member.here and member.name != COORDINATOR for member in crew.machines)
         parts.append(Message("workers: {count:,}", count=at_work))
     elif crew.seen is not None:
         parts.append(Message("last seen {time} ago", time=duration(crew.time - crew.seen)))
@@ -291,7 +292,7 @@ def run_line(crew: CrewNow, style: ScreenStyle) -> str:
     return GAP.join(_words(part, style) for part in parts)
 
 
-def _member_style(member: CrewMember, crew: CrewNow) -> str:
+def _member_style(member: Machine, crew: RunNow) -> str:
     if not member.here:
         return DIM
     late = member.seen is not None and member.node.time is not None and crew.time - member.seen > LATE_SECONDS
@@ -299,45 +300,20 @@ def _member_style(member: CrewMember, crew: CrewNow) -> str:
     return RED if hot >= HOT_CELSIUS else YELLOW if late else ""
 
 
-def _table(crew: CrewNow, members: Sequence[CrewMember], style: ScreenStyle) -> list[str]:
+def _table(crew: RunNow, machines: Sequence[Machine], style: ScreenStyle) -> list[str]:
     """The heads and a row for each machine; a column of which nothing is known is left out."""
     columns: dict[ScreenColumn, list[str]] = {}
     for column in COLUMNS:
-        cells = [_words(column.cell(member, crew), style) for member in members]
+        cells = [_words(column.cell(member, crew), style) for member in machines]
         if column.rank == 0 or any(cell not in ("", UNKNOWN) for cell in cells):
             columns[column] = [_words(column.head, style), *cells]
-    with_past = style.live and style.blocks
-    shown_columns = _with_histories(columns, members) if with_past else columns
-    while style.width is not None and len(columns) > 1 and _table_cells(shown_columns) > style.width:
+    while style.width is not None and len(columns) > 1 and _table_cells(columns) > style.width:
         least = max(column.rank for column in columns)
-        if with_past and least < HISTORY_RANK:
-            with_past = False
-        else:
-            columns = {column: cells for column, cells in columns.items() if column.rank != least}
-        shown_columns = _with_histories(columns, members) if with_past else columns
+        columns = {column: cells for column, cells in columns.items() if column.rank != least}
     return [
-        GAP.join(
-            _aligned(cells[row], _cells(cells), left=column.left) for column, cells in shown_columns.items()
-        ).rstrip()
-        for row in range(len(members) + 1)
+        GAP.join(_aligned(cells[row], _cells(cells), left=column.left) for column, cells in columns.items()).rstrip()
+        for row in range(len(machines) + 1)
     ]
-
-
-def _with_histories(
-    columns: Mapping[ScreenColumn, Sequence[str]], members: Sequence[CrewMember]
-) -> dict[ScreenColumn, list[str]]:
-    """With a small curve beside each figure that has one."""
-    found = {}
-    for column, (head, *cells) in columns.items():
-        if column.history:
-            past = [member.node.history.get(column.history, ()) for member in members]
-            sparks = [sparkline(values, cells=SMALL_SPARK_CELLS, most=100.0) for values in past]
-            cells = [
-                f"{cell:>5} {set_cell_size(spark, SMALL_SPARK_CELLS)}"
-                for cell, spark in zip(cells, sparks, strict=True)
-            ]
-        found[column] = [head, *cells]
-    return found
 
 
 def _table_cells(columns: Mapping[ScreenColumn, Sequence[str]]) -> int:
@@ -354,13 +330,15 @@ def _aligned(text: str, cells: int, *, left: bool) -> str:
     return set_cell_size(text, cells) if left else " " * (cells - cell_len(text)) + text
 
 
-def _phase(member: CrewMember, crew: CrewNow) -> str:
+def _phase(member: Machine, crew: RunNow) -> str:
+    if member.paused:
+        return PHASE_WORDS["paused"]
     if not member.here:
         return Message("gone") if crew.state == RUNNING else Message("last seen")
     return PHASE_WORDS.get(member.node.phase or "", UNKNOWN)
 
 
-def _lag(member: CrewMember, crew: CrewNow) -> str:
+def _lag(member: Machine, crew: RunNow) -> str:
     return UNKNOWN if member.seen is None else duration(crew.time - member.seen)
 
 
@@ -390,14 +368,13 @@ def _memory_cell(usage: Usage) -> str:
 
 def _gpu_memory_cell(usage: Usage) -> str:
     """Of all cards of the machine."""
-    used = [gpu.memory_used_bytes for gpu in usage.gpus]
-    total = [gpu.memory_bytes for gpu in usage.gpus]
-    return _sizes(_sum(used), _sum(total))
+    return _sizes(_sum(gpu.memory_used_bytes for gpu in usage.gpus), _sum(gpu.memory_bytes for gpu in usage.gpus))
 
 
-def _sum(values: Sequence[int | None]) -> int | None:
+def _sum(values: Iterable[N | None]) -> N | None:
+    """Of those that are known."""
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    return sum(known[1:], known[0]) if known else None
 
 
 def _sizes(used: int | None, total: int | None) -> str:
@@ -410,47 +387,45 @@ def _gpu_busy(usage: Usage) -> float | None:
     return max((gpu.busy_percent for gpu in usage.gpus if gpu.busy_percent is not None), default=None)
 
 
-def _highest_celsius(member: CrewMember) -> float | None:
+def _highest_celsius(member: Machine) -> float | None:
     usage = member.node.usage
     known = [one.temperature_celsius for one in usage.gpus] or [usage.temperature_celsius]
     return max((value for value in known if value is not None), default=None)
 
 
-def _celsius(member: CrewMember) -> str:
+def _celsius(member: Machine) -> str:
     value = _highest_celsius(member)
     return UNKNOWN if value is None else Message("{celsius:.0f}", celsius=value)
 
 
 def _watts(usage: Usage) -> str:
-    known = [gpu.power_watts for gpu in usage.gpus if gpu.power_watts is not None]
-    return Message("{watts:.0f}", watts=sum(known)) if known else UNKNOWN
+    watts = _sum(gpu.power_watts for gpu in usage.gpus)
+    return UNKNOWN if watts is None else Message("{watts:.0f}", watts=watts)
 
 
-def _round_trip(member: CrewMember) -> str:
+def _round_trip(member: Machine) -> str:
     seconds = member.node.round_trip_seconds
     return UNKNOWN if seconds is None else Message("{number:,.0f} ms", number=1000 * seconds)
 
 
-def _speed(member: CrewMember) -> str:
+def _speed(member: Machine) -> str:
     speed = member.tokens_per_second
     return UNKNOWN if speed is None else Message("{speed:,.0f}", speed=speed)
 
 
-def _word(member: CrewMember) -> str:
+def _word(member: Machine) -> str:
     if member.word is None:
         return ""
     mark = {"error": "!! ", "warning": "! "}.get(member.word.level, "")
-    return Message("{mark}{text}", mark=mark, text=member.word.text[:MOST_WORD])
+    return Message("{mark}{text}", mark=mark, text=member.word.text[:MAX_WORD])
 
 
 WORD_RANK, LEAST_WORD = 3, 16
-HISTORY_RANK = 8
-"""On a narrow terminal the histories go after the columns of this rank."""
 COLUMNS = (
     ScreenColumn(head=Message("machine"), cell=lambda member, _: member.name, rank=0, left=True),
     ScreenColumn(
         head=Message("device"),
-        cell=lambda member, _: member.node.facts.get("device", UNKNOWN)[:MOST_DEVICE],
+        cell=lambda member, _: member.node.facts.get("device", UNKNOWN)[:MAX_DEVICE],
         rank=8,
         left=True,
     ),
@@ -463,14 +438,12 @@ COLUMNS = (
         head=Message("CPU"),
         cell=lambda member, _: _percent_words(member.node.usage.cpu_percent),
         rank=5,
-        history="cpu_percent",
     ),
     ScreenColumn(head=Message("memory, GiB"), cell=lambda member, _: _memory_cell(member.node.usage), rank=9),
     ScreenColumn(
         head=Message("GPU"),
         cell=lambda member, _: _percent_words(_gpu_busy(member.node.usage)),
         rank=5,
-        history="gpu_percent",
     ),
     ScreenColumn(head=Message("GPU, GiB"), cell=lambda member, _: _gpu_memory_cell(member.node.usage), rank=9),
     ScreenColumn(head=Message("°C"), cell=lambda member, _: _celsius(member), rank=6),

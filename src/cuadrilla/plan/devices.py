@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from cuadrilla.errors import DeviceError
 from cuadrilla.host.devices import Device
-from cuadrilla.link.names import MAX_DEVICES
+from cuadrilla.link.base import MAX_DEVICES
 from cuadrilla.messages import Message
 
 AUTO = "auto"
 ADDS = 0.1
 """A processor that computes less than this part of what the accelerators do is left out: it feeds them, too."""
-SEE = "see `cuadrilla devices`"
+SEE = "see `cuadrilla doctor`"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,18 +5,17 @@ Errors have OpenAI's form and never a traceback. A caller who leaves gives up wh
 
 import asyncio
 import contextlib
-import hashlib
 import json
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from cuadrilla.serve.answers import (
@@ -45,8 +44,8 @@ from cuadrilla.serve.served import Models, ServedModel
 from cuadrilla.version import __version__
 
 ROUTES = frozenset(
-    ("/", OPEN_TO_ALL, "/readyz", "/metrics", "/tokenizer_info", "/tokenize", "/detokenize", "/v1/models",
-     "/v1/completions", "/v1/chat/completions", "/v1/predict")
+    ("/", *OPEN_TO_ALL, "/metrics", "/tokenizer_info", "/tokenize", "/detokenize", "/v1/models", "/v1/completions",
+     "/v1/chat/completions", "/v1/predict")
 )  # fmt: skip
 USUAL_TOKENS = 16
 """Of a completion that does not say, as in OpenAI's API."""
@@ -59,50 +58,39 @@ FORMS = {
 CHAT_TEMPLATE = "{{ messages | map(attribute='content') | join('\n\n') }}"
 """What `ChatRequest.prompt` does, for clients that do it themselves."""
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
 class Service:
-    """What the routes work on. `draining`: it is ending, and takes nothing more."""
+    """What the routes work on."""
 
     models: Models
     predictors: Predictors
     most_seconds: float
     """Of one call."""
-    logs_texts: bool = False
-    """Prompts stand in the log; else their length and hash."""
     meters: Meters = field(default_factory=lambda: Meters(routes=ROUTES))
-    draining: bool = False
-    ready: bool = False
 
-    def drain(self) -> None:
-        self.draining = True
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Its models ready, in this event loop. Raises ResourceError where memory is too small for them."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.end_calls)
+            for model in self.models.by_name.values():
+                stack.push_async_callback(model.close)
+                await model.start()
+                self.meters.watch(model.name, model.busyness)
+            yield
 
-    async def end_calls(self) -> None:
-        """Whoever still waits for more of a text is told that there is no more (`error`)."""
-        await asyncio.gather(*(model.close() for model in self.models.by_name.values()))
-
-    def refuse_when_draining(self) -> None:
-        if self.draining:
-            raise Refusal(503, "the service is ending", code="draining", wait_seconds=1)
+    def end_calls(self) -> None:
+        """Whoever still waits for more of a text, or for a prediction, is told that there is no more."""
+        for model in self.models.by_name.values():
+            model.end()
+        self.predictors.end()
 
 
 def make_app(service: Service) -> FastAPI:
     """The application, without what `edge.py` checks before it."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with contextlib.AsyncExitStack() as stack:
-            stack.callback(service.predictors.close)
-            stack.push_async_callback(service.end_calls)
-            for model in service.models.by_name.values():
-                await model.start()
-                service.meters.watch(model.name, model.busyness)
-            service.ready = True
-            yield
-
-    app = FastAPI(title="cuadrilla", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="cuadrilla", version=__version__, docs_url=None, redoc_url=None)
     _handle_errors(app)
     _add_state(app, service)
     _add_tools(app, service)
@@ -113,49 +101,36 @@ def make_app(service: Service) -> FastAPI:
 
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
-    async def refused(_request: Request, refusal: Refusal) -> JSONResponse:
+    async def refused(_request: Request, refusal: Refusal) -> Response:
         if refusal.status == 429:
             await asyncio.sleep(HELD_BACK_SECONDS)  # who asks again at once must not keep others from their tokens
-        return JSONResponse(refusal.body, status_code=refusal.status, headers=refusal.headers)
+        return refusal.response()
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(_request: Request, error: RequestValidationError) -> Response:
         """Names the field, and never repeats what was sent."""
         first = error.errors()[0]
-        field = str(first["loc"][1]) if len(first["loc"]) > 1 else ""
-        if field in FORMS and len(first["loc"]) > 2:
-            return await refused(request, Refusal(422, f"{field}: give {FORMS[field]}", param=field))
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        path = [] if first["type"] == "json_invalid" else [str(part) for part in first["loc"] if part != "body"]
+        if path and path[0] in FORMS and len(path) > 1:
+            return Refusal(422, f"{path[0]}: give {FORMS[path[0]]}", param=path[0]).response()
         told = first["msg"] if len(error.errors()) == 1 else f"{first['msg']} (and {len(error.errors()) - 1} more)"
-        return await refused(request, Refusal(422, f"{place or 'body'}: {told}", param=place.partition(".")[0] or None))
+        return Refusal(422, f"{'.'.join(path) or 'body'}: {told}", param=path[0] if path else None).response()
 
     @app.exception_handler(HTTPException)
-    async def not_found(request: Request, error: HTTPException) -> JSONResponse:
-        answer = await refused(request, Refusal(error.status_code, str(error.detail).lower()))
-        answer.headers.update(error.headers or {})
-        return answer
+    async def not_found(_request: Request, error: HTTPException) -> Response:
+        return Refusal(error.status_code, str(error.detail).lower()).response(**(error.headers or {}))
 
     @app.exception_handler(Exception)
-    async def unforeseen(request: Request, _error: Exception) -> JSONResponse:
-        """The log is told by whoever calls the application, to whom the error is raised again."""
-        return await refused(request, Refusal(500, "the service has failed; its log says how"))
+    async def unforeseen(_request: Request, _error: Exception) -> Response:
+        """The log is told by the server, to which the error is raised again."""
+        return Refusal(500, "the service has failed; its log says how").response()
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
-    @app.get(OPEN_TO_ALL)
-    async def healthz() -> dict[str, str]:
+    @app.get(OPEN_TO_ALL[0])
+    @app.get(OPEN_TO_ALL[1])
+    async def health() -> dict[str, str]:
         return {"status": "ok"}
-
-    @app.get("/readyz")
-    async def readyz() -> JSONResponse:
-        state = "draining" if service.draining else "ready" if service.ready else "loading"
-        models = [_state_of(model) for model in service.models.by_name.values()] if service.ready else []
-        tasks = [{"model": schema["model"]} for schema in service.predictors.schemas] if service.ready else []
-        served = [*models, *tasks]
-        content = {"status": state, **(served[0] if served else {}), "models": models, "tasks": tasks}
-        if state == "ready":
-            return JSONResponse(content)
-        return JSONResponse(content, status_code=503, headers={"Retry-After": "1"})
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -163,41 +138,33 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        served = [
-            {"id": model.name, "object": "model", "created": model.created, "owned_by": "cuadrilla",
-             "max_model_len": model.context}
+        served: list[dict[str, Any]] = [
+            {"id": model.name, "created": model.created, "max_model_len": model.context}
             for model in service.models.by_name.values()
-        ]  # fmt: skip
-        predicting = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "cuadrilla"} for name in service.predictors.names
         ]
-        return {"object": "list", "data": served + predicting}
+        served += [{"id": name, "created": 0} for name in service.predictors.by_name]
+        return {"object": "list", "data": [{**one, "object": "model", "owned_by": "cuadrilla"} for one in served]}
 
     @app.get("/", include_in_schema=False)
     async def playground(request: Request) -> Response:
-        return page(list(service.models.by_name), languages=request.headers.get("accept-language", ""))
-
-
-def _state_of(model: ServedModel) -> dict[str, Any]:
-    now = model.batcher.load
-    return {
-        "model": model.name,
-        "slots": now.slots,
-        "busy": now.busy,
-        "waiting": now.waiting,
-        "tokens_per_second": max(now.tokens_per_second, model.tokens_per_second),
-    }
+        languages = request.headers.get("accept-language", "")
+        return page(list(service.models.by_name), service.predictors.schemas, languages=languages)
 
 
 def _add_tools(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
-    async def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
-        tokenizer = service.models.find(asked.model).opened.tokenizer
-        if asked.prompt == tokenizer.decode([tokenizer.end_of_text]):  # how evaluation harnesses ask for its id
-            tokens = [tokenizer.end_of_text]
-        else:
-            tokens = await asyncio.to_thread(tokenizer.encode, asked.prompt)
-        return {"tokens": tokens, "count": len(tokens)}
+    async def tokenize(asked: TokenizeRequest) -> Response:
+        model = service.models.find(asked.model)
+        tokenizer = model.opened.tokenizer
+
+        def answer() -> bytes:
+            is_end = asked.prompt == tokenizer.decode(
+                [tokenizer.end_of_text]
+            )  # how evaluation harnesses ask for its id
+            tokens = [tokenizer.end_of_text] if is_end else tokenizer.encode(asked.prompt)
+            return json.dumps({"tokens": tokens, "count": len(tokens)}).encode()
+
+        return Response(await model.beside(answer), media_type="application/json")
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
@@ -208,10 +175,10 @@ def _add_tools(app: FastAPI, service: Service) -> None:
 
     @app.post("/detokenize")
     async def detokenize(asked: DetokenizeRequest) -> dict[str, str]:
-        opened = service.models.find(asked.model).opened
-        if asked.tokens and max(asked.tokens) >= opened.model.config.vocab_size:
+        model = service.models.find(asked.model)
+        if asked.tokens and max(asked.tokens) >= model.opened.model.config.vocab_size:
             raise Refusal(422, "tokens are outside of the vocabulary", param="tokens")
-        return {"prompt": await asyncio.to_thread(opened.tokenizer.decode, asked.tokens)}
+        return {"prompt": await model.beside(partial(model.opened.tokenizer.decode, asked.tokens))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +208,6 @@ class Completion:
 
 async def _begin(service: Service, asked: CompletionRequest | ChatRequest) -> Completion:
     """Its rows wait for their slots from now on. Raises Refusal."""
-    service.refuse_when_draining()
     asked.check()
     model = service.models.find(asked.model)
     chat = isinstance(asked, ChatRequest)
@@ -266,8 +232,6 @@ async def _begin(service: Service, asked: CompletionRequest | ChatRequest) -> Co
         )
     ]
     calls = model.batcher.submit(rows)
-    for prompt, ids in zip(given, prompts, strict=True):
-        _log_prompt(prompt, len(ids), in_full=service.logs_texts)
     service.meters.prompt_tokens.labels(model.name).inc(sum(map(len, prompts)))
     return Completion(
         id=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -281,13 +245,6 @@ async def _begin(service: Service, asked: CompletionRequest | ChatRequest) -> Co
         with_logprobs=num_top is not None,
         echo=echo,
     )
-
-
-def _log_prompt(prompt: str | list[int], num_tokens: int, *, in_full: bool) -> None:
-    if log.isEnabledFor(logging.INFO):
-        text = repr(prompt)  # a line of its own, whatever is in it
-        shown = text if in_full else f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        log.info("prompt of %d tokens, %s", num_tokens, shown)
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
@@ -305,7 +262,9 @@ async def _completed(service: Service, asked: Asked, request: Request) -> Respon
     work = await _begin(service, asked)
     if asked.stream:
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return StreamingResponse(_events(service, work, with_usage=with_usage), media_type="text/event-stream")
+        events = _events(service, work, with_usage=with_usage)
+        first = await _while_connected(request, anext(events))  # until then a proxy may still ask another service
+        return StreamingResponse(_continued(first, events), media_type="text/event-stream")
     return Response(await _while_connected(request, _whole(service, work)), media_type="application/json")
 
 
@@ -344,7 +303,14 @@ async def _whole(service: Service, work: Completion) -> bytes:
     return await asyncio.to_thread(put_together)
 
 
-async def _events(service: Service, work: Completion, *, with_usage: bool) -> AsyncIterator[str]:
+async def _continued(first: str, rest: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    async with contextlib.aclosing(rest):
+        yield first
+        async for each in rest:
+            yield each
+
+
+async def _events(service: Service, work: Completion, *, with_usage: bool) -> AsyncGenerator[str, None]:
     """The answer as server-sent events. What goes wrong on the way is an event, too."""
     told = [_Teller(work, choice) for choice in work.choices]
     nothing = {"usage": None} if with_usage else {}
@@ -463,7 +429,6 @@ def _add_predictions(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/predict")
     async def predict(asked: PredictRequest, request: Request) -> Response:
-        service.refuse_when_draining()
         predictor = service.predictors.find(asked.model)
         answer = await _while_connected(request, predictor.ask(asked.inputs, seconds=service.most_seconds))
         return Response(answer, media_type="application/json")

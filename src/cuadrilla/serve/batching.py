@@ -65,7 +65,7 @@ class Busyness:
     """How busy a batcher is. `tokens_per_second`: generated, over the last seconds of work."""
 
     slots: int
-    busy: int
+    busy_slots: int
     waiting: int
     tokens_per_second: float
     prefix_bytes: int
@@ -92,7 +92,7 @@ class Batcher:
     def load(self) -> Busyness:
         return Busyness(
             slots=self._slots,
-            busy=len(self._calls),
+            busy_slots=len(self._calls),
             waiting=len(self._waiting),
             tokens_per_second=self._rate.value,
             prefix_bytes=self._prefixes.num_bytes,
@@ -130,14 +130,18 @@ class Batcher:
         if number and len(self._waiting) + len(self._calls) + number > most:
             raise Refusal(429, "too many calls wait already", code="overloaded", wait_seconds=self._patience())
 
-    async def close(self) -> None:
-        """Calls at hand end with the reason `error`, at once; the thread ends after its step."""
+    def end(self) -> None:
+        """Calls at hand end with the reason `error`, at once; nothing more is taken."""
         with self._changed:
+            ended = [] if self._closing else [*self._calls.values(), *self._waiting]
             self._closing = True
-            ended = [*self._calls.values(), *self._waiting]
             self._changed.notify()
         for call in ended:
             call.steps.put_nowait(Progressed(None, "error"))
+
+    async def close(self) -> None:
+        """Like `end`; the thread ends after its step."""
+        self.end()
         await asyncio.to_thread(self._thread.join)
 
     def _patience(self) -> int:

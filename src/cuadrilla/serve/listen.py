@@ -1,68 +1,44 @@
-"""One port of a service: on which address, for whom, and how it ends.
+"""One port of a service: on which address, for whom, and how it ends. uvicorn answers.
 
 Invariants
 * An address that other machines reach needs a key, which comes from a file or a hidden prompt.
-* A connection has `HEAD_SECONDS` to send the head of a request, and `READ_SECONDS` to read what was sent to it. When
-  all seats are taken, the one that has owed us something for longest gives up its own, so that strangers who only
-  connect, or send a body byte by byte, keep nobody out. When all wait for our answers, whoever comes is told so (503),
-  and what it has sent is not read.
-* Whoever leaves is noticed, although something of a next request has come already.
-* SIGTERM or Ctrl-C: no new connections; requests at hand may end within `CALLS_SECONDS`, then they are ended, and the
-  process ends with 0 within `DRAIN_SECONDS`.
-* What fails at the start is raised, with everything that it says; what fails later is in the log (`faults.py`).
+* A caller who reads nothing for `READ_SECONDS` is let go, where the system can do it (Linux).
+* SIGTERM or Ctrl-C: no new connections; requests at hand may end within `CALLS_SECONDS`, then they are ended.
+* Of an error in a call the log has its kind and the places in the code, not what it says: a caller's text may be in it.
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
 import ssl
-import time
-from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Awaitable, Callable, Iterator
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.host.descriptors import allow_descriptors
 from cuadrilla.link.address import Address
 from cuadrilla.rundir import read_regular
-from cuadrilla.serve.edge import OPEN_TO_ALL, Application, Refusal, raw_answer, raw_refusal
-from cuadrilla.serve.faults import Faults, Kept, told_by_us
+from cuadrilla.serve.edge import Application
 
-HEAD_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 30
-READ_SECONDS = 30.0
-HANDSHAKE_SECONDS = 5.0
-"""Of TLS: until then a connection has no seat, but a file of the process."""
-DRAIN_SECONDS = 10.0
-"""From the signal until the process is gone."""
-CALLS_SECONDS, TELLING_SECONDS = 8.0, 0.7
-"""Of these, what calls at hand may take, and then for telling those who have not ended. The rest is for the step of
-generation at hand and what a task of one's own is doing, on a machine that may have other things to do."""
-MOST_CONNECTIONS = 512
-MOST_TURNED_AWAY = 512
-"""Who are told that all seats are taken, and still read it."""
-LINGER_SECONDS, MOST_THROWN_AWAY_BYTES = 2.0, 2 * 2**20
-"""Of them: until then they may send on, since some read an answer only when they have sent everything."""
-ENDING = Refusal(503, "the service is ending", code="draining", wait_seconds=1)
-TURNED_AWAY = Refusal(503, "all connections of this service are taken", code="overloaded", wait_seconds=1)
-ASKS_WHETHER_ALIVE = f"GET {OPEN_TO_ALL} ".encode()
-ALIVE = raw_answer(200, {"status": "ok"})
-"""Also then: who restarts what is not alive must not restart what has much to do."""
-MOST_HEAD_BYTES = 16_384
-LEAST_KEY, MOST_KEY = 16, 512
+READ_SECONDS = 30
+CALLS_SECONDS = 8
+"""From the signal on."""
+MAX_HEAD_BYTES = 16_384
+MAX_FILES = 16_384
+"""Open at once, connections among them: strangers who only connect do no harm until there are so many."""
+MIN_KEY, MAX_KEY = 16, 512
 BACKLOG = 1024
-
-log = logging.getLogger(__name__)
+LIBRARIES = ("uvicorn.error", "asyncio")
+"""The loggers that tell of errors in calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +53,6 @@ class Port:
     def url(self) -> str:
         return f"{'https' if self.certificate else 'http'}://{self.address}"
 
-    def hosts(self, *others: str) -> list[str]:
-        """By which names a caller may address it, `others` included."""
-        port = self.address.port
-        own = [str(self.address)]
-        if self.address.is_loopback:
-            own += [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")]
-        standard = 443 if self.certificate else 80
-        return [*own, *(host.rpartition(":")[0] for host in own if port == standard), *others]
-
     def bound(self, listener: socket.socket) -> "Port":
         """With the number that the system has given where any free one was asked for."""
         return replace(self, address=Address(self.address.host, listener.getsockname()[1]))
@@ -96,7 +63,8 @@ class Port:
             raise LinkError(
                 "{address} can be reached by others, and the service has no key",
                 address=self.address,
-                hint="write one to a file, readable by you only: {command} --listen {address} --key-file FILE",
+                hint="write one to a file, readable by you only: {command} --host {host} --api-key-file FILE",
+                host=self.address.host,
                 command=command,
             )
         if self.certificate is not None:
@@ -128,12 +96,12 @@ def read_key(path: Path) -> str:
 
 def check_key(key: str, *, where: str) -> str:
     """Raises ConfigError for a key that a header cannot carry, or that is easily guessed."""
-    if not LEAST_KEY <= len(key) <= MOST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+    if not MIN_KEY <= len(key) <= MAX_KEY or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
             "{where}: a key has {least} to {most} letters, digits and signs of ASCII, and no space",
             where=where,
-            least=LEAST_KEY,
-            most=MOST_KEY,
+            least=MIN_KEY,
+            most=MAX_KEY,
             hint="make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > FILE",
         )
     return key
@@ -145,6 +113,8 @@ def open_port(port: Port) -> socket.socket:
     # Named: asyncio sets TCP_NODELAY only where it is, and each answer would wait 40 ms for the caller's delayed ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, READ_SECONDS * 1000)
     try:
         listener.bind((port.address.host, port.address.port))
         listener.listen(BACKLOG)  # two that are only bound may have the same port
@@ -154,7 +124,7 @@ def open_port(port: Port) -> socket.socket:
             "cannot listen on {address}: {reason}",
             address=port.address,
             reason=error.strerror or str(error),
-            hint="choose another port, or an address of this machine: --listen 127.0.0.1:{next}",
+            hint="choose another port, or an address of this machine: --port {next}",
             next=port.address.port + 1,
         ) from error
     return listener
@@ -165,41 +135,40 @@ def listen(
     *,
     port: Port,
     listener: socket.socket,
-    draining: Callable[[], None],
+    ending: Callable[[], object],
     ready: Callable[[], None] = lambda: None,
-    late: Callable[[], Awaitable[None]] | None = None,
+    around: AbstractAsyncContextManager[Any] | None = None,
 ) -> None:
-    """Answer calls, from `ready` on, until a signal comes; `draining` hears of it first. Call it in the main thread.
+    """Answer calls within `around`, from `ready` on, until a signal comes; `ending` is called then, in the event loop.
 
-    `late`: ends the calls that are still at hand after `CALLS_SECONDS`; without it their connections are closed.
-    Raises whatever the application's start raises.
+    Call it in the main thread. Raises what `around` raises.
     """
-    allow_descriptors(16 * MOST_CONNECTIONS)
-    kept, faults = Kept(app), Faults()
-    server = _Server(_config(kept, port), ready=ready, draining=draining, late=late, faults=faults)
-    with told_by_us(faults):
-        try:
-            server.run(sockets=[listener])
-        except SystemExit:  # how uvicorn gives up at the start
-            assert kept.failure is not None
-            log.info("how it failed:", exc_info=kept.failure)
-            raise kept.failure from None
-    if kept.failure is not None:
-        log.error("the service has not ended as it should", exc_info=kept.failure)
+    allow_descriptors(MAX_FILES)
+    for name in LIBRARIES:
+        logging.getLogger(name).addFilter(without_texts)
+    server = _Server(_config(app, port), ending=ending)
+
+    async def answer() -> None:
+        async with around or nullcontext():
+            ready()
+            await server.serve(sockets=[listener])
+
+    asyncio.run(answer())
 
 
 def _config(app: Application, port: Port) -> uvicorn.Config:
     return uvicorn.Config(
         cast(Any, app),
-        http=_Connection,
-        lifespan="on",
+        http="h11",
+        lifespan="off",
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=CALLS_SECONDS + 1,
         backlog=BACKLOG,
         ssl_certfile=port.certificate,
         ssl_keyfile=port.private_key,
@@ -209,185 +178,27 @@ def _config(app: Application, port: Port) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """Ends with 0 after a signal, where uvicorn's own sends itself the signal again."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        *,
-        ready: Callable[[], None],
-        draining: Callable[[], None],
-        late: Callable[[], Awaitable[None]] | None,
-        faults: Faults,
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, *, ending: Callable[[], object]) -> None:
         super().__init__(config)
-        self._ready, self._draining, self._late, self._faults = ready, draining, late, faults
-        self._asked_at = 0.0
-        """To end."""
+        self._ending = ending
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._faults.hear_loop)
-        if self.config.is_ssl:  # uvicorn leaves asyncio's 60 seconds
-            made = partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
-            loop.create_server = made  # type: ignore[method-assign]
-        await super().startup(sockets)
-        self._ready()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        wanted = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in wanted}
-        try:
-            yield
-        finally:
-            for number, action in before.items():
-                signal.signal(number, action)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._asked_at = self._asked_at or time.monotonic()
-        self._draining()
-        super().handle_exit(sig, frame)
+    def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        left = CALLS_SECONDS - (time.monotonic() - self._asked_at)
-        self.config.timeout_graceful_shutdown = cast(int, left + TELLING_SECONDS)
-        ending = asyncio.create_task(self._end_late(left))
-        try:
-            await super().shutdown(sockets)
-        finally:
-            ending.cancel()
-
-    async def _end_late(self, seconds: float) -> None:
-        """What is then still at hand is cancelled by uvicorn, which would answer 500."""
-        await asyncio.sleep(seconds)
-        telling = asyncio.ensure_future(self._late()) if self._late is not None else None
-        await asyncio.sleep(0.8 * TELLING_SECONDS)
-        for connection in cast("set[_Connection]", self.server_state.connections.copy()):
-            connection.end_unanswered()
-        if telling is not None:
-            await telling
+        self._ending()
+        await super().shutdown(sockets)
 
 
-class _Connection(H11Protocol):
-    """Of one caller."""
+def without_texts(record: logging.LogRecord) -> bool:
+    """A filter for what a library logs: errors only, each with its place in place of what it says."""
+    if record.exc_info and record.exc_info[1] is not None:
+        record.msg, record.args = "the service has made a mistake: %s", (where(record.exc_info[1]),)
+        record.exc_info = None
+    return record.levelno >= logging.ERROR
 
-    _waiting: TimerHandle | None = None
-    _unread: TimerHandle | None = None
-    _silent_since = 0.0
-    _has_seat = True
-    _thrown_away_bytes = 0
 
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._silent_since = self.loop.time()
-        self._await_head()
-        if len(self.connections) > MOST_CONNECTIONS:
-            self._find_seat()
-
-    def _find_seat(self) -> None:
-        others = [
-            other
-            for other in cast("set[_Connection]", self.connections)
-            if other is not self and not other.transport.is_closing()
-        ]
-        seated = [other for other in others if other._has_seat]
-        if len(seated) < MOST_CONNECTIONS:
-            return
-        silent = [other for other in seated if other.is_silent or other.conn.their_state is h11.SEND_BODY]
-        self._has_seat = bool(silent)
-        standing = [other for other in others if not other._has_seat]
-        if silent or len(standing) >= MOST_TURNED_AWAY:
-            min(silent or standing, key=lambda other: other._silent_since).transport.abort()
-
-    def _turn_away(self, data: bytes) -> None:
-        """What it sends is not read: the answer is the same whatever it asks, but whether we are alive."""
-        if not self._thrown_away_bytes:
-            self._stop_waiting()
-            self.transport.write(ALIVE if data.startswith(ASKS_WHETHER_ALIVE) else raw_refusal(TURNED_AWAY))
-            if self.transport.can_write_eof():
-                self.transport.write_eof()
-            self._waiting = self.loop.call_later(LINGER_SECONDS, self.transport.close)
-        self._thrown_away_bytes += len(data)
-        if self._thrown_away_bytes > MOST_THROWN_AWAY_BYTES:
-            self.flow.pause_reading()
-
-    def end_unanswered(self) -> None:
-        if self.cycle is not None and not self.cycle.response_started:
-            self.transport.write(raw_refusal(ENDING))
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            self.transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        if not self._has_seat:
-            self._turn_away(data)
-            return
-        was_silent = self.is_silent
-        if not self.flow.write_paused:
-            self._stop_reader()
-        super().data_received(data)
-        if not self.is_silent:
-            self._stop_waiting()
-        elif was_silent and self._waiting is None:
-            self._await_head()
-        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= MOST_HEAD_BYTES:
-            self.flow.resume_reading()  # else nobody would see it leave
-
-    def send_400_response(self, msg: str) -> None:
-        """To what is no HTTP. In the middle of an answer, which a broken body can be, there is no place for one."""
-        if self.cycle is None or self.cycle.response_complete:
-            super().send_400_response(msg)
-            return
-        self.cycle.disconnected = True
-        self.cycle.message_event.set()
-        if self.cycle.response_started:
-            self.transport.abort()
-        else:
-            super().send_400_response(msg)
-
-    def on_response_complete(self) -> None:
-        self._silent_since = self.loop.time()
-        self._await_reader()
-        super().on_response_complete()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._await_reader()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop_reader()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        self._stop_reader()
-        super().connection_lost(exc)
-
-    @property
-    def is_silent(self) -> bool:
-        """Nothing is asked of us: it has just connected, or has its answer, or has sent a part of a head."""
-        return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
-
-    def _await_head(self) -> None:
-        """From the first byte of a request on."""
-        loop: AbstractEventLoop = self.loop
-        self._waiting = loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
-
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-    def _await_reader(self) -> None:
-        """Closing would wait for it."""
-        if self._unread is None and self.transport.get_write_buffer_size():
-            self._unread = self.loop.call_later(READ_SECONDS, self._let_go)
-
-    def _stop_reader(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
-    def _let_go(self) -> None:
-        self._unread = None
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
+def where(error: BaseException) -> str:
+    """The kind of an error and the places in the code, without what it says."""
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()

@@ -1,36 +1,45 @@
 """What callers may ask for, as OpenAI's API has it: the fields that are honoured, with their bounds.
 
-A field that is not here is refused by name, and so is a known one that cannot be honoured: a client that asks for
-something should not get something else. `top_k` and `ignore_eos` are additions that other servers have, too.
+A field that is not here is ignored, as other servers do: clients send fields of their own. A known one that is wrong,
+or cannot be honoured, is refused by name. `top_k` and `ignore_eos` are additions that other servers have, too.
 """
 
 import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictStr
 
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve.edge import Refusal
 
 MOST_CHOICES, MOST_STOPS, MOST_STOP_LETTERS, MOST_TOP = 64, 16, 256, 20
 MOST_TOKENS = 2**20
+
+
+def _unicode(text: str) -> str:
+    """Raises ValueError for half of a character, which JSON can write and nothing can encode."""
+    text.encode()
+    return text
+
+
+Text = Annotated[StrictStr, AfterValidator(_unicode)]
 Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(fail_fast=True)]
 """The first error of a list is enough: a million of them take seconds to tell."""
-Texts = Annotated[list[StrictStr], Field(fail_fast=True)]
+Texts = Annotated[list[Text], Field(fail_fast=True)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Stop = StrictStr | Texts | None
+Stop = Text | Texts | None
 NotHonoured = Annotated[Any, Field(exclude=True)]
 
 
 class Asked(BaseModel):
     """What completions of both kinds have in common."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
-    model: StrictStr | None = None
+    model: Text | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Fraction | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1, le=2**31)] | None = Field(None, description="0 or -1: all tokens")
@@ -41,7 +50,7 @@ class Asked(BaseModel):
     stream_options: "StreamOptions | None" = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    user: StrictStr | None = None
+    user: Text | None = None
     ignore_eos: bool | None = Field(None, description="go on behind the end-of-text token, for load tests")
     logit_bias: NotHonoured = None
     metadata: NotHonoured = None
@@ -73,13 +82,13 @@ class Asked(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     include_usage: bool = False
 
 
 class CompletionRequest(Asked):
-    prompt: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(max_length=1024, fail_fast=True)] = ""
+    prompt: Text | Texts | Tokens | Annotated[list[Tokens], Field(max_length=1024, fail_fast=True)] = ""
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)] | None = Field(None, description="16 if null")
     echo: bool | None = None
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
@@ -105,18 +114,18 @@ class CompletionRequest(Asked):
 
 
 class ContentPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     type: Literal["text"]
-    text: StrictStr
+    text: Text
 
 
 class ChatMessage(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: StrictStr | Annotated[list[ContentPart], Field(fail_fast=True)]
-    name: StrictStr | None = None
+    content: Text | Annotated[list[ContentPart], Field(fail_fast=True)]
+    name: Text | None = None
 
     @property
     def text(self) -> str:
@@ -155,22 +164,22 @@ class ChatRequest(Asked):
 
 
 class TokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
-    prompt: StrictStr
-    model: StrictStr | None = None
+    prompt: Text
+    model: Text | None = None
     add_special_tokens: bool | None = Field(None, description="there are none to add")
 
 
 class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     tokens: Annotated[Tokens, Field(max_length=2**20)]
-    model: StrictStr | None = None
+    model: Text | None = None
 
 
 class PredictRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     inputs: Annotated[list[Any], Field(min_length=1, max_length=1024)]
-    model: StrictStr | None = None
+    model: Text | None = None

@@ -6,8 +6,9 @@ What its script says is in its own table, in both languages: a person may change
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fastapi import Response
 
@@ -16,17 +17,20 @@ from cuadrilla.messages import ENGLISH, LANGUAGES
 HERE = Path(__file__).parent
 
 
-def page(models: Sequence[str], *, languages: str) -> Response:
-    """For a browser that wants one of these `languages`, as its header Accept-Language has them."""
+def page(models: Sequence[str], tasks: Sequence[Mapping[str, Any]], *, languages: str) -> Response:
+    """For a browser that wants one of these `languages`, as its header Accept-Language has them.
+
+    `tasks`: the name of each and what it takes and gives, as JSON schemas.
+    """
     nonce = secrets.token_urlsafe(16)
     parts = {
         "nonce": nonce,
         "language": preferred(languages),
-        "models": json.dumps(list(models)).replace("<", "\\u003c"),  # nothing in it can end the script
+        "models": _script(models),
+        "tasks": _script(tasks),
         "style": _read("playground.css"),
         "texts": _read("playground.texts.js"),
         "script": _read("playground.js"),
-        "tasks": _read("playground.tasks.js"),
     }
     text = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("playground.html"))
     policy = (
@@ -35,6 +39,11 @@ def page(models: Sequence[str], *, languages: str) -> Response:
     )
     headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
     return Response(text, media_type="text/html; charset=utf-8", headers={**headers, "Cache-Control": "no-store"})
+
+
+def _script(value: Sequence[Any]) -> str:
+    """A value of a script; nothing in it can end the script."""
+    return json.dumps(value).replace("<", "\\u003c")
 
 
 def _read(name: str) -> str:

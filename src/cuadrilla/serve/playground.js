@@ -13,9 +13,9 @@ function make(tag, text, parent, attributes = {}) {
 
 /** A reason that is told in words: a key of TEXTS, and what the service said of it. */
 class Failure extends Error {
-  constructor(key, { values = {}, detail = "", param = "", status = 0 } = {}) {
+  constructor(key, { values = {}, detail = "" } = {}) {
     super(key);
-    Object.assign(this, { key, values, detail, param, status });
+    Object.assign(this, { key, values, detail });
   }
 
   static of(error) {
@@ -31,47 +31,26 @@ class Failure extends Error {
 
 // Asking
 
-let key = ""; // Typed here; else the browser sends what it was asked for when it opened the page.
-
-async function ask(path, { body, signal } = {}) {
-  const headers = body ? { "Content-Type": "application/json" } : {};
-  if (key) headers.Authorization = `Bearer ${key}`;
+async function ask(path, body, signal) {
   let answer;
   try {
     answer = await fetch(location.origin + path, {
-      method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal, cache: "no-store",
-      redirect: "error", credentials: key ? "omit" : "same-origin",
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
     });
   } catch (error) {
     throw signal?.aborted ? error : new Failure("unreachable");
   }
   if (answer.ok) return answer;
-  throw await refusalOf(answer);
-}
-
-async function refusalOf(answer) {
   const { status } = answer;
   const told = await answer.json().then((found) => found?.error ?? {}, () => ({})); // a proxy's error may be HTML
   const seconds = Math.max(1, Number.parseInt(answer.headers.get("Retry-After"), 10) || 1);
-  if (status === 401) $("key").hidden = false;
-  const isLong = told.code === "context_length_exceeded";
-  const usual = status >= 400 && status < 500 ? "failed400" : "failed";
-  const known = isLong ? "failed413" : `failed${status}` in TEXTS ? `failed${status}` : usual;
   const detail = typeof told.message === "string" ? told.message : "";
-  return new Failure(known, { values: { status, seconds }, detail, param: String(told.param ?? ""), status });
-}
-
-function parsed(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    throw new Failure("garbled");
-  }
+  throw new Failure(`failed${status}` in TEXTS ? `failed${status}` : "failed", { values: { status, seconds }, detail });
 }
 
 /** The events of a stream, to its end. */
 async function* streamed(asked, signal) {
-  const answer = await ask("/v1/completions", { body: asked, signal });
+  const answer = await ask("/v1/completions", asked, signal);
   const reader = answer.body.getReader();
   const decoder = new TextDecoder();
   let rest = "";
@@ -85,7 +64,7 @@ async function* streamed(asked, signal) {
       for (const line of lines.filter((one) => one.startsWith("data:"))) {
         const data = line.slice(5).trim();
         if (data === "[DONE]") return;
-        const event = parsed(data);
+        const event = JSON.parse(data);
         if (event?.error) throw new Failure("inStream", { detail: String(event.error.message ?? "") });
         yield event;
       }
@@ -106,30 +85,22 @@ function likelyOf(logprobs) {
 
 // A column: the prompt, and one model's continuation of it
 
-const PARTS = [
-  "name", "speed", "first", "count", "seed", "more", "edit", "copy", "paper", "prompt", "out", "state", "error",
-];
+const PARTS = ["name", "speed", "first", "count", "seed", "more", "edit", "paper", "prompt", "out", "state", "error"];
 
 class Column {
   constructor() {
-    const root = $("column").content.firstElementChild.cloneNode(true);
-    this.root = root;
-    this.parts = Object.fromEntries(PARTS.map((name) => [name, root.querySelector(`.${name}`)]));
+    this.root = $("column").content.firstElementChild.cloneNode(true);
+    this.parts = Object.fromEntries(PARTS.map((name) => [name, this.root.querySelector(`.${name}`)]));
     this.follows = true;
     this.clear("");
-    const { paper, out, more, edit, copy } = this.parts;
+    const { paper, out, more, edit } = this.parts;
     paper.addEventListener("scroll", () => {
       this.follows = paper.scrollTop + paper.clientHeight > paper.scrollHeight - 30;
     });
     more.addEventListener("click", () => generateFrom(this.text));
     edit.addEventListener("click", () => takeOver(this.text));
-    copy.addEventListener("click", () => this.copy());
-    out.addEventListener("pointerover", (event) => {
-      if (event.pointerType === "mouse" && !card.pinned) card.open(this, this.placeOf(event.target), { asked: false });
-    });
-    out.addEventListener("pointerleave", () => card.leave());
     out.addEventListener("click", (event) => {
-      if (getSelection().isCollapsed) card.open(this, this.placeOf(event.target), { asked: true });
+      if (getSelection().isCollapsed) card.open(this, [...out.children].indexOf(event.target));
     });
     out.addEventListener("keydown", (event) => this.step(event));
   }
@@ -140,7 +111,7 @@ class Column {
 
   clear(prompt) {
     Object.assign(this, { pieces: [], pending: [], count: 0, began: 0, first: 0, last: 0, reason: "", state: "" });
-    Object.assign(this, { notice: "", failure: null, busy: false });
+    Object.assign(this, { failure: null, busy: false });
     this.parts.out.replaceChildren();
     this.setPrompt(prompt);
   }
@@ -197,19 +168,19 @@ class Column {
   }
 
   show() {
-    const { speed, first, count, seed, more, edit, copy, paper, out, state, error } = this.parts;
+    const { speed, first, count, seed, more, edit, paper, out, state, error } = this.parts;
     const seconds = (this.last - this.first) / 1000;
     speed.textContent = seconds > 0 && this.count > 1 ? say("speed", { n: figure((this.count - 1) / seconds) }) : "";
     first.textContent = this.first ? say("first", { n: figure(this.first - this.began) }) : "";
     count.textContent = this.first ? say("count", { n: figure(this.count) }) : "";
     seed.textContent = this.first ? say("withSeed", { seed: this.seed }) : "";
-    const told = this.notice ? say(this.notice) : this.state === "ended" ? this.ending : this.state && say(this.state);
+    const told = this.state === "ended" ? this.ending : this.state && say(this.state);
     if (state.textContent !== told) state.textContent = told;
     if (this.failure) this.failure.showIn(error);
     else error.replaceChildren();
     out.setAttribute("aria-busy", String(this.busy));
     out.tabIndex = this.pieces.length ? 0 : -1;
-    more.disabled = edit.disabled = copy.disabled = this.busy || !this.pieces.length;
+    more.disabled = edit.disabled = this.busy || !this.pieces.length;
     if (this.busy && this.follows) paper.scrollTop = paper.scrollHeight;
   }
 
@@ -218,51 +189,27 @@ class Column {
     return known ? say(known) : say("ended", { reason: this.reason });
   }
 
-  async copy() {
-    this.notice = (await copied(this.text)) ? "copied" : "notCopied";
-    this.show();
-  }
-
-  /** Of the piece under the pointer; -1: none. */
-  placeOf(element) {
-    return [...this.parts.out.children].indexOf(element);
-  }
-
   /** The arrow keys go from piece to piece; Enter goes to what can be done there. */
   step(event) {
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     const here = card.column === this ? card.place : -1;
-    if (by) card.open(this, Math.min(Math.max(here + by, 0), this.pieces.length - 1), { asked: true, focus: false });
+    if (by) card.open(this, Math.min(Math.max(here + by, 0), this.pieces.length - 1));
     else if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && here >= 0) card.focus();
     else return;
     event.preventDefault();
   }
 }
 
-async function copied(text) {
-  try {
-    await navigator.clipboard.writeText(text); // needs https or this machine
-    return true;
-  } catch {
-    const box = make("textarea", text, document.body);
-    box.select();
-    const done = document.execCommand("copy");
-    box.remove();
-    return done;
-  }
-}
-
 // The card beside a piece of a continuation: what else was likely there, and again from there
 
 const card = {
-  column: null, place: -1, pinned: false, leaving: 0,
+  column: null, place: -1,
 
-  /** `asked`: by a click or a key, and not only passed by. */
-  open(column, place, { asked, focus = asked }) {
+  open(column, place) {
     const piece = column.pieces[place];
-    if (!piece || running || (!asked && !piece.likely.length)) return;
+    if (!piece || running) return;
     this.close();
-    Object.assign(this, { column, place, pinned: asked });
+    Object.assign(this, { column, place });
     const [title, list] = $("card").children;
     const top = piece.likely[0]?.top.slice(0, 5) ?? [];
     title.textContent = top.length ? say("likely") : "";
@@ -271,16 +218,13 @@ const card = {
     element.classList.add("chosen");
     $("card").hidden = false;
     this.put(element.getClientRects()[0]);
-    if (focus) this.focus();
   },
 
   choice([token, logprob], { picked }) {
     const button = document.createElement("button");
     Object.assign(button, { type: "button", className: picked ? "picked" : "", disabled: token.startsWith("bytes:") });
     make("code", token.replaceAll(" ", "␣").replaceAll("\n", "↵"), button);
-    const part = Math.min(Math.exp(logprob), 1);
-    make("meter", "", button, { value: part }).setAttribute("aria-hidden", "true");
-    make("span", percent(part), button, { className: "share" });
+    make("span", percent(Math.min(Math.exp(logprob), 1)), button);
     button.addEventListener("click", () => generateFrom(this.before + token));
     return button;
   },
@@ -301,20 +245,11 @@ const card = {
     $("card").querySelector("button:enabled").focus();
   },
 
-  /** The pointer may be on its way to the card. */
-  leave() {
-    clearTimeout(this.leaving);
-    this.leaving = setTimeout(() => {
-      if (!this.pinned && !$("card").matches(":hover, :focus-within")) this.close();
-    }, 200);
-  },
-
   close() {
-    clearTimeout(this.leaving);
     this.column?.parts.out.children[this.place]?.classList.remove("chosen");
     if ($("card").contains(document.activeElement)) this.column.parts.out.focus();
     $("card").hidden = true;
-    Object.assign(this, { column: null, place: -1, pinned: false });
+    Object.assign(this, { column: null, place: -1 });
   },
 };
 
@@ -342,8 +277,6 @@ function settings() {
     top_p: number("top_p"),
     top_k: number("top_k"),
     seed: values.seed.value ? number("seed") : Math.floor(Math.random() * 1e6),
-    presence_penalty: number("presence_penalty"),
-    frequency_penalty: number("frequency_penalty"),
     ...(stop.length ? { stop } : {}),
     ...(values.logprobs.checked ? { logprobs: 5 } : {}),
     stream: true,
@@ -388,17 +321,54 @@ function takeOver(text) {
   setPrompt(text);
   clear();
   prompt.focus();
-  prompt.setSelectionRange(text.length, text.length);
 }
 
 const stop = () => running?.abort();
 
-/** A setting that the service has refused. */
-function markRefused() {
-  const refused = columns.map((column) => column.failure?.param).filter(Boolean);
-  for (const field of values) field.setAttribute("aria-invalid", String(refused.includes(field.name)));
-  if ([...values].some((field) => refused.includes(field.name))) $("settings").open = true;
-}
+// Tasks of one's own
+
+const tasks = {
+  state: "", values: {}, failure: null, asking: false,
+
+  choose() {
+    const { inputs, outputs } = TASKS[$("task").value];
+    $("takes").textContent = JSON.stringify(inputs, null, 1);
+    $("gives").textContent = JSON.stringify(outputs, null, 1);
+  },
+
+  async ask() {
+    if (this.asking || !TASKS.length) return;
+    Object.assign(this, { asking: true, state: "predicting", failure: null });
+    $("outputs").hidden = true;
+    this.show();
+    const began = performance.now();
+    try {
+      const body = { model: TASKS[$("task").value].model, inputs: this.inputs };
+      $("outputs").textContent = JSON.stringify((await (await ask("/v1/predict", body)).json())?.outputs, null, 1);
+      $("outputs").hidden = false;
+      Object.assign(this, { state: "answered", values: { n: figure(performance.now() - began) } });
+    } catch (error) {
+      Object.assign(this, { state: "", failure: Failure.of(error) });
+    }
+    this.asking = false;
+    this.show();
+  },
+
+  get inputs() {
+    try {
+      return JSON.parse($("inputs").value);
+    } catch (error) {
+      throw new Failure("notJson", { values: { reason: error.message } });
+    }
+  },
+
+  show() {
+    $("predicted").textContent = this.state && say(this.state, this.values);
+    $("predict").disabled = this.asking;
+    if (this.failure) this.failure.showIn($("unpredicted"));
+    else $("unpredicted").replaceChildren();
+  },
+};
 
 // The page
 
@@ -407,7 +377,6 @@ function show() {
   const all = (selector) => document.querySelectorAll(selector);
   for (const element of all("[data-text]")) element.textContent = say(element.dataset.text);
   for (const element of all("[data-label]")) element.setAttribute("aria-label", say(element.dataset.label));
-  $("language").textContent = say("otherLanguage");
   $("language").lang = language === "es" ? "en" : "es";
   $("go").textContent = say(running ? "stop" : "generate");
   prompt.placeholder = say("placeholder");
@@ -418,7 +387,6 @@ function show() {
   for (const control of [$("model"), $("other")]) control.disabled = Boolean(running);
   for (const field of values) if (field.type === "range") showValue(field);
   for (const column of columns) column.show();
-  markRefused();
   tasks.show();
 }
 
@@ -436,17 +404,6 @@ function showModels() {
     columns[place].root.hidden = !name;
   });
   document.querySelector(".columns").classList.toggle("two", !columns[1].root.hidden);
-  const reads = shownColumns().map((column) => contexts.get(column.name)).filter(Number.isFinite);
-  if (reads.length) values.max_tokens.max = Math.max(...reads);
-  values.max_tokens.value = Math.min(values.max_tokens.value, values.max_tokens.max);
-}
-
-const contexts = new Map(); // of each model, in tokens
-
-async function readContexts() {
-  const told = await (await ask("/v1/models")).json();
-  for (const model of told?.data ?? []) contexts.set(model?.id, Number(model?.max_model_len));
-  showModels();
 }
 
 function begin() {
@@ -460,11 +417,13 @@ function begin() {
   for (const id of ["texts", "settings"]) $(id).hidden = !MODELS.length;
   document.querySelector("main").classList.toggle("texts", MODELS.length > 0);
   $("settings").open = matchMedia("(min-width: 900px)").matches;
+  TASKS.forEach((task, place) => make("option", task.model, $("task"), { value: place }));
+  $("tasks").hidden = !TASKS.length;
+  if (TASKS.length) tasks.choose();
   listen();
   showModels();
   show();
-  if (MODELS.length) prompt.focus();
-  look();
+  (MODELS.length ? prompt : $("inputs")).focus();
 }
 
 function listen() {
@@ -491,15 +450,10 @@ function listen() {
     show();
   });
   $("again").addEventListener("click", () => generateFrom(card.before));
-  $("card").addEventListener("pointerleave", () => card.leave());
-  $("key").addEventListener("submit", useKey);
   $("task").addEventListener("change", () => tasks.choose());
   $("predict").addEventListener("click", () => tasks.ask());
   document.addEventListener("pointerdown", (event) => {
     if (!event.target.closest("#card, .piece")) card.close();
-  });
-  document.addEventListener("focusin", (event) => {
-    if (!event.target.closest("#card, .out")) card.close();
   });
   addEventListener("resize", () => card.close());
   document.addEventListener("keydown", (event) => {
@@ -509,31 +463,4 @@ function listen() {
     if ($("tasks").contains(event.target) || !MODELS.length) tasks.ask();
     else generate();
   });
-}
-
-function useKey(event) {
-  event.preventDefault();
-  const typed = $("secret").value.trim();
-  if (!/^[\x21-\x7e]+$/.test(typed)) return; // a header cannot carry it
-  key = typed;
-  $("secret").value = "";
-  $("key").hidden = true;
-  for (const column of columns) column.failure = null;
-  show();
-  look();
-  (MODELS.length ? prompt : $("inputs")).focus();
-}
-
-let looked = false;
-
-/** What the service has. */
-async function look() {
-  looked = false;
-  $("trouble").replaceChildren();
-  try {
-    await Promise.all([MODELS.length ? readContexts() : null, tasks.read()]);
-  } catch (error) {
-    Failure.of(error).showIn($("trouble"));
-  }
-  looked = true;
 }

@@ -9,10 +9,8 @@ was: a batch that fails is asked again, call by call. The log tells where it hap
 import asyncio
 import json
 import logging
-import threading
-import time
-import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -23,12 +21,11 @@ from pydantic.errors import PydanticUserError
 from cuadrilla.errors import TaskError
 from cuadrilla.model.task import Predicting
 from cuadrilla.serve.edge import Refusal, timed_out
-from cuadrilla.serve.faults import Rarely
+from cuadrilla.serve.listen import where
 from cuadrilla.train.trained import Trained
 
 MOST_BATCH, MOST_WAITING = 256, 4096
 """Inputs."""
-CLOSE_SECONDS = 0.3
 ANNOTATE = "annotate it: def predict(self, model: nn.Module, inputs: list[In]) -> list[Out]"
 
 log = logging.getLogger(__name__)
@@ -59,12 +56,11 @@ class Predictor:
             "inputs": self._inputs.json_schema(),
             "outputs": self._outputs.json_schema(mode="serialization"),
         }
-        self._rarely = Rarely()
         self._waiting: list[_Question] = []
+        self._asked: Sequence[_Question] = []
+        """The batch at hand."""
         self._worker: asyncio.Task[None] | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="predictor", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "predictor")
 
     async def ask(self, inputs: list[Any], *, seconds: float) -> bytes:
         """The answer as JSON. Raises Refusal."""
@@ -75,8 +71,7 @@ class Predictor:
             place = ".".join(map(str, ("inputs", *first["loc"])))
             raise Refusal(422, f"{place}: {first['msg']}", param=place) from None
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
-            if times := self._rarely.times(what := _place(error)):
-                log.error("a check of the task's own has failed, %s times: %s", times, what)
+            log.error("a check of the task's own has failed: %s", _place(error))
             told = f"inputs: the task's own check has failed on them ({type(error).__name__})"
             raise Refusal(422, told, param="inputs") from None
         if sum(len(question.inputs) for question in self._waiting) + len(checked) > MOST_WAITING:
@@ -91,30 +86,27 @@ class Predictor:
             raise timed_out(seconds) from None
         return f'{{"model":{json.dumps(self.name)},"outputs":[{",".join(outputs)}]}}'.encode()
 
-    def stop(self) -> None:
-        """After what it does now."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def close(self, *, seconds: float) -> None:
-        """A `predict` that does not return is left alone: it ends with the process."""
-        self._thread.join(seconds)
-        if not self._thread.is_alive():
-            self._loop.close()
+    def end(self) -> None:
+        """Whoever still waits is told so. A `predict` that does not return is left alone: it ends with the process."""
+        for question in (*self._waiting, *self._asked):
+            if not question.outputs.done():
+                question.outputs.set_exception(Refusal(503, "the service is ending", code="draining", wait_seconds=1))
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _work(self) -> None:
         while self._waiting:
             batch: list[_Question] = []
             while self._waiting and sum(len(question.inputs) for question in batch) < MOST_BATCH:
                 batch.append(self._waiting.pop(0))
-            asked = [question for question in batch if not question.outputs.done()]  # the others have left
-            if not await self._answer(asked) and len(asked) > 1:
-                for question in asked:
+            self._asked = [question for question in batch if not question.outputs.done()]  # the others have left
+            if not await self._answer(self._asked) and len(self._asked) > 1:
+                for question in self._asked:
                     await self._answer([question])
 
     async def _answer(self, asked: Sequence[_Question]) -> bool:
         """Whether they have their outputs; a call that fails alone gets a refusal."""
         inputs = [one for question in asked for one in question.inputs]
-        work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._predict(inputs), self._loop))
+        work = asyncio.get_running_loop().run_in_executor(self._thread, self._predict, inputs)
         found: Sequence[str] | BaseException = (await asyncio.gather(work, return_exceptions=True))[0]
         if not isinstance(found, BaseException):
             outputs = iter(found)
@@ -123,14 +115,13 @@ class Predictor:
                 if not question.outputs.done():
                     question.outputs.set_result(its_own)
             return True
-        if times := self._rarely.times(what := _place(found)):
-            log.error("the task's predict has failed, %s times: %s", times, what)
+        log.error("the task's predict has failed: %s", _place(found))
         if len(asked) == 1 and not asked[0].outputs.done():
             told = f"the task's predict has failed on these inputs ({type(found).__name__}); the service's log says how"
             asked[0].outputs.set_exception(Refusal(422, told, param="inputs"))
         return False
 
-    async def _predict(self, inputs: list[Any]) -> Sequence[str]:
+    def _predict(self, inputs: list[Any]) -> Sequence[str]:
         """In the thread. Raises whatever the task raises, and ValueError for what JSON cannot hold: NaN among it."""
         if not inputs:
             return []
@@ -138,8 +129,8 @@ class Predictor:
         try:
             with torch.inference_mode(), self._trained.precision.around(model, device):
                 given = self._outputs.validate_python(list(self._task.predict(model, inputs)))
-        except SystemExit as error:
-            raise TaskError("predict has called sys.exit", hint="raise an error") from error
+        except (SystemExit, StopIteration) as error:  # which would end the thread, or be lost on the way
+            raise TaskError("predict has raised {kind}", kind=type(error).__name__, hint="raise an error") from error
         outputs = list(self._outputs.dump_python(given, mode="json"))
         if len(outputs) != len(inputs):
             raise TaskError(
@@ -148,7 +139,7 @@ class Predictor:
                 inputs=len(inputs),
                 hint="return one for each",
             )
-        return [json.dumps(output, allow_nan=False, ensure_ascii=False) for output in outputs]
+        return [json.dumps(output, allow_nan=False) for output in outputs]
 
 
 def _adapters(task: Predicting) -> tuple[TypeAdapter[list[Any]], TypeAdapter[Sequence[Any]]]:
@@ -180,7 +171,7 @@ def _place(error: BaseException) -> str:
     if isinstance(error, ValidationError):  # of what it gave
         first = error.errors(include_input=False, include_url=False)[0]
         return f"{'.'.join(map(str, ('outputs', *first['loc'])))}: {first['msg']}"
-    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()
+    return where(error)
 
 
 @dataclass(frozen=True)
@@ -188,10 +179,6 @@ class Predictors:
     """By name; the first one is meant where none is named."""
 
     by_name: Mapping[str, Predictor]
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.by_name)
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
@@ -208,10 +195,6 @@ class Predictors:
             raise Refusal(404, told, param="model", code="model_not_found")
         return self.by_name[name]
 
-    def close(self) -> None:
-        """All together within `CLOSE_SECONDS`."""
-        until = time.monotonic() + CLOSE_SECONDS
+    def end(self) -> None:
         for predictor in self.by_name.values():
-            predictor.stop()
-        for predictor in self.by_name.values():
-            predictor.close(seconds=max(until - time.monotonic(), 0.0))
+            predictor.end()

@@ -3,32 +3,26 @@
 import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 from torch import nn
 
 from cuadrilla.config import LanguageTaskSection
-from cuadrilla.data.cuentos import stories
-from cuadrilla.data.shards import MANIFEST
 from cuadrilla.errors import ConfigError, ResourceError
-from cuadrilla.home import Home
-from cuadrilla.messages import Message
 from cuadrilla.model.generate import for_inference
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.rows import Row
 from cuadrilla.model.sampling import Sampling
-from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_config
 from cuadrilla.serve.batching import Batcher, Busyness, trial
 from cuadrilla.serve.edge import Refusal
 from cuadrilla.serve.predictions import Predictor, Predictors
-from cuadrilla.train.eval_data import held_out_texts
-from cuadrilla.train.inference import bits_per_byte_of, choose_for_inference
 from cuadrilla.train.trained import LanguageModel, load_trained, open_model, run_of
 
 MOST_SLOTS = 64
@@ -37,10 +31,9 @@ PART_OF_MEMORY = 0.25
 SLOTS_OF_ONE_WAITING = 16
 PREFIX_BYTES = 256 * 2**20
 NAME = re.compile(r"[\w.-]{1,64}")
-INT8_LETTERS = 20_000
-"""Of a text on which the loss of int8 is measured."""
-LONG_TEXT = 20_000
+LONG_TEXT = 5_000
 """Characters that are encoded beside the event loop."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +57,13 @@ class ServedModel:
     opened: LanguageModel
     ready: GPT2
     """As `for_inference` gives it."""
-    computes: str
-    """With which kernels, or what int8 costs."""
     room: Room
     created: int = field(default_factory=lambda: int(time.time()))
     tokens_per_second: float = 0.0
     """Of one stream, measured at the start."""
     _batcher: Batcher | None = field(init=False, default=None)
+    _encoding: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    """One long text after the other: several at once take processors from the callers, and memory for good."""
 
     @property
     def batcher(self) -> Batcher:
@@ -88,6 +81,7 @@ class ServedModel:
 
     async def start(self) -> None:
         """Raises ResourceError where memory is too small for its slots."""
+        _ = self.opened.tokenizer.longest_token  # looks at all tokens, once
         slots = self.room.slots or slots_for(self.opened)
         waiting = max(1, slots // SLOTS_OF_ONE_WAITING) if self.room.waiting < 0 else self.room.waiting
         batcher = Batcher(self.ready, slots=slots, most_waiting=waiting, prefix_bytes=self.room.prefix_bytes)
@@ -106,28 +100,40 @@ class ServedModel:
             stack.pop_all()
         self._batcher = batcher
 
+    def end(self) -> None:
+        """Its calls end with the reason `error`."""
+        if self._batcher is not None:
+            self._batcher.end()
+
     async def close(self) -> None:
         if self._batcher is not None:
             await self._batcher.close()
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """The result of `work` on a long text, done outside of the event loop, one after the other."""
+        async with self._encoding:
+            return await asyncio.to_thread(work)
 
     async def prompt_ids(self, prompt: str | list[int]) -> list[int]:
         """An empty prompt begins a new text. Raises Refusal for one that is too long or has unknown tokens."""
         tokenizer = self.opened.tokenizer
         if isinstance(prompt, str):
-            beside = len(prompt) > LONG_TEXT
-            ids = await asyncio.to_thread(tokenizer.encode, prompt) if beside else tokenizer.encode(prompt)
+            least = len(prompt.encode()) // tokenizer.longest_token
+            if least > self.context:
+                raise self._too_long(f"at least {least:,}")
+            is_long = len(prompt) > LONG_TEXT
+            ids = await self.beside(partial(tokenizer.encode, prompt)) if is_long else tokenizer.encode(prompt)
         else:
             ids = prompt
             if ids and max(ids) >= (size := self.opened.model.config.vocab_size):
                 raise Refusal(422, f"prompt has tokens outside of the vocabulary of {size:,}", param="prompt")
         if len(ids) > self.context:
-            raise Refusal(
-                422,
-                f"the prompt has {len(ids):,} tokens, the model reads {self.context:,}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise self._too_long(f"{len(ids):,}")
         return ids or [tokenizer.end_of_text]
+
+    def _too_long(self, tokens: str) -> Refusal:
+        told = f"the prompt has {tokens} tokens, the model reads {self.context:,}"
+        return Refusal(422, told, param="prompt", code="context_length_exceeded")
 
     def rows(
         self, ids: Sequence[int], sampling: Sampling, *, num: int, num_top: int | None, scores_prompt: bool
@@ -171,7 +177,7 @@ def slots_for(opened: LanguageModel) -> int:
 
 
 def open_served(
-    given: Sequence[str], *, device: str, newest: bool, precision: str, int8: bool, room: Room
+    given: Sequence[str], *, device: str, newest: bool, precision: str, room: Room
 ) -> tuple[list[ServedModel], Predictors]:
     """Language models and tasks of one's own, each by its folder or as NAME=FOLDER.
 
@@ -185,8 +191,7 @@ def open_served(
         else:
             opened = open_model(path, device=device, newest=newest, precision=precision)
             hold(opened.model)
-            ready, computes = _made_ready(opened, run, int8=int8)
-            models.append(ServedModel(name=name, opened=opened, ready=ready, computes=computes, room=room))
+            models.append(ServedModel(name=name, opened=opened, ready=for_inference(opened.model), room=room))
     return models, Predictors(predictors)
 
 
@@ -195,34 +200,6 @@ def hold(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.device.type == "cpu":
             parameter.data = parameter.data.clone()
-
-
-def _made_ready(opened: LanguageModel, run: RunDir | None, *, int8: bool) -> tuple[GPT2, str]:
-    """What generates, and how it computes. Raises DeviceError for int8 where it is not multiplied in hardware."""
-    choice = choose_for_inference(opened.model, home=Home.of_user().path)
-    ready = for_inference(opened.model, kernels=choice.kernels)
-    if not int8:
-        return ready, Message("kernels {choice}", choice=choice)
-    rounded = for_inference(opened.model, int8=True)
-    text, name = _some_text(opened, run)
-    before, after = (bits_per_byte_of(model, opened.tokenizer, text) for model in (ready, rounded))
-    return rounded, Message(
-        "int8 weights: {after:.4f} bits/byte, {before:.4f} without them, on {bytes:,} bytes of {name}",
-        after=after,
-        before=before,
-        bytes=len(text.encode()),
-        name=name,
-    )
-
-
-def _some_text(opened: LanguageModel, run: RunDir | None) -> tuple[str, str]:
-    """Of the run's held-out text, if its data is here, else built-in stories."""
-    folder = run.path / read_run_config(run).data.folder if run is not None else None
-    if folder is not None and (folder / MANIFEST).is_file():
-        found, name = "\n".join(islice(held_out_texts(folder, opened.tokenizer), 100)), Message("held-out text")
-    else:
-        found, name = "\n".join(stories(50)), Message("built-in stories")
-    return found[:INT8_LETTERS], name
 
 
 def _named(given: Sequence[str]) -> list[tuple[str, Path]]:

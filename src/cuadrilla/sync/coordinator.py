@@ -4,7 +4,6 @@ It is composed of who takes part (`membership.py`), what there is to do (`work.p
 which says what is leased to whom and when a version is due.
 
     Hello ─▶ member ─▶ Lease ─▶ Contribution ─▶ (a version is due) ─▶ Merge ─▶ Merged ─▶ Commit ─▶ next round
-    Computed: its Contribution is on the way; a strategy that streams may lease the worker something else meanwhile
     Goodbye, or silence noticed at a Tick: its units go back and are leased to the others
     a lease that is late while others are idle: its units are leased to them, too; the first answer counts
 
@@ -15,10 +14,10 @@ as bad data.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from cuadrilla.link.base import Computed, Contribution, Goodbye, Hello, Progress, Stop, ToCoordinator
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Progress, Stop, ToCoordinator
 from cuadrilla.messages import Message
 from cuadrilla.sync.events import (
     Action,
@@ -35,7 +34,7 @@ from cuadrilla.sync.events import (
     Tick,
 )
 from cuadrilla.sync.ledger import Ledger
-from cuadrilla.sync.membership import Membership, Rules
+from cuadrilla.sync.membership import LEFT_OUT_SECONDS, Membership, Rules, left_out
 from cuadrilla.sync.work import Rounds, Work
 
 COMPLETE = Message("the run is complete")
@@ -77,7 +76,7 @@ class Coordinator:
             case Merged():
                 return self._after_merge(event)
             case Tick():
-                return [*self._evict_silent(), *self.rounds.deal(self.work)]
+                return [*self._evict_silent(), *self._go_on()]
             case StopRequested():
                 self.finished, self.farewell = True, event.reason
                 return [Finish(reason=event.reason, complete=False)]
@@ -90,6 +89,13 @@ class Coordinator:
         if self.work.ledger.outstanding == 0:
             self.work.ledger.open_units(self.rules.units_per_round)
         return []
+
+    def postpone(self, seconds: float) -> None:
+        """What was decided last is carried out so much later: the clocks of its leases begin then."""
+        leases = self.work.ledger.leases
+        leases.update({number: replace(lease, at=lease.at + seconds) for number, lease in leases.items()})
+        for member in self.crew.members.values():
+            member.progress_at += seconds
 
     def snapshot(self) -> dict[str, Any]:
         """The committed state: a round in progress is written as not begun."""
@@ -114,8 +120,6 @@ class Coordinator:
                 return self._join(worker, message)
             case Progress():
                 return self._note_progress(worker, message)
-            case Computed():
-                return self._note_computed(worker, message)
             case Contribution():
                 return self._take_answer(worker, message)
             case Goodbye():
@@ -127,18 +131,19 @@ class Coordinator:
         actions = self._remove(worker) if worker in self.crew.members else []
         if reason := self.crew.admit(worker, hello):
             stop = Stop(reason=reason, refused=True)
-            return [*actions, Send(worker=worker, message=stop), *self.rounds.deal(self.work)]
-        return [*actions, *self.rounds.welcome(self.work, worker), *self.rounds.deal(self.work)]
+            return [*actions, Send(worker=worker, message=stop), *self._go_on()]
+        return [*actions, self.work.tell_version(worker), *self._go_on()]
 
     def _remove(self, worker: str) -> list[Action]:
         self.crew.depart(worker)
         if worker not in self.crew.members:
-            return [] if self.crew.has_quorum else self.rounds.deal(self.work)
+            return [] if self.crew.has_quorum else self._go_on()
         self._dismiss(worker)
-        return self.rounds.deal(self.work)
+        return self._go_on()
 
     def _dismiss(self, worker: str) -> None:
-        self.crew.dismiss(worker, self.work.ledger.release(worker))
+        del self.crew.members[worker]
+        self.work.ledger.release(worker)
 
     def _note_progress(self, worker: str, progress: Progress) -> list[Action]:
         if self.crew.hear(worker, progress):
@@ -148,20 +153,12 @@ class Coordinator:
     def _evict_silent(self) -> list[Action]:
         actions: list[Action] = []
         for worker in list(self.crew.members):
-            if reason := self.crew.silence(worker, self.work.ledger.held_by(worker)):
+            if reason := self.crew.why_evict(worker, self.work.ledger.held_by(worker)):
                 actions.append(Send(worker=worker, message=Stop(reason=reason, again=True)))
                 actions.extend(self._remove(worker))
         return actions
 
     # -- what comes back -----------------------------------------------------------------------------------------------
-
-    def _note_computed(self, worker: str, said: Computed) -> list[Action]:
-        """The answer is on the way; the strategy's rounds may lease the worker something else meanwhile."""
-        heard = self._note_progress(worker, Progress(micro_steps=0))
-        if not self.work.note_computed(worker, said.lease_id):
-            return heard
-        self.crew.answered(worker)
-        return self.rounds.deal(self.work)
 
     def _take_answer(self, worker: str, said: Contribution) -> list[Action]:
         if said.lease_id in self.work.answers:  # the same answer twice
@@ -173,13 +170,11 @@ class Coordinator:
             return [Discard(lease_id=said.lease_id)]
         self.crew.answered(worker)
         if not said.valid:
-            self.rounds.fail(self.work, grant)
+            self.work.fail(grant)
             return [Discard(lease_id=said.lease_id), *self._go_on()]
-        computed_at = self.work.computed.pop(said.lease_id, None)
-        transfer = said.transfer_seconds if computed_at is None else self.crew.now - computed_at
-        self.crew.measure(grant, transfer=transfer)
+        self.crew.measure(grant, transfer=said.transfer_seconds)
         self.work.answers[said.lease_id] = Answer(grant=grant, said=said)
-        self.work.void(grant.units)
+        self.work.revoke(grant.units)
         return self._go_on()
 
     def _go_on(self) -> list[Action]:
@@ -197,28 +192,27 @@ class Coordinator:
         assert merge is not None, "Merged without a Merge"
         if event.bad_leases:
             return self._recompute(event.bad_leases)
-        for unit in event.blameless:
+        for unit in event.confirmed:
             self.work.failures.pop(unit, None)
-        actions = self._strike(merge)
+        actions = self._leave_out(merge)
         self.work.committed(merge)
         actions.append(Commit(merge=merge, tokens=self.work.tokens))
         if self.work.version >= self.rules.num_versions:
             self.finished = True
             return [*actions, Finish(reason=COMPLETE, complete=True)]
-        return [*actions, *self.rounds.next(self.work, event), *self._go_on()]
+        return [*actions, *self.rounds.next(self.work), *self._go_on()]
 
     def _recompute(self, bad_leases: tuple[int, ...]) -> list[Action]:
         actions: list[Action] = []
         for lease_id in bad_leases:
-            self.rounds.fail(self.work, self.work.answers.pop(lease_id).grant)
+            self.work.fail(self.work.answers.pop(lease_id).grant)
             actions.append(Discard(lease_id=lease_id))
         return [*actions, *self._go_on()]
 
-    def _strike(self, merge: Merge) -> list[Action]:
+    def _leave_out(self, merge: Merge) -> list[Action]:
+        """Send away whose contributions could not be used again and again."""
         actions: list[Action] = []
-        for worker, seconds in self.crew.strike(self.work.guilty(merge)).items():
+        for worker in self.crew.leave_out(self.work.failed_alone(merge)):
             self._dismiss(worker)
-            told = "sent unusable contributions: quarantined for {minutes:.0f} min"
-            stop = Stop(reason=Message(told, minutes=seconds / 60), refused=True)
-            actions.append(Send(worker=worker, message=stop))
+            actions.append(Send(worker=worker, message=Stop(reason=left_out(LEFT_OUT_SECONDS), refused=True)))
         return actions

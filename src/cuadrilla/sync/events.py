@@ -21,13 +21,11 @@ class Said:
 class Merged:
     """What became of a `Merge`: committed, or refused because of these leases' contributions.
 
-    `rolled_back`: it was committed with the weights of the last checkpoint. `blameless`: units whose first contribution
-    looked wrong and was confirmed by the second.
+    `confirmed`: units whose first contribution looked wrong, as did the second one, of another worker.
     """
 
     bad_leases: tuple[int, ...] = ()
-    rolled_back: bool = False
-    blameless: tuple[int, ...] = ()
+    confirmed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +64,13 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """Make `version` from these answers, in this order; the units of the round are `units` less `skipped`.
-
-    `staleness`: versions committed since the answer's lease was granted; None where a round waits for everyone.
-    """
+    """Make `version` from these answers, in this order; the units of the round are `units` less `skipped`."""
 
     version: int
     answers: tuple[Answer, ...]
     units: tuple[int, ...]
     skipped: tuple[int, ...]
     tokens_before: int
-    staleness: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,25 +16,24 @@ One unit is one pass; threads, torch build and device kind must be equal (the co
 Alone, the worker's parameters and the coordinator's are the same tensors: nothing is copied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.link.base import Contribution, Lease, Tensors
-from cuadrilla.sync.outer import Outer
+from cuadrilla.link.base import Lease, Tensors
+from cuadrilla.sync.events import Answer
 from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics, statistics_of, sums_like
 from cuadrilla.sync.strategy import (
     Parameters,
     Recipe,
     Reduced,
-    Stepper,
     Sums,
-    changing_nothing,
     trainable,
     unusable,
+    without_effect,
 )
 from cuadrilla.sync.work import Rounds, Share, WholeRounds
 
@@ -48,52 +47,34 @@ class Exact:
     """The strategy of `sync.kind = "exact"`; see the module."""
 
     strict: bool = False
-    max_staleness: int | None = None
     moves_weights: bool = False
+    steps_per_round: int = 1
 
     def worker(self, model: nn.Module, recipe: Recipe) -> "ExactWorker":
         del recipe
         return ExactWorker(model, strict=self.strict)
 
     def merge(self, model: nn.Module, recipe: Recipe) -> "ExactMerge":
-        return ExactMerge(
-            model,
-            make_optimizer=recipe.make_optimizer,
-            lr_factor=recipe.lr_factor,
-            clip_norm=recipe.clip_norm,
-            strict=self.strict,
-            outer=recipe.make_outer(trainable(model)) if recipe.make_outer else None,
-        )
+        return ExactMerge(model, recipe, strict=self.strict)
 
     def rounds(self, *, share: Share) -> Rounds:
         return WholeRounds(share=share)
 
     def version_like(self, model: nn.Module) -> dict[str, Tensor]:
-        return version_like(model)
+        """Trainable parameters and running statistics."""
+        return {**trainable(model), **statistics_of(model)}
 
     def contribution_like(self, model: nn.Module) -> dict[str, Tensor]:
-        return contribution_like(model, strict=self.strict)
-
-    def check(self, model: nn.Module, *, several_workers: bool) -> None:
-        """There is none that it would train wrongly."""
-
-
-def version_like(model: nn.Module) -> dict[str, Tensor]:
-    """What a version holds: trainable parameters and running statistics by name."""
-    return {**trainable(model), **statistics_of(model)}
-
-
-def contribution_like(model: nn.Module, *, strict: bool) -> dict[str, Tensor]:
-    """Names, dtypes and shapes of a contribution's tensors: Σ gradient / planned tokens (fp32; strict: int64 fixed
-    point) and Σ statistics. Their values mean nothing.
-    """
-    dtype = torch.int64 if strict else None
-    gradients = {name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in trainable(model).items()}
-    return {**gradients, **sums_like(model)}
+        """Σ gradient / planned tokens (fp32; strict: int64 fixed point) and Σ statistics."""
+        dtype = torch.int64 if self.strict else None
+        gradients = {name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in trainable(model).items()}
+        return {**gradients, **sums_like(model)}
 
 
 class ExactWorker:
     """The worker half. Raises TaskError for a model whose running statistics cannot be merged."""
+
+    steps_per_round = 1
 
     def __init__(self, model: nn.Module, *, strict: bool) -> None:
         self._params = trainable(model)
@@ -110,11 +91,6 @@ class ExactWorker:
         """Otherwise what a module normalises over would depend on how units are stacked."""
         return self._strict or bool(self._statistics)
 
-    @property
-    def units_per_step(self) -> int:
-        """The merge half steps, not this one."""
-        return 0
-
     def begin(self, lease: Lease) -> None:
         """A new lease: forget the gradients of the last one."""
         del lease
@@ -123,9 +99,9 @@ class ExactWorker:
             parameter.grad = None
         self._fixed = {}  # not zeroed in place: an earlier answer of this round may still be waiting for its merge
 
-    def measuring(self) -> AbstractContextManager[None]:
+    def collecting_statistics(self) -> AbstractContextManager[None]:
         """Around a pass, forward and backward: running statistics of record stay as they are."""
-        return self._statistics.measuring()
+        return self._statistics.collecting_statistics()
 
     def after_micro_step(self, sums: Sums) -> None:
         """Add the pass's statistics. Strict: move its gradient into the fixed-point sum."""
@@ -174,74 +150,65 @@ class ExactWorker:
 class ExactMerge:
     """The merge half: owns the optimizer; its model's parameters and running statistics are those of record."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        make_optimizer: Callable[[Parameters], Stepper],
-        lr_factor: Callable[[int], float],
-        clip_norm: float,
-        strict: bool,
-        outer: Outer | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, *, strict: bool) -> None:
         self._params = trainable(model)
+        self._recipe = recipe
         self._smallest_first = sorted(self._params, key=lambda name: self._params[name].numel())
         self._statistics = MergedStatistics(model)
-        self._optimizer = make_optimizer(self._params)
-        self._lr_factor = lr_factor
-        self._clip_norm = clip_norm
+        self._optimizer = recipe.make_optimizer(self._params)
         self._strict = strict
-        self._outer = outer
+        self._outer = recipe.make_outer(self._params) if recipe.make_outer else None
 
-    @property
-    def params(self) -> Mapping[str, Tensor]:
+    def version(self) -> Mapping[str, Tensor]:
         """What a version holds: trainable parameters, and running statistics."""
         return {**self._params, **self._statistics.record}
 
-    def reduce(self, contributions: Sequence[Contribution], *, planned_tokens: int) -> Reduced:
+    def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
         """Put the weighted mean gradient into `.grad`, and take the mean of the statistics; nothing else changes.
 
-        The order of contributions is theirs.
+        The order of answers is theirs.
         """
-        tokens = sum(item.tokens for item in contributions)
+        tokens = sum(answer.said.tokens for answer in answers)
+        contributions = [answer.said.tensors for answer in answers]
         if self._strict:
             self._sum_fixed(contributions)
         else:
             self._sum_float(contributions)
-        self._statistics.reduce([item.tensors for item in contributions])
+        self._statistics.reduce(contributions)
         if tokens != planned_tokens:
             for gradient in self._gradients():
                 gradient.mul_(planned_tokens / max(tokens, 1))
         norm = self._norm()
-        bad = unusable(contributions, norm=norm, sizes=lambda: self.sizes(contributions))
-        return Reduced(norm=norm, tokens=tokens, bad=bad)
+        bad = unusable(answers, norm=norm, norms=lambda: self.norms(answers))
+        return Reduced(norm=norm, bad=bad)
 
-    def sizes(self, contributions: Sequence[Contribution]) -> list[float]:
+    def norms(self, answers: Sequence[Answer]) -> list[float]:
         """The norm of each one's gradient per token; 0 for one without tokens."""
         return [
             float(torch.nn.utils.get_total_norm([_double(item.tensors[name]) for name in self._params])) / item.tokens
             if item.tokens
             else 0.0
-            for item in contributions
+            for item in (answer.said for answer in answers)
         ]
 
-    def can_hold(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
+    def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """Whether these can be the running statistics of so many units: whatever else is wrong with them, they stay."""
         return self._statistics.can_be(tensors, num_units=num_units)
 
-    def zeros(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
+    def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
         """Contributions with an exactly zero gradient; see `MergeHalf`."""
-        return changing_nothing(contributions, names=self._smallest_first)
+        return without_effect(answers, names=self._smallest_first)
 
     def step(self, *, norm: float, tokens: int, version: int) -> float:
         """Clip, update parameters and statistics and return the learning-rate factor.
 
-        `tokens`: counted when this is committed.
+        `tokens`: planned up to this version.
         """
-        if self._clip_norm and norm > self._clip_norm:
+        clip_norm = self._recipe.clip_norm
+        if clip_norm and norm > clip_norm:
             for gradient in self._gradients():
-                gradient.mul_(self._clip_norm / norm)
-        factor = self._lr_factor(tokens)
+                gradient.mul_(clip_norm / norm)
+        factor = self._recipe.lr_factor(tokens)
         self._optimizer.step(factor)
         self._statistics.step()
         if self._outer is not None:
@@ -270,20 +237,20 @@ class ExactMerge:
                 {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
             )
 
-    def _sum_float(self, contributions: Sequence[Contribution]) -> None:
+    def _sum_float(self, contributions: Sequence[Tensors]) -> None:
         for name, parameter in self._params.items():
-            total = contributions[0].tensors[name].to(parameter.device)
+            total = contributions[0][name].to(parameter.device)
             if len(contributions) > 1:
                 total = total.clone()  # a contribution stays as it is: the merge may have to be repeated
             for item in contributions[1:]:
-                total.add_(item.tensors[name].to(parameter.device))
+                total.add_(item[name].to(parameter.device))
             parameter.grad = total
 
-    def _sum_fixed(self, contributions: Sequence[Contribution]) -> None:
+    def _sum_fixed(self, contributions: Sequence[Tensors]) -> None:
         for name, parameter in self._params.items():
-            total = contributions[0].tensors[name].clone()
+            total = contributions[0][name].clone()
             for item in contributions[1:]:
-                total.add_(item.tensors[name])
+                total.add_(item[name])
             parameter.grad = _double(total).div_(FIXED_POINT_SCALE).to(parameter.dtype).to(parameter.device)
 
     def _norm(self) -> float:

@@ -2,11 +2,11 @@
 
     free ──grant──▶ leased(worker, ...) ──count──▶ counted
       ▲                  │
-      └──release, void───┘
+      └──release, revoke───┘
 
 A run is an endless sequence of units 0, 1, 2, ...; `Ledger` opens them in order and remembers only those that are
 not yet counted below the last counted one. A unit may be leased to several workers at once, when the first of them is
-late (`grant_again`): whose answer comes first counts. Invariants (I1 of the fault tests): a unit is counted exactly
+late (`grant_backup`): whose answer comes first counts. Invariants (I1 of the fault tests): a unit is counted exactly
 once; an answer to a lease that was released, or one of whose units was counted meanwhile, is refused.
 """
 
@@ -53,7 +53,7 @@ class Ledger:
         units = tuple(sorted(self.free.difference(exclude))[:count])
         return self._lease(worker, units, version=version, at=at) if units else None
 
-    def grant_again(self, worker: str, units: Iterable[int], *, version: int = 0, at: float = 0.0) -> Grant:
+    def grant_backup(self, worker: str, units: Iterable[int], *, version: int = 0, at: float = 0.0) -> Grant:
         """Lease units that another worker holds as well."""
         chosen = tuple(sorted(units))
         assert chosen
@@ -67,14 +67,14 @@ class Ledger:
         return lease
 
     def count(self, lease_id: int, *, worker: str) -> Grant | None:
-        """The lease is answered: its units are counted. None for a late, repeated or foreign answer."""
+        """The lease is answered: its units are counted. None if it has ended, or is another worker's."""
         lease = self.leases.get(lease_id)
         if lease is None or lease.worker != worker:
             return None
         self.uncounted.difference_update(lease.units)
         return self.leases.pop(lease_id)
 
-    def void(self, units: Iterable[int]) -> list[Grant]:
+    def revoke(self, units: Iterable[int]) -> list[Grant]:
         """End the leases that hold one of these units, which are counted; what else they hold may be free again."""
         counted = set(units)
         ended = [lease for lease in self.leases.values() if not counted.isdisjoint(lease.units)]

@@ -1,30 +1,24 @@
-"""Who takes part in a run: joining, silence, speed, strikes. Without I/O, clock or chance.
+"""Who takes part in a run: joining, silence, speed, failures. Without I/O, clock or chance.
 
 How fast a member is, is measured by this machine's clock, from the lease to the answer. Of what a member says about
 itself only how that time divides into computing and transfer is used, within bounds.
 
-A member whose failures others could compute is evicted at the second, and stays away for a while that doubles each
-time. That, and how long it held what it did not answer, is remembered of a name over its sessions: leaving and coming
-back makes nobody new.
+A node that fails what others can compute is left out in the second round in which it does, for ten minutes.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-from cuadrilla.link.base import Hello, Progress
-from cuadrilla.link.names import node_of
+from cuadrilla.link.base import Hello, Progress, node_of
 from cuadrilla.messages import Message
 from cuadrilla.plan.share import Pace
 from cuadrilla.sync.ledger import Grant
 
-MAX_STRIKES_OF_A_WORKER = 2
-MAX_DOUBLINGS = 10
-"""Of the quarantine: with its 10 minutes, a week."""
-FREE_OWED_SECONDS, OWED_SHARE = 30.0, 0.1
-"""So long, and such a part of the time since it first came, a worker may hold leases that it does not answer. One that
-has held more gets what was found of its speed when it comes back, and none of the units that are left over."""
+MAX_FAILED_ROUNDS = 2
+LEFT_OUT_SECONDS = 600.0
 SPEED_MEMORY = 0.5
 MIN_MEASUREMENTS = 2
 """The first answer of a member tells little: caches are cold, code is compiled."""
@@ -46,9 +40,11 @@ class Rules:
     planned_tokens: int
     """Of a round."""
     num_versions: int
+    steps_per_round: int = 1
+    """Optimizer steps in a lease: it holds a multiple of so many units."""
     quorum: int = 1
-    """This many members are waited for before the first lease, but no longer than `quorum_seconds` after the first: the
-    first one would get the whole round, however slow it is."""
+    """This many members are waited for before the first lease, but no longer than `quorum_seconds` after the first one
+    came: otherwise that one would get the whole round, however slow it is."""
     quorum_seconds: float = 15.0
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     """What the environment of every member must say: the version of cuadrilla, the model's code."""
@@ -56,19 +52,18 @@ class Rules:
     lost_after_seconds: float | None = None
     hung_after_seconds: float | None = None
     hung_after_leases: float = 3.0
-    """Times as long as its lease should take; units are counted by the pass, and a pass may hold all of them."""
+    """A member hangs after so many times the expected time of its lease without progress: a pass may hold all of it."""
     late_after_leases: float = 1.5
     """A lease that takes this many times as long as it should is late: idle members try its units, too."""
     overdue_after_leases: float = 20.0
-    quarantine_seconds: float = 600.0
 
 
 @dataclass(kw_only=True)
 class Member:
     """`hint`: the speed it claims, in any unit; `units_per_second`: a running mean of what was measured, 0 before.
 
-    `micro_steps`: the worker's own count of work done. `rounds_without`: since it was given its last unit. `moved`: it
-    has made progress or answered since its last lease but one: hanging begins anew with a lease.
+    `micro_steps`: the worker's own count of work done. `rounds_without`: since it was given its last unit. `moved`:
+    False from a lease until it makes progress or answers.
     """
 
     hint: float
@@ -83,28 +78,17 @@ class Member:
 
 
 @dataclass(kw_only=True)
-class Record:
-    """What is remembered of a worker until the coordinator ends; of a node with several, strikes and quarantine.
-
-    `since`: when it first came. `strikes`: rounds in which it failed what others could. `owed_seconds`: how long
-    it held leases that it did not answer, or too late. `last`: the member that it was.
-    """
-
-    since: float
-    strikes: int = 0
-    quarantined_until: float = -math.inf
-    owed_seconds: float = 0.0
-    last: Member | None = None
-
-
-@dataclass(kw_only=True)
 class Membership:
-    """`now` is set by the coordinator at each event. `members` has an order of its own: see `stand_first`."""
+    """`now` is set by the coordinator at each event. `members`: in the order in which they came.
+
+    `failed_rounds` of a node: rounds in which it failed what others could compute. `left_out_until`: seconds of `now`.
+    """
 
     rules: Rules
     now: float = 0.0
     members: dict[str, Member] = field(default_factory=dict)
-    records: dict[str, Record] = field(default_factory=dict)
+    failed_rounds: Counter[str] = field(default_factory=Counter)
+    left_out_until: dict[str, float] = field(default_factory=dict)
     environment: dict[str, str] | None = None
     waiting_since: float | None = None
     has_quorum: bool = False
@@ -113,25 +97,18 @@ class Membership:
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def admit(self, worker: str, hello: Hello) -> str:
-        """Make this worker a member; or why it cannot be one."""
+        """Make this worker a member: "", or the reason why it cannot be one."""
         if reason := self._unsuitable(worker, hello.environment):
             self.depart(worker)
             return reason
         self.departed.discard(worker)
         self.members[worker] = Member(hint=hello.speed_hint, heard_at=self.now, progress_at=self.now)
-        self._remember(worker)
         return ""
 
     def _unsuitable(self, worker: str, environment: Mapping[str, str]) -> str:
         """In strict mode the first one says what the others must be like."""
-        record = self.records.get(node_of(worker))
-        if record is not None and record.quarantined_until > self.now:
-            minutes = math.ceil((record.quarantined_until - self.now) / 60)
-            return Message(
-                "quarantined for {minutes} more min: unusable contributions in {strikes} rounds",
-                minutes=minutes,
-                strikes=record.strikes,
-            )
+        if (seconds := self.left_out_until.get(node_of(worker), self.now) - self.now) > 0:
+            return left_out(seconds)
         if different := _differing(self.rules.fingerprint, environment):
             told = "its program differs from the coordinator's: {different}; all machines need the same version"
             return Message(told, different=_listed(different))
@@ -143,23 +120,10 @@ class Membership:
                 return Message(told, different=_listed(different[:3]))
         return ""
 
-    def _remember(self, worker: str) -> None:
-        """A new member is what it was, if that was too often away with what it should have answered."""
-        record = self.records.setdefault(worker, Record(since=self.now))
-        if record.last is not None and self.owes(worker):
-            member = self.members[worker]
-            member.units_per_second, member.transfer_seconds = record.last.units_per_second, 0.0
-            member.measurements = MIN_MEASUREMENTS
-
     def depart(self, worker: str) -> None:
         """It is not waited for any more."""
         if not self.has_quorum:
             self.departed.add(worker)
-
-    def dismiss(self, worker: str, leases: Iterable[Grant]) -> None:
-        """It is no member any more; `leases` are what it did not answer."""
-        self.unanswered(leases)
-        self.records[worker].last = self.members.pop(worker)
 
     def note_quorum(self) -> bool:
         """Note how many have come; whether the first round need not wait for others any more."""
@@ -168,12 +132,6 @@ class Membership:
             expected = self.rules.quorum - len(self.departed)
             self.has_quorum = len(self.members) >= expected or self.now - since >= self.rules.quorum_seconds
         return self.has_quorum
-
-    def stand_first(self, worker: str) -> None:
-        self.members = {worker: self.members.pop(worker), **self.members}
-
-    def stand_last(self, worker: str) -> None:
-        self.members[worker] = self.members.pop(worker)
 
     # -- signs of life -------------------------------------------------------------------------------------------------
 
@@ -194,7 +152,7 @@ class Membership:
         if member.moved:  # it may have been idle for long; but one that never answers is no less hung for a new lease
             member.progress_at, member.moved = self.now, False
 
-    def silence(self, worker: str, leases: Sequence[Grant]) -> str:
+    def why_evict(self, worker: str, leases: Sequence[Grant]) -> str:
         """Why a member, which holds these leases, is not waited for any more; "" while it is.
 
         It computes the newest; of others the answers are on their way.
@@ -256,40 +214,39 @@ class Membership:
 
     def unanswered(self, leases: Iterable[Grant]) -> None:
         """Their workers are no faster than that shows."""
-        oldest: dict[str, float] = {}
         for lease in leases:
             member, held = self.members[lease.worker], self.now - lease.at
             at_most = len(lease.units) / max(held, MIN_HELD_SECONDS)
             if not member.units_per_second or at_most < member.units_per_second:
                 member.units_per_second = at_most
-            oldest[lease.worker] = min(oldest.get(lease.worker, lease.at), lease.at)
-        for worker, at in oldest.items():
-            self.records[worker].owed_seconds += self.now - at
 
-    def owes(self, worker: str) -> bool:
-        """Whether it was away too long with what it should have answered."""
-        record = self.records[worker]
-        return record.owed_seconds > FREE_OWED_SECONDS + OWED_SHARE * (self.now - record.since)
+    # -- failures ------------------------------------------------------------------------------------------------------
 
-    # -- strikes -------------------------------------------------------------------------------------------------------
+    def leave_out(self, failed: Iterable[str]) -> list[str]:
+        """Note that these workers failed in a round what others could compute; the members to send away for that.
 
-    def strike(self, guilty: Iterable[str]) -> dict[str, float]:
-        """These have failed in a round what others could: who of them is to be sent away, and for how many seconds."""
-        sent_away: dict[str, float] = {}
-        for node in sorted({node_of(worker) for worker in set(guilty) & self.records.keys()}):
-            record = self.records.setdefault(node, Record(since=self.now))
-            record.strikes += 1
-            more, own = record.strikes - MAX_STRIKES_OF_A_WORKER, self.of_node(node)
-            if more < 0 or not self.members.keys() - own - sent_away.keys():
+        Where no other node would be left, nobody is.
+        """
+        sent_away: list[str] = []
+        for node in sorted({node_of(worker) for worker in failed}):
+            self.failed_rounds[node] += 1
+            own = self.of_node(node) & self.members.keys()
+            if self.failed_rounds[node] < MAX_FAILED_ROUNDS or not self.members.keys() - own - set(sent_away):
                 continue
-            seconds = self.rules.quarantine_seconds * 2 ** min(more, MAX_DOUBLINGS)
-            record.quarantined_until = self.now + seconds
-            sent_away.update(dict.fromkeys(sorted(own & self.members.keys()), seconds))
+            del self.failed_rounds[node]
+            self.left_out_until[node] = self.now + LEFT_OUT_SECONDS
+            sent_away.extend(sorted(own))
         return sent_away
 
     def of_node(self, worker: str) -> set[str]:
         """The members of this worker's node, it among them: one key speaks for all of them."""
         return {worker} | {member for member in self.members if node_of(member) == node_of(worker)}
+
+
+def left_out(seconds: float) -> Message:
+    """Why a node may not take part for so long."""
+    told = "left out for {minutes} min: unusable contributions in {rounds} rounds"
+    return Message(told, minutes=math.ceil(seconds / 60), rounds=MAX_FAILED_ROUNDS)
 
 
 def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[Message]:

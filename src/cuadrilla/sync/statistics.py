@@ -97,7 +97,7 @@ class UnitStatistics:
         self._sums = {name: zeros.clone() for name, zeros in self._zeros.items()}
 
     @contextmanager
-    def measuring(self) -> Iterator[None]:
+    def collecting_statistics(self) -> Iterator[None]:
         """Around the pass of one unit, forward and backward."""
         replaced: list[tuple[BatchNorm, dict[str, object]]] = []
         try:

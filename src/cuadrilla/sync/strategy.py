@@ -4,11 +4,12 @@
     merge half    contributions → an update → the next version  on the coordinator, over the weights of record
     rounds        what is leased to whom, when a version is due  inside the coordinator (`work.py`)
 
-The loop computes, a strategy never does; the link carries. A lease may hold many optimizer steps (`units_per_step`), a
-contribution may be anything with names, shapes and number types of its own (`contribution_like`): a sum of gradients, a
-difference of weights; it may come in pieces, and travel while the next lease is computed (`Streaming`), which
-the strategy's rounds decide on. `tests/average.py` is a whole strategy of one short file, `tests/streaming.py` one that
-does not wait.
+The loop computes, a strategy never does; the link carries. A lease may hold many optimizer steps (`steps_per_round`),
+and a contribution or a version may be anything with names, shapes and number types of its own: sums of gradients,
+differences of weights, an optimizer's state. `tests/average.py` is a whole strategy of one short file.
+
+Invariant: a contribution is a function of the last version applied and of the units of its lease. A worker half keeps
+nothing else, so any worker can compute any lease, again and elsewhere.
 """
 
 import math
@@ -16,12 +17,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cuadrilla.link.base import Contribution, Lease, Tensors
+from cuadrilla.sync.events import Answer
 from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.work import Rounds, Share
 
@@ -72,7 +74,6 @@ class Reduced:
     """Of an update that was merged and not applied yet. `bad`: contributions that hold non-finite values."""
 
     norm: float
-    tokens: int
     bad: tuple[int, ...] = ()
 
 
@@ -88,20 +89,22 @@ class WorkerHalf(Protocol):
         """Whether passes must not be stacked out of several units."""
 
     @property
-    def units_per_step(self) -> int:
-        """A lease is cut into steps of this number of units (0: it is a single step), and `local_step` follows each."""
+    def steps_per_round(self) -> int:
+        """The strategy's."""
 
     def begin(self, lease: Lease) -> None:
         """A new lease, or the same one again: forget what was computed before."""
 
-    def measuring(self) -> AbstractContextManager[None]:
-        """Around each pass, forward and backward. Gradients are those of Σ loss / `lease.planned_tokens`."""
+    def collecting_statistics(self) -> AbstractContextManager[None]:
+        """Around each pass, forward and backward: running statistics (BatchNorm) are noted, not changed. Gradients are
+        those of Σ loss / `lease.planned_tokens`.
+        """
 
     def after_micro_step(self, sums: Sums) -> None:
         """A pass is done; `sums` holds its loss and tokens."""
 
     def local_step(self, sums: Sums) -> None:
-        """All passes of a step are done."""
+        """All passes of one of the lease's steps are done."""
 
     def contribute(self) -> Tensors:
         """Those of the answer to the lease; they must stay untouched until the next `apply`."""
@@ -110,36 +113,26 @@ class WorkerHalf(Protocol):
         """Take over a committed version."""
 
 
-@runtime_checkable
-class Streaming(Protocol):
-    """What a worker half has besides, if it computes the next lease while its answer travels.
-
-    It is told of no version in the middle of a lease. What it hands out must stay untouched, although it goes on.
-    """
-
-    def piece(self, lease: Lease) -> Tensors:
-        """After `local_step`: tensors of the answer that can travel already; `contribute` gives the others."""
-
-
 class MergeHalf(Protocol):
     """Over the model of record. The order of its calls for a version: `reduce`, `update` (for the journal), `step`."""
 
-    @property
-    def params(self) -> Mapping[str, Tensor]:
-        """What a version holds, by name: the tensors of record themselves."""
+    def version(self) -> Mapping[str, Tensor]:
+        """What a version holds as it travels, by name; tensors of record themselves where they need no other form."""
 
-    def reduce(self, contributions: Sequence[Contribution], *, planned_tokens: int) -> Reduced:
-        """Prepare the update; nothing else changes, and it may be prepared again from other contributions."""
+    def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
+        """Prepare the update from contributions, whose workers, units and base versions are known; nothing else
+        changes, and it may be prepared again from others.
+        """
 
-    def sizes(self, contributions: Sequence[Contribution]) -> list[float]:
+    def norms(self, answers: Sequence[Answer]) -> list[float]:
         """The norm of each, as far as honest ones are alike in it; 0 for one without tokens."""
 
-    def zeros(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
+    def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
         """Those with a loss that change nothing, beside others that do: a device that computes nothing, or data from
         which there is nothing to learn.
         """
 
-    def can_hold(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
+    def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """Whether a contribution of `num_units` can hold these numbers, where that can be told from themselves."""
 
     def update(self) -> Mapping[str, Tensor]:
@@ -159,16 +152,18 @@ class MergeHalf(Protocol):
 class Strategy(Protocol):
     """What `sync.kind` names.
 
-    `max_staleness`: how many versions may be made between the one that a contribution is computed from and the one that
-    it goes into; None where a round waits for all of its contributions. `moves_weights`: the worker half changes its
-    model's parameters, which therefore are not those of record, not even alone.
+    `moves_weights`: the worker half changes its model's parameters, which therefore are not those of record, not even
+    alone.
     """
 
     @property
-    def max_staleness(self) -> int | None: ...
+    def moves_weights(self) -> bool: ...
 
     @property
-    def moves_weights(self) -> bool: ...
+    def steps_per_round(self) -> int:
+        """A lease is cut into so many steps of equally many units, and `local_step` follows each; shares are
+        multiples of it. 1 where only the merge half steps.
+        """
 
     def worker(self, model: nn.Module, recipe: Recipe) -> WorkerHalf:
         """Raises TaskError for a model that it would train wrongly."""
@@ -183,9 +178,6 @@ class Strategy(Protocol):
 
     def contribution_like(self, model: nn.Module) -> dict[str, Tensor]:
         """Those of a contribution's tensors, as they travel."""
-
-    def check(self, model: nn.Module, *, several_workers: bool) -> None:
-        """Raises TaskError for a model that it would train wrongly, before anything is trained."""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -203,22 +195,20 @@ def outliers(sizes: Sequence[float]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def changing_nothing(contributions: Sequence[Contribution], *, names: Sequence[str]) -> tuple[int, ...]:
-    """See `MergeHalf.zeros`; `names` of the tensors to look at, those first in which a change is found soonest."""
-    learned = [any(bool(item.tensors[name].any()) for name in names) for item in contributions]
+def without_effect(answers: Sequence[Answer], *, names: Sequence[str]) -> tuple[int, ...]:
+    """See `MergeHalf.without_effect`; `names` of tensors to look at: first those where a change is found soonest."""
+    learned = [any(bool(answer.said.tensors[name].any()) for name in names) for answer in answers]
     if not any(learned):
         return ()
-    return tuple(i for i, item in enumerate(contributions) if item.tokens and item.loss_sum and not learned[i])
+    return tuple(i for i, it in enumerate(answers) if it.said.tokens and it.said.loss_sum and not learned[i])
 
 
-def unusable(
-    contributions: Sequence[Contribution], *, norm: float, sizes: Callable[[], Sequence[float]]
-) -> tuple[int, ...]:
+def unusable(answers: Sequence[Answer], *, norm: float, norms: Callable[[], Sequence[float]]) -> tuple[int, ...]:
     """Which contributions are to blame for an update of this norm; none for a finite one."""
     if math.isfinite(norm):
         return ()
-    bad = tuple(i for i, item in enumerate(contributions) if not _all_finite(item))
-    return bad or outliers(sizes()) or tuple(range(len(contributions)))
+    bad = tuple(i for i, answer in enumerate(answers) if not _all_finite(answer.said))
+    return bad or outliers(norms()) or tuple(range(len(answers)))
 
 
 def _all_finite(contribution: Contribution) -> bool:

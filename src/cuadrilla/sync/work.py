@@ -2,7 +2,7 @@
 
 `Work` knows which units are free, leased, answered, failed or skipped, and offers the operations; a `Rounds` decides
 which of them happen, and when a version is due. `WholeRounds` is the rule of synchronous strategies: a round is a fixed
-set of units, shared among its members so that all are done at the same time; `sync/server.py` has the other one.
+set of units, shared among its members so that all are done at the same time.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from cuadrilla.link.base import Lease, Version
 from cuadrilla.plan.share import Pace
-from cuadrilla.sync.events import Action, Answer, Late, Merge, Merged, Send
+from cuadrilla.sync.events import Action, Answer, Late, Merge, Send
 from cuadrilla.sync.ledger import Grant, Ledger
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
 
@@ -33,26 +33,20 @@ class Share(Protocol):
 class Rounds(Protocol):
     """When units are leased to whom, and when a version is made of what came back."""
 
-    def welcome(self, work: "Work", worker: str) -> list[Action]:
-        """A worker has become a member."""
-
     def deal(self, work: "Work") -> list[Action]:
         """Something has changed, or time has passed: lease what is to be leased now."""
-
-    def fail(self, work: "Work", grant: Grant) -> None:
-        """This lease's contribution cannot be used, and its units are free again."""
 
     def due(self, work: "Work") -> Merge | None:
         """The next version, if it can be made of the answers that are here."""
 
-    def next(self, work: "Work", event: Merged) -> list[Action]:
+    def next(self, work: "Work") -> list[Action]:
         """A version was committed, and the run goes on."""
 
 
 @dataclass(kw_only=True)
 class Work:
-    """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute.
-    `computed`: leases whose answers are on their way, and since when.
+    """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute;
+    `merged`: leases that the last version took up.
     """
 
     rules: Rules
@@ -63,7 +57,7 @@ class Work:
     answers: dict[int, Answer] = field(default_factory=dict)
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
-    computed: dict[int, float] = field(default_factory=dict)
+    merged: tuple[int, ...] = ()
     merging: Merge | None = None
 
     # -- leases --------------------------------------------------------------------------------------------------------
@@ -72,21 +66,6 @@ class Work:
         """Members that hold no lease, in the order in which they stand."""
         busy = {lease.worker for lease in self.ledger.leases.values()}
         return [worker for worker in self.crew.members if worker not in busy]
-
-    def ready(self) -> list[str]:
-        """Members that compute nothing: idle, or with nothing but answers on their way."""
-        leases = self.ledger.leases.values()
-        busy = {lease.worker for lease in leases if lease.lease_id not in self.computed}
-        return [worker for worker in self.crew.members if worker not in busy]
-
-    def note_computed(self, worker: str, lease_id: int) -> bool:
-        """Note that its answer is on the way; False where it was not to be computed."""
-        lease = self.ledger.leases.get(lease_id)
-        if lease is None or lease.worker != worker or lease_id in self.computed:
-            return False
-        self.computed = {number: since for number, since in self.computed.items() if number in self.ledger.leases}
-        self.computed[lease_id] = self.crew.now
-        return True
 
     def failed_by(self, worker: str) -> set[int]:
         """Units that are to be computed by another node, if there is one; else by another device, if there is one."""
@@ -100,9 +79,9 @@ class Work:
         grant = self.ledger.grant(worker, count, version=self.version, at=self.crew.now, exclude=exclude)
         return self._granted(grant) if grant is not None else []
 
-    def grant_again(self, worker: str, units: Sequence[int]) -> list[Action]:
+    def grant_backup(self, worker: str, units: Sequence[int]) -> list[Action]:
         """Lease units that another worker holds as well."""
-        return self._granted(self.ledger.grant_again(worker, units, version=self.version, at=self.crew.now))
+        return self._granted(self.ledger.grant_backup(worker, units, version=self.version, at=self.crew.now))
 
     def _granted(self, grant: Grant) -> list[Action]:
         self.crew.granted(grant.worker)
@@ -116,7 +95,7 @@ class Work:
 
     def tell_version(self, worker: str) -> Action:
         """The one that was committed last."""
-        return Send(worker=worker, message=Version(version=self.version))
+        return Send(worker=worker, message=Version(version=self.version, merged=self.merged))
 
     def late(self) -> list[Grant]:
         """Leases that take longer than they should."""
@@ -133,23 +112,28 @@ class Work:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def void(self, units: Iterable[int]) -> None:
+    def revoke(self, units: Iterable[int]) -> None:
         """Nobody else's answer for these units is wanted."""
-        self.crew.unanswered(self.ledger.void(units))
+        self.crew.unanswered(self.ledger.revoke(units))
 
-    def failed(self, grant: Grant) -> None:
-        """Its units are free again; it is remembered whose contribution for them could not be used."""
+    def fail(self, grant: Grant) -> None:
+        """Its contribution cannot be used: its units are computed again, as few at a time as may be; skipped if those
+        failed so.
+        """
         self.ledger.uncount(grant.units)
         for unit in grant.units:
             self.failures.setdefault(unit, []).append(grant.worker)
+        few = len(grant.units) <= self.rules.steps_per_round
+        if few and len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
+            self.skip(grant.units)
 
     def skip(self, units: Sequence[int]) -> None:
         """They are counted as empty."""
         self.ledger.skip(units)
-        self.ledger.void(units)
+        self.ledger.revoke(units)
         self.skipped.update(units)
 
-    def merge(self, *, of: Collection[int] | None = None, staleness: int | None = None) -> Merge:
+    def merge(self, *, of: Collection[int] | None = None) -> Merge:
         """Of the answers that are here, in the order of their units: all, or those `of` these units."""
         ordered = sorted(self.answers.values(), key=lambda answer: answer.grant.units[0])
         ordered = [answer for answer in ordered if of is None or answer.grant.units[0] in of]
@@ -161,16 +145,16 @@ class Work:
             units=units,
             skipped=tuple(sorted(skipped)),
             tokens_before=self.tokens,
-            staleness=staleness,
         )
 
-    def guilty(self, merge: Merge) -> set[str]:
-        """Who failed units of this version that others could compute."""
-        blameless = {worker for unit in merge.skipped for worker in self.failures.get(unit, ())}
-        return {worker for unit in merge.units for worker in self.failures.get(unit, ())} - blameless
+    def failed_alone(self, merge: Merge) -> set[str]:
+        """Workers that failed units of this version which others could compute."""
+        excused = {worker for unit in merge.skipped for worker in self.failures.get(unit, ())}
+        return {worker for unit in merge.units for worker in self.failures.get(unit, ())} - excused
 
     def committed(self, merge: Merge) -> None:
         self.version = merge.version
+        self.merged = tuple(answer.grant.lease_id for answer in merge.answers)
         self.tokens += sum(answer.said.tokens for answer in merge.answers)
         for answer in merge.answers:
             del self.answers[answer.grant.lease_id]
@@ -181,58 +165,52 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeRounds:
-    """Each version is made of all units of its round, whoever computed them. `share`: the planner."""
+    """Each version is made of all units of its round, whoever computed them. `share`: the planner, which deals out
+    groups of `Rules.steps_per_round` units.
+    """
 
     share: Share
 
-    def welcome(self, work: Work, worker: str) -> list[Action]:
-        return [work.tell_version(worker)]
-
     def deal(self, work: Work) -> list[Action]:
-        """Lease free units to members that hold none, each its share; suspect units one at a time."""
+        """Lease free units to members that hold none, each its share; suspect units one group at a time."""
         if work.merging is not None or not work.crew.note_quorum():
             return []
         free = work.ledger.free
         idle = _fastest_first(work)
         if not idle or not free:
-            return self._share_late(work, idle)
+            return self._back_up_late(work, idle)
         fresh_round = not (work.ledger.leases or work.answers or work.failures)
         actions: list[Action] = []
-        shares = self.share(len(free), paces=work.crew.paces())
-        shares = _probing(work, shares) if fresh_round else _at_least_one(work, shares)
+        size = work.rules.steps_per_round
+        shares = self.share(math.ceil(len(free) / size), paces=_paces_of_groups(work))
+        shares = _probing(work, shares) if fresh_round else shares
         for worker in idle:
-            count = 1 if work.failures.keys() & work.ledger.free else shares[worker]
-            actions.extend(work.grant(worker, count, exclude=work.failed_by(worker)))
+            count = shares[worker] if fresh_round else max(1, shares[worker])  # what comes back goes to whoever is idle
+            count = 1 if work.failures.keys() & work.ledger.free else count
+            actions.extend(work.grant(worker, size * count, exclude=work.failed_by(worker)))
         if work.ledger.free and not work.ledger.leases:  # all of them failed these units: once more
-            actions.extend(work.grant(idle[0], 1))
+            actions.extend(work.grant(idle[0], size))
         return actions
 
-    def _share_late(self, work: Work, idle: Sequence[str]) -> list[Action]:
+    def _back_up_late(self, work: Work, idle: Sequence[str]) -> list[Action]:
         """Units of late leases are leased to those who have nothing to do, too: whose answer comes first counts."""
         late = work.late() if idle else []
         units = sorted(work.ledger.held_once() & {unit for lease in late for unit in lease.units})
         if not units:
             return []
-        paces, granted = work.crew.paces(), list[Action]()
-        shares = self.share(len(units), paces={worker: paces[worker] for worker in idle})
+        size, paces, granted = work.rules.steps_per_round, _paces_of_groups(work), list[Action]()
+        shares = self.share(math.ceil(len(units) / size), paces={worker: paces[worker] for worker in idle})
         for worker in idle:
-            chosen = [unit for unit in units if unit not in work.failed_by(worker)][: shares[worker]]
+            chosen = [unit for unit in units if unit not in work.failed_by(worker)][: size * shares[worker]]
             if chosen:
                 units = [unit for unit in units if unit not in chosen]
-                granted.extend(work.grant_again(worker, chosen))
+                granted.extend(work.grant_backup(worker, chosen))
         return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted] if granted else []
-
-    def fail(self, work: Work, grant: Grant) -> None:
-        """Computed again, one unit at a time; skipped if it failed before so."""
-        work.failed(grant)
-        if len(grant.units) == 1 and len(work.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
-            work.skip(grant.units)
 
     def due(self, work: Work) -> Merge | None:
         return None if work.ledger.outstanding else work.merge()
 
-    def next(self, work: Work, event: Merged) -> list[Action]:
-        del event
+    def next(self, work: Work) -> list[Action]:
         work.ledger.open_units(work.rules.units_per_round)
         return [work.tell_version(worker) for worker in work.crew.members]
 
@@ -242,24 +220,27 @@ def _fastest_first(work: Work) -> list[str]:
     return sorted(work.idle(), key=lambda name: (-speeds[name], name))
 
 
-def _at_least_one(work: Work, shares: Mapping[str, int]) -> dict[str, int]:
-    """Units that come back during a round go to whoever is idle, unless it was away with too many before."""
-    return {worker: max(0 if work.crew.owes(worker) else 1, count) for worker, count in shares.items()}
+def _paces_of_groups(work: Work) -> dict[str, Pace]:
+    size = work.rules.steps_per_round
+    return {
+        worker: Pace(units_per_second=pace.units_per_second / size, fixed_seconds=pace.fixed_seconds)
+        for worker, pace in work.crew.paces().items()
+    }
 
 
 def _probing(work: Work, planned: Mapping[str, int]) -> dict[str, int]:
     """Shares of a new round in which nobody is forgotten: who was slow once may be fast now.
 
-    A member whose share is no unit gets one of the fastest member's, if it was not measured properly yet or has waited
-    so long that the wait costs at most PROBE_COST of the time.
+    A member whose share is nothing gets a group of the fastest member's, if it was not measured properly yet or has
+    waited so long that the wait costs at most PROBE_COST of the time.
     """
     shares = dict(planned)
-    paces, fastest = work.crew.paces(), max(shares, key=lambda name: (shares[name], name), default="")
+    paces, fastest = _paces_of_groups(work), max(shares, key=lambda name: (shares[name], name), default="")
     round_seconds = max((paces[name].seconds(count) for name, count in shares.items() if count), default=math.inf)
     for worker, member in work.crew.members.items():
         member.rounds_without = 0 if shares[worker] else member.rounds_without + 1
-        rounds_for_a_unit = paces[worker].seconds(1) / round_seconds
-        due = member.measurements < MIN_MEASUREMENTS or member.rounds_without * PROBE_COST >= rounds_for_a_unit
+        rounds_for_a_group = paces[worker].seconds(1) / round_seconds
+        due = member.measurements < MIN_MEASUREMENTS or member.rounds_without * PROBE_COST >= rounds_for_a_group
         if member.rounds_without and due and shares[fastest] > 1:
             shares[fastest] -= 1
             shares[worker] = 1

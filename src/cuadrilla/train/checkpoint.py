@@ -238,6 +238,25 @@ def verify_checkpoint(path: Path) -> None:
             )
 
 
+def check_finite(path: Path) -> None:
+    """Raises CheckpointError for weights or optimizer state with NaN or infinities. One tensor in memory at a time."""
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        try:
+            with safetensors.safe_open(path / file, framework="pt") as tensors:
+                broken = [name for name in tensors.keys() if not tensors.get_tensor(name).isfinite().all()]  # noqa: SIM118
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            raise CheckpointError("{path}: {reason}", path=path, reason=error, hint=OLDER) from error
+        if broken:
+            hint = "the training has diverged, or that machine computes wrongly"
+            raise CheckpointError(
+                "{path}: {file} has numbers that are not finite: {names}",
+                path=path,
+                file=file,
+                names=some(broken),
+                hint=hint,
+            )
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first; not verified."""
     if not folder.is_dir():

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cuadrilla.errors import GuardError, ResourceError
+from cuadrilla.errors import GuardError
 from cuadrilla.link.base import (
     Contribution,
     Goodbye,
@@ -37,14 +37,13 @@ from cuadrilla.train.alarms import reason_of
 from cuadrilla.train.evaluate import Beside
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.nodelog import NodeLogs
-from cuadrilla.train.referee import Referee
 from cuadrilla.train.sinks import Meter, Scalars, Sink, Watcher
 from cuadrilla.train.store import Keeper
-from cuadrilla.train.suspects import Suspects
+from cuadrilla.train.suspects import OUTLIER, ZERO, Suspects
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[str, ToWorker], None]
+SendTo = Callable[[str, ToWorker], None]
 MESSAGE_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
 WAIT_SECONDS = 0.2
 MAX_LOSS = 1e15
@@ -106,7 +105,6 @@ class CoordinatorRuntime:
         sinks: Sequence[Sink],
         observe: Callable[[int], Scalars],
         beside: Beside | None = None,
-        referee: Referee | None = None,
         stop_at: int = 0,
         patience: int = 0,
         node_logs: NodeLogs | None = None,
@@ -115,8 +113,7 @@ class CoordinatorRuntime:
         """`observe(version)` evaluates and samples when it is due and returns what to log with the commit; `beside`
         does it while the run goes on, but for the last version.
 
-        `referee`: where workers are not to be believed in everything. `patience`: evaluations without a lower held-out
-        loss after which to stop (0: any number).
+        `patience`: evaluations without a lower held-out loss after which to stop (0: any number).
         """
         self._coordinator = coordinator
         self._work = coordinator.work
@@ -136,8 +133,8 @@ class CoordinatorRuntime:
         self._meter = Meter(clock)
         self._heard: dict[str, tuple[Progress, float]] = {}
         self._parts: dict[str, float] = {}
-        self.suspects = Suspects(coordinator=coordinator, merge=merge, guard=guard, referee=referee, event=store.event)
-        self._send: Send = _nobody
+        self._suspects = Suspects(merge=merge, event=store.event)
+        self._send: SendTo = _nobody
         is_reached = 0 < stop_at <= coordinator.version
         self._stop_reason = Message("step {step} reached", step=stop_at) if is_reached else self._out_of_patience()
         self._interrupted = False
@@ -145,7 +142,7 @@ class CoordinatorRuntime:
         self.outcome: Outcome | None = None
         self.failure: BaseException | None = None
 
-    def open(self, send: Send) -> None:
+    def open(self, send: SendTo) -> None:
         """Start answering workers through `send(worker, message)`.
 
         First the state as it is now becomes a checkpoint, if it is none yet: the initial weights, redone steps. A
@@ -300,7 +297,7 @@ class CoordinatorRuntime:
         return (
             (most is None or message.tokens <= most * num_units)
             and abs(message.loss_sum) <= MAX_LOSS * max(message.tokens, 1)
-            and self._merge.can_hold(message.tensors, num_units=num_units)
+            and self._merge.is_plausible(message.tensors, num_units=num_units)
         )
 
     def _handle(self, event: events.Event) -> None:
@@ -314,7 +311,9 @@ class CoordinatorRuntime:
                 case events.Merge():
                     self._merge_round(action)
                 case events.Commit():
-                    self._commit(action)
+                    began = self._clock()
+                    self._commit(action)  # may evaluate, wait for an evaluation, or save
+                    self._coordinator.postpone(self._clock() - began)
                 case events.Late():
                     log.info("%s is late with its lease: others are given its units, too", action.worker)
                     self._store.event("late", worker=action.worker, lease=action.lease_id)
@@ -326,7 +325,7 @@ class CoordinatorRuntime:
     def _tell(self, worker: str, message: ToWorker) -> None:
         match message:
             case Version():
-                message = replace(message, parameters=dict(self._merge.params))
+                message = replace(message, parameters=dict(self._merge.version()))
             case Stop():
                 self._heard.pop(worker, None)
                 self._store.event("evicted", worker=worker, reason=message.reason)
@@ -342,32 +341,28 @@ class CoordinatorRuntime:
         self._row = {"tokens": tokens, "loss": loss, "workers": len(shares)}
         if max(len(shares), len(self._coordinator.crew.members)) > 1:
             self._row["shares"] = shares
-        if action.staleness is not None:
-            self._row["staleness"] = action.staleness
         if tokens == action.tokens_before:  # nothing to learn from: every unit was skipped, or holds no token
             self._row["loss"] = float("nan")
             nothing = float("nan")
             verdict = self._guard.judge(loss=nothing, norm=nothing) if action.skipped else Verdict.SKIP
         else:
-            reduced = self._merge.reduce(contributions, planned_tokens=self._length.round_tokens)
+            reduced = self._merge.reduce(action.answers, planned_tokens=self._length.round_tokens)
             if self._compute_again(action, reduced.bad, Message("non-finite")):
                 return
-            if self._compute_again(action, self.suspects.zeros(action, contributions), Message("all-zero gradient")):
+            if self._compute_again(action, self._suspects.without_effect(action), ZERO):
                 return
             if self._guard.doubts(loss=loss, norm=reduced.norm) and self._compute_again(
-                action, self.suspects.outliers(action, contributions), Message("outlier")
+                action, self._suspects.outliers(action), OUTLIER
             ):
                 return
-            if self._compute_again(action, self.suspects.audited(action, contributions), Message("audit")):
-                return
             if reduced.norm == 0 and loss:
-                self._announce(Message("the gradient is exactly zero"), action, level=logging.WARNING)
+                self._log_incident(Message("the gradient is exactly zero"), action, level=logging.WARNING)
             self._row["grad_norm"] = reduced.norm
             verdict = self._guard.judge(loss=loss, norm=reduced.norm)
         self._apply(action, verdict=verdict, tokens=tokens)
-        blameless = tuple(sorted(self.suspects.blameless))
-        self.suspects.forget()
-        self._handle(events.Merged(rolled_back=verdict is Verdict.ROLL_BACK, blameless=blameless))
+        confirmed = tuple(sorted(self._suspects.confirmed))
+        self._suspects.forget()
+        self._handle(events.Merged(confirmed=confirmed))
 
     def _compute_again(self, action: events.Merge, bad: Sequence[int], what: Message) -> bool:
         """Send the units of contributions that cannot be right to others; False if there are none."""
@@ -393,13 +388,13 @@ class CoordinatorRuntime:
                     norm=self._row["grad_norm"], tokens=planned_tokens, version=action.version
                 )
             case Verdict.SKIP:
-                self._announce(Message("update skipped"), action, level=logging.WARNING)
+                self._log_incident(Message("update skipped"), action, level=logging.WARNING)
                 self._store.journal(header, dict)
             case Verdict.ROLL_BACK:
-                self._announce(Message("rolled back to the last checkpoint"), action, level=logging.WARNING)
+                self._log_incident(Message("rolled back to the last checkpoint"), action, level=logging.WARNING)
                 self._store.roll_back()
             case Verdict.GIVE_UP:
-                self._announce(Message("gave up"), action, level=logging.ERROR)
+                self._log_incident(Message("gave up"), action, level=logging.ERROR)
                 raise GuardError(
                     "the loss keeps spiking at step {step} (loss {loss:.3g}, gradient norm {norm:.3g}) "
                     "after {rollbacks} rollbacks",
@@ -410,7 +405,7 @@ class CoordinatorRuntime:
                     hint="lower optim.lr, lengthen schedule.warmup, or look at the data of the units in events.jsonl",
                 )
 
-    def _announce(self, what: Message, action: events.Merge, *, level: int) -> None:
+    def _log_incident(self, what: Message, action: events.Merge, *, level: int) -> None:
         """Name the step, its units and its workers, and whose loss per token is the highest."""
         workers = sorted({answer.grant.worker for answer in action.answers})
         highest = max(action.answers, key=_loss_of, default=None)
@@ -511,10 +506,8 @@ class CoordinatorRuntime:
 
     def _log_row(self, version: int, row: Mapping[str, Any]) -> None:
         for sink in self._sinks:
-            try:
+            with self._store.trying(sink):
                 sink.log(version, row)
-            except ResourceError as error:
-                self._store.alarm(error)
 
     def _snapshot(self) -> dict[str, Any]:
         return {"coordinator": self._coordinator.snapshot(), "guard": self._guard.state()}

@@ -8,18 +8,19 @@ import csv
 import io
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.data.clean import documents, sections
+from cuadrilla.data.corpus import documents_of
+from cuadrilla.data.formats.encoding import read_text
 from cuadrilla.data.shards import TokenStream, read_manifest
-from cuadrilla.data.sources import open_sources, plain_text
+from cuadrilla.data.sources import list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
+from cuadrilla.rundir import require_regular
 
 GOOD = ("good", "sentence_good", "sen", "correct", "grammatical")
 BAD = ("bad", "sentence_bad", "wrong_sen", "incorrect", "ungrammatical")
@@ -49,10 +50,8 @@ class Passage:
 
 def read_texts(path: Path) -> Iterator[str]:
     """The documents of a file or folder that `cuadrilla data prepare` would read. Raises DataError."""
-    for source in open_sources([str(path)], exclude=path / "nothing", progress=lambda *_: None).sources:
-        for pieces in source.texts():
-            for section in sections(pieces, Counter()):
-                yield from documents(section, keep_indentation=source.keeps_indentation, counts=Counter())
+    for _, text in documents_of(list_sources([str(path)], exclude=path / "nothing")):
+        yield text
 
 
 def held_out_texts(folder: Path, tokenizer: Tokenizer) -> Iterator[str]:
@@ -174,5 +173,9 @@ def _json_object(text: str, *, place: str) -> Mapping[str, Any]:
 
 
 def _decoded(path: Path) -> str:
-    text = "".join(piece for pieces in plain_text(path).texts() for piece in pieces)
-    return text.removeprefix("\ufeff")
+    try:
+        require_regular(path)
+        return read_text(path).removeprefix("\ufeff")
+    except OSError as error:
+        problem = "cannot read {path}: {reason}"
+        raise DataError(problem, path=path, reason=error.strerror, hint="check the path") from error

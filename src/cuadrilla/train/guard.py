@@ -61,14 +61,9 @@ class Guard:
     loss: Running = field(default_factory=Running)
     log_norm: Running = field(default_factory=Running)
 
-    @property
-    def is_warm(self) -> bool:
-        """It knows what is usual in this run."""
-        return self.updates >= WARM_UP_UPDATES
-
     def doubts(self, *, loss: float, norm: float) -> bool:
         """Whether an update should be looked at twice: a spike, or too early to tell. Changes nothing."""
-        if not self.is_warm:
+        if self.updates < WARM_UP_UPDATES:
             return True
         log_norm = math.log(max(norm, 1e-30)) if math.isfinite(norm) else math.inf
         return self._is_spike(loss, log_norm)

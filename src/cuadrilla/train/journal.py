@@ -1,9 +1,9 @@
 """The journal: a redo log of merged updates between checkpoints.
 
 Each commit appends one record — which version, units, tokens, norm, and the merged update — and fsyncs before the
-commit is announced. After a crash: newest verified checkpoint, then every record behind it, gives bit for bit the
+commit is announced. After a crash: newest verified checkpoint, then every record after it, gives bit for bit the
 state of the last commit, because the same code applies the same updates. A segment `journal/v%08d.log` holds the
-records that follow that checkpoint; segments older than the oldest checkpoint are removed.
+records that follow that checkpoint; segments before the newest few checkpoints are removed.
 
     record = length (8) | CRC-32 of all else (4) | header length (4) | header JSON | tensors, raw, in its order
 """
@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import torch
@@ -115,27 +114,16 @@ class Journal:
             self._file.close()
             self._file = None
 
-    def __enter__(self) -> "Journal":
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def read_segment(folder: Path, version: int) -> Iterator[tuple[JournalRecord, int]]:
-    """Records that follow the checkpoint of `version`, each with the file offset behind it; stops at a torn tail."""
+def read_segment(folder: Path, version: int) -> Iterator[JournalRecord]:
+    """Records that follow the checkpoint of `version`; stops at a torn tail."""
     path = _segment(folder, version)
     if not path.is_file():
         return
     with open(path, "rb") as file:
         size = path.stat().st_size
-        while True:
-            record = _read_record(file, size=size)
-            if record is None:
-                return
-            yield record, file.tell()
+        while (record := _read_record(file, size=size)) is not None:
+            yield record
 
 
 def has_segment(folder: Path, version: int) -> bool:

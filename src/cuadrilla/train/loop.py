@@ -5,9 +5,8 @@ The loop computes; the strategy merges; the link carries. Nothing here knows how
 
 import logging
 import math
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -21,15 +20,11 @@ from cuadrilla.model.task import Task, loss_of
 from cuadrilla.sync.strategy import Sums, WorkerHalf
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.kernels import PASS_TOKENS
-from cuadrilla.train.outgoing import Outgoing
 from cuadrilla.train.precision import Precision
 
 LOSS_RESOLUTION = 2.0**24  # loss sums are multiples of 2^-24: their float64 sum does not depend on the order
 MIN_LOSS_SCALE = 2.0**-10
 OUT_OF_MEMORY_TEXTS = ("out of memory", "DefaultCPUAllocator", "can't allocate memory")
-
-DRAWING = threading.RLock()
-"""Torch's global generator: one process may coordinate several runs, and each has its seeds."""
 
 log = logging.getLogger(__name__)
 
@@ -61,74 +56,80 @@ def train(
     link.call(Hello(speed_hint=worker.speed_hint, environment={**code_fingerprint(task, model), **environment(device)}))
 
     # -- the loop ------------------------------------------------------------------------------------------------------
-    with Outgoing(link, sync) as outgoing:
-        while not isinstance(event := link.next_event(), Stop):
-            if isinstance(event, Version):
-                began = time.monotonic()
-                sync.apply(link.download(event.parameters))
-                transfer_seconds = upload_seconds + time.monotonic() - began
-                continue
-
-            lease: Lease = event
-            indices = loader.indices(lease.units)
-            step_sequences = sync.units_per_step * section.unit_sequences or len(indices)
-            sync.begin(lease)
-            sums, first, padding_from = Sums(), 0, len(indices) - lease.padding * section.unit_sequences
-            while first < len(indices) and sums.valid and not link.interrupted():
-                count = min(micro_step_limit, step_sequences - first % step_sequences, len(indices) - first)
-                try:
-                    batch = loader.batch(indices[first : first + count])
-                    unit = lease.units[first // section.unit_sequences]
-                    with sync.measuring(), worker.random_numbers(unit, first):  # recomputed activations draw them again
-                        with precision.around(model, device):
-                            loss, tokens = loss_of(task, model, batch)
-                        if first >= padding_from:
-                            loss, tokens = 0 * loss, 0
-                        torch.autograd.backward([loss * (loss_scale / lease.planned_tokens)])
-                    add_loss(sums, loss, tokens)
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    micro_step_limit = smaller_micro_step(count, fixed=sync.one_unit_per_micro_step, error=error)
-                    log.warning("out of memory with %d sequences in a pass: from now on %d", count, micro_step_limit)
-                    sync.begin(lease)  # the failed backward pass may have added a part of its gradient
-                    sums, first = Sums(), 0
-                    continue
-                sync.after_micro_step(sums)
-                micro_steps += 1
-                first += count
-                link.call(Progress(micro_steps=micro_steps, part=first / len(indices)))
-
-                if first % step_sequences and first < len(indices):
-                    continue
-                if precision.loss_scale == 1 or unscale(sync, loss_scale):
-                    sync.local_step(sums)
-                    outgoing.stepped(lease)
-                elif loss_scale > MIN_LOSS_SCALE:
-                    loss_scale /= 2
-                    log.info("fp16 overflow: loss scale is now %g", loss_scale)
-                    sync.begin(lease)
-                    sums, first = Sums(), 0
-                else:
-                    sums.valid = False
-            if link.interrupted():
-                continue
-
+    while not isinstance(event := link.next_event(), Stop):
+        if isinstance(event, Version):
             began = time.monotonic()
-            outgoing.answer(
-                Contribution(  # without a name: it would keep its tensors in memory during the next lease
-                    lease_id=lease.lease_id,
-                    tokens=sums.tokens,
-                    loss_sum=sums.loss,
-                    tensors=sync.contribute(),
-                    transfer_seconds=transfer_seconds,
-                    valid=sums.valid and math.isfinite(sums.loss),
-                )
+            sync.apply(link.download(event.parameters))
+            transfer_seconds = upload_seconds + time.monotonic() - began
+            continue
+
+        lease: Lease = event
+        indices = loader.indices(lease.units)
+        step_sequences = math.ceil(len(lease.units) / sync.steps_per_round) * section.unit_sequences
+        sync.begin(lease)
+        sums, first = Sums(), 0
+        while first < len(indices) and sums.valid and not link.interrupted():
+            count = min(micro_step_limit, step_sequences - first % step_sequences, len(indices) - first)
+            try:
+                batch = loader.batch(indices[first : first + count])
+                unit = lease.units[first // section.unit_sequences]
+                with (
+                    sync.collecting_statistics(),
+                    worker.random_numbers(unit, first),
+                ):  # recomputed activations draw them again
+                    add_loss(sums, *micro_step(task, model, batch, worker, scale=loss_scale / lease.planned_tokens))
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                micro_step_limit = smaller_micro_step(count, fixed=sync.one_unit_per_micro_step, error=error)
+                log.warning("out of memory with %d sequences in a pass: from now on %d", count, micro_step_limit)
+                sync.begin(lease)  # the failed backward pass may have added a part of its gradient
+                sums, first = Sums(), 0
+                continue
+            sync.after_micro_step(sums)
+            micro_steps += 1
+            first += count
+            link.call(Progress(micro_steps=micro_steps, part=first / len(indices)))
+
+            if first % step_sequences and first < len(indices):
+                continue
+            if precision.loss_scale == 1 or unscale(sync, loss_scale):
+                sync.local_step(sums)
+            elif loss_scale > MIN_LOSS_SCALE:
+                loss_scale /= 2
+                log.info("fp16 overflow: loss scale is now %g", loss_scale)
+                sync.begin(lease)
+                sums, first = Sums(), 0
+            else:
+                sums.valid = False
+        if link.interrupted():
+            continue
+
+        began = time.monotonic()
+        link.call(
+            Contribution(  # without a name: it would keep its tensors in memory during the next lease
+                lease_id=lease.lease_id,
+                tokens=sums.tokens,
+                loss_sum=sums.loss,
+                tensors=sync.contribute(),
+                transfer_seconds=transfer_seconds,
+                valid=sums.valid and math.isfinite(sums.loss),
             )
-            upload_seconds = time.monotonic() - began
+        )
+        upload_seconds = time.monotonic() - began
 
     link.call(Goodbye(reason=event.reason))
     return event
+
+
+def micro_step(
+    task: Task, model: nn.Module, batch: Mapping[str, Tensor], worker: "WorkerSettings", *, scale: float
+) -> tuple[Tensor, int]:
+    """A pass forward and backward: its summed loss and tokens. After an error nothing keeps its activations."""
+    with worker.precision.around(model, worker.device):
+        loss, tokens = loss_of(task, model, batch)
+    torch.autograd.backward([loss * scale])
+    return loss, tokens
 
 
 def most_sequences(task: Task, worker: "WorkerSettings") -> int:
@@ -204,7 +205,7 @@ def smaller_micro_step(count: int, *, fixed: bool, error: Exception) -> int:
     """Half of a pass that did not fit. Raises ResourceError where a pass cannot shrink."""
     if fixed or count == 1:
         raise ResourceError(
-            "out of memory: a unit does not fit in one pass, and strict mode, BatchNorm and train.shard need it whole"
+            "out of memory: a unit does not fit in one pass, and strict mode and BatchNorm need it whole"
             if fixed
             else "out of memory with a single sequence in a pass",
             hint="a smaller model, a shorter context or smaller units",

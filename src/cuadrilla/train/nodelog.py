@@ -18,7 +18,7 @@ from typing import Any
 from cuadrilla.errors import ResourceError
 from cuadrilla.host.usage import usage_data
 from cuadrilla.link.base import NodeReport
-from cuadrilla.rundir import make_private, node_file, open_private, storage_errors
+from cuadrilla.rundir import append_lines, make_private, node_file, storage_errors
 
 MOST_BYTES = 2**20
 MOST_NODES = 1000
@@ -35,7 +35,7 @@ class NodeLogs:
         self._clock = clock
         self._lock = threading.Lock()
         self._names: set[str] = set()
-        self._told = False
+        self._is_failing = False
 
     def report(self, worker: str, report: NodeReport) -> None:
         beside: dict[str, Any] = {
@@ -61,16 +61,14 @@ class NodeLogs:
                 return
             try:
                 self._append(self._folder / node_file(worker), text)
+                self._is_failing = False
             except ResourceError as error:
-                if not self._told:
+                if not self._is_failing:
                     log.warning("%s: how machines are is not kept", error.message)
-                self._told = True
+                self._is_failing = True
 
     def _append(self, path: Path, text: str) -> None:
         make_private(path.parent)
-        with storage_errors(path):
-            with open(path, "a", encoding="utf-8", opener=open_private) as file:
-                file.write(text)
-                size = file.tell()
-            if size > MOST_BYTES:
+        if append_lines(path, text) > MOST_BYTES:
+            with storage_errors(path):
                 os.replace(path, path.with_name(f"{path.name}.1"))

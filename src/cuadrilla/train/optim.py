@@ -1,5 +1,5 @@
 """Optimizers behind one small interface: Muon for the matrices inside the model, fused AdamW for the rest; or AdamW
-or delayed Nesterov for everything.
+or SGD for everything.
 
 Muon: https://kellerjordan.github.io/posts/muon/. `torch.optim.Muon` orthogonalises one matrix after the other, in bf16,
 which makes 2^-8 of a gradient's last fp32 bit; `Muon` here takes all matrices of one shape at once, and is as precise
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from cuadrilla.config import AdamWSection, MuonSection, NesterovSection
+from cuadrilla.config import AdamWSection, MuonSection, SGDSection
 from cuadrilla.errors import CheckpointError
 
 MUON_STEPS = 5
@@ -29,7 +29,7 @@ BATCH_NUMBERS = 2**24
 """Of matrices that are orthogonalised together: their copies take memory."""
 
 Parameters = Mapping[str, nn.Parameter]
-OptimSection = MuonSection | AdamWSection | NesterovSection
+OptimSection = MuonSection | AdamWSection | SGDSection
 
 
 class Optimizer(ABC):
@@ -191,43 +191,23 @@ class AdamW(Optimizer):
         return state
 
 
-class DelayedNesterov(Optimizer):
-    """Nesterov momentum that is updated at every N-th step only (arXiv 2401.09135, algorithm 3 with c = 0).
+class SGD(Optimizer):
+    """torch.optim.SGD(nesterov=True), weight decay included:  m ← β m + g,  θ ← θ − η (g + β m)."""
 
-        each step:        θ ← θ − η g / N,  Δ ← Δ + g
-        at every N-th:    m ← β m + Δ / N,  θ ← θ − η β m as well,  Δ ← 0
-
-    N = 1 is torch.optim.SGD(nesterov=True), weight decay included.
-    """
-
-    def __init__(self, groups: Sequence[dict[str, Any]], *, lr: float, momentum: float, delay: int) -> None:
-        super().__init__(groups, lr=lr, momentum=momentum, delay=delay)
+    def __init__(self, groups: Sequence[dict[str, Any]], *, lr: float, momentum: float) -> None:
+        super().__init__(groups, lr=lr, momentum=momentum)
 
     @torch.no_grad()
     def step(self) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
-                    update = self._update(self.state[parameter], gradient, beta=group["momentum"], delay=group["delay"])
-                    parameter.sub_(update, alpha=group["lr"])
-
-    @staticmethod
-    def _update(state: dict[str, Any], gradient: Tensor, *, beta: float, delay: int) -> Tensor:
-        if not state:
-            state["step"] = torch.zeros(())
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-            if delay > 1:
-                state["gradient_sum"] = torch.zeros_like(gradient)
-        state["step"] += 1
-        total = state["gradient_sum"].add_(gradient) if delay > 1 else gradient
-        update = gradient / delay
-        if int(state["step"]) % delay == 0:
-            state["momentum_buffer"].mul_(beta).add_(total / delay)
-            update.add_(state["momentum_buffer"], alpha=beta)
-            if delay > 1:
-                total.zero_()
-        return update
+                if parameter.grad is None:
+                    continue
+                gradient, state = parameter.grad.add(parameter, alpha=group["weight_decay"]), self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(gradient)
+                state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+                parameter.sub_(gradient.add_(state["momentum_buffer"], alpha=group["momentum"]), alpha=group["lr"])
 
 
 def make_optimizer(
@@ -243,8 +223,8 @@ def make_optimizer(
         match section:
             case AdamWSection():
                 return Optimizers([_adamw(list(params.values()), section, lr=section.lr)], names=names)
-            case NesterovSection():
-                return Optimizers([_nesterov(list(params.values()), section)], names=names)
+            case SGDSection():
+                return Optimizers([_sgd(list(params.values()), section)], names=names)
             case MuonSection():
                 matrices = [p for name, p in params.items() if is_matrix(name, p)]
                 others = [p for name, p in params.items() if not is_matrix(name, p)]
@@ -276,9 +256,8 @@ def _adamw(params: list[nn.Parameter], section: MuonSection | AdamWSection, *, l
     )
 
 
-def _nesterov(params: list[nn.Parameter], section: NesterovSection) -> DelayedNesterov:
-    groups = _groups(params, weight_decay=section.weight_decay)
-    return DelayedNesterov(groups, lr=section.lr, momentum=section.momentum, delay=section.delay)
+def _sgd(params: list[nn.Parameter], section: SGDSection) -> SGD:
+    return SGD(_groups(params, weight_decay=section.weight_decay), lr=section.lr, momentum=section.momentum)
 
 
 def _groups(params: list[nn.Parameter], *, weight_decay: float) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from cuadrilla.errors import DeviceError
-from cuadrilla.host.facts import read_facts
+from cuadrilla.host.facts import cpu_flags
 from cuadrilla.messages import Message
 
 BF16_CUDA_CAPABILITY = (8, 0)
@@ -65,7 +66,7 @@ def choose_device(requested: str) -> torch.device:
         raise DeviceError(
             "device {device} is not available in this installation",
             device=requested,
-            hint="see `cuadrilla devices`, or use auto",
+            hint="see `cuadrilla doctor`, or use auto",
         )
     count = torch.cuda.device_count() if device.type == "cuda" else 1
     if device.type == "cuda" and (device.index or 0) >= count:
@@ -73,7 +74,7 @@ def choose_device(requested: str) -> torch.device:
             "device {device}: there are only {devices} CUDA devices",
             device=requested,
             devices=count,
-            hint="see `cuadrilla devices`",
+            hint="see `cuadrilla doctor`",
         )
     return device
 
@@ -93,7 +94,7 @@ def choose_precision(requested: str, *, device: torch.device) -> Precision:
             return choose_for_cuda(torch.cuda.get_device_capability(device))
         case "cpu":
             limited = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ISA_WITHOUT_BF16
-            return choose_for_cpu(() if limited else read_facts().cpu.instruction_sets or ())
+            return choose_for_cpu(() if limited else cpu_flags())
         case "xpu":
             return Precision(dtype=torch.bfloat16, reason="XPU")
         case _:
@@ -113,7 +114,7 @@ def choose_for_cuda(capability: tuple[int, int]) -> Precision:
     return Precision(dtype=torch.float32, reason=Message("{device}: no fast half precision", device=name))
 
 
-def choose_for_cpu(instruction_sets: tuple[str, ...]) -> Precision:
+def choose_for_cpu(instruction_sets: Collection[str]) -> Precision:
     """bf16 only where the processor multiplies it natively; emulated it is slower than fp32."""
     if "amx_bf16" in instruction_sets:
         return Precision(dtype=torch.bfloat16, reason=Message("CPU with AMX"))

@@ -1,15 +1,15 @@
 """From a checked configuration to the parts of a run: task, model, coordinator. Used by every engine."""
 
 import math
-import random
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from torch import nn
 from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection, TrainSection
 from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
-from cuadrilla.link.base import Tensors
 from cuadrilla.messages import Message
 from cuadrilla.model import language
 from cuadrilla.model.blocks import blocks_of, recompute
@@ -39,30 +38,25 @@ from cuadrilla.train.evaluate import Beside, Observer
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
 from cuadrilla.train.kernels import PASS_TOKENS
-from cuadrilla.train.loop import DRAWING, WorkerSettings
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
-from cuadrilla.train.referee import Referee, computes
 from cuadrilla.train.schedule import make_schedule
 from cuadrilla.train.sinks import Sink
-from cuadrilla.train.store import InPlace, Store, Weights
-
-if TYPE_CHECKING:
-    from cuadrilla.train.sharded import Sharded
+from cuadrilla.train.store import Store
 
 SPARE_DISK_BYTES = 2**30
 # A run may be resumed with other values of these; anything else changes what is being trained.
 FREE_ON_RESUME = ("alarm.", "tune.", "checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device",
-                  "train.threads", "train.compile", "train.pass_sequences", "train.shard", "data.folder", "task.path",
-                  "model.gradient_checkpointing")  # fmt: skip
+                  "train.threads", "train.compile", "train.pass_sequences", "data.folder", "task.path",
+                  "task.data", "model.gradient_checkpointing")  # fmt: skip
 ALLOWED_ON_RESUME = ("optim.", "schedule.", "outer.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
-                     "train.precision", "sync.staleness")  # fmt: skip
-NEVER_ON_RESUME = ("optim.kind", "optim.delay", "outer.every")  # they decide what the optimizer's state holds
+                     "train.precision")  # fmt: skip
+NEVER_ON_RESUME = ("optim.kind", "outer.every")  # they decide what the optimizer's state holds
 
 
-Divide = Callable[[Config, Task, nn.Module, Precision], "Sharded"]
-"""Among the ranks of an island; all of them do it together."""
+DRAWING = threading.RLock()
+"""Torch's global generator: one process may coordinate several runs, and each has its seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +89,8 @@ def make_task(config: Config, folder: Path) -> Task:
                 teachers=[RunDir(folder).teachers / str(number) for number in range(len(section.teacher))],
                 teacher_share=section.teacher_share,
             )
-        case FileTaskSection(path=path):
-            return load_task(path, folder=folder)
+        case FileTaskSection(path=path, data=data):
+            return load_task(path, folder=folder, data=data)
 
 
 def make_model(task: Task, *, seed: int) -> nn.Module:
@@ -181,15 +175,14 @@ def assemble(
     task: Task,
     sinks: Sequence[Sink],
     strategy: Strategy | None = None,
-    divide: Divide | None = None,
     allow_changes: bool = False,
     stop_at: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> RunContext:
     """Build the coordinator's side of a run and bring it back from its checkpoints if it has any.
 
-    `strategy`: instead of the one that `sync.kind` names. `divide`: the model, among the ranks of an island. `stop_at`:
-    checkpoint and stop at this step (0: at the end). `clock`: seconds; who is missed when is decided by it.
+    `strategy`: instead of the one that `sync.kind` names. `stop_at`: checkpoint and stop at this step (0: at the end).
+    `clock`: seconds; who is missed when is decided by it.
     Raises CheckpointError, ConfigError, ResourceError.
     """
     device = choose_device(config.train.device)
@@ -198,25 +191,18 @@ def assemble(
     length = measure_length(config.train, task)
     model = _initial_model(config, run, task=task)
     precision.apply(model)
-    computed: Task = task
-    if divide is not None:
-        together = divide(config, task, model, precision)
-        computed, strategy = together.task, together.strategy
-    else:
-        model.to(device)
-        strategy = strategy or make_strategy(config.sync)
-    _check_supported(config, strategy, model, precision)
+    model.to(device)
+    strategy = strategy or make_strategy(config.sync)
+    _check_supported(config, model, precision)
     recipe = make_recipe(config, task=task, length=length, precision=precision)
     merge = strategy.merge(model, recipe)
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
-    if divide is not None and together.initial:
-        store.weights.load(together.initial)
     state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
     if isinstance(task, language.LanguageTask):
         _keep_tokenizer(task, run)
     coordinator = make_coordinator(config, strategy, state, length=length, fingerprint=code_fingerprint(task, model))
-    observer = make_observer(config, run, task=computed, model=model, device=device, precision=precision, length=length)
+    observer = make_observer(config, run, task=task, model=model, device=device, precision=precision, length=length)
     coordination = CoordinatorRuntime(
         coordinator=coordinator,
         merge=merge,
@@ -226,18 +212,14 @@ def assemble(
         sinks=sinks,
         observe=observer,
         beside=Beside(observer) if isinstance(config.engine, CrewEngine) else None,
-        referee=make_referee(
-            config, strategy, model, task=task, recipe=recipe, coordinator=coordinator, weights=lambda: merge.params,
-            device=device, precision=precision,
-        ),
         stop_at=stop_at,
         patience=config.evaluate.patience,
         node_logs=NodeLogs(run.nodes),
         clock=clock,
-    )  # fmt: skip
+    )
     return RunContext(
         config=config,
-        task=computed,
+        task=task,
         model=model,
         device=device,
         precision=precision,
@@ -297,6 +279,7 @@ def make_coordinator(
         units_per_round=length.units_per_round,
         planned_tokens=length.round_tokens,
         num_versions=length.num_versions,
+        steps_per_round=strategy.steps_per_round,
         quorum=len(config.engine.workers),
         fingerprint=fingerprint if crew else {},  # one process has one
         same_environment=config.sync.strict,
@@ -339,41 +322,12 @@ def make_recipe(config: Config, *, task: Task, length: Length, precision: Precis
     )
 
 
-def make_referee(
-    config: Config,
-    strategy: Strategy,
-    model: nn.Module,
-    *,
-    task: Task,
-    recipe: Recipe,
-    coordinator: Coordinator,
-    weights: Callable[[], Tensors],
-    device: torch.device,
-    precision: Precision,
-) -> Referee | None:
-    """For workers that are processes; asynchronous ones have computed from weights that are gone."""
-    if config.engine.kind == "local" or strategy.max_staleness is not None:
-        return None
-    return Referee(
-        compute=computes(
-            task,
-            model,
-            weights=weights,
-            worker=WorkerSettings(run=config.run, train=config.train, device=device, precision=precision),
-            sync=partial(strategy.worker, recipe=recipe),
-            version=lambda: coordinator.version,
-            planned=recipe.units_per_round * recipe.unit_tokens,
-        ),
-        secret=random.SystemRandom(),
-    )
-
-
 def has_several_workers(config: Config) -> bool:
     """Whether more than one worker may take part: in a crew others can join at any time."""
     return config.engine.kind != "local" or len(config.engine.workers) > 1
 
 
-def _check_supported(config: Config, strategy: Strategy, model: nn.Module, precision: Precision) -> None:
+def _check_supported(config: Config, model: nn.Module, precision: Precision) -> None:
     """Refuse what this version would compute wrongly, before anything is trained."""
     if config.sync.strict and precision.loss_scale != 1:
         raise ConfigError("strict mode and fp16 exclude each other", hint='set train.precision = "fp32"')
@@ -381,20 +335,17 @@ def _check_supported(config: Config, strategy: Strategy, model: nn.Module, preci
         raise TaskError(
             "every parameter of the model is frozen", hint="leave requires_grad on for what is to be trained"
         )
-    strategy.check(model, several_workers=has_several_workers(config))
 
 
 def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Module, task: Task) -> Store:
     section = config.checkpoint
     with_journal = section.journal == "on" or (section.journal == "auto" and has_several_workers(config))
     identity = {"config": dump(config.for_others()), "data": task.data_hash()}
-    tensors = model_tensors(model)
     return Store(
         run=run,
         section=section,
         merge=merge,
-        tensors=tensors,
-        weights=merge if isinstance(merge, Weights) else InPlace(tensors),
+        tensors=model_tensors(model),
         with_journal=with_journal,
         identity=identity,
         beside=isinstance(config.engine, CrewEngine),

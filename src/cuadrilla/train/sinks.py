@@ -1,13 +1,20 @@
 """Where numbers go: the `Sink` protocol with JSONL and TensorBoard behind it, and the meter of tokens per second."""
 
+import io
 import json
+import logging
 import math
+import os
+import socket
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from cuadrilla.errors import EnvironmentProblem
-from cuadrilla.rundir import make_private, open_private, storage_errors
+from cuadrilla.errors import EnvironmentProblem, ResourceError
+from cuadrilla.rundir import KeptLines, KeptRecords, make_private
+
+log = logging.getLogger(__name__)
 
 Scalars = Mapping[str, float | int | str | Mapping[str, float]]
 """Numbers by name; a mapping holds one for each worker."""
@@ -36,50 +43,70 @@ class Watcher(Protocol):
 
 
 class JsonlSink:
-    """Appends a JSON object per row, flushed at once, so that another process can follow it. NaN becomes null."""
+    """Appends a JSON object per row, at once, so that another process can follow it. NaN becomes null."""
 
     def __init__(self, path: Path) -> None:
-        with storage_errors(path):
-            self._file: TextIO = open(  # noqa: SIM115  open for the whole run
-                path, "a", encoding="utf-8", buffering=1, opener=open_private
-            )
+        self._lines = KeptLines(path.absolute())
+        self._lines.append("")
 
     def log(self, step: int, scalars: Scalars) -> None:
-        row = {"version": step, **finite(scalars)}
-        with storage_errors(Path(self._file.name)):
-            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        """Raises ResourceError; the row is kept then, and written later."""
+        self._lines.append(json.dumps({"version": step, **finite(scalars)}, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        _end_with(lambda: self._lines.append(""))
+
+
+def _end_with(write: Callable[[], None]) -> None:
+    """Do the last write of a sink: what fails of it costs these rows, and is no failure of a run that has ended."""
+    try:
+        write()
+    except ResourceError as error:
+        log.warning("%s: the last rows are missing there", error.message)
 
 
 class TensorBoardSink:
-    """Writes event files; needs the extra `tensorboard`."""
+    """Writes an event file; needs the extra `tensorboard`.
+
+    Not by its writer, whose thread ends for good at the first write that fails.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from torch.utils.tensorboard import summary
         except ImportError as error:
             raise EnvironmentProblem(
                 "TensorBoard is not installed", hint='pip install "cuadrilla[tensorboard]"'
             ) from error
         make_private(folder)
-        self._folder = folder
-        self._writer: Any = SummaryWriter(str(folder))
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{time.perf_counter_ns()}"
+        self._records = KeptRecords(folder.absolute() / name)
+        self._summary: Any = summary
+        self._append(file_version="brain.Event:2")
 
     def log(self, step: int, scalars: Scalars) -> None:
-        with storage_errors(self._folder):
-            for key, value in scalars.items():
-                if isinstance(value, int | float):
-                    self._writer.add_scalar(key, value, step)
-                elif isinstance(value, Mapping):
-                    for name, part in value.items():
-                        self._writer.add_scalar(f"{key}/{name}", part, step)
-                elif key == "sample":
-                    self._writer.add_text(key, value, step)
+        """Raises ResourceError; the row is kept then, and written later."""
+        values: list[Any] = []
+        for key, value in scalars.items():
+            if isinstance(value, int | float):
+                values += self._summary.scalar(key, value).value
+            elif isinstance(value, Mapping):
+                for name, part in value.items():
+                    values += self._summary.scalar(f"{key}/{name}", part).value
+            elif key == "sample":
+                values += self._summary.text(key, value).value
+        self._append(step=step, summary={"value": values})
+
+    def _append(self, **event: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(Event(wall_time=time.time(), **event).SerializeToString())
+        self._records.append(record.getvalue())
 
     def close(self) -> None:
-        self._writer.close()
+        _end_with(lambda: self._records.append(b""))
 
 
 class Meter:

@@ -1,8 +1,8 @@
 """What a run keeps on disk while it trains: checkpoints, journal, events, status; and how it comes back from them.
 
-A failed write never stops the training: the last good checkpoint stays, an alarm is logged, the write is tried again
-at the next commit that is due. Only the last save of a run must succeed. Saving takes at most about 2 % of the time:
-the interval grows to fifty times the seconds a save takes.
+A failed write never stops the training: the last good checkpoint stays, an alarm is logged when it begins to fail, the
+write is tried again at the next commit that is due. Only the last save of a run must succeed. Saving takes at most
+about 2 % of the time: the interval grows to fifty times the seconds a save takes.
 
 `beside`: a checkpoint of a run that goes on is a copy of its state, written in a thread of its own. The journal begins
 its next segment at once: until the checkpoint is whole, the one before and both segments lead to the same state.
@@ -12,18 +12,19 @@ import copy
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import CheckpointError, ConfigError, ResourceError
-from cuadrilla.rundir import RunDir, append_event, last_rows, read_jsonl, write_json
+from cuadrilla.rundir import KeptLines, RunDir, event_line, last_rows, read_jsonl, write_json
 from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train import checkpoint as files
@@ -74,34 +75,10 @@ class Keeper(Protocol):
 
     def event(self, kind: str, **fields: Any) -> None: ...
 
-    def alarm(self, error: ResourceError) -> None: ...
+    def trying(self, what: object) -> AbstractContextManager[None]:
+        """A block that writes `what`: a ResourceError in it is an alarm, and goes no further."""
 
     def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None: ...
-
-
-@runtime_checkable
-class Weights(Protocol):
-    """The weights of record: tensors of this process, or divided among several, which the merge half keeps then."""
-
-    def full(self) -> Mapping[str, Tensor]:
-        """Whole tensors by name, for a checkpoint."""
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None: ...
-
-
-@dataclass(frozen=True)
-class InPlace:
-    """Of this process."""
-
-    tensors: Mapping[str, Tensor]
-
-    def full(self) -> Mapping[str, Tensor]:
-        return self.tensors
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in self.tensors.items():
-            tensor.copy_(tensors[name])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +92,12 @@ class _Saving:
 
 @dataclass(kw_only=True)
 class Store:
-    """Owned by the coordinator's shell, and used by its thread. `tensors`: names and shapes of `weights`."""
+    """Owned by the coordinator's shell, and used by its thread. `tensors`: the weights of record."""
 
     run: RunDir
     section: CheckpointSection
     merge: MergeHalf
     tensors: Mapping[str, Tensor]
-    weights: Weights
     with_journal: bool
     identity: Mapping[str, Any]
     beside: bool = False
@@ -131,6 +107,9 @@ class Store:
     unlogged: Mapping[str, Any] | None = None
     """The row of the step that the journal led to, if its coordinator was killed before it could write one."""
     _journal: Journal = field(init=False)
+    _events: KeptLines = field(init=False)
+    _failing: dict[object, str] = field(default_factory=dict)
+    """Why what is written fails now."""
     _saved_version: int = -1
     _saved_at: float = field(init=False)
     _save_seconds: float = 0.0
@@ -142,6 +121,7 @@ class Store:
 
     def __post_init__(self) -> None:
         self._journal = Journal(self.run.journal)
+        self._events = KeptLines(self.run.events)
         self._saved_at = self.clock()
 
     # -- coming back ---------------------------------------------------------------------------------------------------
@@ -189,7 +169,7 @@ class Store:
 
     def _redo(self, segment: int, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
         redone, row = 0, {}
-        for record, _ in read_segment(self.run.journal, segment):
+        for record in read_segment(self.run.journal, segment):
             if record.version != state["version"] + 1:
                 raise CheckpointError(
                     "the journal of step {segment} goes from step {before} to {after}",
@@ -224,8 +204,10 @@ class Store:
             row |= {"lr_factor": factor} if row else {}
         return row
 
+    @torch.no_grad()
     def _load(self, found: files.Checkpoint) -> None:
-        self.weights.load(found.model)
+        for name, tensor in self.tensors.items():
+            tensor.copy_(found.model[name])
         self.merge.load_state_tensors(found.optimizer)
 
     # -- while it trains -----------------------------------------------------------------------------------------------
@@ -241,11 +223,10 @@ class Store:
         if not self._journal.is_open:
             self._save_now = True
             return
-        try:
+        self._save_now = True
+        with self.trying(self.run.journal):
             self._journal.append(header, update())
-        except ResourceError as error:
-            self.alarm(error)
-            self._save_now = True
+            self._save_now = False
 
     def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
         """Save if it is due, and say how the run stands. The last version is saved by the finish."""
@@ -267,12 +248,12 @@ class Store:
         """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
         self._take_saved(wait=True)
         if version == self._saved_version:
-            self._go_on_behind(version)
+            self._ensure_segment(version)
             return
         began = self.clock()
         files.save_checkpoint(
             self.run.checkpoints,
-            model=self.weights.full(),
+            model=self.tensors,
             optimizer=self.merge.state_tensors(),
             state=self._state(snapshot, version),
         )
@@ -286,25 +267,24 @@ class Store:
         self._save_meanwhile(snapshot, version=version)
 
     def _save_meanwhile(self, snapshot: Snapshot, *, version: int) -> None:
-        """Save a version behind which the run goes on, beside it if it may; what fails is an alarm.
+        """Save a version after which the run goes on, in the background if it may; what fails is an alarm.
 
-        Not beside it where the journal does not lead there (`_save_now`): what came behind could not be redone.
+        Not in the background where the journal does not lead there (`_save_now`): what came after could not be redone.
         """
-        try:
-            if not self.beside or self._save_now:
+        self._saved_at = self.clock()  # also where it fails
+        if not self.beside or self._save_now:
+            with self.trying(self.run.checkpoints):
                 self.save(snapshot, version=version)
-                return
-            self._take_saved(wait=True)
+            return
+        self._take_saved(wait=True)
+        with self.trying(self.run.journal):
             if version != self._saved_version:
                 self._begin_saving(snapshot, version=version)
-        except ResourceError as error:
-            self.alarm(error)
-            self._saved_at = self.clock()
 
     def _begin_saving(self, snapshot: Snapshot, *, version: int) -> None:
         began = self.clock()
         copies = {
-            "model": _copied(self.weights.full()),
+            "model": _copied(self.tensors),
             "optimizer": _copied(self.merge.state_tensors()),
             "state": copy.deepcopy(self._state(snapshot, version)),
         }
@@ -321,13 +301,10 @@ class Store:
         if saving is None or not (wait or saving.written.ready()):
             return
         self._saving = None
-        try:
+        self._saved_at = self.clock()  # also where it has failed
+        with self.trying(self.run.checkpoints):
             saving.written.get()
-        except ResourceError as error:
-            self.alarm(error)
-            self._saved_at = self.clock()
-            return
-        self._settle(saving.version, began=saving.began)
+            self._settle(saving.version, began=saving.began)
 
     def _state(self, snapshot: Snapshot, version: int) -> dict[str, Any]:
         return {"version": version, **snapshot(), "best": self.held_out.best, "identity": self.identity}
@@ -343,8 +320,8 @@ class Store:
         self._save_seconds = self._saved_at - began
         protect = [*self._held, *self.section.keep_steps, *([self.held_out.best[1]] if self.held_out.best else [])]
         files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect=protect)
-        kept = files.list_checkpoints(self.run.checkpoints)
-        self._journal.prune(oldest_checkpoint=files.version_of(kept[0]))
+        newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # a best one may be very old
+        self._journal.prune(oldest_checkpoint=files.version_of(newest[0]))
         self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
 
     def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
@@ -352,21 +329,17 @@ class Store:
         self._held = []
         if "val_loss" not in row or not self.held_out.judge(row["val_loss"], version=version):
             return
-        try:
+        with self.trying(files.BEST):
             files.note_best(self.run.checkpoints, loss=row["val_loss"], version=version)
-        except ResourceError as error:
-            self.alarm(error)
 
-    def _go_on_behind(self, version: int) -> None:
+    def _ensure_segment(self, version: int) -> None:
         """After a restart: nothing follows this checkpoint yet, and what will must not wait for the next one.
 
         Segments further on would be redone when the run gets there: they followed a checkpoint that was lost.
         """
         if not self._journal.is_open:
-            try:
+            with self.trying(self.run.journal):
                 self._begin_segment(version)
-            except ResourceError as error:
-                self.alarm(error)
 
     def roll_back(self) -> None:
         """Weights and optimizer of the newest checkpoint; the run's version, tokens and position stay as they are."""
@@ -379,30 +352,37 @@ class Store:
     def event(self, kind: str, **fields: Any) -> None:
         """One line in events.jsonl; never fails a run."""
         self.hear(kind, fields)
-        try:
-            append_event(self.run.events, kind, **fields)
-        except ResourceError as error:
-            log.warning("%s", error.message)
+        with self.trying(self.run.events):
+            self._events.append(event_line(kind, fields))
 
-    def alarm(self, error: ResourceError) -> None:
-        """A write failed: training goes on, the last good checkpoint stays."""
-        log.error("%s; training goes on, the last checkpoint is step %d", error.message, self._saved_version)
-        self.event("alarm", message=error.message)
+    @contextmanager
+    def trying(self, what: object) -> Iterator[None]:
+        """A block that writes `what`: a ResourceError in it goes no further. The first is an alarm, until it works."""
+        try:
+            yield
+        except ResourceError as error:
+            if what not in self._failing:
+                self._failing[what] = error.message
+                log.error("%s; training goes on, the last checkpoint is step %d", error.message, self._saved_version)
+                self.event("alarm", message=error.message)
+        else:
+            if before := self._failing.pop(what, ""):
+                log.warning("it is written again, after: %s", before)
 
     def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None:
         """`status.json`: how the run stands now, for those who watch."""
-        try:
+        with self.trying(self.run.status):
             write_json(
                 self.run.status,
                 {"state": state, "pid": os.getpid(), "version": version, **finite(row)},
                 private=True,
             )
-        except ResourceError as error:
-            log.warning("%s", error.message)
 
     def close(self) -> None:
         self._take_saved(wait=True)
         self._journal.close()
+        with self.trying(self.run.events):
+            self._events.append("")
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The coordinator's thread: whoever calls `serve` decides, merges and answers; everybody else leaves word for it.
+"""The coordinator's thread: whoever calls `serve` decides, merges and answers; everybody else enqueues calls.
 
 The threads of links, as many as there are workers, put what they hear into an inbox and go on at once. So nothing that
 a coordinator does has to be locked, and a worker that says something never waits for a merge.
@@ -17,28 +17,28 @@ TICK_SECONDS = 0.1
 
 
 class CoordinatorThread:
-    """Around one run's coordination, which nobody else calls from now on, but for `open` beforehand and in `look`."""
+    """Around one run's coordination, which nobody else calls from now on, but for `open` beforehand and in `poll`."""
 
     def __init__(self, coordination: CoordinatorRuntime) -> None:
         self._coordination = coordination
         # Not a SimpleQueue: its `get` with a timeout waits for ever after a signal's handler that took longer (3.11).
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()
-        self._lock = threading.RLock()  # what is done at once may leave word itself: a session that is ended
+        self._lock = threading.RLock()  # what is done at once may enqueue itself: a session that is ended
         self._over = False
 
     # -- from any thread; they raise nothing ---------------------------------------------------------------------------
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         """A worker's message."""
-        self._leave_word(partial(self._coordination.deliver, worker, message))
+        self._enqueue(partial(self._coordination.deliver, worker, message))
 
     def left(self, worker: str, reason: str) -> None:
         """A worker is gone."""
-        self._leave_word(partial(self._coordination.left, worker, reason))
+        self._enqueue(partial(self._coordination.left, worker, reason))
 
     def fail(self, error: BaseException) -> None:
         """The run cannot go on."""
-        self._leave_word(partial(self._coordination.fail, error))
+        self._enqueue(partial(self._coordination.fail, error))
 
     def heard(self, worker: str, progress: Progress) -> None:
         """A heartbeat: it counts at the next tick, with the time at which it came."""
@@ -48,7 +48,7 @@ class CoordinatorThread:
         """How its machine is."""
         self._coordination.reported(worker, report)
 
-    def _leave_word(self, call: Callable[[], None]) -> None:
+    def _enqueue(self, call: Callable[[], None]) -> None:
         """Once the run is over there is nobody to read it: who comes then is told so at once."""
         with self._lock:
             if not self._over:
@@ -62,8 +62,8 @@ class CoordinatorThread:
     def has_read_all(self) -> bool:
         return self._inbox.empty()
 
-    def serve(self, look: Callable[[], None], *, every_seconds: float = TICK_SECONDS, ticks: bool = True) -> Outcome:
-        """Work until the run ends; `look` now and then at what else may have happened. Raises what made the run fail.
+    def serve(self, poll: Callable[[], None], *, every_seconds: float = TICK_SECONDS, ticks: bool = True) -> Outcome:
+        """Work until the run ends; `poll` now and then notes what else has happened. Raises what made the run fail.
 
         `ticks` False: workers are threads of this process, whose deaths are reported and who are not missed.
         """
@@ -72,10 +72,12 @@ class CoordinatorThread:
             while not coordination.is_over:
                 if self._read(until=due):
                     continue
+                for _ in range(self._inbox.qsize()):  # a Hello counts before the heartbeats that came after it
+                    self._inbox.get()()
                 if ticks:
                     coordination.tick()
                 if not coordination.is_over:
-                    look()
+                    poll()
                 due = time.monotonic() + every_seconds
         finally:
             self._close()

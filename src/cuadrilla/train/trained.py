@@ -13,7 +13,6 @@ from cuadrilla.config import Config, LanguageTaskSection, TrainSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
-from cuadrilla.home import Home
 from cuadrilla.messages import Message
 from cuadrilla.model.generate import for_inference, generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
@@ -33,7 +32,6 @@ from cuadrilla.train.checkpoint import (
     load_checkpoint,
 )
 from cuadrilla.train.coordinate import model_tensors
-from cuadrilla.train.inference import choose_for_inference
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
 
@@ -169,8 +167,7 @@ class LanguageModel:
     @cached_property
     def ready(self) -> GPT2:
         """A copy that generates as fast as this machine can."""
-        choice = choose_for_inference(self.model, home=Home.of_user().path)
-        return for_inference(self.model, kernels=choice.kernels)
+        return for_inference(self.model)
 
 
 def open_model(path: Path, *, device: str = "auto", newest: bool = False, precision: str = "auto") -> LanguageModel:

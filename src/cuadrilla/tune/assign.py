@@ -1,4 +1,4 @@
-"""Which place does which job: the longest goes to the fastest, and who would only end last waits. Pure.
+"""The place of each job: the longest goes to the fastest, and a place that would only end last waits. Pure.
 
 What is tried, and what comes of it, does not depend on this: only when it is done.
 """

@@ -1,42 +1,35 @@
-"""Names in the folder of a search, `tune/` beside its run file; what happened, in a file that is only appended to.
+"""Names in the folder of a search, `tune/` beside its run file.
 
+study.db        the studies of Optuna from which a search goes on
 search.json     what is searched; a search goes on only with the same
-trials.jsonl    what began and ended, in that order: the search is made again from it
+trials.jsonl    what began and ended, for whoever watches; a search goes on without it
 t0003-r1/       the run directory of a job: trial 3 at rung 1
 best/run.toml   the best so far, as a run of its own: `cuadrilla train tune/best`
-best.json       the best so far of a search over a function: what to give to it
-study.db        Optuna's study of it, where Optuna is installed (for optuna-dashboard)
 """
 
-import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.config import Scalar
 from cuadrilla.errors import ConfigError
 from cuadrilla.home import read_object
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, append_event, read_jsonl, storage_errors, typed, write_json
-from cuadrilla.tune.search import Job, Search, TrialResult
+from cuadrilla.rundir import RunDir, append_event, read_jsonl, typed, write_json
+from cuadrilla.tune.search import Job, JobPart, Search, TrialResult
 
 BEGUN, LEFT, ENDED, STARTED = "begun", "left", "ended", "started"
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobPart:
-    """Of a job that has not ended there."""
-
-    place: str
-    seconds: float
-
-
 @dataclass(frozen=True)
 class SearchFolder:
-    """Where everything of a search is; creates nothing."""
+    """The paths of a search; creates nothing."""
 
     path: Path
+
+    @property
+    def exists(self) -> bool:
+        return self.search.is_file() or self.trials.is_file()
 
     @property
     def search(self) -> Path:
@@ -51,16 +44,8 @@ class SearchFolder:
         return RunDir(self.path / "best")
 
     @property
-    def best_values(self) -> Path:
-        return self.path / "best.json"
-
-    @property
     def study(self) -> Path:
         return self.path / "study.db"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
 
     @property
     def lock(self) -> Path:
@@ -73,88 +58,18 @@ class SearchFolder:
         append_event(self.trials, BEGUN, trial=job.trial, rung=job.rung, values=job.values, place=place)
 
     def ended(self, job: Job, found: TrialResult) -> None:
-        """On disk when this returns: a finished trial is never lost."""
         append_event(self.trials, ENDED, trial=job.trial, rung=job.rung, **asdict(found))
-        with storage_errors(self.trials), open(self.trials, "rb") as file:
-            os.fsync(file.fileno())
 
-    def left(self, job: Job, *, place: str, seconds: float) -> None:
-        """Somebody has to go on with it: Ctrl-C, or its machine is gone. `seconds`: what it took there."""
-        append_event(self.trials, LEFT, trial=job.trial, rung=job.rung, place=place, seconds=seconds)
+    def left(self, job: Job, part: JobPart) -> None:
+        """Somebody has to go on with it: Ctrl-C, or its machine is gone."""
+        append_event(self.trials, LEFT, trial=job.trial, rung=job.rung, **asdict(part))
 
-    def parts(self) -> dict[tuple[int, int], list[JobPart]]:
-        """What was done of jobs that had not ended then."""
-        found: dict[tuple[int, int], list[JobPart]] = {}
-        for row in read_jsonl(self.trials):
-            trial, rung, seconds = row.get("trial"), row.get("rung"), row.get("seconds")
-            if row.get("event") != LEFT or not isinstance(trial, int) or not isinstance(rung, int):
-                continue
-            if isinstance(seconds, int | float):
-                part = JobPart(place=str(row.get("place", "")), seconds=float(seconds))
-                found.setdefault((trial, rung), []).append(part)
-        return found
-
-    def started(self) -> None:
-        """A line of its own, whatever a broken-off write has left."""
-        with storage_errors(self.trials):
-            torn = self.trials.exists() and not self.trials.read_bytes().endswith(b"\n")
-            if torn:
-                with open(self.trials, "a", encoding="utf-8") as file:
-                    file.write("\n")
+    def started(self, search: Search) -> None:
+        """A start of the search, with the end of each job that a killed process has not written here."""
+        told = {(row.get("trial"), row.get("rung")) for row in read_jsonl(self.trials) if row.get("event") == ENDED}
         append_event(self.trials, STARTED)
-
-    def spent_seconds(self) -> float:
-        """Over all starts of the search, up to the last thing that each has written."""
-        spent, began, last = 0.0, 0.0, 0.0
-        for row in read_jsonl(self.trials):
-            now = row.get("time")
-            if not isinstance(now, int | float):
-                continue
-            if row.get("event") == STARTED:
-                spent, began = spent + max(last - began, 0.0), now
-            last = now
-        return spent + max(last - began, 0.0)
-
-    def replay(self, search: Search) -> None:
-        """Tell a new `search` what happened. Raises ConfigError if that cannot have been this search."""
-        try:
-            for kind, job, found in self._happened():
-                if kind == ENDED:
-                    search.finish(search.jobs[job.key], found)
-                elif job.key not in search.jobs:
-                    search.restore(job)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(
-                "{path} does not belong together: {reason}",
-                path=self.trials,
-                reason=error,
-                hint="move {folder} away; the search begins anew",
-                folder=typed(self.path),
-            ) from None
-
-    def _happened(self) -> Iterator[tuple[str, Job, TrialResult]]:
-        for row in read_jsonl(self.trials):
-            if row.get("event") not in (BEGUN, ENDED):
-                continue
-            values: dict[str, Scalar] = row.get("values", {})
-            job = Job(trial=int(row["trial"]), rung=int(row["rung"]), values=values)
-            yield row["event"], job, _found(row)
-
-
-def _found(row: dict[str, Any]) -> TrialResult:
-    """Raises ValueError."""
-    score, figures = row.get("score"), row.get("figures", {})
-    numbers = [row.get("tokens", 0), row.get("seconds", 0.0), *figures.values(), *([] if score is None else [score])]
-    if not all(isinstance(each, int | float) for each in numbers):
-        raise ValueError(f"{row.get('trial')}: not a number")
-    return TrialResult(
-        score=score,
-        figures=figures,
-        tokens=int(row.get("tokens", 0)),
-        seconds=float(row.get("seconds", 0.0)),
-        place=str(row.get("place", "")),
-        reason=str(row.get("reason", "")),
-    )
+        for key in search.results.keys() - told:
+            self.ended(search.jobs[key], search.results[key])
 
 
 def check_same(folder: SearchFolder, wanted: dict[str, Any], before: dict[str, Any]) -> None:
@@ -169,8 +84,8 @@ def check_same(folder: SearchFolder, wanted: dict[str, Any], before: dict[str, A
         )
 
 
-def write_search(folder: SearchFolder, wanted: dict[str, Any], more: dict[str, Any]) -> None:
-    write_json(folder.search, {"identity": wanted, **more}, private=True)
+def write_search(folder: SearchFolder, wanted: dict[str, Any], *, rung_steps: Sequence[int]) -> None:
+    write_json(folder.search, {"identity": wanted, "rung_steps": rung_steps}, private=True)
 
 
 def read_identity(folder: SearchFolder) -> dict[str, Any]:
@@ -183,7 +98,7 @@ def read_identity(folder: SearchFolder) -> dict[str, Any]:
 
 
 def counted(found: TrialResult) -> Message:
-    """How a job ended, in a few words."""
+    """The end of a job in a few words."""
     if found.score is None:
         return Message("failed: {reason}", reason=found.reason)
     return Message("{score:.4f}", score=found.score)

@@ -1,4 +1,4 @@
-"""What a trial's run says about it: its score, and the figures that constraints look at. Reads run directories only."""
+"""The result of a trial's run: its score, and the figures that constraints look at. Reads run directories only."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ RATE = "tokens_per_second"
 def read_found(
     run: RunDir, section: TuneSection, *, from_step: int, seconds: float, place: str, num_parameters: int
 ) -> TrialResult:
-    """Of a run that is complete. `from_step`: where this job began, after what a shorter run had left to it."""
+    """The result of a complete run. `from_step`: where this job began, after the steps of a shorter run."""
     rows = last_rows(run.metrics)
     name = section.metric or next((name for name in USUAL_METRICS if any(name in row for row in rows)), "")
     scores = [float(row[name]) for row in rows if _is_number(row.get(name))]

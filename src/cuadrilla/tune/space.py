@@ -1,5 +1,4 @@
-"""What a search may choose: each setting by its key in the run file, as numbers in a range or as a list. Where the
-search is over a function, each is the name of an argument.
+"""The settings of a search: each by its key in the run file, as numbers in a range or as a list.
 
 Pure. A combination holds a value for each setting that counts in it: one with `when` counts only where the settings
 that it names, chosen or fixed in the run file, have such a value. So a setting comes after those that it depends on.
@@ -7,22 +6,24 @@ that it names, chosen or fixed in the run file, have such a value. So a setting 
 
 import difflib
 import itertools
-import keyword
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from cuadrilla.config import Config, DimensionSection, Scalar, TuneSection
 from cuadrilla.errors import ConfigError, CuadrillaError
 from cuadrilla.messages import Message
 from cuadrilla.runfile import dump, leaves, literal, resolve
 
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
 Values = dict[str, Scalar]
-"""What was chosen, by section.key."""
+"""Chosen values by section.key."""
 
 NOT_SEARCHED = ("tune.", "engine.", "alarm.", "checkpoint.", "schema", "task.kind", "sync.")
 LENGTHS = ("train.tokens", "train.epochs", "train.steps")
-MOST_OF_A_GRID = 100_000
+MAX_COMBINATIONS = 100_000
 
 
 class Space:
@@ -33,15 +34,11 @@ class Space:
         if not section.space:
             hint = "for example, below [tune.space]: optim.lr = {{low = 0.002, high = 0.2, log = true}}"
             raise ConfigError("tune.space is empty: there is nothing to choose", hint=hint)
-        self._of_function = bool(section.function)
-        self._fixed = {} if self._of_function else leaves(dump(config))
+        self._fixed = leaves(dump(config))
         self._kinds = frozenset(key for key in section.space if key.endswith(".kind"))
         for key in section.space:
             _require_possible(key, section)
-            if self._of_function:
-                _require_argument(key, section)
-            else:
-                self._require_searched(key, rungs=section.rungs)
+            self._require_searched(key, rungs=section.rungs)
         self.dimensions = _in_order(section.space)
 
     def __iter__(self) -> Iterator[tuple[str, DimensionSection]]:
@@ -57,13 +54,12 @@ class Space:
                 return False
         return True
 
-    def draw(self, chance: random.Random) -> Values:
-        """A combination, by chance."""
+    def suggest(self, trial: "Trial") -> None:
+        """Have a trial of Optuna choose a value for each setting that counts in it."""
         chosen: Values = {}
         for key, dimension in self:
             if self.counts(key, chosen):
-                chosen[key] = _drawn(dimension, chance)
-        return chosen
+                chosen[key] = _suggested(trial, key, dimension)
 
     def grid(self) -> list[Values]:
         """All combinations. Raises ConfigError where a range has no step, and where there are too many."""
@@ -75,17 +71,14 @@ class Space:
                 for chosen in found
                 for extra in ([{key: point} for point in points] if self.counts(key, chosen) else [{}])
             ]
-            if len(found) > MOST_OF_A_GRID:
+            if len(found) > MAX_COMBINATIONS:
                 hint = 'larger steps, or sampler = "random"'
-                raise ConfigError("the grid has more than {most:,} combinations", most=MOST_OF_A_GRID, hint=hint)
+                raise ConfigError("the grid has more than {most:,} combinations", most=MAX_COMBINATIONS, hint=hint)
         return found
 
     def try_extremes(self, text: str, sets: Sequence[str]) -> None:
-        """Whether the run file takes the smallest and the largest of each setting. Raises ConfigError.
-
-        What a function takes, only the function knows.
-        """
-        for key, dimension in self if not self._of_function else ():
+        """Whether the run file takes the smallest and the largest of each setting. Raises ConfigError."""
+        for key, dimension in self:
             needed = [f"{other}={literal(_one(wanted))}" for other, wanted in dimension.when.items()]
             ends = [each for each in (dimension.low, dimension.high) if each is not None]
             values: Sequence[Scalar] = dimension.choices or ends
@@ -113,25 +106,13 @@ class Space:
             raise ConfigError(
                 "tune.space.{key}: unknown key",
                 key=key,
-                hint="did you mean {near}?" if near else "`cuadrilla config show --help-text` lists the keys",
+                hint="did you mean {near}?" if near else "`cuadrilla train --explain-config` lists the keys",
                 near=near[0] if near else "",
             )
 
     def _may_appear(self, key: str) -> bool:
         """A key of another kind of its section, where the kind itself is chosen or said in `when`."""
         return f"{key.partition('.')[0]}.kind" in self._kinds
-
-
-def _require_argument(key: str, section: TuneSection) -> None:
-    if not key.isidentifier() or keyword.iskeyword(key):
-        hint = "the space of a function has the names of its arguments: letters, digits and _"
-        raise ConfigError("tune.space.{key}: this is no name of an argument", key=key, hint=hint)
-    for other in section.space[key].when:
-        if other not in section.space:
-            hint = "name another argument of the search there"
-            raise ConfigError(
-                "tune.space.{key}: `when` names {other}, which is not searched", key=key, other=other, hint=hint
-            )
 
 
 def _require_possible(key: str, section: TuneSection) -> None:
@@ -186,33 +167,27 @@ def _in_order(space: Mapping[str, DimensionSection]) -> dict[str, DimensionSecti
     return ordered
 
 
-def _drawn(dimension: DimensionSection, chance: random.Random) -> Scalar:
+def _suggested(trial: "Trial", key: str, dimension: DimensionSection) -> Scalar:
     if dimension.choices:
-        return chance.choice(dimension.choices)
-    low, high = dimension.low, dimension.high
+        found = trial.suggest_categorical(key, dimension.choices)
+        assert found is not None
+        return found
+    low, step = dimension.low, dimension.step
     assert low is not None
+    high = (
+        _at(dimension, _num_steps(dimension) - 1) if step else dimension.high
+    )  # Optuna warns of steps that do not fill
     assert high is not None
-    if dimension.step:
-        return _at(dimension, chance.randrange(num_steps(dimension)))
-    if dimension.log:
-        if dimension.is_whole:  # so that the ends are as likely as their neighbours
-            drawn = math.exp(chance.uniform(math.log(low - 0.5), math.log(high + 0.5)))
-            return min(max(round(drawn), int(low)), int(high))
-        return min(max(math.exp(chance.uniform(math.log(low), math.log(high))), low), high)
-    return chance.randint(int(low), int(high)) if dimension.is_whole else chance.uniform(low, high)
+    if dimension.is_whole:
+        return int(trial.suggest_int(key, int(low), int(high), log=dimension.log, step=int(step or 1)))
+    return float(trial.suggest_float(key, low, high, log=dimension.log, step=step or None))
 
 
-def num_steps(dimension: DimensionSection) -> int:
-    """How many values a range with a step has."""
+def _num_steps(dimension: DimensionSection) -> int:
+    """The number of values of a range with a step."""
     assert dimension.low is not None
     assert dimension.high is not None
     return math.floor((dimension.high - dimension.low) / dimension.step + 1e-9) + 1
-
-
-def last_value(dimension: DimensionSection) -> int | float:
-    """The largest of a range."""
-    assert dimension.high is not None
-    return _at(dimension, num_steps(dimension) - 1) if dimension.step else dimension.high
 
 
 def _at(dimension: DimensionSection, index: int) -> int | float:
@@ -225,11 +200,11 @@ def _points(key: str, dimension: DimensionSection) -> list[Scalar]:
     if dimension.choices:
         return dimension.choices
     if dimension.step:
-        return [_at(dimension, index) for index in range(num_steps(dimension))]
+        return [_at(dimension, index) for index in range(_num_steps(dimension))]
     if dimension.is_whole and not dimension.log:
         assert dimension.low is not None
         assert dimension.high is not None
-        return [*itertools.islice(range(int(dimension.low), int(dimension.high) + 1), MOST_OF_A_GRID + 1)]
+        return [*itertools.islice(range(int(dimension.low), int(dimension.high) + 1), MAX_COMBINATIONS + 1)]
     raise ConfigError(
         "tune.space.{key}: a grid needs choices, or a step", key=key, hint='add a step, or sampler = "random"'
     )

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from cuadrilla.config import SCHEMA, Config, FileTaskSection, LocalEngine, TuneSection
+from cuadrilla.config import SCHEMA, Config, LocalEngine, TuneSection
 from cuadrilla.errors import ConfigError
-from cuadrilla.jobs.origin import hand_on_origin
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, make_private, read_jsonl, read_regular, storage_errors, write_atomic
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """What all trials have in common: a run file's text, where it is, and what was typed over it."""
+    """The part that all trials share: a run file's text, its folder, and the settings typed over it."""
 
     text: str
     folder: Path
@@ -62,7 +61,10 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class RungLength:
-    """Of a run at one rung. `warmup`: a part of it. `keep_step`: the last step before it cools down (0: keep none)."""
+    """The length of a run at one rung.
+
+    `warmup`: a part of it. `keep_step`: the last step before it cools down (0: keep none).
+    """
 
     steps: int
     warmup: float
@@ -70,7 +72,7 @@ class RungLength:
 
 
 def rung_lengths(config: Config, section: TuneSection, *, num_steps: int) -> list[RungLength]:
-    """Of each rung, the shortest first. Raises ConfigError where the shortest would be no training."""
+    """The length of each rung's runs, the shortest first. Raises ConfigError where it would be no training."""
     shortest = num_steps // section.factor ** (section.rungs - 1)
     if shortest < 1:
         raise ConfigError(
@@ -88,7 +90,7 @@ def rung_lengths(config: Config, section: TuneSection, *, num_steps: int) -> lis
     return lengths
 
 
-def make_trial(job: Job, base: Base, *, folder: Path, below: Path | None = None) -> RunDir:
+def make_trial(job: Job, base: Base, *, folder: Path, below: RunDir | None = None) -> RunDir:
     """A job's run directory with its run file, unless it is there. `below`: the trial's run at the rung before.
 
     Loads the task. Raises ConfigError, DataError, TaskError, ResourceError.
@@ -110,52 +112,46 @@ def make_trial(job: Job, base: Base, *, folder: Path, below: Path | None = None)
         }
     )
     if below is not None:
-        _take_over(RunDir(below), run)
+        _take_over(below, run)
     write_atomic(run.run_file, to_toml(config), private=True)
     return run
 
 
 def length_of(config: Config, folder: Path) -> "Length":
-    """Of a run with nothing left open. Raises DataError, TaskError."""
+    """The length of a run with nothing left open. Raises DataError, TaskError."""
     from cuadrilla.train.setup import make_task, measure_length
 
     return measure_length(config.train, make_task(config, folder))
 
 
 def data_hash(config: Config, folder: Path) -> str:
-    """Of the data that a run in this folder trains on. Raises DataError, TaskError."""
+    """The hash of the data that a run in this folder trains on. Raises DataError, TaskError."""
     from cuadrilla.train.setup import make_task
 
     return make_task(config, folder).data_hash()
 
 
 def settings_of(run: RunDir) -> Config:
-    """In its run file."""
+    """The settings in a run's file."""
     return resolve(read_regular(run.run_file).decode()).config
 
 
 def num_parameters(config: Config, folder: Path) -> int:
-    """Of its model. Raises TaskError."""
+    """The number of parameters of a run's model. Raises TaskError."""
     from cuadrilla.train.setup import make_model, make_task
 
     return sum(each.numel() for each in make_model(make_task(config, folder), seed=config.run.seed).parameters())
 
 
 def _seen_from(folder: Path, config: Config, *, base: Path) -> Config:
-    """With paths that lead to the same files from another folder."""
+    """The settings with paths that lead to the same files from another folder."""
 
     def moved(path: str) -> str:
         return os.path.relpath(base / path, folder) if path and not os.path.isabs(path) else path
 
-    task: Any = config.task
-    if isinstance(task, FileTaskSection):
-        file, _, name = task.path.rpartition(":")
-        task = task.model_copy(update={"path": f"{moved(file)}:{name}"})
     teachers = [moved(teacher) for teacher in config.train.teacher]
-    return config.model_copy(
+    return config.moved(moved).model_copy(
         update={
-            "task": task,
-            "data": config.data.model_copy(update={"folder": moved(config.data.folder)}),
             "model": config.model.model_copy(update={"init": moved(config.model.init)}),
             "train": config.train.model_copy(update={"teacher": teachers}),
         }
@@ -171,7 +167,6 @@ def _take_over(before: RunDir, run: RunDir) -> None:
     with storage_errors(run.checkpoints):
         make_private(run.checkpoints)
         shutil.copytree(checkpoint, run.checkpoints / checkpoint.name, dirs_exist_ok=True)
-    hand_on_origin(before, run, version=kept)
     rows = [row for row in read_jsonl(before.metrics) if isinstance(at := row.get("version"), int) and at <= kept]
     write_atomic(run.metrics, "".join(f"{json.dumps(row)}\n" for row in rows), private=True)
 

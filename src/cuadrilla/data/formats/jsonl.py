@@ -7,8 +7,10 @@ not JSON, not an object, or lack the field; half of a surrogate pair in a text b
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import IO
 
+from cuadrilla.data.formats.packing import CHUNK_BYTES
 from cuadrilla.data.formats.record import BadRecord, Reading
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
@@ -20,17 +22,22 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 _MARK = b"\xef\xbb\xbf"
 
 
-def records(chunks: Iterable[bytes], *, where: str, reading: Reading, counts: Counter[str]) -> Iterator[str]:
+def records(stream: IO[bytes], *, where: str, reading: Reading, counts: Counter[str]) -> Iterator[str]:
     """The texts, in order. A bad line raises DataError with its number, or is counted if `reading` skips them."""
-    for number, line, is_whole in _lines(chunks):
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
         try:
-            if line is not None and (number == 1 and line.startswith(_MARK)):
-                line = line[len(_MARK) :]
-            if line is None or line.strip():
+            if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+                while (rest := stream.readline(CHUNK_BYTES)) and not rest.endswith(b"\n"):
+                    pass
+                raise BadRecord("records_too_long", Message("a line of more than {most:,} bytes", most=MAX_LINE_BYTES))
+            line = line.removeprefix(_MARK) if number == 1 else line
+            if line.strip():
                 yield _text(line, reading.field)
         except BadRecord as bad:
             if not reading.skip_bad:
-                is_cut = bad.is_broken and not is_whole
+                is_cut = bad.is_broken and not line.endswith(b"\n")
                 template = (
                     "{where}:{number}: the last line is cut off or broken ({why})"
                     if is_cut
@@ -40,29 +47,7 @@ def records(chunks: Iterable[bytes], *, where: str, reading: Reading, counts: Co
             counts[bad.reason] += 1
 
 
-def _lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes | None, bool]]:
-    """(number from 1, line or None if it is too long, whether it ends with a line end)."""
-    number = 1
-    held: list[bytes] = []
-    size = 0
-    for chunk in chunks:
-        *ends, rest = chunk.split(b"\n")
-        for end in ends:
-            held.append(end)
-            yield number, b"".join(held) if size + len(end) <= MAX_LINE_BYTES else None, True
-            number, held, size = number + 1, [], 0
-        size += len(rest)
-        if size <= MAX_LINE_BYTES:
-            held.append(rest)
-        else:
-            held = []
-    if size:
-        yield number, b"".join(held) if size <= MAX_LINE_BYTES else None, False
-
-
-def _text(line: bytes | None, field: str) -> str:
-    if line is None:
-        raise BadRecord("records_too_long", Message("a line of more than {most:,} bytes", most=MAX_LINE_BYTES))
+def _text(line: bytes, field: str) -> str:
     try:
         record = json.loads(line.decode())
     except UnicodeDecodeError as error:

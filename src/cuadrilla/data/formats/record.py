@@ -21,7 +21,7 @@ class Reading:
 
 
 class BadFileError(DataError):
-    """What a file holds is not what its name says. One in an archive says nothing about its neighbours."""
+    """What a text holds is not what its name says. One in an archive says nothing about its neighbours."""
 
 
 class BadRecord(Exception):

@@ -6,27 +6,22 @@ and groups of verses are set apart by a blank line, verses and line breaks by a 
 `<quote>` inside a paragraph is a part of it. Each outermost `<body>` is a text of its own. (TEI P5 Guidelines, chapters
 3-7; P4 uses the same names.)
 
-What is refused: an internal DTD, so that there are no entities to expand; nesting beyond `MAX_DEPTH`, more than
-`MAX_NAMES` different names, and one tag or comment beyond `MAX_MARKUP_BYTES`, because expat holds these in memory.
-Nothing outside the file is ever opened; the named characters of HTML (`&ntilde;`) are known without a DTD's help.
+lxml holds one `<body>` at a time, within the limits of libxml2 (`huge_tree=False`: 10 MB of text without a tag, nesting
+of 256). An internal DTD is refused, so that there are no entities to expand. Nothing outside the file is ever opened;
+the named characters of HTML (`&ntilde;`) are known without a DTD's help.
 """
 
-import itertools
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from html.entities import html5
-from xml.parsers import expat
+from typing import IO, Any, NamedTuple
 
+from cuadrilla.data.formats.packing import INSTALL
 from cuadrilla.data.formats.record import BadFileError
+from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.messages import Message
 
-MAX_DEPTH = 1_000
-MAX_NAMES = 10_000
-MAX_MARKUP_BYTES = 2**22
 ROOTS = ("TEI", "TEI.2", "teiCorpus", "teiCorpus.2")
 
-_STEP_BYTES = 2**16
 _LEFT_OUT = {"note", "noteGrp", "teiHeader", "front", "back", "figDesc", "fw", "del", "index"}
 _OTHER_READING = {"sic", "orig", "abbr"}
 _PARAGRAPHS = {
@@ -36,225 +31,148 @@ _PARAGRAPHS = {
 _LINES = {"l", "lb", "item", "row", "speaker", "stage", "salute", "signed", "dateline", "byline", "label"}
 _HOLD_QUOTES = {"p", "ab", "head", "l", "item", "cell"}
 _MARK = re.compile(r"[(\[]?(\d{1,4}|\*{1,4}|[a-z])[)\]]?")
-_MARK_CHARACTERS = 8
 _FOLLOWS_CLOSELY = tuple(",.;:)]!?»")
 _LAYOUT = ("\n", "\t", "\r")
 
-Piece = tuple[int, str]
-"""(number of its `<body>`, text)"""
 
+class Novel(NamedTuple):
+    """What an XML file holds."""
 
-@dataclass
-class Header:
-    """What a file says about itself."""
-
-    root: str = ""
-    """The outermost element; TEI if it is one of `ROOTS`."""
-    encoding: str = "utf-8"
-    licence: str = "unknown"
+    is_tei: bool
+    encoding: str
+    licence: str
     """The first address in its `<availability>`: that of a `<licence>`, or in older files of a `<ref>`."""
-    num_bytes: int = 0
-    """Of text."""
+    texts: list[str]
+    """That of each outermost `<body>` that is not empty."""
 
 
-def survey(chunks: Iterable[bytes], *, where: str) -> Header:
+def read(stream: IO[bytes], *, where: str) -> Novel:
     """Read the file to its end. Raises BadFileError for what is not well-formed or is refused."""
-    reader = _Reader(where)
-    num_bytes = sum(len(text.encode()) for _, text in reader.pieces(chunks))
-    return replace(reader.header, num_bytes=num_bytes)
+    try:
+        from lxml import etree
+    except ImportError as error:
+        raise EnvironmentProblem("reading .xml needs lxml, which is not installed", hint=INSTALL) from error
+    texts: list[str] = []
+    licence = "unknown"
+    parsed = etree.iterparse(stream, resolve_entities=False, no_network=True, huge_tree=False)
+    try:
+        for _, element in parsed:
+            name = _name(element)
+            if name == "availability" and licence == "unknown":
+                licence = _licence(element)
+            elif name == "body" and _LEFT_OUT.union(["body"]).isdisjoint(map(_name, element.iterancestors())):
+                _check_dtd(element.getroottree().docinfo.internalDTD, where)
+                texts.append("".join(_Body(element, where).pieces))
+                element.clear(keep_tail=True)
+    except etree.XMLSyntaxError as error:
+        why = Message("not well-formed XML: {error}", error=error.msg)
+        raise _refusal(where, error.lineno or 1, why) from error
+    except LookupError as error:
+        raise _refusal(where, 1, Message("not well-formed XML: {error}", error=error)) from error
+    info = parsed.root.getroottree().docinfo
+    _check_dtd(info.internalDTD, where)
+    return Novel(
+        is_tei=_name(parsed.root) in ROOTS,
+        encoding=(info.encoding or "utf-8").lower()[:40],
+        licence=licence,
+        texts=list(filter(None, texts)),
+    )
 
 
-def texts(chunks: Iterable[bytes], *, where: str) -> Iterator[Iterator[str]]:
-    """The text of each `<body>`, in pieces."""
-    for _, pieces in itertools.groupby(_Reader(where).pieces(chunks), key=lambda piece: piece[0]):
-        yield (text for _, text in pieces)
+def _name(element: Any) -> str:
+    """Without its namespace; "" for comments, instructions and entities."""
+    return element.tag.rpartition("}")[2].rpartition(":")[2] if isinstance(element.tag, str) else ""
 
 
-@dataclass
-class _Place:
-    """Where in the document the parser is."""
-
-    stack: list[str] = field(default_factory=list)
-    body: int = 0
-    """The number of the current outermost `<body>`, from 1; 0 outside."""
-    body_depth: int = 0
-    left_out_depth: int = 0
-    """The depth of the outermost element that is left out, 0 outside of one."""
-    mark_depth: int = 0
-    """The depth of a reference that may be the mark of a note, 0 outside of one."""
+def _licence(availability: Any) -> str:
+    targets = (each.get("target") for each in availability.iter() if _name(each) in ("licence", "ref"))
+    return " ".join(next(filter(None, targets), "unknown").split())[:200]
 
 
-class _Reader:
-    """Handlers of expat that turn one document into pieces."""
-
-    def __init__(self, where: str) -> None:
-        self.header = Header()
-        self._where = where
-        self._place = _Place()
-        self._num_bodies = 0
-        self._gap = ""
-        self._has_text = False
-        self._mark: str | None = None
-        """What a reference has said so far; None outside of one."""
-        self._was_mark = False
-        self._pieces: list[Piece] = []
-        self._quiet_bytes = 0
-        self._names: dict[str, str] = {}
-        parser = expat.ParserCreate(intern=self._names)
-        parser.buffer_text = True
-        parser.buffer_size = _STEP_BYTES
-        parser.XmlDeclHandler = self._declaration
-        parser.StartDoctypeDeclHandler = self._doctype
-        parser.StartElementHandler = self._start
-        parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._characters
-        parser.SkippedEntityHandler = self._entity
-        parser.DefaultHandler = self._other
-        self._parser = parser
-
-    def pieces(self, chunks: Iterable[bytes]) -> Iterator[Piece]:
-        """The text of all bodies, as far as it goes with each chunk."""
-        for chunk in chunks:
-            for start in range(0, len(chunk), _STEP_BYTES):
-                self._parse(chunk[start : start + _STEP_BYTES])
-                yield from self._pieces
-                self._pieces.clear()
-        self._parse(b"", final=True)
-        yield from self._pieces
-
-    def _parse(self, data: bytes, *, final: bool = False) -> None:
-        self._quiet_bytes += len(data)
-        try:
-            self._parser.Parse(data, final)
-        except expat.ExpatError as error:
-            raise self._refusal(Message("not well-formed XML: {error}", error=expat.ErrorString(error.code))) from error
-        except (LookupError, ValueError) as error:  # an encoding that Python does not know, or cannot use here
-            raise self._refusal(Message("its encoding cannot be read: {error}", error=error)) from error
-        if self._quiet_bytes > MAX_MARKUP_BYTES:
-            raise self._refusal(Message("one tag or comment of more than {most:,} bytes", most=MAX_MARKUP_BYTES))
-        if len(self._names) > MAX_NAMES:
-            raise self._refusal(
-                Message("more than {most:,} different names of elements and attributes", most=MAX_NAMES)
-            )
-
-    def _refusal(self, why: str) -> BadFileError:
-        return BadFileError(
-            "{where}:{line}: {why}",
-            where=self._where,
-            line=self._parser.CurrentLineNumber,
-            why=why,
-            hint="repair it or give its plain text as .txt; --skip-bad leaves out, counts and names such files",
+def _check_dtd(dtd: Any, where: str) -> None:
+    if dtd is not None and any((*dtd.iterentities(), *dtd.iterelements())):
+        raise _refusal(
+            where, 1, Message("it defines its own entities or elements (<!DOCTYPE ... [ ]>), which is not read")
         )
 
-    def _declaration(self, _version: str, encoding: str | None, _standalone: int) -> None:
-        self._quiet_bytes = 0
-        self.header.encoding = (encoding or "utf-8").lower()[:40]
 
-    def _doctype(self, _name: str, _system: str | None, _public: str | None, has_internal_subset: int) -> None:
-        self._quiet_bytes = 0
-        if has_internal_subset:
-            raise self._refusal(
-                Message("it defines its own entities or elements (<!DOCTYPE ... [ ]>), which is not read")
-            )
+def _refusal(where: str, line: int, why: Message) -> BadFileError:
+    return BadFileError(
+        "{where}:{line}: {why}",
+        where=where,
+        line=line,
+        why=why,
+        hint="repair it or give its plain text as .txt; --skip-bad leaves out, counts and names such files",
+    )
 
-    def _start(self, raw_name: str, attributes: dict[str, str]) -> None:
-        self._quiet_bytes = 0
-        place = self._place
-        name = raw_name.rpartition(":")[2]
-        parent = place.stack[-1] if place.stack else ""
-        place.stack.append(name)
-        depth = len(place.stack)
-        if depth > MAX_DEPTH:
-            raise self._refusal(Message("elements nested more than {most:,} deep", most=MAX_DEPTH))
-        if depth == 1:
-            self.header.root = name
-        if name in ("licence", "ref") and "availability" in place.stack and self.header.licence == "unknown":
-            self.header.licence = " ".join(attributes.get("target", "unknown").split())[:200]
-        if not place.left_out_depth and (name in _LEFT_OUT or (parent == "choice" and name in _OTHER_READING)):
-            place.left_out_depth = depth
-        if name == "body" and not place.body and not place.left_out_depth:
-            self._num_bodies += 1
-            place.body, place.body_depth = self._num_bodies, depth
-            self._gap, self._has_text = "", False
-        if name == "ref" and attributes.get("target", "").startswith("#") and self._mark is None:
-            place.mark_depth, self._mark = depth, ""
-        if name != "lb" or attributes.get("break") != "no":
-            self._set_apart(name)
 
-    def _end(self, raw_name: str) -> None:
-        self._quiet_bytes = 0
-        place = self._place
-        name = raw_name.rpartition(":")[2]
+class _Body:
+    """One body, as `pieces` of text."""
+
+    def __init__(self, body: Any, where: str) -> None:
+        self.pieces: list[str] = []
+        self._where = where
+        self._gap = ""
+        """White space before the next text."""
+        self._was_mark = False
+        """The last thing was the mark of a note."""
+        self._read(body, is_in_paragraph=False)
+
+    def _read(self, element: Any, *, is_in_paragraph: bool) -> None:
+        name = _name(element)
+        is_in_paragraph = is_in_paragraph or name in _HOLD_QUOTES
+        gap = "" if name == "quote" and is_in_paragraph else _gap_of(name)
+        if name != "lb" or element.get("break") != "no":
+            self._widen(gap)
+        self._write(element.text)
+        for child in element:
+            inner = _name(child)
+            if not inner:
+                self._entity(child)
+            elif inner == "ref" and _is_mark(child):
+                self._was_mark = True
+            elif inner not in _LEFT_OUT and not (name == "choice" and inner in _OTHER_READING):
+                self._read(child, is_in_paragraph=is_in_paragraph)
+            self._write(child.tail)
         if name != "lb":
-            self._set_apart(name)
-        depth = len(place.stack)
-        if depth == place.mark_depth:
-            self._end_reference()
-        if depth == place.left_out_depth:
-            place.left_out_depth = 0
-        if depth == place.body_depth:
-            place.body = place.body_depth = 0
-        place.stack.pop()
-
-    def _end_reference(self) -> None:
-        """The mark of a note is no text; what else a reference says is."""
-        said, self._mark, self._place.mark_depth = self._mark or "", None, 0
-        if _MARK.fullmatch(said.strip()):
-            self._was_mark = True
-        elif said:
-            self._characters(said)
-
-    def _set_apart(self, name: str) -> None:
-        """An element that begins or ends here is a gap before the next text; the widest one counts."""
-        if name == "quote" and not _HOLD_QUOTES.isdisjoint(self._place.stack):
-            gap = ""
-        elif name in _PARAGRAPHS or name.startswith("div"):
-            gap = "\n\n"
-        elif name in _LINES:
-            gap = "\n"
-        else:
-            gap = " " if name == "cell" else ""
-        if not self._place.left_out_depth:
             self._widen(gap)
 
     def _widen(self, gap: str) -> None:
         if (gap.count("\n"), gap) > (self._gap.count("\n"), self._gap):
             self._gap = gap
 
-    def _characters(self, data: str) -> None:
-        self._quiet_bytes = 0
-        place = self._place
-        if not place.body or place.left_out_depth:
-            return
-        text = _without_layout(data)
-        if self._mark is not None and len(self._mark) + len(text) <= _MARK_CHARACTERS:
-            self._mark += text
-            return
-        if self._mark:
-            text, self._mark = self._mark + text, None
+    def _write(self, data: str | None) -> None:
+        text = _without_layout(data or "")
         if text.startswith(" "):
             self._widen(" ")
         if body := text.strip(" "):
             if self._was_mark and self._gap == " " and body.startswith(_FOLLOWS_CLOSELY):
                 self._gap = ""
             self._was_mark = False
-            self._pieces.append((place.body, self._gap + body if self._has_text else body))
-            self._gap, self._has_text = "", True
-            if text.endswith(" "):
-                self._widen(" ")
+            self.pieces.append(self._gap + body if self.pieces else body)
+            self._gap = " " if text.endswith(" ") else ""
 
-    def _entity(self, name: str, is_parameter: bool) -> None:
-        """A reference to an entity that only an external DTD would define."""
-        self._quiet_bytes = 0
-        if is_parameter:
+    def _entity(self, node: Any) -> None:
+        """A reference to an entity that only an external DTD would define; comments and instructions are nothing."""
+        name = getattr(node, "name", None)
+        if name is None or not str(node.text).startswith("&"):
             return
         if f"{name};" not in html5:
-            raise self._refusal(Message("&{name}; is defined in another file, which is not read", name=name[:40]))
-        self._characters(html5[f"{name};"])
+            why = Message("&{name}; is defined in another file, which is not read", name=name[:40])
+            raise _refusal(self._where, node.sourceline or 1, why)
+        self._write(html5[f"{name};"])
 
-    def _other(self, _data: str) -> None:
-        """Comments and the like: seen, so that a long one can be told from an endless one."""
-        self._quiet_bytes = 0
+
+def _is_mark(reference: Any) -> bool:
+    said = "".join(reference.itertext()) if reference.get("target", "").startswith("#") else ""
+    return _MARK.fullmatch(said.strip()) is not None
+
+
+def _gap_of(name: str) -> str:
+    """White space around an element."""
+    if name in _PARAGRAPHS or name.startswith("div"):
+        return "\n\n"
+    return "\n" if name in _LINES else " " if name == "cell" else ""
 
 
 def _without_layout(data: str) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cuadrilla.data.get import hub
+from cuadrilla.data.get.address import WEB_SCHEMES, check_address, distinct_names, safe_name
 from cuadrilla.data.get.download import LARGE_BYTES, DownloadRequest
 from cuadrilla.data.get.mount import list_mount
-from cuadrilla.data.get.origin import WEB_SCHEMES, check_address, distinct_names, safe_name
 from cuadrilla.data.get.web import Web
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
@@ -26,22 +26,19 @@ class CatalogueEntry:
     what: str
     address: str
     licence: str
-    about_bytes: int | None
-    """Of the download; None: not known beforehand."""
-    size_note: str = ""
+    about_bytes: int
+    """Of the download; of an archive that is made on request the size of its repository."""
     split: str = ""
     file: str = ""
     inside: str = ""
 
     @property
     def size(self) -> str:
-        if self.about_bytes is None:
-            return self.size_note
-        return Message("{megabytes:.1f} MB", megabytes=self.about_bytes / 1e6)
+        return Message("about {megabytes:,.0f} MB", megabytes=self.about_bytes / 1e6)
 
     @property
     def asks(self) -> bool:
-        return self.about_bytes is None or self.about_bytes > LARGE_BYTES
+        return self.about_bytes > LARGE_BYTES
 
 
 CATALOGUE = (
@@ -58,8 +55,7 @@ CATALOGUE = (
         what=Message("234 Spanish-American novels, 1830 to 1910, plain text"),
         address="https://github.com/cligs/conha19/archive/refs/heads/main.zip",
         licence="Public Domain Mark 1.0",
-        about_bytes=None,
-        size_note=Message("not announced (its repository: 809 MB)"),
+        about_bytes=809_000_000,
         file="conha19.zip",
         inside="txt",
     ),
@@ -68,8 +64,7 @@ CATALOGUE = (
         what=Message("about 100 novels of Spain, 1840 to 1920, TEI-XML (level 1)"),
         address="https://github.com/COST-ELTeC/ELTeC-spa/archive/HEAD.zip",
         licence="texts public domain, markup CC BY 4.0",
-        about_bytes=None,
-        size_note=Message("not announced (its repository: 180 MB)"),
+        about_bytes=180_000_000,
         file="eltec-spa.zip",
         inside="level1",
     ),
@@ -86,23 +81,13 @@ CATALOGUE = (
         what=Message("Spanish Wikipedia of November 2023, about 1.9 M articles"),
         address="hf:wikimedia/wikipedia/20231101.es",
         licence="CC BY-SA, GFDL",
-        about_bytes=None,
-        size_note=Message("several GB; the hub knows the exact size"),
+        about_bytes=4_000_000_000,
         split="train",
     ),
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CatalogueOptions:
-    """What the arguments of one fetch say beside its names."""
-
-    sha256: str = ""
-    split: str = ""
-    revision: str = ""
-
-
-def resolve(argument: str, *, options: CatalogueOptions) -> list[DownloadRequest]:
+def resolve(argument: str, *, sha256: str = "", split: str = "", revision: str = "") -> list[DownloadRequest]:
     """The files that a name of the catalogue or an address stands for.
 
     Raises ConfigError for what is neither, LinkError if it has to be listed and cannot be.
@@ -111,12 +96,12 @@ def resolve(argument: str, *, options: CatalogueOptions) -> list[DownloadRequest
     address = corpus.address if corpus else argument
     scheme = urlsplit(address).scheme if "://" in address else ""
     if address.startswith(hub.PREFIX):
-        split = options.split or (corpus.split if corpus else "")
-        dataset = hub.HubDataset.parse(address, split=split, revision=options.revision)
+        split = split or (corpus.split if corpus else "")
+        dataset = hub.HubDataset.parse(address, split=split, revision=revision)
         found = hub.list_parquet(dataset, licence=corpus.licence if corpus else "")
         if corpus:
             found = [replace(each, subfolder=corpus.name) for each in found]
-    elif options.split or options.revision:
+    elif split or revision:
         raise ConfigError(
             "{name} has no splits or revisions", name=argument, hint="--split and --revision are for hf:OWNER/NAME"
         )
@@ -126,20 +111,14 @@ def resolve(argument: str, *, options: CatalogueOptions) -> list[DownloadRequest
         found = _from_mount(argument)
     else:
         raise _unknown(argument)
-    return _with_hash(argument, found, options.sha256) if options.sha256 else found
+    return _with_hash(argument, found, sha256) if sha256 else found
 
 
 def _from_web(url: str, corpus: CatalogueEntry | None) -> DownloadRequest:
+    wanted = DownloadRequest(origin=Web(url), url=url)
     if corpus is None:
-        return DownloadRequest(origin=Web(url), url=url)
-    return DownloadRequest(
-        origin=Web(url),
-        url=url,
-        name=corpus.file,
-        subfolder=corpus.name,
-        licence=corpus.licence,
-        inside=corpus.inside,
-    )
+        return wanted
+    return replace(wanted, name=corpus.file, subfolder=corpus.name, licence=corpus.licence, inside=corpus.inside)
 
 
 def _from_mount(address: str) -> list[DownloadRequest]:

@@ -2,47 +2,48 @@
 
 Invariants
 * A file with its name in the folder is complete, and was checked against every length and hash that is known. Until
-  then it is a hidden part (`part.py`), which `data prepare` does not see.
+  then it is a hidden part, which `data prepare` does not see: `.KEY.part`, and beside it `.KEY.json` with what tells
+  its content from a later one.
 * What came is kept, whatever ends the download, if the server allows to go on from there and it did not prove wrong.
 * The order at the end is: part durable, record durable, rename. A crash between any two is cured by the next run.
 * One process per folder, by a lock.
 """
 
+import hashlib
+import json
 import os
 import random
 import re
 import shutil
 import time
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import IO
 
-from cuadrilla.data.get.origin import Origin, PassingError, Stream, TooLargeError, name_in, safe_name
-from cuadrilla.data.get.part import Part
-from cuadrilla.data.get.record import DownloadRecord, Records, hash_file, one_line
-from cuadrilla.data.get.unpack import unpack
-from cuadrilla.errors import DataError, LinkError, ResourceError
+from cuadrilla.data.formats.packing import MAX_UNPACKED_BYTES
+from cuadrilla.data.get.address import name_in, safe_name
+from cuadrilla.data.get.record import DownloadRecord, Records, one_line
+from cuadrilla.data.get.stream import Origin, PassingError, Stream
+from cuadrilla.errors import ConfigError, DataError, LinkError
 from cuadrilla.messages import Message
-from cuadrilla.rundir import FolderLock, fsync_folder, storage_errors
+from cuadrilla.rundir import FolderLock, file_sha256, fsync_folder, remove_leftovers, storage_errors, write_json
 
 LARGE_BYTES = 100 * 10**6
 ENOUGH_BYTES = 2**16
 """A try that brought so much is progress: the count of tries begins anew."""
-_SIGNATURES = {
-    ".parquet": b"PAR1",
-    ".gz": b"\x1f\x8b",
-    ".tgz": b"\x1f\x8b",
-    ".zip": b"PK",
-    ".bz2": b"BZh",
-    ".xz": b"\xfd7zXZ",
-    ".zst": b"\x28\xb5\x2f\xfd",
-}
 _PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*(<!doctype html|<html[\s>])", re.IGNORECASE)
 _PAGES = (".html", ".htm", ".xhtml")
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, bytes done, bytes in all or 0)."""
+
+
+class TooLargeError(ConfigError):
+    """More than may be fetched without asking."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class DownloadRequest:
     vouched_by: str = "first use"
     revision: str = ""
     inside: str = ""
-    """The folder in an archive of which the files are wanted; empty to keep the file as it is."""
+    """The folder in a zip archive of which the files are wanted; empty to keep the file as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,36 @@ class Fetched:
     """It was there before, and its hash is right."""
 
 
+class Part:
+    """The beginning of a file that is on its way."""
+
+    def __init__(self, folder: Path, *, url: str) -> None:
+        key = hashlib.sha256(url.encode(errors="surrogatepass")).hexdigest()[:16]
+        self.path, self._state = folder / f".{key}.part", folder / f".{key}.json"
+        remove_leftovers(self._state)
+        try:
+            state = json.loads(self._state.read_bytes())
+            self.validator, self.name = str(state["validator"]), str(state["name"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self.validator = self.name = ""
+        if not self.validator:
+            self.path.unlink(missing_ok=True)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def open(self, stream: Stream, *, name: str) -> IO[bytes]:
+        """The file to go on with; a stream that starts at 0 makes what is here void. Raises ResourceError."""
+        self.validator, self.name = stream.validator, name
+        write_json(self._state, {"validator": self.validator, "name": name})
+        return open(self.path, "ab" if stream.start else "wb", buffering=0)
+
+    def discard(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._state.unlink(missing_ok=True)
+
+
 def fetch(wanted: DownloadRequest, *, to: Path, policy: DownloadPolicy) -> Fetched:
     """Bring one file to `to`, or find it there.
 
@@ -104,19 +135,14 @@ def fetch(wanted: DownloadRequest, *, to: Path, policy: DownloadPolicy) -> Fetch
         part = Part(folder, url=wanted.url)
         try:
             name = _receive(wanted, part, records, policy=policy)
-            part.save()
-            _check_start(part.head(), "", url=wanted.url, name=name)  # the first chunk may have been a single byte
-            _check_whole(wanted, part, records.of(wanted.url), name=name)
+            sha256 = file_sha256(part.path)
+            _check_whole(wanted, part, records.of(wanted.url), name=name, sha256=sha256)
+            record = _settle(wanted, part, records, folder=folder, name=name, sha256=sha256)
         except BaseException as failure:
-            keep = bool(part.validator) and not isinstance(failure, DataError)
-            try:
-                part.close(save=keep)
-            finally:
-                if not keep:
-                    part.discard()
+            if not part.validator or isinstance(failure, DataError):
+                part.discard()
             raise
-        part.close(save=False)
-        record = _settle(wanted, part, records, folder=folder, name=name)
+        part.discard()
     return Fetched(record=record, folder=folder, already=False)
 
 
@@ -127,11 +153,11 @@ def _receive(wanted: DownloadRequest, part: Part, records: Records, *, policy: D
         try:
             stream = wanted.origin.open(part.num_bytes, part.validator)
             try:
-                name = _name(wanted, stream, part)
+                resumed = part.name if stream.start else ""
+                name = wanted.name or resumed or safe_name(stream.name or name_in(wanted.url))
                 records.claim(name, url=wanted.url)
-                _admit(wanted, stream, part, policy=policy)
-                part.begin(stream, name=name)
-                _pour(wanted, stream, part, policy=policy)
+                _check_limit(wanted.url, stream.total_bytes or 0, policy)
+                _pour(wanted, stream, part, name=name, policy=policy)
             finally:
                 stream.close()
             return name
@@ -151,39 +177,6 @@ def _receive(wanted: DownloadRequest, part: Part, records: Records, *, policy: D
             policy.sleep(wait)
 
 
-def _name(wanted: DownloadRequest, stream: Stream, part: Part) -> str:
-    resumed = part.name if stream.start else ""
-    return wanted.name or resumed or safe_name(stream.name or name_in(wanted.url))
-
-
-def _admit(wanted: DownloadRequest, stream: Stream, part: Part, *, policy: DownloadPolicy) -> None:
-    """Refuse by what is announced, before a byte is written."""
-    total = stream.total_bytes
-    if total is None:
-        return
-    if wanted.num_bytes not in (None, total):
-        raise DataError(
-            "{url} has {total:,} bytes, not the expected {expected:,}",
-            url=wanted.url,
-            total=total,
-            expected=wanted.num_bytes,
-            hint="the file was replaced by its owner, or this is a different file; check the address",
-        )
-    _check_limit(wanted.url, total, policy)
-    folder = part.path.parent
-    with storage_errors(folder):
-        free_bytes = shutil.disk_usage(folder).free
-    if total - part.num_bytes > free_bytes:
-        raise ResourceError(
-            "{url} needs {needed:,} more bytes; {folder} has {free:,} left",
-            url=wanted.url,
-            needed=total - part.num_bytes,
-            folder=folder,
-            free=free_bytes,
-            hint="free some space or choose another folder with --to",
-        )
-
-
 def _check_limit(url: str, num_bytes: int, policy: DownloadPolicy) -> None:
     if policy.limit_bytes is not None and num_bytes > policy.limit_bytes:
         raise TooLargeError(
@@ -194,110 +187,123 @@ def _check_limit(url: str, num_bytes: int, policy: DownloadPolicy) -> None:
         )
 
 
-def _pour(wanted: DownloadRequest, stream: Stream, part: Part, *, policy: DownloadPolicy) -> None:
-    expected = wanted.num_bytes if stream.total_bytes is None else stream.total_bytes
-    stage = Message("fetching {name}", name=part.name)
-    policy.progress(stage, part.num_bytes, expected or 0)
-    for chunk in stream.chunks:
-        if not chunk:
-            continue
-        if part.num_bytes == 0:
-            _check_start(chunk, stream.media_type, url=wanted.url, name=part.name)
-        if expected is not None and part.num_bytes + len(chunk) > expected:
-            raise DataError(
-                "{url} sends more than the {expected:,} bytes it should have",
-                url=wanted.url,
-                expected=expected,
-                hint="try again, or take the file from another address",
-            )
-        if expected is None:
-            _check_limit(wanted.url, part.num_bytes + len(chunk), policy)
-        part.write(chunk)
-        policy.progress(stage, part.num_bytes, expected or 0)
-    if expected is not None and part.num_bytes < expected:
-        raise PassingError(
-            "the connection ended after {num_bytes:,} of {expected:,} bytes",
-            num_bytes=part.num_bytes,
-            expected=expected,
-        )
-
-
-def _check_start(chunk: bytes, media_type: str, *, url: str, name: str) -> None:
-    """Servers answer with a web page (an error, a login) and status 200."""
-    suffix = Path(name).suffix.lower()
-    if suffix not in _PAGES and (media_type in ("text/html", "application/xhtml+xml") or _PAGE.match(chunk)):
+def _pour(wanted: DownloadRequest, stream: Stream, part: Part, *, name: str, policy: DownloadPolicy) -> None:
+    total = wanted.num_bytes if stream.total_bytes is None else stream.total_bytes
+    stage = Message("fetching {name}", name=name)
+    done = stream.start
+    with storage_errors(part.path), part.open(stream, name=name) as file:
+        for chunk in stream.chunks:
+            file.write(chunk)
+            done += len(chunk)
+            _check_limit(wanted.url, done, policy)
+            policy.progress(stage, done, total or 0)
+        os.fsync(file.fileno())
+    if total is not None and done < total:
+        raise PassingError("the connection ended after {done:,} of {total:,} bytes", done=done, total=total)
+    with open(part.path, "rb") as start:
+        head = start.read(1024)
+    is_page = stream.media_type in ("text/html", "application/xhtml+xml") or _PAGE.match(head)
+    if is_page and Path(name).suffix.lower() not in _PAGES:  # an error or a login, with status 200
         raise DataError(
             "{url} sends a web page instead of {name}",
-            url=url,
+            url=wanted.url,
             name=name,
             hint="open the address in a browser: it may ask to log in, or the file may have moved",
         )
-    signature = _SIGNATURES.get(suffix, b"")
-    if chunk[: len(signature)] != signature[: len(chunk)]:
-        raise DataError(
-            "{url}: what it sends is not {suffix}", url=url, suffix=suffix, hint="check the address in a browser"
-        )
 
 
-def _check_whole(wanted: DownloadRequest, part: Part, before: DownloadRecord | None, *, name: str) -> None:
+def _check_whole(wanted: DownloadRequest, part: Part, before: DownloadRecord | None, *, name: str, sha256: str) -> None:
     if part.num_bytes == 0:
         raise DataError("{url} is empty", url=wanted.url, hint="check the address in a browser")
-    if wanted.sha256 and part.sha256 != wanted.sha256:
+    if wanted.num_bytes not in (None, part.num_bytes):
+        raise DataError(
+            "{url} has {total:,} bytes, not the expected {expected:,}",
+            url=wanted.url,
+            total=part.num_bytes,
+            expected=wanted.num_bytes,
+            hint="the file was replaced by its owner, or this is a different file; check the address",
+        )
+    if wanted.sha256 and sha256 != wanted.sha256:
         raise DataError(
             "{url}: {name} has SHA-256 {found}, not {expected}",
             url=wanted.url,
             name=name,
-            found=part.sha256,
+            found=sha256,
             expected=wanted.sha256,
             hint="the download was discarded; try again, and if the same happens, this is not the file you want",
         )
-    if not wanted.sha256 and before is not None and part.sha256 != before.sha256:
+    if not wanted.sha256 and before is not None and sha256 != before.sha256:
         raise DataError(
             "{url} no longer gives the same bytes as on {date}: SHA-256 {found}, not {expected}",
             url=wanted.url,
             date=before.date,
-            found=part.sha256,
+            found=sha256,
             expected=before.sha256,
             hint="if that is expected, accept it with --sha256 {found}",
         )
 
 
-def _settle(wanted: DownloadRequest, part: Part, records: Records, *, folder: Path, name: str) -> DownloadRecord:
-    """DownloadRecord, then give the file its name or unpack it."""
+def _settle(
+    wanted: DownloadRequest, part: Part, records: Records, *, folder: Path, name: str, sha256: str
+) -> DownloadRecord:
+    """Record it, then give the file its name, or those of what it holds."""
     record = DownloadRecord(
         url=wanted.url,
         name=name,
         licence=one_line(wanted.licence),
         num_bytes=part.num_bytes,
-        sha256=part.sha256,
+        sha256=sha256,
         vouched_by=wanted.vouched_by if wanted.sha256 else "first use",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         revision=wanted.revision,
     )
-    if not wanted.inside:
-        records.put(record)
-        _rename(part.path, folder / name)
-    else:
-        unpacked = part.path.with_suffix(".unpacked")
-        try:
-            names = unpack(part.path, unpacked, inside=wanted.inside)
+    renamed = {part.path: folder / name}
+    unpacked = part.path.with_suffix(".unpacked")
+    try:
+        if wanted.inside:
+            with storage_errors(unpacked):
+                shutil.rmtree(unpacked, ignore_errors=True)
+                unpacked.mkdir()
+                names = unpack(part.path, unpacked, inside=wanted.inside)
             for each in names:
                 records.claim(each, url=wanted.url)
-            record = replace(record, unpacked={each: hash_file(unpacked / each) for each in names})
-            records.put(record)
-            for each in names:
-                _rename(unpacked / each, folder / each)
-        except DataError:
-            part.discard()
-            raise
-        finally:
-            shutil.rmtree(unpacked, ignore_errors=True)
-    with storage_errors(folder):
-        fsync_folder(folder)
-    part.discard()
+            renamed = {unpacked / each: folder / each for each in names}
+            record = replace(record, unpacked={each: file_sha256(unpacked / each) for each in names})
+        records.put(record)
+        with storage_errors(folder):
+            for temporary, final in renamed.items():
+                os.replace(temporary, final)
+            fsync_folder(folder)
+    finally:
+        shutil.rmtree(unpacked, ignore_errors=True)
     return record
 
 
-def _rename(temporary: Path, final: Path) -> None:
-    with storage_errors(final):
-        os.replace(temporary, final)
+def unpack(archive: Path, folder: Path, *, inside: str) -> list[str]:
+    """Names of the files written to `folder`: those of the folder `inside`, below the one that the archives of
+    repositories begin with. Raises DataError.
+    """
+    hint = "the download is not the expected archive; try again"
+    found: dict[str, zipfile.ZipInfo] = {}
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            for member in opened.infolist():
+                parts = PurePosixPath(member.filename).parts
+                kind = member.external_attr >> 28  # of a Unix mode: 8 is a regular file, 0 unknown
+                if len(parts) == 3 and parts[1] == inside and not member.is_dir() and kind in (0, 8):
+                    found[safe_name(member.filename)] = member
+            if not found or sum(member.file_size for member in found.values()) > MAX_UNPACKED_BYTES:
+                raise DataError(
+                    "the archive has {files:,} files in {folder}/ that can be unpacked",
+                    files=len(found),
+                    folder=inside,
+                    hint=hint,
+                )
+            for name, member in found.items():
+                with opened.open(member) as source, open(folder / name, "xb") as file:
+                    shutil.copyfileobj(source, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise DataError("the archive cannot be unpacked: {error}", error=error, hint=hint) from error
+    return list(found)

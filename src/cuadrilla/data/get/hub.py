@@ -14,8 +14,8 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from cuadrilla.data.get.address import distinct_names, safe_name
 from cuadrilla.data.get.download import DownloadRequest
-from cuadrilla.data.get.origin import distinct_names, safe_name
 from cuadrilla.data.get.web import Web
 from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem, LinkError
 
@@ -80,16 +80,14 @@ def list_parquet(dataset: HubDataset, *, licence: str = "", endpoint: str | None
         }
     paths = choose(sorted(found), patterns, dataset)
     names = distinct_names(paths)
-    urls = {
-        path: huggingface_hub.hf_hub_url(
+
+    def request(path: str) -> DownloadRequest:
+        url = huggingface_hub.hf_hub_url(
             dataset.repo, path, repo_type="dataset", revision=info.sha, endpoint=api.endpoint
         )
-        for path in paths
-    }
-    return [
-        DownloadRequest(
-            origin=Web(urls[path], token=token),
-            url=urls[path],
+        return DownloadRequest(
+            origin=Web(url, token=token),
+            url=url,
             name=names[path],
             subfolder=dataset.folder,
             licence=licence or _licence(info.card_data),
@@ -98,29 +96,22 @@ def list_parquet(dataset: HubDataset, *, licence: str = "", endpoint: str | None
             vouched_by="hub",
             revision=info.sha or "",
         )
-        for path in paths
-    ]
+
+    return [request(path) for path in paths]
 
 
 @contextlib.contextmanager
 def _translated(where: str) -> Iterator[None]:
     """The library's errors in our tree."""
-    import httpx2
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HFValidationError
 
     try:
         yield
-    except GatedRepoError as error:
-        raise LinkError(
-            "{where} asks to accept its licence first",
-            where=where,
-            hint="accept it on the hub's page, then `hf auth login`",
-        ) from error
     except HFValidationError as error:
         raise ConfigError(
             "{where}: {error}", where=where, error=error, hint="write hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
         ) from error
-    except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, OSError) as error:
+    except OSError as error:  # those of HTTP are OSErrors, too
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise LinkError(
             "{where} cannot be listed: {reason}",
@@ -132,8 +123,10 @@ def _translated(where: str) -> Iterator[None]:
 
 def choose(paths: Sequence[str], patterns: Sequence[str], dataset: HubDataset) -> list[str]:
     """The parquet files of a configuration and split: by the patterns of the dataset's card, else by their names."""
+    from fsspec.utils import glob_translate
+
     if patterns:
-        found = [path for path in paths if any(_matches(path, pattern) for pattern in patterns)]
+        found = [path for path in paths if any(re.match(glob_translate(pattern), path) for pattern in patterns)]
     else:
         found = [path for path in paths if _is_of(path, dataset)]
     parquet = [path for path in found if path.endswith(".parquet")]
@@ -141,9 +134,7 @@ def choose(paths: Sequence[str], patterns: Sequence[str], dataset: HubDataset) -
         what = " ".join(filter(None, (dataset.config, dataset.split)))
         seen = sorted({PurePosixPath(path).suffix or path for path in found or paths})[:5]
         raise DataError(
-            "hf:{repo} has no parquet files for {what!r} (only {seen})"
-            if seen
-            else "hf:{repo} has no parquet files for {what!r}",
+            "hf:{repo} has no parquet files for {what!r} (only {seen})",
             repo=dataset.repo,
             what=what,
             seen=", ".join(seen),
@@ -196,15 +187,7 @@ def _patterns(card: Any, dataset: HubDataset) -> list[str]:
 
 def _fixed_part(pattern: str) -> str:
     """The folder before the first wildcard: large datasets have more files than one wants to list."""
-    parts = pattern.split("/")[:-1]
-    fixed = next((index for index, part in enumerate(parts) if re.search(r"[*?\[]", part)), len(parts))
-    return "/".join(parts[:fixed])
-
-
-def _matches(path: str, pattern: str) -> bool:
-    """As the hub's globs: `*` within a folder, `**` across."""
-    text = re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
-    return re.fullmatch(text.replace(r"\?", "[^/]"), path) is not None
+    return re.split(r"[^/]*[*?\[]|[^/]*$", pattern)[0].rstrip("/")
 
 
 def _is_of(path: str, dataset: HubDataset) -> bool:

@@ -1,7 +1,7 @@
 """Object stores and other mounts through fsspec: `s3://BUCKET/FILE`, and the like.
 
 fsspec finds its own credentials (profiles, environment, instance roles); an address never holds any. A folder stands
-for the files below it. The size with the store's own tag or date is the validator.
+for the files below it.
 """
 
 import contextlib
@@ -12,15 +12,14 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from cuadrilla.data.get.origin import PassingError, Stream, check_address
+from cuadrilla.data.get.address import check_address
+from cuadrilla.data.get.stream import PassingError, Stream
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 
 SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "sftp", "ssh", "smb", "hdfs", "memory", "file")
 """Not all that fsspec knows: chains of file systems and those that run code are not addresses of data."""
-_WITHOUT_PLACE = ("memory", "file", "hdfs")
 MAX_FILES = 10_000
 READ_BYTES = 2**20
-_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
 
 
 class Mount:
@@ -34,20 +33,13 @@ class Mount:
         """See `Origin.open`."""
         with _translated(self._path):
             self._file_system.invalidate_cache()
-            facts = self._file_system.info(self._path)
-            found = _validator(facts)
-            start = offset if offset and found and found == validator else 0
+            size, found = self._file_system.info(self._path).get("size"), self._file_system.ukey(self._path)
+            start = offset if offset and found == validator else 0
             file = self._file_system.open(self._path, "rb")
             file.seek(start)
-        return Stream(
-            start=start,
-            total_bytes=facts.get("size"),
-            validator=found,
-            name=PurePosixPath(self._path).name,
-            media_type="",
-            chunks=_chunks(file, self._path),
-            close=file.close,
-        )
+        name = PurePosixPath(self._path).name
+        chunks = _chunks(file, self._path)
+        return Stream(start=start, total_bytes=size, validator=found, name=name, chunks=chunks, close=file.close)
 
 
 def list_mount(address: str) -> list[tuple[str, int, Mount]]:
@@ -55,15 +47,7 @@ def list_mount(address: str) -> list[tuple[str, int, Mount]]:
 
     Raises EnvironmentProblem if the library for this store is not installed, ConfigError, LinkError.
     """
-    parts = urlsplit(check_address(address))
-    scheme = parts.scheme
-    if not parts.netloc and scheme in SCHEMES and scheme not in _WITHOUT_PLACE:
-        raise ConfigError(
-            "{address!r} names no bucket or host",
-            address=address,
-            hint="write it as {scheme}://BUCKET/PATH",
-            scheme=scheme,
-        )
+    scheme = urlsplit(check_address(address)).scheme
     if scheme not in SCHEMES or re.search(":{2}", address):
         raise ConfigError(
             "{address!r} is not a known kind of address",
@@ -76,6 +60,8 @@ def list_mount(address: str) -> list[tuple[str, int, Mount]]:
 
         with _translated(address):
             file_system, path = url_to_fs(address)
+            facts = file_system.info(path)
+            found = file_system.find(path, detail=True) if facts["type"] == "directory" else {path: facts}
     except ImportError as error:
         raise EnvironmentProblem(
             "{scheme}:// needs a library that is not installed: {error}",
@@ -87,10 +73,6 @@ def list_mount(address: str) -> list[tuple[str, int, Mount]]:
         raise ConfigError(
             "{address!r} cannot be used: {error}", address=address, error=error, hint="write it as SCHEME://BUCKET/PATH"
         ) from error
-    with _translated(address):
-        facts = file_system.info(path)
-        is_folder = facts["type"] == "directory"
-        found = file_system.find(path, detail=True) if is_folder else {path: facts}
     files = [(name, each) for name, each in sorted(found.items()) if not PurePosixPath(name).name.startswith(".")]
     if not files or len(files) > MAX_FILES:
         raise LinkError(
@@ -100,16 +82,7 @@ def list_mount(address: str) -> list[tuple[str, int, Mount]]:
             hint="name a file, or a folder of 1 to {most:,} files",
             most=MAX_FILES,
         )
-    return [(_full(scheme, name), int(each.get("size") or 0), Mount(file_system, name)) for name, each in files]
-
-
-def _full(scheme: str, path: str) -> str:
-    return f"{scheme}://{path}"
-
-
-def _validator(facts: dict[str, Any]) -> str:
-    tag = next((facts[key] for key in _TAGS if facts.get(key)), None)
-    return f"{facts.get('size')} {tag}" if tag is not None else ""
+    return [(f"{scheme}://{name}", int(each.get("size") or 0), Mount(file_system, name)) for name, each in files]
 
 
 def _chunks(file: Any, path: str) -> Iterator[bytes]:

@@ -5,19 +5,20 @@ from the same address must give the same bytes. `data prepare` takes licences fr
 was changed since is not what the licence was given for.
 """
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from cuadrilla.data.get.origin import RECORD
+from pydantic import Field, TypeAdapter, ValidationError
+
+from cuadrilla.data.get.address import RECORD
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
-from cuadrilla.rundir import SCHEMA, read_regular, remove_leftovers, write_json
+from cuadrilla.rundir import SCHEMA, file_sha256, read_regular, remove_leftovers, write_json
 
 UNKNOWN = "unknown"
 MAX_LICENCE = 200
-_READ_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,18 @@ class DownloadRecord:
     num_bytes: int
     sha256: str
     vouched_by: str
-    """`option`, `catalogue`, `hub`: who knew the hash beforehand; `first use`: nobody did."""
+    """`option`, `hub`: who knew the hash beforehand; `first use`: nobody did."""
     date: str
     """UTC, ISO 8601."""
     revision: str = ""
     unpacked: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the files that were taken out of an archive, by name; the archive itself is not kept."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    schema: Annotated[int, Field(ge=SCHEMA, le=SCHEMA)]
+    files: list[DownloadRecord]
 
 
 class Records:
@@ -65,7 +72,7 @@ class Records:
             path = self._folder / name
             if not path.is_file():
                 return None
-            if hash_file(path) != sha256:
+            if file_sha256(path) != sha256:
                 raise DataError(
                     "{path} is not what was fetched: it was changed or damaged",
                     path=path,
@@ -98,9 +105,7 @@ def licences(folder: Path) -> dict[str, str]:
         records = _read(folder / RECORD)
     except DataError:
         return {}
-    return {
-        sha256: one_line(record.licence) for record in records for sha256 in (record.sha256, *record.unpacked.values())
-    }
+    return {sha256: one_line(row.licence) for row in records for sha256 in (row.sha256, *row.unpacked.values())}
 
 
 def one_line(text: str) -> str:
@@ -110,32 +115,11 @@ def one_line(text: str) -> str:
 
 def _read(path: Path) -> list[DownloadRecord]:
     """Nothing if there is no file. Raises DataError for one that is not a record of ours."""
-    hint = Message("move {path} away to fetch everything again, or choose another folder with --to", path=path)
     try:
-        content = json.loads(read_regular(path))
-        if content["schema"] != SCHEMA:
-            raise DataError("{path} was written by another version of cuadrilla", path=path, hint=hint)
-        found = [DownloadRecord(**row) for row in content["files"]]
-        texts = [text for each in found for text in (each.url, each.name, each.licence, each.sha256, *each.unpacked)]
-        texts += [sha256 for each in found for sha256 in each.unpacked.values()]
-        if not all(isinstance(text, str) for text in texts):
-            raise DataError("{path} cannot be read: something that should be text is not", path=path, hint=hint)
+        return TypeAdapter(_Content).validate_python(json.loads(read_regular(path)), strict=False).files
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError("{path} cannot be read: {error}", path=path, error=error, hint=hint) from error
-    return found
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 in hexadecimal. Raises DataError."""
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(_READ_BYTES):
-                digest.update(chunk)
-    except OSError as error:
-        raise DataError(
-            "cannot read {path}: {reason}", path=path, reason=error.strerror, hint="check that you may read it"
-        ) from error
-    return digest.hexdigest()
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        hint = Message("move {path} away to fetch everything again, or choose another folder with --to", path=path)
+        raise DataError("{path} cannot be read: {error}", path=path, error=reason, hint=hint) from error

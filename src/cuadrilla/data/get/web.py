@@ -1,33 +1,28 @@
-"""HTTP and HTTPS: one GET per try, strict about where it leads and what comes back.
+"""HTTP and HTTPS by httpx: one GET per try, strict about where it leads and what comes back.
 
-The standard library's client, because it needs nothing installed, trusts what the system trusts (a company's own
-authority included) and knows the system's proxies. Of its openers only those for http, https and proxies are used:
-no file:, ftp: or data:, wherever a redirect points. Certificates are always verified (`SSL_CERT_FILE` adds one, as
-everywhere). Redirects are followed here: at most five, never from https to http, and the token does not go along to
-another host. Ranges and validators are those of RFC 9110, sections 13 and 14.
+Certificates are verified by what the system trusts (a company's own authority included; `SSL_CERT_FILE` adds one), and
+the system's proxies are used. Redirects never lead from https to http, and the token does not go along to another host.
+Ranges and validators are those of RFC 9110, sections 13 and 14.
 """
 
-import http.client
 import re
 import socket
 import ssl
-import zlib
-from collections.abc import Iterator
-from email.message import Message as Headers
-from email.utils import parsedate_to_datetime
-from urllib.error import URLError
-from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, UnknownHandler
+from collections.abc import Iterator, Mapping
+from email.message import EmailMessage
+from urllib.parse import urlsplit
 
-from cuadrilla.data.get.origin import WEB_SCHEMES, PassingError, Stream, check_address
-from cuadrilla.errors import ConfigError, LinkError
+import httpx2 as httpx
+
+from cuadrilla.data.get.address import check_address
+from cuadrilla.data.get.stream import PassingError, Stream
+from cuadrilla.errors import LinkError
 from cuadrilla.messages import Message
 from cuadrilla.version import __version__
 
 MAX_REDIRECTS = 5
 SILENCE_SECONDS = 30.0
 MAX_WAIT_SECONDS = 120.0
-READ_BYTES = 2**18
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _COMPRESSED_NAMES = (".gz", ".tgz", ".svgz")
 
@@ -40,200 +35,117 @@ class Web:
         self._silence_seconds = silence_seconds
         self._headers = {
             "User-Agent": f"cuadrilla/{__version__}",
-            "Accept": "*/*",
             "Accept-Encoding": "identity",
             **({"Authorization": f"Bearer {token}"} if token else {}),
         }
 
     def open(self, offset: int, validator: str) -> Stream:
         """See `Origin.open`. Raises LinkError for what the server refuses or what does not make sense."""
-        ranged = {"Range": f"bytes={offset}-", "If-Range": validator} if offset and validator else {}
-        response = self._follow({**self._headers, **ranged})
+        is_rest = bool(offset and validator)
+        client = httpx.Client(
+            verify=ssl.create_default_context(),
+            timeout=self._silence_seconds,
+            follow_redirects=True,
+            max_redirects=MAX_REDIRECTS,
+            event_hooks={"response": [_check_redirect]},
+        )
         try:
-            return self._stream(response, offset=offset if ranged else 0, validator=validator)
+            headers = {"Range": f"bytes={offset}-", "If-Range": validator} if is_rest else {}
+            request = client.build_request("GET", self._url, headers={**self._headers, **headers})
+            response = client.send(request, stream=True)
+            found = _validator(response.headers)
+            if is_rest and response.status_code in (206, 416):
+                start, total = _content_range(response.headers.get("Content-Range", ""))
+                if start == offset and found in ("", validator):
+                    return self._stream(client, response, start=start, total=total, validator=validator)
+                client.close()
+                return self.open(0, "")  # it cannot go on from where we are
+            if response.status_code != 200:
+                raise _refusal(self._url, response)
+            length = response.headers.get("Content-Length", "")
+            total = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
+            return self._stream(client, response, start=0, total=total, validator=found)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            client.close()
+            raise _unreachable(self._url, error) from error
         except BaseException:
-            response.close()
+            client.close()
             raise
 
-    def _follow(self, headers: dict[str, str]) -> http.client.HTTPResponse:
-        url = self._url
-        for _ in range(MAX_REDIRECTS + 1):
-            response = _request(url, headers, timeout=self._silence_seconds)
-            if response.status not in (301, 302, 303, 307, 308):
-                return response
-            location = response.headers.get("Location", "")
-            response.close()
-            target = _redirected(url, location)
-            if _place(target) != _place(url):
-                headers = {key: value for key, value in headers.items() if key != "Authorization"}
-            url = target
-        raise LinkError(
-            "{url}: more than {most} redirects",
-            url=self._url,
-            most=MAX_REDIRECTS,
-            hint="open the address in a browser; it may have moved",
-        )
-
-    def _stream(self, response: http.client.HTTPResponse, *, offset: int, validator: str) -> Stream:
-        headers = response.headers
-        found = _validator(headers)
-        start, total = 0, response.length
-        if response.status in (206, 416):
-            try:
-                start, total = _content_range(headers.get("Content-Range", ""))
-            except ValueError:
-                start, total = -1, None
-            is_other = found not in ("", validator)
-            if start != offset or is_other or not offset:
-                return self._start_over(response)
-            found = validator
-        elif response.status != 200:
-            raise _refusal(self._url, response)
-        chunks, is_plain = _decoded(response, name=urlsplit(self._url).path)
+    def _stream(
+        self, client: httpx.Client, response: httpx.Response, *, start: int, total: int | None, validator: str
+    ) -> Stream:
+        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        # Servers label a stored .gz as gzip-encoded; decoding it would change the file.
+        is_stored = "gzip" in encoding and urlsplit(self._url).path.lower().endswith(_COMPRESSED_NAMES)
+        if encoding not in ("", "identity") and not is_stored:
+            raise LinkError(
+                "the server sends the file encoded as {encoding!r} although asked not to",
+                encoding=encoding,
+                hint="take the file from another address",
+            )
         return Stream(
             start=start,
-            total_bytes=total if is_plain else None,
-            validator=found if is_plain else "",
-            name=_disposed_name(headers),
-            media_type=headers.get_content_type() if headers.get("Content-Type") else "",
-            chunks=_guarded(chunks),
-            close=response.close,
+            total_bytes=total,
+            validator=validator,
+            name=_disposed_name(response.headers),
+            media_type=response.headers.get("Content-Type", "").split(";")[0].strip().lower(),
+            chunks=iter(()) if response.status_code == 416 else _guarded(response.iter_raw()),
+            close=client.close,
         )
 
-    def _start_over(self, response: http.client.HTTPResponse) -> Stream:
-        """The server cannot go on from where we are: ask for the whole file."""
-        response.close()
-        whole = self._follow(self._headers)
-        try:
-            if whole.status in (206, 416):
-                raise LinkError(
-                    "{url} answers {status} when asked for the whole file",
-                    url=self._url,
-                    status=whole.status,
-                    hint="try again later, or take the file from another address",
-                )
-            return self._stream(whole, offset=0, validator="")
-        except BaseException:
-            whole.close()
-            raise
+
+def _check_redirect(response: httpx.Response) -> None:
+    if response.next_request and response.url.scheme == "https" and response.next_request.url.scheme == "http":
+        raise LinkError(
+            "{url} redirects from https to http, where anybody could change the data",
+            url=response.url,
+            hint="give the address it leads to, if you trust that",
+        )
 
 
-def _request(url: str, headers: dict[str, str], *, timeout: float) -> http.client.HTTPResponse:
-    opener = OpenerDirector()
-    for handler in (ProxyHandler(), HTTPHandler(), UnknownHandler()):
-        opener.add_handler(handler)
-    if urlsplit(url).scheme == "https":
-        opener.add_handler(HTTPSHandler(context=ssl.create_default_context()))
-    opener.addheaders = []
-    try:
-        response = opener.open(Request(url, headers=headers), timeout=timeout)
-    except URLError as error:
-        raise _unreachable(url, error.reason) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise PassingError("{host}: {reason}", host=_place(url)[1], reason=_reason(error)) from error
-    assert isinstance(response, http.client.HTTPResponse), "only http and https are opened"
-    return response
-
-
-def _unreachable(url: str, reason: object) -> LinkError:
-    host = _place(url)[1]
-    if isinstance(reason, ssl.SSLCertVerificationError):
+def _unreachable(url: str, error: Exception) -> LinkError:
+    host = urlsplit(url).netloc
+    causes: list[BaseException] = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    reason = str(error) or type(error).__name__
+    if any(isinstance(each, ssl.SSLCertVerificationError) for each in causes):
         return LinkError(
             "{host} cannot prove who it is: {reason}",
             host=host,
-            reason=reason.verify_message,
+            reason=reason,
             hint="check this machine's clock; behind a company proxy, set SSL_CERT_FILE to its certificate",
         )
-    if isinstance(reason, ssl.SSLError):
-        return LinkError(
-            "{host}: {reason}",
-            host=host,
-            reason=reason,
-            hint="perhaps the address begins with http://, or a proxy interferes",
-        )
-    if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
+    if any(isinstance(each, socket.gaierror) and each.errno != socket.EAI_AGAIN for each in causes):
         return LinkError(
             "no address is known for {host}", host=host, hint="check the spelling and this machine's network"
         )
-    return PassingError("{host}: {reason}", host=host, reason=_reason(reason))
+    if not isinstance(error, httpx.TransportError) or isinstance(error, httpx.UnsupportedProtocol):
+        return LinkError("{url}: {reason}", url=url, reason=reason, hint="open the address in a browser")
+    return PassingError("{host}: {reason}", host=host, reason=reason)
 
 
-def _reason(error: object) -> str:
-    if isinstance(error, TimeoutError):
-        return Message("no answer in time")
-    if isinstance(error, OSError):
-        return error.strerror or str(error) or type(error).__name__
-    return f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
+def _refusal(url: str, response: httpx.Response) -> LinkError:
+    code = response.status_code
+    status = f"{code} {response.reason_phrase}".strip()
+    if code in _PASSING_STATUS:
+        after = response.headers.get("Retry-After", "").strip()
+        wait = float(after) if re.fullmatch(r"[0-9]{1,9}", after) else 0.0
+        if wait <= MAX_WAIT_SECONDS:
+            host = urlsplit(url).netloc
+            return PassingError("{host} answers {status}", host=host, status=status, wait_seconds=wait)
+        hint = Message("the server asks us to try again in {wait:,.0f} s", wait=wait)
+        return LinkError("{url}: {status}", url=url, status=status, hint=hint)
+    hint = Message("open the address in a browser; it may have moved")
+    if code in (401, 403):
+        hint = Message("it needs an account, or its licence must be accepted; for the hub: `hf auth login`")
+    elif code in (404, 410):
+        hint = Message("check the address; `cuadrilla data get --list` shows known corpora")
+    return LinkError("{url}: {status}", url=url, status=status, hint=hint)
 
 
-def _redirected(url: str, location: str) -> str:
-    if not location:
-        raise LinkError("{url} redirects to nowhere", url=url, hint="open the address in a browser; it may have moved")
-    hint = "give the address it leads to, if you trust that"
-    target = urljoin(url, location)
-    if urlsplit(target).scheme not in WEB_SCHEMES:
-        raise LinkError("{url} redirects to something that is not http or https", url=url, hint=hint)
-    if urlsplit(url).scheme == "https" and urlsplit(target).scheme == "http":
-        raise LinkError("{url} redirects from https to http, where anybody could change the data", url=url, hint=hint)
-    parts = urlsplit(target)
-    if "@" in parts.netloc:
-        raise LinkError("{url} redirects to an address with a password", url=url, hint=hint)
-    try:
-        # Servers sign addresses for a minute (a store behind the hub does): such a query is used and not recorded.
-        bare = check_address(parts._replace(query="").geturl())
-    except ConfigError as error:
-        raise LinkError("{url} redirects to something that is not an address", url=url, hint=hint) from error
-    query = re.sub(r"[^\x21-\x7e]", "", parts.query)
-    return f"{bare}?{query}" if query else bare
-
-
-def _place(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.netloc
-
-
-def _refusal(url: str, response: http.client.HTTPResponse) -> LinkError:
-    status = f"{response.status} {response.reason}".strip()
-    if response.status in _PASSING_STATUS:
-        wait = _retry_after(response.headers)
-        if wait > MAX_WAIT_SECONDS:
-            return LinkError(
-                "{url}: {status}",
-                url=url,
-                status=status,
-                hint="the server asks us to try again in {wait:,.0f} s",
-                wait=wait,
-            )
-        return PassingError("{host} answers {status}", host=_place(url)[1], status=status, wait_seconds=wait)
-    if response.status in (401, 403):
-        return LinkError(
-            "{url}: {status}",
-            url=url,
-            status=status,
-            hint="it needs an account, or its licence must be accepted; for the hub: `hf auth login`",
-        )
-    if response.status in (404, 410):
-        return LinkError(
-            "{url}: {status}",
-            url=url,
-            status=status,
-            hint="check the address; `cuadrilla data get --list` shows known corpora",
-        )
-    return LinkError("{url}: {status}", url=url, status=status, hint="open the address in a browser; it may have moved")
-
-
-def _retry_after(headers: Headers) -> float:
-    """Seconds, at least 0; a date counts from the server's own clock, since ours may be wrong."""
-    text = headers.get("Retry-After", "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", text):
-        return float(text)
-    try:
-        return max(0.0, (parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds())
-    except (ValueError, TypeError):
-        return 0.0
-
-
-def _validator(headers: Headers) -> str:
+def _validator(headers: Mapping[str, str]) -> str:
     """A strong ETag, or else the date of the last change; weak tags cannot vouch for bytes."""
     tag = headers.get("ETag", "").strip()
     if re.fullmatch(r'"[\x21\x23-\x7e]*"', tag):
@@ -243,67 +155,29 @@ def _validator(headers: Headers) -> str:
 
 
 def _content_range(text: str) -> tuple[int, int | None]:
-    """(first byte, size of the whole) of a 206; (size, size) of a 416, which says that nothing is left to send."""
-    if whole := re.fullmatch(r"bytes \*/([0-9]{1,18})", text.strip()):
-        return int(whole[1]), int(whole[1])
-    given = re.fullmatch(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)", text.strip())
-    if not given:
-        raise ValueError(text)
-    return int(given[1]), None if given[3] == "*" else int(given[3])
+    """(first byte, size of the whole) of a 206; (size, size) of a 416, which says that nothing is left to send; -1 if
+    it cannot be read."""
+    given = re.fullmatch(r"bytes (?:([0-9]{1,18})-[0-9]{1,18}|\*)/(?:([0-9]{1,18})|\*)", text.strip())
+    if given is None or given[1] is given[2] is None:
+        return -1, None
+    return int(given[1] or given[2]), int(given[2]) if given[2] else None
 
 
-def _disposed_name(headers: Headers) -> str:
+def _disposed_name(headers: Mapping[str, str]) -> str:
     """The name in Content-Disposition (RFC 6266), unchecked."""
-    text = headers.get("Content-Disposition", "")
-    if extended := re.search(r"filename\*\s*=\s*([\w-]+)'[\w-]*'([^;\s]+)", text, re.IGNORECASE):
-        charset = extended[1].lower()
-        if charset in ("utf-8", "iso-8859-1"):
-            return unquote(extended[2], encoding=charset, errors="replace")
-    if plain := re.search(r'filename\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\s]+))', text, re.IGNORECASE):
-        return re.sub(r"\\(.)", r"\1", plain[1]) if plain[1] is not None else plain[2]
-    return ""
-
-
-def _decoded(response: http.client.HTTPResponse, *, name: str) -> tuple[Iterator[bytes], bool]:
-    """(the file's bytes, whether they are the bytes on the wire)."""
-    encoding = response.headers.get("Content-Encoding", "").strip().lower()
-    if response.status == 416:
-        return iter(()), True
-    # Servers label a stored .gz as gzip-encoded; decoding it would change the file.
-    if encoding in ("", "identity") or (encoding in ("gzip", "x-gzip") and name.lower().endswith(_COMPRESSED_NAMES)):
-        return _raw(response), True
-    if encoding in ("gzip", "x-gzip", "deflate") and response.status == 200:
-        return _inflated(response), False
-    raise LinkError(
-        "the server sends the file encoded as {encoding!r} although asked not to",
-        encoding=encoding,
-        hint="take the file from another address",
-    )
-
-
-def _raw(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    # read1 hands over what has come: a timeout then measures silence, and loses nothing.
-    while chunk := response.read1(READ_BYTES):
-        yield chunk
-
-
-def _inflated(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    decoder = zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, by its header
-    for chunk in _raw(response):
-        while chunk:
-            yield decoder.decompress(chunk, READ_BYTES)
-            chunk = decoder.unconsumed_tail
-    if not decoder.eof:
-        raise PassingError("the connection ended early")
+    parsed = EmailMessage()
+    parsed["Content-Disposition"] = re.sub(r"[\x00-\x1f]", "", headers.get("Content-Disposition", ""))
+    try:
+        return parsed.get_filename("")
+    except (LookupError, UnicodeError):
+        return ""
 
 
 def _guarded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Failures on the way as PassingError."""
     try:
         yield from chunks
-    except TimeoutError as error:
+    except httpx.TimeoutException as error:
         raise PassingError("the server fell silent") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise PassingError("the connection broke: {reason}", reason=_reason(error)) from error
-    except zlib.error as error:
-        raise PassingError("the download cannot be unpacked: {error}", error=error) from error
+    except httpx.HTTPError as error:
+        raise PassingError("the connection broke: {reason}", reason=str(error) or type(error).__name__) from error

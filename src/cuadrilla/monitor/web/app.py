@@ -2,9 +2,9 @@
 
 * `GET /api/runs`: a row for each run, and what hands out runs: the queue, searches. `GET /api/curves?run=KEY`: the
   curves of one, for a comparison.
-* `GET /api/follow?run=KEY`: a stream of events, each what has changed in the run since the one before.
+* `GET /api/follow?of=KEY`: a stream of events, each what has changed in the run since the one before.
   `GET /api/jobs?of=KEY`: the same of a queue or a search.
-* `POST /api/doctor`: what `cuadrilla doctor --json` says of this machine, in a process of its own, one at a time.
+* `GET /api/about?run=KEY`: settings, data, versions.
 * `GET /metrics`: all runs for Prometheus.
 
 Who may call is the concern of `serve/edge.py`, which stands before it.
@@ -15,34 +15,52 @@ import contextlib
 import json
 from asyncio import AbstractEventLoop, Event
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from cuadrilla.monitor.about import about
 from cuadrilla.monitor.prometheus import CONTENT_TYPE, metrics_text
-from cuadrilla.monitor.watch import P, Watched, WatchedRun, WatchPlace
+from cuadrilla.monitor.run import RunPlace, RunReader
 from cuadrilla.monitor.watch_jobs import JobsPlace
-from cuadrilla.monitor.web.examine import Examiner
-from cuadrilla.monitor.web.page import dashboard_page
-from cuadrilla.monitor.web.queues import Queues
-from cuadrilla.monitor.web.runs import MOST_OPEN, Runs
+from cuadrilla.monitor.web.page import page_text
+from cuadrilla.monitor.web.runs import MAX_OPEN, Runs
 from cuadrilla.serve.edge import OPEN_TO_ALL, PAGE
+from cuadrilla.serve.page import preferred
 
-WITHOUT_TOKEN = (OPEN_TO_ALL, PAGE)
+WITHOUT_TOKEN = (*OPEN_TO_ALL, PAGE)
 """The page itself tells nothing: it has its token from the part of its address that no server sees."""
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 POLL_SECONDS = 1.0
-MOST_STREAMS = 64
-MOST_KEY = 400
+MAX_STREAMS = 64
+MAX_KEY = 400
+P = TypeVar("P")
 W = TypeVar("W")
+
+
+class Watched(Protocol[P]):
+    """What grows, and is told piece by piece: a run, a queue, a search."""
+
+    @property
+    def is_behind(self) -> bool:
+        """More was in the files than one refresh takes in."""
+
+    def news(self, place: P) -> tuple[dict[str, Any], P]:
+        """By name, what a reader at this place lacks; and where it is then."""
 
 
 class Dashboard:
     """`drain`: streams end, so that the process can."""
 
-    def __init__(self, runs: Runs, *, examiner: Examiner | None = None) -> None:
-        self.runs, self.queues = runs, Queues(runs)
-        self._examiner = examiner or Examiner()
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
         self._ends: dict[Event, AbstractEventLoop] = {}
         """One for each stream, which says that it is to end."""
         self._drains = False
@@ -57,64 +75,57 @@ class Dashboard:
     def _make_app(self) -> FastAPI:
         app = FastAPI(title="cuadrilla", openapi_url=None, docs_url=None, redoc_url=None)
         app.get(PAGE)(self._page)
-        app.get(OPEN_TO_ALL)(self._healthy)
+        for path in OPEN_TO_ALL:
+            app.get(path)(self._healthy)
         app.get("/api/runs")(self._runs)
         app.get("/api/curves")(self._curves)
-        app.get("/api/follow", response_class=EventSourceResponse)(self._make_follow())
-        app.get("/api/jobs", response_class=EventSourceResponse)(self._make_follow_jobs())
-        app.post("/api/doctor")(self._doctor)
+        follow_run, follow_jobs = (
+            self._make_stream(self.runs.watched, RunPlace),
+            self._make_stream(self.runs.watched_jobs, JobsPlace),
+        )
+        app.get("/api/follow", response_class=EventSourceResponse)(follow_run)
+        app.get("/api/jobs", response_class=EventSourceResponse)(follow_jobs)
+        app.get("/api/about")(self._about)
         app.get("/metrics")(self._metrics)
         return app
 
     async def _page(self, request: Request) -> Response:
-        return dashboard_page(languages=request.headers.get("accept-language", ""))
+        text, policy = page_text(language=preferred(request.headers.get("accept-language", "")), asks="'self'")
+        headers = {**HEADERS, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
+        return Response(text, media_type="text/html; charset=utf-8", headers=headers)
 
     async def _healthy(self) -> Response:
         return _json({"status": "ok"})
 
     async def _runs(self) -> Response:
         runs = await asyncio.to_thread(self.runs.summaries)
-        return _json({"runs": runs, "queues": await asyncio.to_thread(self.queues.summaries)})
+        return _json({"runs": runs, "queues": await asyncio.to_thread(self.runs.jobs_summaries)})
 
     async def _curves(self, run: str = "") -> Response:
         watched = await self._watched(run)
         while watched.is_behind:
             await asyncio.to_thread(watched.refresh)
-        news, _ = await asyncio.to_thread(watched.news, WatchPlace())
+        news, _ = await asyncio.to_thread(watched.news, RunPlace())
         return _json({"run": run, "head": news.get("head"), "figures": news.get("figures")})
 
-    async def _watched(self, run: str = "") -> WatchedRun:
+    async def _watched(self, run: str = "") -> RunReader:
         """Raises 404."""
         return await _found(self.runs.watched, run)
 
-    def _make_follow(self) -> Any:
-        async def allowed(run: str = "") -> str:
-            await self._watched(run)
-            self._require_room()
-            return run
+    def _make_stream(self, find: Callable[[str], Watched[P] | None], begin: Callable[[], P]) -> Any:
+        """What follows the run, or the queue, of a key. It raises 404, and 503 where too many do."""
 
-        async def follow(run: str = Depends(allowed)) -> AsyncIterator[ServerSentEvent]:
-            async for event in self._told(self.runs.watched, run, WatchPlace()):
-                yield event
-
-        return follow
-
-    def _make_follow_jobs(self) -> Any:
         async def allowed(of: str = "") -> str:
-            await _found(self.queues.watched, of)
-            self._require_room()
+            await _found(find, of)
+            if len(self._ends) >= MAX_STREAMS:
+                raise HTTPException(503, "too many pages are open")
             return of
 
-        async def follow(of: str = Depends(allowed)) -> AsyncIterator[ServerSentEvent]:
-            async for event in self._told(self.queues.watched, of, JobsPlace()):
+        async def follow(key: str = Depends(allowed)) -> AsyncIterator[ServerSentEvent]:
+            async for event in self._told(find, key, begin()):
                 yield event
 
         return follow
-
-    def _require_room(self) -> None:
-        """Raises 503."""
-        if len(self._ends) >= MOST_STREAMS:
-            raise HTTPException(503, "too many pages are open")
 
     async def _told(
         self, find: Callable[[str], Watched[P] | None], key: str, place: P
@@ -135,20 +146,21 @@ class Dashboard:
         finally:
             del self._ends[end]
 
-    async def _doctor(self) -> Response:
-        return _json(await self._examiner.examine())
+    async def _about(self, run: str = "") -> Response:
+        watched = await self._watched(run)
+        return _json(await asyncio.to_thread(about, watched.run))
 
     async def _metrics(self) -> Response:
         return Response(await asyncio.to_thread(self._metrics_text), media_type=CONTENT_TYPE)
 
     def _metrics_text(self) -> bytes:
-        watched = ((key, self.runs.watched(key)) for key in self.runs.names()[:MOST_OPEN])
+        watched = ((key, self.runs.watched(key)) for key in self.runs.names()[:MAX_OPEN])
         return metrics_text([(key, run) for key, run in watched if run is not None])
 
 
 async def _found(find: Callable[[str], W | None], key: str) -> W:
     """Raises 404."""
-    watched = await asyncio.to_thread(find, key[:MOST_KEY])
+    watched = await asyncio.to_thread(find, key[:MAX_KEY])
     if watched is None:
         raise HTTPException(404, "there is no such run")
     return watched

@@ -1,9 +1,11 @@
 // Asking, following, and what a person does
 
-const TABS = ["crew", "train", "runs", "queue", "samples", "logs", "doctor"];
-const SHOW = { crew: showCrew, train: showTrain, runs: showRuns, queue: showQueue, samples: showSamples, logs: showLogs, doctor: showDoctor };
+const FROZEN = JSON.parse($("frozen").textContent); // a run as it was when this page was saved; null: it is followed
+const LIVE_TABS = ["runs", "queue"];
+const TABS = ["crew", "train", "runs", "queue", "samples", "logs", "about"].filter((name) => !FROZEN || !LIVE_TABS.includes(name));
+const SHOW = { crew: showCrew, train: showTrain, runs: showRuns, queue: showQueue, samples: showSamples, logs: showLogs, about: showAbout };
 /** What of the news a page shows. */
-const SHOWS = { crew: ["crew", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], queue: ["queue"], samples: ["samples"], logs: ["log"], doctor: [] };
+const SHOWS = { crew: ["crew", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], queue: ["queue"], samples: ["samples"], logs: ["log"], about: [] };
 const RUNS_SECONDS = 4, AGAIN_SECONDS = 2;
 const TOKEN = "cuadrilla token";
 
@@ -20,9 +22,9 @@ class Refused extends Error {
   }
 }
 
-async function ask(path, { method = "GET", signal } = {}) {
-  const headers = { Authorization: `Bearer ${token}`, ...(method === "POST" ? { "Content-Type": "application/json" } : {}) };
-  const answer = await fetch(location.origin + path, { method, headers, signal, body: method === "POST" ? "{}" : undefined, cache: "no-store", redirect: "error", credentials: "omit" });
+async function ask(path, { signal } = {}) {
+  const headers = { Authorization: `Bearer ${token}` };
+  const answer = await fetch(location.origin + path, { headers, signal, cache: "no-store", redirect: "error", credentials: "omit" });
   if (!answer.ok) throw new Refused(answer.status);
   return answer;
 }
@@ -57,7 +59,7 @@ async function follow(key) {
   following?.abort();
   const control = following = new AbortController();
   showLive("connecting");
-  await hear(`/api/follow?run=${encodeURIComponent(key)}`, control.signal, (news) => told(take(news)), () => showLive("connecting"));
+  await hear(`/api/follow?of=${encodeURIComponent(key)}`, control.signal, (news) => told(take(news)), () => showLive("connecting"));
 }
 
 /** What a stream tells, from the beginning again whenever it breaks, until `signal` ends it. */
@@ -86,7 +88,7 @@ let isDrawing = false;
 function told(news) {
   for (const name of Object.keys(news)) wanted.add(name);
   if (news.anew) wanted = new Set(Object.values(SHOWS).flat());
-  showLive(data.head.behind ? "reading" : "live");
+  showLive(FROZEN ? "written" : data.head.behind ? "reading" : "live");
   draw();
 }
 
@@ -108,7 +110,7 @@ function draw() {
 
 function showLive(key) {
   $("live").dataset.state = key;
-  const text = key === "live" && data.head.state !== "running" ? "" : say(key);
+  const text = key === "live" && data.head.state !== "running" ? "" : say(key, { time: FROZEN && dated(FROZEN.made) });
   if ($("live").textContent !== text) $("live").textContent = text;
 }
 
@@ -182,12 +184,27 @@ function choose(key) {
   if (key === current) return;
   current = key;
   data = fresh();
+  about = null;
   crewTable.opened.clear();
   sampleAt = null;
   $("run").value = key;
   showHead();
   showTab();
   follow(key);
+  readAbout();
+}
+
+async function readAbout() {
+  const key = current;
+  try {
+    const found = await ask(`/api/about?run=${encodeURIComponent(key)}`).then((answer) => answer.json());
+    if (key !== current) return;
+    about = found;
+    showHead();
+    showAbout();
+  } catch (error) {
+    tellOf(error);
+  }
 }
 
 async function watchRuns() {
@@ -195,19 +212,6 @@ async function watchRuns() {
     await pause(RUNS_SECONDS);
     if (token && $("key").hidden && (!document.hidden || !current)) await lookForRuns();
   }
-}
-
-async function examine() {
-  isExamining = true;
-  showDoctor();
-  try {
-    examined = await ask("/api/doctor", { method: "POST" }).then((answer) => answer.json());
-    examined.at = Date.now() / 1000;
-  } catch (error) {
-    tellOf(error);
-  }
-  isExamining = false;
-  showDoctor();
 }
 
 // The page
@@ -218,6 +222,7 @@ function openTab(name, { focus = false } = {}) {
   showTab();
   if (focus) $(`tab-${name}`).focus();
   if (name === "runs") lookForRuns();
+  if (name === "about" && !FROZEN) readAbout(); // it may have begun since
 }
 
 function showTab() {
@@ -228,7 +233,7 @@ function showTab() {
     button.tabIndex = name === tab ? 0 : -1;
   }
   $(`tab-${tab}`).scrollIntoView({ block: "nearest", inline: "nearest" });
-  $("figures").hidden = ["runs", "queue", "doctor"].includes(tab);
+  $("figures").hidden = LIVE_TABS.includes(tab);
   $("why").hidden = $("figures").hidden || !data.head.reason;
   SHOW[tab]();
   followQueue();
@@ -285,7 +290,6 @@ function listen() {
   });
   for (const name of ["of", "level"]) $(name).addEventListener("change", showLogs);
   $("contains").addEventListener("input", showLogs);
-  $("examine").addEventListener("click", examine);
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault();
     $("main").focus();
@@ -309,7 +313,7 @@ function listen() {
 /** `#token=…` is taken out of the address at once, so that it is neither bookmarked nor shown. */
 function readAddress() {
   const given = location.hash.slice(1);
-  if (given.startsWith("token=")) {
+  if (given.startsWith("token=") && !FROZEN) {
     token = given.slice(6);
     history.replaceState(null, "", `#/${tab}`);
     return true;
@@ -327,9 +331,25 @@ async function start() {
   await lookForRuns();
 }
 
+/** A page that was saved shows what it holds, and asks nobody. */
+function thaw() {
+  for (const name of LIVE_TABS) $(`tab-${name}`).hidden = $(name).hidden = true;
+  ({ about } = FROZEN);
+  take(FROZEN.news);
+  options($("run"), [["", data.head.name]]);
+  readAddress();
+  showTheme();
+  told(FROZEN.news);
+}
+
+function look() {
+  if (!readAddress()) try { token = sessionStorage.getItem(TOKEN) ?? ""; } catch { /* as above */ }
+  showTheme();
+  if (token) start();
+  else askForToken(null);
+  watchRuns();
+}
+
 listen();
-if (!readAddress()) try { token = sessionStorage.getItem(TOKEN) ?? ""; } catch { /* as above */ }
-showTheme();
-if (token) start();
-else askForToken(null);
-watchRuns();
+if (FROZEN) thaw();
+else look();

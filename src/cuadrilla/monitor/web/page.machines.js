@@ -11,14 +11,14 @@ const HOT_CELSIUS = 90;
 const PHASE = { key: "phase", of: (machine) => (machine.phase ? named(machine.phase) : "") };
 const SHARE = { key: "share", number: true, of: (machine) => (machine.here && machine.works ? percent(machine.share) : ""), fill: (cell, machine) => bar(cell, machine.share) };
 const SPEED = { key: "speed", number: true, of: (machine) => (machine.here && machine.tokens_per_second ? whole(machine.tokens_per_second) : "") };
-const WAITS = { key: "waits", number: true, of: (machine) => ratio(machine.usage?.waiting_part, 1) };
+const WAITS = { key: "waits", number: true, of: (machine) => ratio(machine.waiting_part, 1) };
 const USAGE = [
   { key: "processor", number: true, of: (machine) => ratio(machine.usage?.cpu_percent) },
   { key: "memory", number: true, of: (machine) => memoryOf(machine.usage) },
   { key: "gpu", number: true, of: (machine) => ratio(most(gpusOf(machine).map((gpu) => gpu.busy_percent))) },
   { key: "temperature", number: true, of: (machine) => (known(hot(machine)) ? `${whole(hot(machine))} °C` : ""), fill: (cell, machine) => cell.classList.toggle("hot", hot(machine) >= HOT_CELSIUS) },
 ];
-const LINK = { key: "link", number: true, of: (machine) => (known(machine.usage?.round_trip_seconds) ? duration(machine.usage.round_trip_seconds) : "") };
+const LINK = { key: "link", number: true, of: (machine) => (known(machine.round_trip_seconds) ? duration(machine.round_trip_seconds) : "") };
 const SEEN = { key: "lastSeen", number: true, of: (machine, now) => (machine.seen ? ago(machine.seen, now) : "") };
 
 function ago(time, now) {
@@ -45,11 +45,11 @@ class MachineTable {
     const { crew, points } = told;
     this.table.hidden = !crew.length;
     const newest = Math.max(...crew.map((machine) => machine.seen ?? 0));
-    this.now = isRunning ? Date.now() / 1000 : newest;
+    this.now = isRunning ? (FROZEN?.made ?? Date.now() / 1000) : newest;
     // What one said before it left a run that goes on is not how it is now.
-    this.asOfNow = (machine) => (machine.here || !isRunning ? machine : { ...machine, usage: undefined });
+    this.asOfNow = (machine) => (machine.here || !isRunning ? machine : { ...machine, usage: undefined, waiting_part: null, round_trip_seconds: null });
     const shown = this.columns.filter(({ of }) => crew.some((machine) => of(this.asOfNow(machine), this.now) !== ""));
-    const parts = { shown, points: points.size > 0 ? points : null, hasWords: crew.some((machine) => machine.word_level || machine.reason) };
+    const parts = { shown, points: points.size > 0 ? points : null, hasWords: crew.some((machine) => machine.word || machine.reason) };
     const titles = [{ title: say("machine") }, ...shown.map(({ key, number }) => ({ title: say(key), number }))];
     if (parts.points) titles.push({ title: say("history") });
     if (parts.hasWords) titles.push({ title: say("word") });
@@ -82,8 +82,8 @@ class MachineTable {
     }
     if (points) cells.push(historyCell(points.get(machine.name) ?? [], svg));
     if (hasWords) {
-      const text = machine.word_dropped ? say("cut", { n: whole(machine.word_dropped) }) : machine.word || (machine.here ? "" : machine.reason);
-      cells.push(make("td", text, null, { className: `word ${machine.word_level ?? ""} ${text ? "" : "blank"}` }));
+      const { text = machine.here ? "" : machine.reason, level = "" } = machine.word ?? {};
+      cells.push(make("td", text, null, { className: `word ${level} ${text ? "" : "blank"}` }));
     }
     line.replaceChildren(...cells);
     return line;
@@ -125,7 +125,7 @@ function aloneRow(machine, width) {
     [say("disk"), known(usage.disk_free_bytes) ? bytes(usage.disk_free_bytes) : ""],
     [say("diskRate"), pair(usage.disk_read_bytes_per_second, usage.disk_written_bytes_per_second, rate)],
     [say("network"), pair(usage.network_sent_bytes_per_second, usage.network_received_bytes_per_second, rate)],
-    [say("linkRate"), pair(usage.sent_bytes_per_second, usage.received_bytes_per_second, rate)],
+    [say("linkRate"), pair(machine.sent_bytes_per_second, machine.received_bytes_per_second, rate)],
     [say("battery"), known(usage.battery_percent) ? (usage.on_battery ? say("onBattery", { n: ratio(usage.battery_percent) }) : ratio(usage.battery_percent)) : ""],
     [say("joins"), machine.joined ? say("times", { n: machine.joined }) : ""],
     [say("losses"), machine.lost ? say("times", { n: machine.lost }) : ""],

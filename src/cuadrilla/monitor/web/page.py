@@ -1,15 +1,23 @@
-"""The dashboard's page: one file, with style, scripts and the charts' library in it; it loads nothing else.
+"""The page of a run: one file, with style, scripts and the charts' library in it; it loads nothing else.
 
-It holds nothing of a run, so that it needs no token. Its words are in its own table, in both languages.
+Live it holds nothing of a run, so that it needs no token, and follows what the dashboard sends. Frozen it holds all
+that would have been sent. What comes from a run enters it as JSON, and the script shows it as text, never as HTML.
+Its words are in its own table, in both languages.
 """
 
+import json
 import re
 import secrets
+import time
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
-from fastapi import Response
-
-from cuadrilla.serve.page import preferred
+from cuadrilla.errors import ConfigError
+from cuadrilla.messages import language
+from cuadrilla.monitor.about import about
+from cuadrilla.monitor.run import RunPlace, RunReader
+from cuadrilla.rundir import RunDir, write_atomic
 
 STYLES = ("vendor/uPlot.min.css", "web/page.css")
 SCRIPTS = (
@@ -23,24 +31,44 @@ SCRIPTS = (
 CHARTS = "vendor/uPlot.iife.min.js"
 
 
-def dashboard_page(*, languages: str) -> Response:
-    """For a browser that wants one of these `languages`, as its header Accept-Language has them."""
+def page_text(*, language: str, asks: str, frozen: dict[str, Any] | None = None) -> tuple[str, str]:
+    """The page and its policy. `asks`: whom it may ask, as a policy spells it. `frozen`: what it holds of a run."""
     nonce = secrets.token_urlsafe(16)
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src {asks}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
     parts = {
         "nonce": nonce,
-        "language": preferred(languages),
+        "policy": policy,
+        "language": language,
         "style": "".join(map(_read, STYLES)),
         "charts": _read(CHARTS),
         "script": "".join(map(_read, SCRIPTS)),
+        # "<" never appears inside the script element that holds the data: nothing there can end it.
+        "frozen": json.dumps(frozen, allow_nan=False).replace("<", "\\u003c"),
     }
-    text = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("web/page.html"))
-    policy = (
-        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-    headers |= {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin"}
-    return Response(text, media_type="text/html; charset=utf-8", headers={**headers, "Cache-Control": "no-store"})
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("web/page.html")), policy
+
+
+def frozen_page(run: RunDir) -> str:
+    """The page of a run as it is now. Raises ConfigError when the folder holds no training yet."""
+    watched = RunReader(run)
+    while watched.is_behind:
+        watched.refresh()
+    if not watched.last:
+        raise ConfigError("{path} has no training to report", path=run.path, hint="cuadrilla train it first")
+    news, _ = watched.news(RunPlace())
+    frozen = {"made": time.time(), "news": news, "about": about(run)}
+    return page_text(language=language(), asks="'none'", frozen=frozen)[0]
+
+
+def save_page(run: RunDir, page: Path) -> None:
+    """Write the frozen page of a run. Raises ConfigError, ResourceError."""
+    path = page.resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        raise ConfigError("{path} is not a file", path=page, hint="name the page to write: --save report.html")
+    write_atomic(path, frozen_page(run))
 
 
 def _read(name: str) -> str:

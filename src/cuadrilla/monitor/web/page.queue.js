@@ -1,6 +1,6 @@
 // The queue of this machine, or a search: its runs in their order, and the machines that do them
 
-const freshQueue = () => ({ head: {}, jobs: new Map(), order: [], crew: [], points: new Map() });
+const freshQueue = () => ({ head: {}, jobs: new Map(), crew: [], points: new Map() });
 let queued = freshQueue(); // what the stream has told of the one that is shown
 let queues = [];
 let currentQueue = null;
@@ -12,9 +12,8 @@ const queueTable = new MachineTable("#queue", [JOB, PHASE, ...USAGE, LINK, SEEN]
 
 function takeQueue(news) {
   if (news.anew) queued = freshQueue();
-  for (const name of ["head", "order", "crew"]) if (news[name]) queued[name] = news[name];
-  for (const job of news.jobs ?? []) queued.jobs.set(job.name, job);
-  if (news.order) queued.jobs = new Map(news.order.map((name) => [name, queued.jobs.get(name)]));
+  for (const name of ["head", "crew"]) if (news[name]) queued[name] = news[name];
+  if (news.jobs) queued.jobs = new Map(news.jobs.map((job) => [job.name, job]));
   addPoints(queued, news);
 }
 
@@ -59,8 +58,8 @@ const figureOf = (value) => (known(value) ? short(value) : "");
 /** Who has a run, had it last, or may have it. */
 function machineOf(job) {
   if (job.place) return job.place;
-  const { machines, on, device } = job.wants;
-  return [machines > 1 ? say("together", { n: machines }) : "", on.join(", "), device].filter(Boolean).join(" · ");
+  const { on, device } = job.wants;
+  return [on.join(", "), device].filter(Boolean).join(" · ");
 }
 
 const JOB_COLUMNS = [
@@ -77,7 +76,7 @@ const JOB_COLUMNS = [
 
 function showQueue() {
   const { head: now } = queued;
-  const jobs = [...queued.jobs.values()].filter(Boolean);
+  const jobs = [...queued.jobs.values()];
   const panel = $("queue");
   showQueues();
   panel.querySelector(".empty").hidden = jobs.length > 0 || (queues.length > 0 && now.number === undefined);

@@ -29,9 +29,24 @@ function head(table, columns) {
   table.tHead.replaceChildren(row);
 }
 
+/** Rows of texts. A column's `name` is the class of its cells; a row may be `{ cells, name }`. */
+function fillTable(table, columns, rows) {
+  head(table, columns);
+  table.hidden = !rows.length;
+  table.tBodies[0].replaceChildren(...rows.map(({ cells, name }) => {
+    const line = make("tr", null, null, { className: name ?? "" });
+    cells.forEach((text, at) => make("td", text, line, { className: [columns[at].number ? "number" : "", columns[at].name ?? ""].join(" ").trim() }));
+    return line;
+  }));
+}
+
 // Head
 
-const FIGURES = [["step", "version", whole], ["tokens", "tokens", whole], ["loss", "loss", short], ["heldOut", "val_loss", short], ["bits", "val_bits_per_byte", short], ["speed", "tokens_per_second", whole], ["stepTime", "seconds", duration]];
+const FIGURES = [["step", "version", whole], ["tokens", "tokens", whole], ["loss", "loss", short], ["speed", "tokens_per_second", whole], ["stepTime", "seconds", duration]];
+const isMeasure = (key) => key.startsWith("val_") && !key.endsWith("_error");
+/** What was measured of held-out data: measures of ours have names, those of a task its own. */
+const MEASURES = { val_loss: "heldOut", val_bits_per_byte: "bits" };
+const measure = (key) => (Object.hasOwn(MEASURES, key) ? say(MEASURES[key]) : say("heldOutOf", { name: key.slice(4).replaceAll("_", " ") }));
 
 function showHead() {
   const { head: now } = data;
@@ -41,9 +56,16 @@ function showHead() {
   $("state").hidden = !state;
   $("why").textContent = now.reason ?? "";
   $("why").hidden = $("figures").hidden || !now.reason;
+  const leak = about?.data.leak ?? 0;
+  $("leak").textContent = leak >= WORTH_A_WARNING ? say("leak", { part: percent(leak, 1) }) : "";
   document.title = now.name ? `${now.name} · cuadrilla` : "cuadrilla";
   const here = data.crew.filter((machine) => machine.here && machine.works).length;
   const figures = FIGURES.filter(([, key]) => known(now[key])).map(([name, key, shown]) => [say(name), shown(now[key])]);
+  for (const key of Object.keys(now).filter((name) => isMeasure(name) && known(now[name]))) {
+    const error = now[`${key}_error`];
+    figures.push([measure(key), short(now[key]) + (known(error) ? ` ± ${error.toLocaleString(language, { maximumSignificantDigits: 2 })}` : "")]);
+  }
+  if (known(now.best_loss)) figures.push([say("best"), say("atStep", { value: short(now.best_loss), n: whole(now.best_version) })]);
   if (here) figures.push([say("machines"), whole(here)]);
   $("figures").replaceChildren(...figures.map(([name, value]) => {
     const card = make("div");
@@ -64,44 +86,53 @@ function showCrew() {
 
 // Run
 
-let charts = null;
+const charts = {};
 const marksOf = () => data.events.filter((event) => event.event in MARKS && event.version > 0).slice(-MOST_MARKS);
+const isKnown = (values) => values.some((value) => value !== null);
 
 function showTrain() {
   const { figures, shares } = data;
   const panel = $("train");
   panel.querySelector(".empty").hidden = figures.x.length > 0 || !data.head.name;
-  const parent = panel.querySelector(".charts");
-  charts ??= Object.fromEntries(["loss", "bits", "speed", "shares", "norm"].map((name) => [name, new Chart(parent, { marks: marksOf })]));
+  const measures = [...figures.columns.keys()].filter((key) => isMeasure(key) && key !== "val_loss");
+  placeCharts(panel.querySelector(".charts"), ["loss", ...measures, "speed", "shares", "norm", "rate"]);
   const column = (key) => figures.columns.get(key) ?? [];
-  const loss = column("loss"), heldOut = column("val_loss");
-  const lines = loss.length ? [{ name: say("each"), values: loss, colour: COLOURS[0], faint: true }, { name: say("smooth"), values: smoothed(loss), colour: COLOURS[0] }] : [];
-  if (heldOut.some((value) => value !== null)) lines.push({ name: say("held"), values: heldOut, colour: COLOURS[1], dots: true });
+  const both = (values, name) => (values.length ? [{ name, values, colour: COLOURS[0], faint: true }, { name: say("smooth"), values: smoothed(values), colour: COLOURS[0] }] : []);
+  const alone = (values, name) => (isKnown(values) ? [{ name, values, colour: COLOURS[0] }] : []);
+  const lines = both(column("loss"), say("each")), heldOut = column("val_loss");
+  if (isKnown(heldOut)) lines.push({ name: say("held"), values: heldOut, colour: COLOURS[1], dots: true });
   const log = lines.every(({ values }) => values.every((value) => value === null || value > 0));
   charts.loss.show(say(log ? "lossLog" : "lossChart"), figures.x, lines, { log });
-  const bits = column("val_bits_per_byte");
-  charts.bits.show(say("bitsChart"), figures.x, bits.some((value) => value !== null) ? [{ name: say("bits"), values: bits, colour: COLOURS[0], dots: bits.filter((value) => value !== null).length < 2 }] : []);
-  const speed = column("tokens_per_second");
-  charts.speed.show(say("speedChart"), figures.x, speed.length ? [{ name: say("speed"), values: speed, colour: COLOURS[0], faint: true }, { name: say("smooth"), values: smoothed(speed), colour: COLOURS[0] }] : []);
+  for (const key of measures) charts[key].show(key === "val_bits_per_byte" ? say("bitsChart") : measure(key), figures.x, measured(column(key), column(`${key}_error`), measure(key)));
+  charts.speed.show(say("speedChart"), figures.x, both(column("tokens_per_second"), say("speed")));
   charts.shares.show(say("sharesChart"), shares.x, shares.columns.size > 1 ? stacked(shares) : [], { filled: true, most: 100 });
-  const norm = column("grad_norm");
-  charts.norm.show(say("normChart"), figures.x, norm.length ? [{ name: say("norm"), values: norm, colour: COLOURS[0] }] : []);
+  charts.norm.show(say("normChart"), figures.x, alone(column("grad_norm"), say("norm")));
+  charts.rate.show(say("rateChart"), figures.x, alone(column("lr_factor"), say("factor")));
   showEvents(panel);
+}
+
+/** One chart for each name, in this order; those of other names are hidden. */
+function placeCharts(parent, names) {
+  const isNew = names.some((name) => !charts[name]);
+  for (const name of names) charts[name] ??= new Chart(parent, { marks: marksOf });
+  if (isNew) parent.append(...names.map((name) => charts[name].box));
+  for (const name of Object.keys(charts)) if (!names.includes(name)) charts[name].box.hidden = true;
+}
+
+/** A measure of held-out data, with its standard error above and below where it is known. */
+function measured(values, errors, name) {
+  if (!isKnown(values)) return [];
+  const edge = (sign) => ({ name: say(sign > 0 ? "plusError" : "minusError"), colour: COLOURS[0], faint: true, values: values.map((value, at) => (value === null || errors[at] === null ? null : value + sign * errors[at])) });
+  const line = { name, values, colour: COLOURS[0], dots: values.filter((value) => value !== null).length < 2 };
+  return [line, ...(isKnown(errors) ? [edge(1), edge(-1)] : [])];
 }
 
 function showEvents(panel) {
   const seen = [...new Set(marksOf().map(({ event }) => named(event)))];
   $("marks").textContent = seen.length ? say("marks", { names: seen.join(", ") }) : "";
-  const table = panel.querySelector(".events");
-  head(table, [{ title: say("time") }, { title: say("step"), number: true }, { title: say("event") }, { title: say("details") }]);
-  table.tBodies[0].replaceChildren(...data.events.slice(-MOST_EVENT_ROWS).reverse().map((event) => {
-    const line = make("tr");
-    make("td", dated(event.time), line, { className: "time" });
-    make("td", whole(event.version), line, { className: "number" });
-    make("td", named(event.event), line);
-    make("td", Object.entries(event.details).filter(([, value]) => value !== "").map(([key, value]) => `${key}: ${value}`).join(" · "), line);
-    return line;
-  }));
+  const columns = [{ title: say("time"), name: "time" }, { title: say("step"), number: true }, { title: say("event") }, { title: say("details") }];
+  const detail = ({ details }) => Object.entries(details).filter(([, value]) => value !== "").map(([key, value]) => `${key}: ${value}`).join(" · ");
+  fillTable(panel.querySelector(".events"), columns, data.events.slice(-MOST_EVENT_ROWS).reverse().map((event) => ({ cells: [dated(event.time), whole(event.version), named(event.event), detail(event)] })));
 }
 
 // Runs
@@ -215,43 +246,34 @@ function showLogs() {
   options($("level"), [["", say("allLevels")], ["warnings", say("warnings")], ["errors", say("errors")]]);
   const wanted = $("contains").value.toLowerCase();
   const lines = data.log.filter((line) => (!$("of").value || line.node === $("of").value) && LEVELS[$("level").value](line.level) && line.text.toLowerCase().includes(wanted));
-  const table = document.querySelector("#logs .log");
   document.querySelector("#logs .empty").hidden = lines.length > 0 || !data.head.name;
-  table.hidden = !lines.length;
-  head(table, [{ title: say("time") }, { title: say("machine") }, { title: say("level"), name: "level" }, { title: say("text") }]);
-  table.tBodies[0].replaceChildren(...lines.slice(-MOST_LOG_ROWS).reverse().map((line) => {
-    const row = make("tr", null, null, { className: line.level });
-    make("td", dated(line.time), row, { className: "time" });
-    make("td", line.node, row);
-    make("td", named(line.level), row, { className: "level" });
-    make("td", line.dropped ? say("cut", { n: whole(line.dropped) }) : line.text, row);
-    return row;
-  }));
+  const columns = [{ title: say("time"), name: "time" }, { title: say("machine") }, { title: say("level"), name: "level" }, { title: say("text") }];
+  fillTable(document.querySelector("#logs .log"), columns, lines.slice(-MOST_LOG_ROWS).reverse().map((line) => ({
+    name: line.level,
+    cells: [dated(line.time), line.node, named(line.level), line.dropped ? say("cut", { n: whole(line.dropped) }) : line.text],
+  })));
 }
 
-// Doctor
+// About a run: its data, its settings, the software of its coordinator
 
-let examined = null;
-let isExamining = false;
+const WORTH_A_WARNING = 0.01;
+let about = null;
 
-function showDoctor() {
-  $("examine").disabled = isExamining;
-  $("examined").textContent = isExamining ? say("examining") : examined ? say("examinedAt", { time: clock(examined.at) }) : "";
-  const list = document.querySelector("#doctor .checks");
-  list.replaceChildren();
-  if (!examined || isExamining) return;
-  if (examined.failed) return void make("li", say(`doctor_${examined.failed}`), list);
-  const order = ["failure", "warning", "ok"];
-  for (const finding of [...examined.found].sort((one, other) => order.indexOf(one.level) - order.indexOf(other.level))) {
-    const line = make("li", null, list);
-    make("span", named(finding.level), line, { className: `badge ${order.includes(finding.level) ? finding.level : ""}` });
-    const { cause, remedy, place } = finding.texts[language];
-    make("strong", cause, line);
-    make("small", ` ${finding.check}`, line);
-    if (remedy) make("p", remedy, line);
-    if (finding.command) {
-      make("small", `${place}:`, line, { className: "place" });
-      make("code", finding.command, line);
-    }
-  }
+function showAbout() {
+  const { data: texts = {}, values = {}, changed = [], environment = {}, parameters = null } = about ?? {};
+  const { sources = [], splits = {}, vocabulary = 0 } = texts;
+  const { packages = {}, schema: _schema, ...software } = environment;
+  const table = (name, columns, rows) => fillTable(document.querySelector(`#about .${name}`), columns, rows);
+  const pairs = (rows) => rows.map((cells) => ({ cells }));
+  const ofTokens = splits.train?.num_tokens ? [say("bytesPerToken", { n: whole(vocabulary) }), short(splits.train.num_bytes / splits.train.num_tokens)] : null;
+  const what = [{ title: say("what") }, { title: say("value") }];
+  table("facts", what, pairs([parameters ? [say("parameters"), whole(parameters)] : null, ofTokens].filter(Boolean)));
+  const counted = [{ title: say("source") }, { title: say("licence") }, { title: say("bytes"), number: true }, { title: say("documents"), number: true }, { title: say("tokens"), number: true }];
+  table("data", counted, [
+    ...sources.map(({ name, licence, num_bytes }) => ({ cells: [name, licence ?? "", whole(num_bytes), "", ""] })),
+    ...Object.entries(splits).map(([name, split]) => ({ name: "set", cells: [name, "", whole(split.num_bytes), whole(split.num_documents), whole(split.num_tokens)] })),
+  ]);
+  table("settings", [{ title: say("key") }, { title: say("value") }], Object.entries(values).map(([key, value]) => ({ name: changed.includes(key) ? "set" : "", cells: [key, JSON.stringify(value)] })));
+  const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  table("environment", what, pairs([...Object.entries(software), ...Object.entries(packages)].map(([name, value]) => [name, shown(value)])));
 }

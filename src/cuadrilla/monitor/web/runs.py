@@ -1,8 +1,8 @@
 """Which runs a dashboard shows: run folders that were named, those in folders that were named, and those of the queue.
 
-A run is addressed by its key, a name of ours; no path comes from the page. Only runs that somebody looks at are kept
-in memory, the `MOST_OPEN` that were looked at last. Searches are found beside their runs; their trials may be many, so
-that none is in the list, and each can be looked at.
+A run is addressed by its key, a name of ours, and so is what hands out runs: the queue, a search. No path comes from
+the page. Only what somebody looks at is kept in memory, the `MAX_OPEN` that were looked at last. Searches are found
+beside their runs; their trials may be many, so that none is in the list, and each can be looked at.
 """
 
 import contextlib
@@ -11,25 +11,28 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.monitor.jobs import QueueFiles
-from cuadrilla.monitor.nodes import MOST_NAME
-from cuadrilla.monitor.search_report import is_search
-from cuadrilla.monitor.watch import WatchedRun, short
+from cuadrilla.jobs.queue import RunQueue
+from cuadrilla.monitor.jobs import QUEUE, SEARCH, JobsReader, QueueReader, SearchReader
+from cuadrilla.monitor.nodes import MAX_NAME
+from cuadrilla.monitor.run import RUNNING, RunReader, short, state_of
+from cuadrilla.monitor.watch_jobs import WatchedJobs
 from cuadrilla.rundir import RunDir
+from cuadrilla.tune.folder import SearchFolder
 
-MOST_RUNS = 500
-MOST_OPEN = 24
-MOST_LOOKED_AT = 2000
+MAX_RUNS = 500
+MAX_OPEN, MAX_OPEN_JOBS = 24, 8
+MAX_LOOKED_AT = 2000
 """Of what is in one folder."""
 LOOK_SECONDS = 3.0
 NAMES = ("metrics.jsonl", "status.json", "config.json", "run.toml")
 TUNE = "tune"
+W = TypeVar("W")
 TRIAL = re.compile(r"t[0-9]{4,6}-r[0-9]")
 
 
@@ -39,7 +42,6 @@ class Runs:
     def __init__(self, places: Sequence[Path], *, queue: Path | None = None) -> None:
         """`queue`: the folder of this machine's, if it is to be shown."""
         self.queue = queue
-        self._queued = None if queue is None else QueueFiles(queue)
         self._places = [place.parent if place.is_file() else place for place in places]
         for place in self._places:
             if not place.is_dir():
@@ -51,7 +53,8 @@ class Runs:
         self._keys: dict[Path, str] = {}
         self._searches: dict[str, Path] = {}
         self._looked = float("-inf")
-        self._open: OrderedDict[Path, WatchedRun] = OrderedDict()
+        self._open: OrderedDict[Path, RunReader] = OrderedDict()
+        self._open_jobs: OrderedDict[Path, WatchedJobs] = OrderedDict()
         self._ended: dict[Path, tuple[tuple[float, ...], dict[str, Any]]] = {}
         """Rows of runs that have ended, and what their files looked like then: they need not be read again."""
 
@@ -59,17 +62,12 @@ class Runs:
         """Those that are there now, the one that wrote last first; then those that only the queue names."""
         with self._lock:
             if time.monotonic() - self._looked > LOOK_SECONDS:
-                queued = [run.run.path for run in self._queued.runs()] if self._queued is not None else []
+                queued = [run.run.path for run in RunQueue(self.queue).runs()] if self.queue is not None else []
                 self._paths = _keyed(self._places, queued)
                 self._keys = {path: key for key, path in self._paths.items()}
                 self._searches = _searches(self._paths, self._places)
                 self._looked = time.monotonic()
             return list(self._paths)
-
-    def searches(self) -> dict[str, Path]:
-        """Their folders: by the key of the run that each is beside, or by its name."""
-        self.names()
-        return self._searches
 
     def key_of(self, path: Path) -> str:
         """What the run in this folder is called here, also if it is a trial; empty: it is not shown."""
@@ -87,19 +85,45 @@ class Runs:
         path = self._searches[of] / name
         return path if is_run(path) else None
 
-    def watched(self, key: str) -> WatchedRun | None:
+    def watched(self, key: str) -> RunReader | None:
         """Read up to now; None where there is no such run."""
         self.names()
         with self._lock:
             path = self._path(key)
             if path is None:
                 return None
-            found = self._open.setdefault(path, WatchedRun(RunDir(path)))
-            self._open.move_to_end(path)
-            while len(self._open) > MOST_OPEN:
-                self._open.popitem(last=False)
+            found = _kept(self._open, path, lambda: RunReader(RunDir(path)), most=MAX_OPEN)
         found.refresh()
         return found
+
+    def watched_jobs(self, key: str) -> WatchedJobs | None:
+        """The queue or a search, read up to now; None where there is none of that key."""
+        _, folder = self._handing_out().get(key, ("", None))
+        if folder is None:
+            return None
+
+        def opened() -> WatchedJobs:
+            reader: JobsReader = QueueReader(folder) if key == QUEUE else SearchReader(folder)
+            return WatchedJobs(reader, key_of=lambda job: self.key_of(job.run.path))
+
+        with self._lock:
+            found = _kept(self._open_jobs, folder, opened, most=MAX_OPEN_JOBS)
+        found.refresh()
+        return found
+
+    def jobs_summaries(self) -> list[dict[str, Any]]:
+        """A row for each queue or search; those that hand out now come first."""
+        found = [
+            {"key": key, "title": title, "running": state_of(RunDir(folder)) == RUNNING}
+            for key, (title, folder) in self._handing_out().items()
+        ]
+        return sorted(found, key=lambda row: not row["running"])
+
+    def _handing_out(self) -> dict[str, tuple[str, Path]]:
+        """Titles and folders, by key: searches by that of the run that each is beside, or by its name."""
+        self.names()
+        found = {QUEUE: ("", queue)} if (queue := self.queue) is not None and queue.is_dir() else {}
+        return found | {f"{SEARCH} {key}": (key, folder) for key, folder in self._searches.items()}
 
     def summaries(self) -> list[dict[str, Any]]:
         """A row for each run."""
@@ -117,11 +141,19 @@ class Runs:
         watched = self.watched(key)
         if watched is None:
             return None
-        here = sum(row["here"] and row["works"] for row in watched.rows())
+        here = sum(machine.here and machine.works for machine in watched.machines())
         row = {"state": watched.state, "updated": watched.updated, "here": here, **watched.last}
         if not watched.is_running and not watched.is_behind:
             self._ended[path] = (looks, row)
         return row
+
+
+def _kept(kept: OrderedDict[Path, W], path: Path, make: Callable[[], W], *, most: int) -> W:
+    """What is open of a folder; the `most` that were asked for last stay open."""
+    found = kept[path] = kept.pop(path, None) or make()
+    while len(kept) > most:
+        kept.popitem(last=False)
+    return found
 
 
 def _keyed(places: Sequence[Path], queued: Sequence[Path]) -> dict[str, Path]:
@@ -129,15 +161,15 @@ def _keyed(places: Sequence[Path], queued: Sequence[Path]) -> dict[str, Path]:
     found = sorted({path.resolve(): None for place in places for path in _found(place)}, key=_age)
     more = sorted(filter(is_run, queued), key=_age)
     keyed: dict[str, Path] = {}
-    for path in list(dict.fromkeys([*found, *more]))[:MOST_RUNS]:
+    for path in list(dict.fromkeys([*found, *more]))[:MAX_RUNS]:
         keyed[next(name for name in _names_of(path) if name not in keyed)] = path
     return keyed
 
 
 def _names_of(path: Path) -> list[str]:
     """What a folder may be called, the best first."""
-    names = (path.name, f"{path.parent.name}/{path.name}", *(f"{path.name} ({n})" for n in range(2, MOST_RUNS + 2)))
-    return [short(name, most=MOST_NAME) for name in names]
+    names = (path.name, f"{path.parent.name}/{path.name}", *(f"{path.name} ({n})" for n in range(2, MAX_RUNS + 2)))
+    return [short(name, most=MAX_NAME) for name in names]
 
 
 def _found(place: Path) -> Iterator[Path]:
@@ -163,14 +195,14 @@ def _searches(runs: Mapping[str, Path], places: Sequence[Path]) -> dict[str, Pat
 
 def _holds_search(folder: Path) -> bool:
     with contextlib.suppress(OSError):
-        return is_search(folder)
+        return SearchFolder(folder).exists
     return False
 
 
 def _folders(place: Path) -> list[Path]:
     """None of one that may not be looked into."""
     with contextlib.suppress(OSError), os.scandir(place) as entries:
-        names = [entry.name for entry in islice(entries, MOST_LOOKED_AT) if entry.is_dir()]
+        names = [entry.name for entry in islice(entries, MAX_LOOKED_AT) if entry.is_dir()]
         return [place / name for name in sorted(names) if not name.startswith(".")]
     return []
 

@@ -1,0 +1,49 @@
+"""How this machine comes into a crew: an invite becomes a token."""
+
+import re
+import socket
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+
+from cuadrilla.errors import LinkError
+from cuadrilla.home import Home, Joined
+from cuadrilla.link.address import Address
+from cuadrilla.link.client import Connection
+from cuadrilla.link.identity import Identity, load_node, pinned_certificate, save_node
+from cuadrilla.link.invite import Invite, check_node_name
+from cuadrilla.messages import Message
+
+
+def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[str], None]) -> Joined:
+    """Check who answers, then trade the invite for a token. A machine that has one shows it, and keeps its name.
+
+    `name`: empty for its host name, or that with a number if another machine has it. `report` hears what was done.
+    Raises LinkError.
+    """
+    wanted = name or host_name()
+    check_node_name(wanted)
+    invite = Invite.parse(text)
+    if address:
+        invite = replace(invite, address=Address.parse(address))
+    pinned = pinned_certificate(invite)
+    folder = home.joined_folder(invite.key_hash)
+    identity = Identity(certificate=pinned)
+    with suppress(LinkError):  # it has none, or none that it could use
+        identity = replace(identity, token=load_node(folder).token)
+    with closing(Connection(str(invite.address), identity=identity)) as connection:
+        given, token = connection.enroll(wanted, secret=invite.secret, numbered=not name)
+    save_node(folder, token=token, certificate=pinned)
+    crew = Joined(folder=folder, address=str(invite.address), name=given)
+    home.remember(crew)
+    told = "joined     the crew at {address} as {name}"
+    if crew.name != wanted:
+        told = "joined     the crew at {address} as {name}: another machine there is already called {wanted}"
+    report(Message(told, address=crew.address, name=crew.name, wanted=wanted))
+    return crew
+
+
+def host_name() -> str:
+    """This machine's name, as far as it can be a node's."""
+    plain = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower().partition(".")[0]).strip("-")
+    return plain[:63].strip("-") or "node"

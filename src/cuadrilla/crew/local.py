@@ -1,0 +1,154 @@
+"""Workers in this process: one in the calling thread, or several as threads beside it.
+
+Alone, the worker's model is the coordinator's: no second copy of the weights, no second thread. Several workers each
+have a model of their own, a chosen speed, and the in-process link.
+"""
+
+import copy
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+
+import torch
+from torch import nn
+
+from cuadrilla.crew.equipment import num_cores, set_threads
+from cuadrilla.crew.reporting import machine_facts, reporting
+from cuadrilla.link.base import Link
+from cuadrilla.link.inproc import InProcServer
+from cuadrilla.link.practice import PracticeLink, Shape
+from cuadrilla.messages import Message
+from cuadrilla.sync.statistics import refuse_private_buffers
+from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.kernels import choose_kernels
+from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.setup import RunContext, compile_blocks
+from cuadrilla.train.thread import CoordinatorThread
+
+log = logging.getLogger(__name__)
+
+WrapLink = Callable[[str, Link], Link]
+
+
+def run_local(
+    context: RunContext,
+    *,
+    wrap_link: WrapLink | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    cores: int = 0,
+) -> Outcome:
+    """Train to the end, or to the stop that was asked for. Raises whatever made the run fail.
+
+    `wrap_link(worker, link)` puts another link around a worker's own: faults in tests, shaping in practice, an island.
+    `tell` hears what was chosen for this machine. `cores` 0: all that this process may use.
+    """
+    speeds = context.config.engine.workers
+    before = torch.get_num_threads()
+    set_threads(context.config, cores=max(1, (cores or num_cores()) // len(speeds)))
+    choice = choose_kernels(
+        context.model,
+        device=context.device,
+        dtype=context.precision.dtype,
+        strict=context.config.sync.strict,
+    )
+    if choice.reason:
+        tell(Message("kernels    {choice}", choice=choice))
+    context = dataclasses.replace(context, pass_tokens=choice.pass_tokens)
+    alone, runtime = len(speeds) == 1, CoordinatorThread(context.coordination)
+    server = InProcServer(context.coordination.receive if alone else runtime.deliver)
+    try:
+        context.coordination.open(server.send)
+        if context.coordination.outcome is None and alone:
+            model = copy.deepcopy(context.model) if context.strategy.moves_weights else context.model
+            _work("worker-1", context, server, model=model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
+        elif context.coordination.outcome is None:
+            _work_in_threads(context, runtime, server, wrap_link=wrap_link)
+    finally:
+        context.store.close()
+        torch.set_num_threads(before)
+    return context.coordination.result()
+
+
+def _work_in_threads(
+    context: RunContext, runtime: CoordinatorThread, server: InProcServer, *, wrap_link: WrapLink | None
+) -> None:
+    """The calling thread coordinates."""
+    pass_lock = threading.Lock() if draws_random_numbers(context.model) else None
+    alive: set[str] = set()
+    threads = []
+    for index, speed in enumerate(context.config.engine.workers, start=1):
+        name = f"worker-{index}"
+        alive.add(name)
+        model = copy.deepcopy(context.model)
+        refuse_private_buffers(model)
+
+        def body(name: str = name, model: nn.Module = model, speed: float = speed) -> None:
+            try:
+                _work(name, context, server, model=model, speed=speed, wrap_link=wrap_link, pass_lock=pass_lock)
+                alive.discard(name)
+            except BaseException as error:
+                if context.coordination.failure is None:
+                    log.warning("%s died: %s: %s", name, type(error).__name__, error)
+                    log.info("how %s died:", name, exc_info=True)
+                alive.discard(name)
+                if alive:
+                    runtime.left(name, f"{type(error).__name__}: {error}")
+                else:  # the death of the last one is the run's
+                    runtime.fail(error)
+
+        threads.append(threading.Thread(target=body, name=name, daemon=True))
+
+    def poll() -> None:
+        if not any(thread.is_alive() for thread in threads) and runtime.has_read_all:
+            context.coordination.fail(AssertionError("the workers have ended, and the run has not"))
+
+    for thread in threads:
+        thread.start()
+    try:
+        runtime.serve(poll, ticks=False)
+    finally:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(timeout=0.2)  # a bound, so that the main thread sees signals
+
+
+def _work(
+    name: str,
+    context: RunContext,
+    server: InProcServer,
+    *,
+    model: nn.Module,
+    speed: float,
+    wrap_link: WrapLink | None,
+    pass_lock: AbstractContextManager[object] | None,
+) -> None:
+    practice = PracticeLink(server.connect(name), shape=Shape(speed=speed))
+    link: Link = practice if wrap_link is None else wrap_link(name, practice)
+    settings = WorkerSettings(
+        run=context.config.run,
+        train=context.config.train,
+        device=context.device,
+        precision=context.precision,
+        speed_hint=speed,
+        pass_tokens=context.pass_tokens,
+        pass_lock=pass_lock,
+    )
+    if context.config.train.compile:
+        compile_blocks(model)
+    sync = context.strategy.worker(model, context.recipe)
+    report = partial(context.coordination.reported, name)
+    try:
+        with reporting(report, facts=machine_facts(context.device), link=practice, folder=context.store.run.path):
+            train(link, task=context.task, model=model, sync=sync, worker=settings)
+    finally:
+        link.close()
+
+
+def draws_random_numbers(model: nn.Module) -> bool:
+    """True for models with dropout: their passes take turns, because torch's generator is one for the process."""
+    return any(getattr(module, "p", 0.0) for module in model.modules() if "Dropout" in type(module).__name__) or bool(
+        getattr(getattr(model, "config", None), "dropout", 0.0)
+    )

@@ -1,0 +1,78 @@
+"""This machine in a crew: whom it dials, with which token, what it has fetched, what its owner asks."""
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cuadrilla.config import Config
+from cuadrilla.crew.bundle import fetch
+from cuadrilla.crew.idle_policy import IdlePolicy
+from cuadrilla.home import Home, Joined
+from cuadrilla.link.base import KnownTerm
+from cuadrilla.link.client import Connection
+from cuadrilla.link.identity import Identity, load_node
+from cuadrilla.link.offer import RunDescription
+from cuadrilla.messages import Message
+from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import read_run_config
+
+
+@dataclass(kw_only=True)
+class Node:
+    """Used by several threads. `identity`: else that in the crew's folder, where what it learns is kept, too.
+
+    `run`: its folder, where this is the coordinator's machine; else what is needed is fetched, but for the `data` of
+    a folder here. `approved`: whoever started this process may run any code here. `tell` hears what is fetched,
+    `report` now and then how the work goes. `idle_policy`: when to wait.
+    """
+
+    home: Home
+    crew: Joined
+    identity: Identity | None = None
+    run: RunDir | None = None
+    data: Path | None = None
+    approved: bool = False
+    tell: Callable[[str], None] = lambda _text: None
+    report: Callable[[str], None] | None = None
+    idle_policy: IdlePolicy | None = None
+    _has_told: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._identity = self.identity or load_node(self.crew.folder)
+        self._term = KnownTerm(self.crew.term, learned=lambda term: self.learn(term=term))
+        self._lock = threading.Lock()
+
+    def learn(self, **changes: Any) -> None:
+        """Of the crew: its `address`, or its `term`."""
+        with self._lock:
+            self.crew = replace(self.crew, **changes)
+            if self.identity is None:
+                self.home.remember(self.crew)
+
+    def connect(self, address: str, *, device: str = "") -> Connection:
+        """For a worker with this device."""
+        return Connection(address, identity=self._identity, term=self._term, device=device)
+
+    def found_run(self) -> tuple[Config, Path]:
+        """As `prepare`, from the coordinator. Raises LinkError."""
+        with closing(self.connect(self.crew.address)) as connection:
+            return self.prepare(connection, connection.describe())
+
+    def prepare(self, connection: Connection, description: RunDescription) -> tuple[Config, Path]:
+        """Bring here what the run needs: its configuration, and the folder that its paths are relative to. Raises
+        what `fetch` raises."""
+        if self.run is not None:
+            return read_run_config(self.run), self.run.path
+        self.learn()  # it has answered; to fetch may end with the question whether its code may run
+        found = fetch(connection, description, home=self.home, report=self.tell, data=self.data, approved=self.approved)
+        if not self._has_told:
+            self.tell_working()
+        self._has_told = True
+        return found
+
+    def tell_working(self) -> None:
+        told = "working    as {name} for {address}; Ctrl-C leaves"
+        self.tell(Message(told, name=self.crew.name, address=self.crew.address))

@@ -1,0 +1,121 @@
+"""How a worker tells, every few seconds, how its machine is: a thread beside the work, which it never holds up."""
+
+import logging
+import platform
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from cuadrilla.errors import LinkError
+from cuadrilla.host.facts import read_facts
+from cuadrilla.host.usage import Sampler
+from cuadrilla.link.base import MAX_LINE, MAX_LINES, NodeReport, SaidLine
+from cuadrilla.link.practice import PracticeLink
+from cuadrilla.log import OURS
+from cuadrilla.printable import one_line
+from cuadrilla.version import __version__
+
+FIRST_SECONDS, REPORT_SECONDS = 1.0, 5.0
+END_SECONDS = 1.0
+"""The thread may measure the round trip of a connection that is dead: it ends with that."""
+
+
+class LinesKept(logging.Handler):
+    """Keeps what this process logs while the block runs: warnings and what a person should see, a few lines."""
+
+    def __init__(self) -> None:
+        super().__init__(level=logging.INFO)
+        self._lines: deque[SaidLine] = deque(maxlen=MAX_LINES)
+        self._dropped = 0
+
+    def __enter__(self) -> "LinesKept":
+        logging.getLogger(OURS).addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger(OURS).removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING and not getattr(record, "talk", False):
+            return
+        level = "info" if record.levelno < logging.WARNING else record.levelname.lower()
+        self._dropped += len(self._lines) == MAX_LINES
+        text = one_line(self.format(record), most=MAX_LINE)
+        self._lines.append(SaidLine(level="error" if level == "critical" else level, text=text))
+
+    def take(self) -> tuple[tuple[SaidLine, ...], int]:
+        """The newest ones since the last call, and how many more there were."""
+        assert self.lock is not None
+        with self.lock:
+            lines, dropped = tuple(self._lines), self._dropped
+            self._lines.clear()
+            self._dropped = 0
+        return lines, dropped
+
+
+@contextmanager
+def reporting(
+    send: Callable[[NodeReport], None],
+    *,
+    facts: Mapping[str, str],
+    link: PracticeLink | None = None,
+    folder: Path | None = None,
+    round_trip: Callable[[], float | None] = lambda: None,
+    lines: LinesKept | None = None,
+    every_seconds: float = REPORT_SECONDS,
+) -> Iterator[None]:
+    """While the block runs, `send` gets a report now and then. `link`: whose phases to tell; `folder`: whose disk.
+
+    `round_trip` measures it. A link that has broken ends the reports of its session; the first one comes soon, so that
+    who watches sees a machine that has joined.
+    """
+    ended, sampler = threading.Event(), Sampler(folder=folder)
+
+    def work() -> None:
+        with suppress(LinkError):
+            sampler.sample()  # rates are since the last sample
+            wait, told = min(FIRST_SECONDS, every_seconds), facts
+            while not ended.wait(wait):
+                report = _report(sampler, link=link, round_trip=round_trip(), lines=lines)
+                send(replace(report, facts=told))
+                wait, told = every_seconds, {}
+
+    thread = threading.Thread(target=work, name="reports", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        sampler.close()  # a driver that hangs is not waited for
+        thread.join(END_SECONDS)
+
+
+def machine_facts(device: torch.device | None = None) -> dict[str, str]:
+    """What this machine is, for a person. `device`: with which it computes."""
+    machine = read_facts()
+    found = {
+        "processor": machine.processor or machine.machine,
+        "cores": f"{machine.usable_cores:g}" if machine.usable_cores else "",
+        "system": machine.system_version or machine.system,
+        "container": machine.container or "",
+        "wsl": str(machine.wsl or ""),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuadrilla": __version__,
+    }
+    if device is not None:
+        found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {name: value for name, value in found.items() if value}
+
+
+def _report(
+    sampler: Sampler, *, link: PracticeLink | None, round_trip: float | None, lines: LinesKept | None
+) -> NodeReport:
+    spent = asdict(link.poll()) if link is not None else {}
+    said, dropped = lines.take() if lines is not None else ((), 0)
+    return NodeReport(usage=sampler.sample(), round_trip_seconds=round_trip, lines=said, dropped=dropped, **spent)

@@ -1,0 +1,173 @@
+"""Train one run directory: under its lock, with its log and its sinks, by the engine that its run file names.
+
+Callers are the commands and the Python API. What is said goes to the `Audience`; nothing here prints.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cuadrilla.config import Config, CrewEngine, LocalEngine
+from cuadrilla.errors import ConfigError
+from cuadrilla.host.environment import read_environment
+from cuadrilla.host.torchrun import Place, find_place
+from cuadrilla.log import set_up_logging, tear_down_logging
+from cuadrilla.messages import Message
+from cuadrilla.plan.decide import Decision, decide, settled
+from cuadrilla.rundir import FolderLock, RunDir, make_private, write_failure, write_json
+from cuadrilla.runfile import Resolved, dump
+from cuadrilla.train.alarms import Alarms, reason_of
+
+if TYPE_CHECKING:
+    from cuadrilla.crew.island import Island
+    from cuadrilla.crew.up import Opening
+    from cuadrilla.train.coordinate import CoordinatorRuntime, Outcome
+    from cuadrilla.train.setup import RunContext
+    from cuadrilla.train.sinks import Sink
+
+RequestStop = Callable[[str], None]
+"""Takes the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Who hears of a training, and may end it.
+
+    `tell`: a line of talk. `sinks`: more of them, once it is known what is trained. `stopping`: given the function that
+    has the training save and stop, a context in which it goes on. `verbose`: the log has everything.
+    """
+
+    tell: Callable[[str], None] = lambda _text: None
+    stopping: Callable[[RequestStop], AbstractContextManager[None]] = lambda _request_stop: nullcontext()
+    sinks: "Callable[[RunContext], Sequence[Sink]]" = lambda _context: ()
+    verbose: bool = False
+
+
+def train_run(
+    resolved: Resolved,
+    folder: RunDir,
+    *,
+    allow_changes: bool = False,
+    stop_at: int = 0,
+    opening: "Opening | None" = None,
+    audience: Audience | None = None,
+) -> "Outcome":
+    """Train to the end, to step `stop_at`, or until it is asked to stop; a run that was begun goes on.
+
+    `opening`: of a crew that is not practice. Under torchrun all ranks call this and train it together; `folder` is
+    rank 0's alone to write. Raises CuadrillaError, or what a user's task raised.
+    """
+    audience = audience or Audience()
+    engine = resolved.config.engine
+    with ExitStack() as stack:
+        island = stack.enter_context(_island(resolved.config, find_place()))
+        if island is not None and not island.place.leads:
+            from cuadrilla.crew.island import follow
+
+            return follow(resolved.config, folder.path, island, stopping=audience.stopping)
+        stack.enter_context(FolderLock(folder.lock, purpose=Message("training")))
+        make_private(folder.logs)
+        stack.callback(tear_down_logging, set_up_logging(folder.logs, worker="coordinator", verbose=audience.verbose))
+        alarms = stack.enter_context(Alarms(resolved.config.alarm, run=folder))
+        word = stack.enter_context(_LastWord(folder))
+        from cuadrilla.crew.local import run_local
+        from cuadrilla.train.setup import assemble, make_task
+        from cuadrilla.train.sinks import JsonlSink
+        from cuadrilla.train.teachers import keep_teachers
+
+        sinks: list[Sink] = []
+        try:
+            config, decisions = decide(resolved.config, folder)
+            task = make_task(config, folder.path)
+            keep_teachers(config, folder, task=task)
+            if island is not None:
+                island.form(device=config.train.device, settled=settled(config))
+            sinks.append(JsonlSink(folder.metrics))
+            context = assemble(
+                config,
+                folder,
+                task=task,
+                sinks=sinks,
+                allow_changes=allow_changes,
+                stop_at=stop_at,
+            )
+            context.store.hear, word.coordination = alarms.hear, context.coordination
+            write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
+            write_json(folder.env, read_environment(), private=True)
+            sinks.extend(audience.sinks(context))
+            introduce(context, decisions, tell=audience.tell)
+            with audience.stopping(context.coordination.request_stop):
+                match engine:
+                    case LocalEngine() if island is not None:
+                        from cuadrilla.crew.island import lead
+
+                        return lead(context, island, config=config, tell=audience.tell)
+                    case LocalEngine():
+                        return run_local(context, tell=audience.tell)
+                    case CrewEngine():
+                        from cuadrilla.crew.up import Opening, run_crew
+
+                        return run_crew(context, folder, opening=opening or Opening())
+        finally:
+            for sink in sinks:
+                sink.close()
+
+
+class _LastWord:
+    """What makes a training fail is in its events, once: said by whoever coordinates, as soon as somebody does.
+
+    Who typed something wrong (ConfigError) is there to read it, and nothing has failed.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self.coordination: CoordinatorRuntime | None = None
+
+    def __enter__(self) -> "_LastWord":
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None or isinstance(error, ConfigError):
+            return
+        if self.coordination is not None:
+            self.coordination.note_failure(error)
+        elif isinstance(error, Exception):
+            write_failure(self._run, reason=reason_of(error))
+
+
+def _island(config: Config, place: Place | None) -> "AbstractContextManager[Island | None]":
+    """All ranks, where torchrun has started several."""
+    if place is None:
+        return nullcontext()
+    from cuadrilla.crew.island import joined, require_one_worker
+
+    require_one_worker(config, place)
+    return joined(place)
+
+
+def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Callable[[str], None]) -> None:
+    """What is trained, on what, and what could be chosen better."""
+    config, counted = context.config, context.task.defaults.counted
+    num_parameters = sum(parameter.numel() for parameter in context.model.parameters())
+    num_workers = len(config.engine.workers)
+    tell(
+        Message(
+            "model      {millions:.2f} M parameters\n"
+            "device     {device}, {precision}\n"
+            "workers    {workers}\n"
+            "run        {steps} steps of {tokens:,} {counted}",
+            millions=num_parameters / 1e6,
+            device=context.device,
+            precision=context.precision,
+            workers=num_workers if config.engine.kind == "local" else Message("{number} processes", number=num_workers),
+            steps=context.length.num_versions,
+            tokens=context.length.round_tokens,
+            counted=counted,
+        )
+    )
+    if context.resumed_at:
+        tell(Message("resumed    at step {step}", step=context.resumed_at))
+    for decided in decisions:
+        note = Message("{value:g}: {reason}", value=decided.value, reason=decided.reason)
+        tell(Message("note       {key}: {note}", key=decided.key, note=note))

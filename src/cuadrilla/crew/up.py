@@ -1,0 +1,242 @@
+"""The crew engine: this process coordinates; workers are processes that dial in, here or on other machines.
+
+Worker processes of this machine are children that get their own keys, in a private temporary folder, and end when
+this process ends: their standard input is a pipe from here. A child that dies is reported by its connection at once;
+the others go on. Without any worker the coordinator waits, unless all the workers it could have were its children.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from cuadrilla.config import Config, CrewEngine
+from cuadrilla.crew.address import CrewAddress
+from cuadrilla.crew.bundle import offer
+from cuadrilla.crew.children import Children
+from cuadrilla.crew.devices import Devices
+from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
+from cuadrilla.crew.worker import worker_command
+from cuadrilla.errors import EnvironmentProblem
+from cuadrilla.home import Home
+from cuadrilla.link.address import Address
+from cuadrilla.link.base import COORDINATOR
+from cuadrilla.link.identity import CoordinatorKeys, Identity, key_hash, open_coordinator, save_node
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.offer import Offer
+from cuadrilla.link.server import CrewServer
+from cuadrilla.link.standby import StandbyServer
+from cuadrilla.link.wire import Layout
+from cuadrilla.log import TALK
+from cuadrilla.messages import Message
+from cuadrilla.plan.devices import Use
+from cuadrilla.rundir import RunDir, private_folder, storage_errors
+from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.setup import RunContext
+from cuadrilla.train.thread import CoordinatorThread
+
+if TYPE_CHECKING:
+    from cuadrilla.crew.ray import Launcher
+
+OWN_SOCKET = "link"
+"""Of this machine's own worker processes, where the system has such sockets."""
+MAX_SOCKET_FOLDER_BYTES = 90
+"""A socket's whole path may have 104 bytes on macOS, 108 on Linux."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCrew:
+    """An open crew: what an engine tells its caller once workers can come. `pids`: its own worker processes."""
+
+    address: str
+    key_hash: bytes
+    pids: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
+    long as the run. `opened` is called once workers can dial in, `moved` with an address that came later. `standbys`:
+    nodes that may copy keys and run.
+    """
+
+    home: Home | None = None
+    opened: Callable[[OpenCrew], None] | None = None
+    moved: Callable[[str], None] | None = None
+    standbys: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenLink:
+    """The crew link: its server, where it listens, what this machine's own workers dial, and the crew's keys."""
+
+    server: CrewServer
+    reached: CrewAddress
+    own: str
+    keys: CoordinatorKeys
+    nodes: AllowList
+
+    def admit(self, name: str) -> Identity:
+        """Of a worker that this process starts. That of an earlier run ends."""
+        _, token = self.nodes.add(name, own=name)
+        return Identity(certificate=self.keys.certificate, token=token)
+
+    def poll(self, home: Home) -> None:
+        """Who may come, who may not work any more: a few times a second."""
+        self.server.adopt_invites(home.take_invites())
+        self.server.pause(home.paused_nodes)
+
+
+def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
+    """Train with a crew to the end, or to the stop that was asked for. Raises whatever made the run fail."""
+    before = torch.get_num_threads()
+    if context.config.sync.strict:
+        torch.set_num_threads(context.config.train.threads or 1)
+    send = partial(context.coordination.reported, COORDINATOR)
+    try:
+        with (
+            private_folder() as private,
+            LinesKept() as lines,
+            reporting(send, facts=machine_facts(), folder=run.path, lines=lines),
+        ):
+            return _run(context, run, opening=opening, private=private)
+    finally:
+        context.store.close()
+        torch.set_num_threads(before)
+
+
+def _run(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -> Outcome:
+    engine = context.config.engine
+    assert isinstance(engine, CrewEngine)
+    runtime = CoordinatorThread(context.coordination)
+    children = _children(context)
+    with ExitStack() as stack:
+        stack.callback(children.end)
+        listen, launcher = engine.listen, None
+        if engine.kind == "ray":
+            if find_spec("ray") is None:
+                command = 'pip install "cuadrilla[ray]"'
+                hint = 'or leave it out: engine.kind = "crew"'
+                raise EnvironmentProblem("Ray is not installed: {command}", command=command, hint=hint)
+            from cuadrilla.crew.ray import Launcher, connected
+
+            host = stack.enter_context(connected(engine.ray_address))
+            listen = listen if opening.home is not None else str(Address(host, 0))
+        link = stack.enter_context(_open_link(context, runtime, run, opening=opening, private=private, listen=listen))
+        if engine.kind == "ray":
+            launcher = Launcher(ranks=engine.ranks, address=str(link.reached.address), admit=link.admit)
+            stack.callback(launcher.close)
+        else:
+            _start_workers(children, context.config, run, link, private=private, crew=opening.home is not None)
+        if opening.opened is not None:
+            hashed = key_hash(link.keys.certificate)
+            opening.opened(OpenCrew(address=str(link.reached.address), key_hash=hashed, pids=children.pids()))
+        return _coordinate(context, runtime, link, children, launcher, opening=opening)
+
+
+@contextmanager
+def _open_link(
+    context: RunContext, runtime: CoordinatorThread, run: RunDir, *, opening: Opening, private: Path, listen: str
+) -> Iterator[OpenLink]:
+    """The crew link, until the end of the block. `runtime` hears the workers. Raises LinkError."""
+    home, is_practice = opening.home, opening.home is None and context.config.engine.kind == "crew"
+    folder = home.crew if home else private / "crew"
+    keys, nodes = open_coordinator(folder), AllowList(folder / "nodes.json")
+    server = CrewServer(
+        keys=keys,
+        nodes=nodes,
+        receiver=runtime,
+        offer=Offer(config="", files={}) if is_practice else offer(context.config, run.path),
+        standby=StandbyServer(names=opening.standbys, home=Home(folder.parent), run=run.path),
+        term=home.term if home else 0,
+        parameters=Layout.of(context.strategy.version_like(context.model)),
+        contribution=Layout.of(context.strategy.contribution_like(context.model)),
+    )
+    try:
+        context.coordination.open(server.send)  # before anybody can come in
+        with _socket_folder(private) as sockets:
+            own = f"unix:{sockets / OWN_SOCKET}" if os.name != "nt" else ""
+            port = server.serve(listen, own=own)
+            reached = CrewAddress(server, Address(Address.parse(listen).host, port))
+            yield OpenLink(server=server, reached=reached, own=own or str(reached.address), keys=keys, nodes=nodes)
+    finally:
+        server.close()
+
+
+def _socket_folder(private: Path) -> AbstractContextManager[Path]:
+    """`private`, or where its path is too long for a socket, a private folder in /tmp."""
+    is_short = os.name == "nt" or len(os.fsencode(private)) <= MAX_SOCKET_FOLDER_BYTES
+    return nullcontext(private) if is_short else private_folder(where=Path("/tmp"))
+
+
+def _coordinate(
+    context: RunContext,
+    runtime: CoordinatorThread,
+    link: OpenLink,
+    children: Children,
+    launcher: "Launcher | None",
+    *,
+    opening: Opening,
+) -> Outcome:
+    home = opening.home
+
+    def poll() -> None:
+        link.server.end_kicked()
+        address = link.reached.follow()
+        if address is not None and opening.moved is not None:
+            opening.moved(str(address))
+        ended = children.poll()
+        if home is not None:
+            link.poll(home)
+            if ended and not children.alive:
+                log.warning("no worker of this machine is left (%s): others can join", children.failure().message)
+        elif launcher is not None:
+            if (failure := launcher.failure()) is not None:
+                context.coordination.fail(failure)
+        elif not children.alive:
+            context.coordination.fail(children.failure())
+
+    return runtime.serve(poll)
+
+
+def _children(context: RunContext) -> Children:
+    """The worker processes of this machine."""
+
+    def died(name: str, reason: Message) -> None:
+        log.warning("%s died: %s", name, reason)
+        context.store.event("died", worker=name, reason=reason)
+
+    return Children(died=died)
+
+
+def _start_workers(
+    children: Children, config: Config, run: RunDir, link: OpenLink, *, private: Path, crew: bool
+) -> None:
+    """Of a crew, one for each device that works; of a practice crew, one for each speed. Raises DeviceError."""
+    engine = config.engine
+    assert isinstance(engine, CrewEngine)
+    if crew and engine.workers == [1.0]:
+        choice = Devices(engine.devices).choose(lambda: config)
+        for note in choice.notes:
+            log.info("%s", note, extra=TALK)
+        workers = [(1.0, use) for use in choice.uses]
+    else:
+        alike = Use(name="", device="", threads=1 if len(engine.workers) > 1 else 0)
+        workers = [(speed, alike) for speed in engine.workers]
+    for number, (speed, use) in enumerate(workers, start=1):
+        name = f"{'here' if crew else 'worker'}-{number}"
+        identity, folder = link.admit(name), private / name
+        save_node(folder, token=identity.token, certificate=identity.certificate)
+        more = ["--address", link.own, "--run", str(run.path), "--speed", str(speed), "--link", engine.link]
+        command = worker_command(name, use, crew=folder, more=more)
+        with storage_errors(run.logs), open(run.logs / f"{name}.txt", "ab") as talk:
+            children.start(name, command, environment=use.environment, stderr=talk)

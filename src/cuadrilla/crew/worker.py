@@ -1,0 +1,293 @@
+"""A worker, the program of `cuadrilla join`: connect, learn what is trained, train until the coordinator says stop.
+
+It dials out, listens on nothing and keeps nothing that cannot be replaced. When the connection breaks it tries again,
+with growing pauses, and joins anew; its model and its data stay loaded. It dials the coordinator and the standbys that
+the coordinator has told of in turn: one of them may have been promoted.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cuadrilla.config import Config
+from cuadrilla.crew.bundle import OtherWork
+from cuadrilla.crew.children import Children, cuadrilla_command
+from cuadrilla.crew.devices import Devices
+from cuadrilla.crew.equipment import Equipment, equip
+from cuadrilla.crew.node import Node
+from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
+from cuadrilla.errors import LinkError
+from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, NodeReport, Paused, Refused, Stop
+from cuadrilla.link.client import Connection, GrpcLink
+from cuadrilla.link.practice import OwnerLines, PracticeLink, Shape
+from cuadrilla.log import TALK
+from cuadrilla.messages import Message
+from cuadrilla.plan.devices import Use
+
+if TYPE_CHECKING:
+    from cuadrilla.crew.island import Ranks
+
+GIVE_UP_SECONDS = 600.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
+LOYAL_SECONDS = 15.0
+"""A coordinator that was killed is back by then; only later the standbys are dialled, too."""
+ASK_SECONDS = 30.0
+"""Then it says what its owner can do."""
+
+POLL_SECONDS = 0.5
+OTHER_WORK = "other work"
+"""What the process of a device says last, as JSON, when there is other work for this machine."""
+
+NO_SHAPE = Shape()
+LEAVES = Message("this machine leaves")
+
+log = logging.getLogger(__name__)
+
+
+def run_worker(node: Node, use: Use, *, shape: Shape = NO_SHAPE, ranks: "Ranks | None" = None) -> str:
+    """Work with one device until the run ends; why it ended. `ranks`: several processes that act as this worker, which
+    has the connection. Raises LinkError when the coordinator refuses this node or stays away, OtherWork."""
+    with LinesKept() as lines:
+        try:
+            worker = _Worker(node, use, shape=shape, lines=lines, ranks=ranks)
+            return serve_sessions(worker, node, device=use.name)
+        finally:
+            if node.idle_policy is not None:
+                node.idle_policy.close()
+
+
+class Server(Protocol):
+    """What works for a coordinator in one session after another, and what it knows from the last one.
+
+    `held`: why it has left by itself. `heard_at`, in monotonic seconds: when the coordinator last said something.
+    `standbys`: where the run goes on if the coordinator is gone for good.
+    """
+
+    held: str
+    heard_at: float
+    standbys: tuple[str, ...]
+
+    def serve(self, connection: Connection) -> Stop:
+        """One session, from Hello to Stop. Raises LinkError when it breaks."""
+
+
+def serve_sessions(server: Server, node: Node, *, device: str, leaving: threading.Event | None = None) -> str:
+    """Until the coordinator wants no more, or `leaving` is set; why. Raises LinkError, and what `serve` raises."""
+    patience = Patience(node)
+    while True:
+        if node.idle_policy is not None:
+            patience.reached += node.idle_policy.wait_until_idle(unless=leaving)
+        if leaving is not None and leaving.is_set():
+            return LEAVES
+        began = time.monotonic()
+        connection = node.connect(patience.address, device=device)
+        try:
+            stop = server.serve(connection)
+            patience.begin_anew()
+            if not stop.again:
+                return ended_by(stop)
+            if stop.reason not in (server.held, PAUSED):
+                log.warning("%s: joining again", stop.reason)
+        except Refused:
+            raise
+        except Paused as error:
+            patience.wait_paused(error)
+        except LinkError as error:
+            patience.wait(error, server=server)
+        finally:
+            connection.close()
+            if server.heard_at > began:
+                patience.found_at(patience.address)
+
+
+def ended_by(stop: Stop) -> str:
+    """What a coordinator said last. Raises Refused where it wants this node no more."""
+    if stop.refused:
+        raise Refused(stop.reason, hint=COME_AGAIN if stop.reason == KICKED else "see the coordinator's log")
+    return Message(stop.reason)
+
+
+class Patience:
+    """How long to go on asking a coordinator that does not answer, and where."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.address = node.crew.address
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """A session has been."""
+        self.reached, self._pause = time.monotonic(), FIRST_PAUSE_SECONDS
+        self._asked = self.paused = False
+
+    def found_at(self, address: str) -> None:
+        """The coordinator has answered there."""
+        if address != self._node.crew.address:
+            self._node.learn(address=address)
+
+    def wait_paused(self, error: Paused) -> None:
+        """Whose owner wants it to wait."""
+        if not self.paused:
+            log.info("%s", error.message, extra=TALK)
+        self.paused, self.reached = True, time.monotonic()
+        time.sleep(LONGEST_PAUSE_SECONDS)
+
+    def wait(self, error: LinkError, *, server: Server) -> None:
+        """Before the next try, which may be at another address. Raises the error when that is enough."""
+        if server.heard_at > self.reached:
+            self.reached, self._pause = server.heard_at, FIRST_PAUSE_SECONDS
+        if time.monotonic() - self.reached > GIVE_UP_SECONDS:
+            raise error
+        log.warning("%s; trying again in %.2g s", error.message, self._pause)
+        if not self._asked and time.monotonic() - self.reached > ASK_SECONDS:
+            self._asked = True
+            log.warning(
+                "the coordinator may have another address now; its screen shows it: stop this here "
+                "(Ctrl-C) and type `cuadrilla join THAT_ADDRESS`"
+            )
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        if time.monotonic() - self.reached > LOYAL_SECONDS:
+            self.address = _next(self.address, [self._node.crew.address, *server.standbys])
+
+
+def _next(address: str, places: Sequence[str]) -> str:
+    """The place behind `address`, round and round; the first one when it is none of them."""
+    return places[(places.index(address) + 1) % len(places)] if address in places else places[0]
+
+
+def _tell_back() -> None:
+    log.info("back at work", extra=TALK)
+
+
+class _Worker:
+    """One that trains; what it computes with is loaded once and kept over sessions."""
+
+    def __init__(self, node: Node, use: Use, *, shape: Shape, lines: LinesKept, ranks: "Ranks | None") -> None:
+        self._node, self._use, self._shape, self._lines, self._ranks = node, use, shape, lines, ranks
+        self._equipment: Equipment | None = None
+        self.held = ""
+        self.heard_at = 0.0
+        self.standbys: tuple[str, ...] = ()
+
+    def serve(self, connection: Connection) -> Stop:
+        description = connection.describe()  # raises unless the coordinator answers
+        answered = None
+        if self._equipment is None:
+            self._equipment = self._equip(*self._node.prepare(connection, description))
+        elif description.takes_jobs:
+            raise OtherWork("the coordinator has other work for this machine", hint="cuadrilla join")
+        else:
+            answered = _tell_back
+        session = connection.session(parameters=self._equipment.parameters)
+        try:
+            return self._train(self._equipment, session, answered=answered)
+        finally:
+            self.heard_at = session.heard_at
+            self.standbys = session.standbys or self.standbys
+
+    def _equip(self, config: Config, folder: Path) -> Equipment:
+        if self._ranks is not None:
+            return self._ranks.equip(config, folder, speed=self._shape.speed)
+        return equip(config, folder, device=self._use.device, cores=self._use.threads, speed=self._shape.speed)
+
+    def _train(self, equipment: Equipment, session: GrpcLink, *, answered: Callable[[], None] | None) -> Stop:
+        """`answered`: called when the coordinator has taken this worker."""
+        self.held = ""
+        policy, lines = self._node.idle_policy, self._owner_lines(equipment)
+        practice = PracticeLink(session, shape=self._shape, lines=lines, answered=answered)
+        link: Link = practice
+        if self._ranks is not None:
+            link = self._ranks.around(link, farewell=session.farewell)
+        facts, send = machine_facts(equipment.settings.device), partial(self._send, session)
+        try:
+            with (
+                reporting(send, facts=facts, link=practice, round_trip=session.round_trip, lines=self._lines),
+                policy.watching(partial(self._hold, session)) if policy is not None else nullcontext(),
+            ):
+                return equipment.work(link)
+        except LinkError:
+            stop = session.farewell() if self._ranks is None else None
+            if stop is None:
+                raise
+            return stop
+        finally:
+            link.close()
+
+    def _owner_lines(self, equipment: Equipment) -> OwnerLines | None:
+        if self._node.report is None:
+            return None
+        section, counted = equipment.config.train, equipment.task.defaults.counted
+        units = section.batch_sequences // section.unit_sequences
+        return OwnerLines(self._node.report, units_per_round=units, counted=counted)
+
+    def _hold(self, session: GrpcLink, reason: str) -> None:
+        self.held = reason
+        with suppress(LinkError):
+            self._send(session, NodeReport())
+        session.hold(reason)
+
+    def _send(self, session: GrpcLink, report: NodeReport) -> None:
+        """Raises LinkError."""
+        session.report(replace(report, phase="paused") if self.held else report)
+
+
+def work_on_all(node: Node, devices: Devices) -> str:
+    """Work with all devices of this machine until the run ends; why it ended. Raises as `run_worker`, DeviceError."""
+    choice = devices.choose(partial(_settings, node))
+    for note in choice.notes:
+        node.tell(note)
+    return _work_apart(node, choice.uses) if len(choice.uses) > 1 else run_worker(node, choice.uses[0])
+
+
+def _settings(node: Node) -> Config:
+    """What the run says, once its coordinator answers; its files are here then. Raises LinkError."""
+    began = time.monotonic()
+    while True:
+        try:
+            return node.found_run()[0]
+        except Refused:
+            raise
+        except LinkError as error:
+            if time.monotonic() - began > GIVE_UP_SECONDS:
+                raise
+            log.warning("%s; trying again in %.2g s", error.message, LONGEST_PAUSE_SECONDS)
+            time.sleep(LONGEST_PAUSE_SECONDS)
+
+
+def _work_apart(node: Node, uses: Sequence[Use]) -> str:
+    """A process for each device, with the machine's token; each names its device in its calls (`link/base.py`). One
+    that is killed is started again, the others go on meanwhile. Raises the error of the last if none ended in order."""
+    log.info("a worker for each of %s", ", ".join(use.name for use in uses), extra=TALK)
+    assert node.idle_policy is not None
+    more = [*(["--data", str(node.data)] if node.data else []), *node.idle_policy.rules.options]
+    children = Children(died=lambda name, reason: log.warning("%s died: %s", name, reason))
+    done = ""
+    try:
+        for use in uses:
+            command = worker_command(use.name, use, crew=node.crew.folder, more=more)
+            children.start(use.name, command, environment=use.environment, restarts=True)
+        while children.alive:
+            time.sleep(POLL_SECONDS)
+            for name, code in children.poll().items():
+                done = children.last_words[name].strip() if code == 0 else done
+    finally:
+        children.end(finish_seconds=0.0)  # they have nothing to save
+    if done == json.dumps(OTHER_WORK):
+        raise OtherWork("the coordinator has other work for this machine", hint="cuadrilla join")
+    if not done:
+        raise children.failure()
+    return Message(done)
+
+
+def worker_command(name: str, use: Use, *, crew: Path, more: Sequence[str]) -> list[str]:
+    """Of a worker process; `crew`: the folder with its token, which is no argument."""
+    device = ("--crew", str(crew), "--device", use.device, "--threads", str(use.threads))
+    return cuadrilla_command("--json", "work", name, *device, *more)

@@ -1,0 +1,69 @@
+"""The workers of a Dask cluster, for `data prepare --dask scheduler:8786`.
+
+They need none of this machine's files: a job travels with the bytes that it reads and gives back those of its result.
+It depends on nothing else, so Dask may repeat it elsewhere when a worker dies. Dask's own configuration says how the
+scheduler is reached (TLS: https://distributed.dask.org/en/stable/tls.html).
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unicodedata import unidata_version
+
+import distributed
+import tokenizers
+from distributed.scheduler import KilledWorker
+
+from cuadrilla.data.executor import Workers
+from cuadrilla.data.options import RECIPE
+from cuadrilla.errors import EnvironmentProblem, LinkError, ResourceError
+from cuadrilla.log import to_files_only
+from cuadrilla.printable import one_line
+from cuadrilla.version import __version__
+
+
+def program() -> str:
+    """What decides the bytes that a job makes here."""
+    return f"cuadrilla {__version__}.{RECIPE}, tokenizers {tokenizers.__version__}, Unicode {unidata_version}"
+
+
+def checked(wanted: str, function: Callable[..., bytes], *arguments: Any) -> bytes:
+    """What a worker runs: the job, unless its program is another one that might make other bytes."""
+    if program() != wanted:
+        raise EnvironmentProblem(
+            "a Dask worker has {theirs}; this machine has {wanted}",
+            theirs=program(),
+            wanted=wanted,
+            hint="install the same versions on all machines and restart the workers",
+        )
+    return function(*arguments)
+
+
+@contextmanager
+def dask_workers(scheduler: str) -> Iterator[Workers]:
+    """The workers of a cluster. Raises LinkError without scheduler or workers, ResourceError if a job kills them."""
+    to_files_only("distributed")
+    try:
+        with distributed.Client(scheduler, set_as_default=False, name="cuadrilla") as client:
+            if not client.nthreads():
+                raise OSError("it has no workers")
+            yield Workers(
+                submit=partial(client.get_executor(pure=False).submit, checked, program()),
+                count=lambda: sum(client.nthreads().values()),
+                share=lambda path: client.submit(bytes, path.read_bytes(), pure=False),
+            )
+    except KilledWorker as error:
+        raise ResourceError(
+            "several Dask workers ended during the same job: {reason}",
+            reason=one_line(str(error)),
+            hint="give each worker more memory, then run the same command again; finished work is kept",
+        ) from None
+    except (CancelledError, OSError) as error:
+        raise LinkError(
+            "the Dask scheduler {scheduler} cannot be used: {reason}",
+            scheduler=scheduler,
+            reason=one_line(str(error) or type(error).__name__),
+            hint="start it and its workers (docs/dask.md), then run the same command again; finished work is kept",
+        ) from None

@@ -1,0 +1,92 @@
+"""Running other programs with a time limit: what they said, and how they ended.
+
+A driver's program may hang for ever, and Windows' programs answer in UTF-16. Nothing here raises or waits longer.
+Output goes to a temporary file, not a pipe: a grandchild that keeps a pipe open cannot hold us up.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+MAX_OUTPUT_BYTES = 1 << 20
+POLL_SECONDS = 0.05
+REAP_SECONDS = 2.0
+"""A child stuck inside a driver may not die at once; then it is left to the system."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramAnswer:
+    """`text`: what it wrote on both streams. `code` None: it did not end in time, or would not stop talking."""
+
+    text: str = ""
+    code: int | None = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+
+def run(
+    argv: Sequence[str], *, seconds: float, stdin: bytes = b"", stop: Callable[[], bool] = lambda: False
+) -> ProgramAnswer | None:
+    """What a program says, in English where it can; None if there is no such program, or it cannot be started.
+
+    It is killed after so many seconds, and a moment after `stop()` is true.
+    """
+    try:
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as said:
+            said.write(stdin)
+            said.seek(0)
+            process = subprocess.Popen(
+                list(argv),
+                stdin=said,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "LC_ALL": "C", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+                start_new_session=os.name == "posix",  # so that killing reaches what it started, and Ctrl-C is for us
+            )
+            try:
+                _wait(process, output.fileno(), deadline=time.monotonic() + seconds, stop=stop)
+            finally:
+                code = process.poll()
+                kill(process)
+            output.seek(0)
+            return ProgramAnswer(text=decoded(output.read(MAX_OUTPUT_BYTES)), code=code)
+    except OSError:  # or there is no room for a temporary file
+        return None
+
+
+def _wait(process: "subprocess.Popen[bytes]", output: int, *, deadline: float, stop: Callable[[], bool]) -> None:
+    while (
+        process.poll() is None
+        and time.monotonic() < deadline
+        and not stop()
+        and os.fstat(output).st_size <= MAX_OUTPUT_BYTES
+    ):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=POLL_SECONDS)
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """With what it started. Returns soon, also where a driver holds it."""
+    if process.poll() is not None:
+        return
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=REAP_SECONDS)
+
+
+def decoded(said: bytes) -> str:
+    """UTF-8, or what WSL's own programs write: UTF-16 without a mark."""
+    text = said.decode("utf-16-le" if b"\0" in said[:8] else "utf-8", errors="replace")
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").strip()

@@ -1,0 +1,134 @@
+"""Jobs in processes of this machine: one at each place, which trains one run after the other.
+
+A process is told of a job by a line on its standard input, the folder, and leaves the outcome there. A process that is
+killed is no failure of its job, which goes on from its checkpoint. A training that fails by itself is, and its reason
+is kept; its process ends with it.
+"""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuadrilla.crew.children import MAX_DEATHS, Children, cuadrilla_command
+from cuadrilla.home import read_object
+from cuadrilla.jobs.executor import Ended
+from cuadrilla.messages import Message
+from cuadrilla.rundir import RunDir, make_private, storage_errors, write_json
+
+SILENT = Message("its process ended without a result")
+OUTCOME = "outcome.json"
+"""In a job's folder: whether its run is complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPlace:
+    """`device`: what the run file's `train.device` becomes (empty: what it says). `threads` 0: all cores."""
+
+    name: str
+    device: str = ""
+    threads: int = 0
+    environment: Mapping[str, str]
+
+    @property
+    def command(self) -> list[str]:
+        device = ["--device", self.device] if self.device else []
+        return cuadrilla_command("--json", "work-on", "--threads", str(self.threads), *device)
+
+
+@dataclass(kw_only=True)
+class _Begun:
+    job: str
+    run: RunDir
+    began: float
+    preempted: bool = False
+
+
+class LocalExecutor:
+    """Used by one thread."""
+
+    def __init__(self, places: list[LocalPlace], *, logs: Path) -> None:
+        """`logs`: the folder of the processes' output, a file for each."""
+        self._places = {place.name: place for place in places}
+        self._logs = logs
+        self._reasons: dict[str, Message] = {}
+        self._children = Children(died=self._reasons.__setitem__)
+        self._begun: dict[str, _Begun] = {}
+        self._deaths: Counter[str] = Counter()
+
+    @property
+    def places(self) -> dict[str, str]:
+        return {name: (place.device or "cpu").partition(":")[0] for name, place in self._places.items()}
+
+    @property
+    def free(self) -> list[str]:
+        return [name for name in self._places if name not in self._begun]
+
+    @property
+    def busy(self) -> dict[str, str]:
+        return {name: begun.job for name, begun in self._begun.items()}
+
+    def start(self, job: str, run: RunDir, *, place: str) -> None:
+        """Raises ResourceError."""
+        (run.path / OUTCOME).unlink(missing_ok=True)
+        if place not in self._children.alive:
+            make_private(self._logs)
+            at = self._places[place]
+            with storage_errors(self._logs), open(self._logs / f"{place}.txt", "ab") as output:
+                self._children.start(place, at.command, environment=at.environment, stderr=output)
+        self._begun[place] = _Begun(job=job, run=run, began=time.monotonic())
+        with suppress(BrokenPipeError):  # it has just died, which `poll` will find
+            stdin = self._children.alive[place].stdin
+            assert stdin is not None
+            stdin.write(f"{run.path}\n")
+            stdin.flush()
+
+    def poll(self) -> list[Ended]:
+        codes, found = self._children.poll(), []
+        for place, begun in list(self._begun.items()):
+            outcome = read_object(begun.run.path / OUTCOME)
+            if not outcome and place not in codes:
+                continue
+            del self._begun[place]
+            code = 0 if outcome else codes[place]
+            found.append(
+                Ended(
+                    job=begun.job,
+                    place=place,
+                    complete=outcome.get("complete") is True,
+                    seconds=time.monotonic() - begun.began,
+                    reason="" if outcome else self._why(begun, self._reasons.get(place, SILENT), code=code),
+                    code=code,
+                )
+            )
+        self._reasons.clear()
+        return found
+
+    def _why(self, begun: _Begun, reason: Message, *, code: int) -> str:
+        """Why a job has failed whose process has ended; "": it goes on."""
+        if begun.preempted and code == 0:
+            return ""
+        if code <= 0:  # killed, or without a word
+            self._deaths[begun.job] += 1
+            return reason if self._deaths[begun.job] >= MAX_DEATHS else ""
+        return reason
+
+    def preempt(self, job: str) -> None:
+        pids = self._children.pids()
+        for place, begun in self._begun.items():
+            if begun.job == job and place in pids:
+                begun.preempted = True
+                with suppress(ProcessLookupError):
+                    os.kill(pids[place], signal.SIGTERM)
+
+    def close(self) -> None:
+        self._children.end(finish_seconds=0.0)
+
+
+def tell_outcome(folder: Path, *, complete: bool, version: int) -> None:
+    """The end of a job, for the process that handed it out. Raises ResourceError."""
+    write_json(folder / OUTCOME, {"complete": complete, "version": version}, private=True)

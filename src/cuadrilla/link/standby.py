@@ -1,0 +1,138 @@
+"""The coordinator's half of a standby: what makes a machine the coordinator, file by file, as it grows.
+
+    standby.json       the crew's keys and nodes, who is paused, what was announced; where this standby would coordinate
+    run/journal/       segments, which are continued
+    run/checkpoints/   the newest one; its manifest comes last
+
+Invariants
+* Only listed nodes that the coordinator's owner has named are answered: with the keys a node can be the coordinator.
+  A name that was given up is no standby's any more, whoever has it next.
+* The journal does not wait for a checkpoint: it is continued after every MiB of one.
+* What was announced is read before the journal and sent after it: whoever hears of a version has it.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cuadrilla.errors import LinkError
+from cuadrilla.home import Home
+from cuadrilla.link import wire
+from cuadrilla.link.address import Address
+from cuadrilla.link.base import FilePart, Follow
+from cuadrilla.link.calls import first, refuse
+from cuadrilla.link.identity import COORDINATOR_FILES
+from cuadrilla.messages import Message
+from cuadrilla.rundir import write_json
+
+LOOK_SECONDS = 0.5
+NUM_CHUNKS = 4  # of a checkpoint, between two looks at the journal
+CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
+
+
+@dataclass(kw_only=True)
+class StandbyServer:
+    """`names`: who may follow. `home`: of the coordinator's machine; `run`: the run directory."""
+
+    names: frozenset[str] = frozenset()
+    home: Home = field(default_factory=lambda: Home(Path()))
+    run: Path = Path()
+    announced: int = 0
+    """The newest version that workers have been told of."""
+    closing: threading.Event = field(default_factory=threading.Event)
+    _addresses: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def addresses(self) -> list[str]:
+        """Where the crew would go on, as the standbys have said."""
+        with self._lock:
+            return sorted(self._addresses.values())
+
+    def forget(self, name: str) -> None:
+        """The node of that name has left the crew."""
+        with self._lock:
+            self.names -= {name}
+            self._addresses.pop(name, None)
+
+    def handlers(self, caller: Callable[[Any], str]) -> dict[str, Any]:
+        """`caller(context)` names the node that calls, and ends the call of anybody else."""
+
+        def follow(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+            name = caller(context)
+            if name not in self.names:
+                refuse(context, Message("{name} has not been named as a standby", name=name))
+            request = first(requests, Follow, context)
+            try:
+                self._remember(name, request.address)
+            except LinkError as error:
+                refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
+            yield from self._grown(request, context)
+
+        return {"Follow": grpc.stream_stream_rpc_method_handler(follow)}
+
+    def _remember(self, name: str, address: str) -> None:
+        Address.parse(address).check_dialled()
+        with self._lock:
+            self._addresses[name] = address
+            write_json(self.home.standbys_file, {"addresses": self._addresses})
+
+    def _grown(self, request: Follow, context: Any) -> Iterator[bytes]:
+        """What the standby does not have, until its call ends: a `FilePart`, its bytes, and so on."""
+        known, journal = b"", dict[Path, int]()
+        held, checkpoint = request.manifest, iter(list[bytes]())
+        versions = {manifest: version for version, manifest in self._manifests()}
+        begin = versions.get(held, max(versions.values(), default=0))
+        while context.is_active() and not self.closing.is_set():
+            before, known = known, self._known(request.address)
+            yield from self._segments(begin, journal)
+            if known != before:
+                yield from _parts("standby.json", [known], num_bytes=len(known))
+            piece = list(islice(checkpoint, 2 * NUM_CHUNKS))
+            yield from piece
+            version, newest = max(self._manifests(), default=(0, held))
+            if not piece and newest != held:
+                held, checkpoint = newest, self._checkpoint(version)
+            elif not piece:
+                self.closing.wait(LOOK_SECONDS)
+
+    def _known(self, address: str) -> bytes:
+        files = {name: (self.home.crew / name).read_text() for name in (*COORDINATOR_FILES, "nodes.json")}
+        other = {"paused": sorted(self.home.paused_nodes), "announced": self.announced, "listen": address}
+        return json.dumps({**files, **other}).encode()
+
+    def _manifests(self) -> Iterator[tuple[int, bytes]]:
+        """Version and manifest of each complete checkpoint."""
+        for path in (self.run / "checkpoints").glob("v*/manifest.json"):
+            with suppress(FileNotFoundError):  # removed just now
+                yield int(path.parent.name[1:]), path.read_bytes()
+
+    def _segments(self, begin: int, sent: dict[Path, int]) -> Iterator[bytes]:
+        """The journal from the checkpoint of version `begin` on, behind what was `sent`."""
+        for path in sorted((self.run / "journal").glob("v*.log")):
+            with suppress(FileNotFoundError):
+                size = path.stat().st_size
+                if int(path.stem[1:]) >= begin and size > sent.get(path, -1):
+                    chunks = wire.file_chunks(path, sent.get(path, 0), end=size)
+                    yield from _parts(f"run/journal/{path.name}", chunks, num_bytes=size)
+                    sent[path] = size
+
+    def _checkpoint(self, version: int) -> Iterator[bytes]:
+        folder = f"checkpoints/v{version:08d}"
+        with suppress(FileNotFoundError):  # removed meanwhile: there is a newer one
+            for name in CHECKPOINT_FILES:
+                path = self.run / folder / name
+                yield from _parts(f"run/{folder}/{name}", wire.file_chunks(path), num_bytes=path.stat().st_size)
+
+
+def _parts(name: str, chunks: Iterable[bytes], *, num_bytes: int) -> Iterator[bytes]:
+    """Each chunk behind its `FilePart`; an empty file has one, too."""
+    part = wire.encode(FilePart(name=name, num_bytes=num_bytes))
+    for chunk in chunks if num_bytes else [b""]:
+        yield from (part, chunk)

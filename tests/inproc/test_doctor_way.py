@@ -1,0 +1,238 @@
+"""The way to a coordinator, as `cuadrilla doctor HOST:PORT` walks it: whole, and each broken step with its remedy; and
+what the coordinator's half never does."""
+
+import http.server
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from cuadrilla.doctor import way
+from cuadrilla.doctor.diagnosis import Diagnosis
+from cuadrilla.doctor.way import compared, exchange, walk
+from cuadrilla.errors import LinkError
+from cuadrilla.home import Home, Joined
+from cuadrilla.link import check as link_check
+from cuadrilla.link.address import Address
+from cuadrilla.link.base import Measure, NodeReport, Progress
+from cuadrilla.link.calls import SERVICE
+from cuadrilla.link.client import Connection
+from cuadrilla.link.identity import load_node, open_coordinator
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.offer import Offer
+from cuadrilla.link.server import CrewServer
+from cuadrilla.link.wire import Layout
+from tests.commands import wait_for
+from tests.crews import join
+from tests.inside import cuadrilla
+from tests.ports import free_port
+
+STEPS = ["name", "tcp", "tls", "credentials", "clock", "download", "upload", "exchange"]
+
+
+class Nobody:
+    """A run without workers."""
+
+    def deliver(self, worker: str, message: object) -> None: ...
+
+    def heard(self, worker: str, progress: Progress) -> None: ...
+
+    def reported(self, worker: str, report: NodeReport) -> None: ...
+
+    def left(self, worker: str, reason: str) -> None: ...
+
+
+class Crew:
+    """A coordinator in this process. Its list has the nodes `ana` and `luis`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.keys = folder, open_coordinator(folder / "crew")
+        self.nodes, layout = AllowList(folder / "nodes.json"), Layout.of({"weight": torch.zeros(3)})
+        self.server = CrewServer(
+            keys=self.keys, nodes=self.nodes, receiver=Nobody(), offer=Offer(config="{}", files={}), parameters=layout,
+            contribution=layout,
+        )  # fmt: skip
+        self.address = Address("127.0.0.1", self.server.serve("127.0.0.1:0"))
+
+    def node(self, name: str, *, folder: Path | None = None) -> Joined:
+        """A machine with a token of this crew; `eva` was kicked."""
+        path = folder or self.folder / name
+        join(path, name=name, crew=self.keys, nodes=self.nodes)
+        if name == "eva":
+            self.nodes.remove(name)
+        return Joined(folder=path, address=str(self.address), name=name)
+
+    def dial(self, name: str) -> Connection:
+        return Connection(str(self.address), identity=load_node(self.node(name).folder))
+
+
+@pytest.fixture
+def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    monkeypatch.setattr(way, "MEASURE_SECONDS", 0.05)
+    made = Crew(tmp_path / "one")
+    yield made
+    made.server.close()
+
+
+def walked(address: Address, crew: Joined | None) -> dict[str, Diagnosis]:
+    return dict(walk(address, crew=crew))
+
+
+def broken(found: dict[str, Diagnosis], step: str) -> Diagnosis:
+    """What the last step said, which is this one."""
+    assert list(found) == STEPS[: STEPS.index(step) + 1]
+    assert [each.level == "failure" for each in found.values()] == [False] * (len(found) - 1) + [True]
+    return found[step]
+
+
+def test_a_member_walks_the_whole_way(crew: Crew, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.remember(crew.node("ana", folder=home.path / "joined" / "it"))
+    done = cuadrilla(
+        "doctor", "--json", "--timeout", "0.1", crew.address, env={"CUADRILLA_HOME": str(home.path), "PATH": "/bin"}
+    )
+    rows = {row["check"]: row for row in json.loads(done.stdout)["findings"] if row["check"].startswith("link.")}
+    assert list(rows) == [f"link.{name}" for name in STEPS]
+    assert {row["level"] for name, row in rows.items() if name != "link.exchange"} == {"ok"}, rows
+    assert all(rows[f"link.{name}"]["fields"]["rate"] > 0 for name in ("download", "upload"))
+
+
+def test_a_stranger_walks_as_far_as_it_can_without_keys(crew: Crew) -> None:
+    found = walked(crew.address, None)
+    assert list(found) == [*STEPS[:3], "member"]
+    assert {each.level for each in found.values()} == {"ok"}
+    assert found["tls"].cause == "TLSv1.3, a coordinator of cuadrilla"
+
+
+def test_another_crews_coordinator_and_a_node_that_was_kicked(crew: Crew, tmp_path: Path) -> None:
+    other = Crew(tmp_path / "other")
+    try:
+        found = broken(walked(other.address, crew.node("ana")), "tls")
+    finally:
+        other.server.close()
+    assert "is not the coordinator of the crew that this machine has joined" in found.cause
+    assert found.command == "cuadrilla join --new"
+    kicked = broken(walked(crew.address, crew.node("eva")), "credentials")
+    assert "is not in the crew, or no longer" in kicked.cause
+    assert (kicked.command, kicked.shell) == ("cuadrilla invite", "coordinator")
+
+
+def test_nobody_there() -> None:
+    port = free_port()
+    found = broken(walked(Address("127.0.0.1", port), None), "tcp")
+    assert "nothing listens at 127.0.0.1" in found.cause
+    assert (found.command, found.shell) == (f"cuadrilla doctor --port {port}", "coordinator")
+    unknown = broken(walked(Address("nadie.invalid", 47470), None), "name")
+    assert unknown.command == "cuadrilla doctor ADDRESS:47470"
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_another_program_at_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way, "CONNECT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        found = broken(walked(Address("127.0.0.1", mute.getsockname()[1]), None), "tls")
+    assert "said nothing for 0.5 s" in found.cause
+    assert (found.command, found.shell) == ("cuadrilla invite", "coordinator")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        assert "does not speak TLS 1.3" in broken(walked(Address("127.0.0.1", server.server_port), None), "tls").cause
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("ahead", "says"), [(0.5, ""), (-59.0, ""), (26 * 3600, "26.0 hours ahead"), (-26 * 3600, "26.0 hours behind")]
+)
+def test_clocks(ahead: float, says: str) -> None:
+    found = compared(0.001, ahead)
+    assert (found.level == "warning", bool(found.command)) == (bool(says), bool(says))
+    assert says in found.cause
+
+
+@pytest.mark.parametrize(
+    ("down", "up", "level", "cause", "remedy"),
+    [
+        (117e6, 117e6, "ok", "0.7 s in each step for 10 million", ""),
+        (0.125e6, 0.125e6, "warning", "640.0 s in each step", "so large that a step computes for 5,760 s"),
+        (62e6, 0.4e6, "warning", "s in each step", "Large Send Offload"),  # WSL#4901
+    ],
+)
+def test_what_the_rates_mean_for_a_step(down: float, up: float, level: str, cause: str, remedy: str) -> None:
+    found = exchange(down, up)
+    assert (found.level, cause in found.cause, remedy in found.remedy) == (level, True, True)
+
+
+# What the coordinator's half never does (who may call: test_link_callers.py)
+
+
+def measures(connection: Connection) -> bool:
+    try:
+        return connection.receive_for(0.01) > 0
+    except LinkError as error:
+        assert "another machine measures" in error.message
+        return False
+
+
+@pytest.fixture
+def nodes(crew: Crew) -> Iterator[tuple[Connection, Connection]]:
+    with closing(crew.dial("ana")) as ana, closing(crew.dial("luis")) as luis:
+        yield ana, luis
+
+
+def test_a_measurement_has_an_end(nodes: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_check, "LIMIT_SECONDS", 0.1)
+    ana, _ = nodes
+    assert ana.receive_for(1e9) > 0
+    assert ana.send_for(1e9, bytes(1000)) > 0
+    assert [ana.receive_for(seconds) for seconds in (0.0, 5e-324)] == [0, 0]
+
+
+def never_reads(connection: Connection, _end: threading.Event) -> Callable[[], object]:
+    call = connection._call("unary_stream", "Receive")(Measure(seconds=1000))
+    next(call)  # the measurement has begun
+    return call.cancel  # type: ignore[no-any-return]
+
+
+def falls_silent(connection: Connection, end: threading.Event) -> Callable[[], object]:
+    def silence() -> Iterator[bytes]:
+        yield b"hola"
+        end.wait(timeout=150)
+
+    call = connection._channel.stream_unary(f"/{SERVICE}/Send")
+    future = call.future(silence(), timeout=150, metadata=connection._metadata)
+    while measures(connection):  # until it has begun; one that came meanwhile was refused, and is tried again
+        if future.done():
+            future = call.future(silence(), timeout=150, metadata=connection._metadata)
+    return lambda: future.code() is grpc.StatusCode.CANCELLED
+
+
+@pytest.mark.parametrize("caller", [never_reads, falls_silent])
+def test_one_measurement_at_a_time_and_a_stalled_one_is_cut(
+    caller: Callable[..., Callable[[], object]],
+    nodes: tuple[Connection, Connection],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (ana, luis), end = nodes, threading.Event()
+    monkeypatch.setattr(link_check, "CUT_SECONDS", 1.0)
+    finish = caller(ana, end)
+    wait_for(lambda: not measures(luis))
+    wait_for(lambda: measures(luis))
+    finish()
+    end.set()
+    assert not caplog.records

@@ -1,0 +1,301 @@
+"""A worker that sends numbers which cannot be right: they never reach the weights, and the run goes on without it."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cuadrilla.errors import LinkError
+from cuadrilla.link import wire
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker
+from cuadrilla.model.task import TaskDefaults
+from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.train.fingerprint import code_fingerprint
+from cuadrilla.train.loop import environment
+from tests.runs import prepare, workers
+from tests.sessions import answer, worker_half
+from tests.tasks import Normalised, RaggedRegression
+
+LEASE_SECONDS = 1.0
+
+
+class Bounded(RaggedRegression):
+    """Says how many tokens one of its examples can count."""
+
+    defaults = TaskDefaults(length=1, max_length=3)
+
+
+Lie = Callable[[Contribution], Mapping[str, Any]]
+"""What a contribution's fields are to be instead."""
+
+
+class Crew:
+    """Members of a run, by what they send and are sent; time passes when one of them computes."""
+
+    def __init__(self, folder: Path, *sets: str, task: RaggedRegression | None = None) -> None:
+        self.now = 0.0
+        self.folder = folder
+        sets = ('engine.kind="crew"', workers([1.0, 1.0]), *sets)
+        self.context = prepare(folder, task or Bounded(), *sets, clock=lambda: self.now)
+        self.coordination = self.context.coordination
+        self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
+        self.coordination.open(lambda worker, message: self.sent[worker].append(message))
+        self.layout = wire.Layout.of(self.context.strategy.contribution_like(self.context.model))
+
+    def says(self, worker: str, message: ToCoordinator, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """As it arrives. Raises LinkError for what cannot be meant."""
+        heard = wire.decode(wire.encode(message), type(message))
+        if isinstance(heard, Contribution) and heard.valid:
+            blob = self.layout.pack(tensors or {})
+            heard = replace(heard, tensors=self.layout.unpack(blob))
+        self.coordination.deliver(worker, heard)
+
+    def joins(self, *names: str) -> None:
+        said = {**code_fingerprint(self.context.task, self.context.model), **environment(self.context.device)}
+        for name in names:
+            self.says(name, Hello(speed_hint=1.0, environment=said))
+
+    def lease_of(self, worker: str) -> Lease | None:
+        leases = [message for message in self.sent[worker] if isinstance(message, Lease)]
+        wanted = self.coordination.leases
+        return leases[-1] if leases and leases[-1].lease_id in wanted else None
+
+    def answers(self, worker: str, lie: Lie | None = None) -> None:
+        """To its lease, if it has one: what is right, but for the lie."""
+        lease = self.lease_of(worker)
+        if lease is None:
+            return
+        self.now += LEASE_SECONDS
+        right = self.honest(lease)
+        fields = {
+            "tokens": right.tokens,
+            "loss_sum": right.loss_sum,
+            "tensors": right.tensors,
+            **(lie(right) if lie else {}),
+        }
+        tensors = fields.pop("tensors")
+        self.says(worker, Contribution(lease_id=lease.lease_id, **fields), tensors)
+
+    def honest(self, lease: Lease) -> Contribution:
+        model, config = copy.deepcopy(self.context.model), self.context.config
+        return answer(
+            lease,
+            task=self.context.task,
+            model=model,
+            sync=worker_half(model, strict=config.sync.strict),
+            weights=dict(self.coordination._merge.version()),
+            section=config.train,
+        )
+
+    def plays(self, rounds: int, lie: Lie) -> None:
+        """`mala` lies, `ana` does not."""
+        for _ in range(rounds):
+            self.answers("mala", lie)
+            self.answers("ana")
+
+    def named(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in read_jsonl(RunDir(self.folder).events) if row["event"] == kind]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Crew]]:
+    made: list[Crew] = []
+
+    def begin(*sets: str, **options: Any) -> Crew:
+        made.append(Crew(tmp_path / f"run-{len(made)}", *sets, **options))
+        return made[-1]
+
+    yield begin
+    for crew in made:
+        crew.context.store.close()
+
+
+def scaled(tensors: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+    return {name: (tensor * factor).to(tensor.dtype) for name, tensor in tensors.items()}
+
+
+LIES: dict[str, Lie] = {
+    "a thousand times the gradient": lambda right: {"tensors": scaled(right.tensors, 1e3)},
+    "all tokens of the world": lambda _: {"tokens": 2**63 - 1},
+    "a loss without end": lambda _: {"loss_sum": 1.7e308},
+}
+
+
+@pytest.mark.parametrize("strict", ["false", "true"])
+@pytest.mark.parametrize("lie", LIES)
+def test_whose_numbers_cannot_be_right_is_left_out(make: Callable[..., Crew], lie: str, strict: str) -> None:
+    crew = make(f"sync.strict={strict}", "train.steps=12")
+    crew.joins("mala", "ana")
+    crew.plays(60, LIES[lie])
+    assert [row["worker"] for row in crew.named("evicted")] == ["mala"]
+    assert crew.named("units skipped") == []
+    assert crew.coordination.failure is None
+    assert crew.coordination.outcome is not None
+    assert crew.coordination.outcome.complete
+    assert crew.coordination.outcome.tokens < 12 * 997  # nothing of the lie was counted
+
+
+def test_running_statistics_that_cannot_be_are_refused(make: Callable[..., Crew]) -> None:
+    crew = make("train.steps=8", task=Normalised())
+
+    def lie(right: Contribution) -> Mapping[str, Any]:
+        false = {name: tensor - 2**50 if "running_var" in name else tensor for name, tensor in right.tensors.items()}
+        return {"tensors": false}
+
+    crew.joins("mala", "ana")
+    crew.plays(40, lie)
+    assert [row["worker"] for row in crew.named("evicted")] == ["mala"]
+    assert crew.coordination.outcome is not None
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in crew.context.model.state_dict().values())
+
+
+# Anything that has the form of a message, with any numbers
+
+NUMBERS = st.sampled_from([0, 1, 2, 9, 997, 2**31, 2**53, 2**63 - 1])
+FLOATS = st.sampled_from([0.0, -0.0, 5e-324, 1e-9, 1.0, -1.0, 1e12, 1e300, -1e300, 1.7e308, float("inf"), float("nan")])
+VALUES = st.sampled_from([0.0, 1.0, -1.0, 1e-30, 1e18, -3e38, float("nan"), float("inf")])
+SAID = st.one_of(
+    st.builds(lambda speed: ("hello", speed), FLOATS),
+    st.builds(lambda passes: ("progress", passes), NUMBERS),
+    st.builds(
+        lambda *said: ("contribute", *said), NUMBERS, NUMBERS, FLOATS, FLOATS, VALUES, st.booleans(), st.booleans()
+    ),
+    st.just(("goodbye",)),
+    st.builds(lambda seconds: ("time", seconds), st.sampled_from([0.0, 1e-9, 0.6, 30.0, 1e6])),
+    st.just(("ana",)),
+)
+
+
+@pytest.mark.parametrize("kind", ["exact", pytest.param("strict", marks=pytest.mark.thorough)])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SAID, max_size=60))
+def test_no_numbers_end_the_run(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, said: list[tuple[Any, ...]]
+) -> None:
+    strategy = {"exact": (), "strict": ("sync.strict=true",)}
+    crew = Crew(tmp_path_factory.mktemp("run"), *strategy[kind], "train.steps=6")
+    crew.joins("mala", "ana")
+    try:
+        for words in said:
+            speak(crew, words)
+            crew.coordination.tick()
+            assert crew.coordination.failure is None
+        crew.coordination.left("mala", "gone")
+        for _ in range(500):  # a unit after another at worst
+            honest(crew)
+        assert crew.coordination.failure is None
+        assert crew.coordination.outcome is not None
+        assert crew.coordination.outcome.complete
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in crew.context.model.state_dict().values())
+    finally:
+        crew.context.store.close()
+
+
+def honest(crew: Crew) -> None:
+    """ana's answer to what she holds; she comes back when she was sent away."""
+    if any(isinstance(message, Stop) for message in crew.sent["ana"]):
+        crew.sent["ana"].clear()
+        crew.joins("ana")
+    lease = crew.lease_of("ana")
+    if lease is not None:
+        crew.now += 0.1
+        like = {name: torch.full(shape, 1, dtype=dtype) for name, dtype, shape in crew.layout.entries}
+        crew.says("ana", Contribution(lease_id=lease.lease_id, tokens=9, loss_sum=9.0), like)
+
+
+def speak(crew: Crew, words: tuple[Any, ...]) -> None:
+    match words:
+        case ("time", seconds):
+            crew.now += seconds
+            for name in ("mala", "ana"):
+                crew.coordination.heard(name, Progress(micro_steps=int(crew.now * 10) + 1))
+        case ("ana",):
+            honest(crew)
+        case _:
+            try:
+                said_by_mala(crew, words)
+            except LinkError:
+                crew.coordination.left("mala", "nonsense")  # what the transport does
+
+
+def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
+    match words:
+        case ("hello", speed):
+            environment_of = {
+                **code_fingerprint(crew.context.task, crew.context.model),
+                **environment(crew.context.device),
+            }
+            crew.says("mala", Hello(speed_hint=speed, environment=environment_of))
+        case ("progress", passes):
+            crew.says("mala", Progress(micro_steps=passes))
+        case ("goodbye",):
+            crew.says("mala", Goodbye(reason="tired"))
+        case ("contribute", lease_id, tokens, loss, transfer, value, valid, own):
+            lease = crew.lease_of("mala")
+            number = lease.lease_id if own and lease is not None else lease_id
+            tensors = {
+                name: torch.full(shape, value if dtype.is_floating_point else min(tokens, 2**63 - 1), dtype=dtype)
+                for name, dtype, shape in crew.layout.entries
+            }
+            said = Contribution(lease_id=number, tokens=tokens, loss_sum=loss, transfer_seconds=transfer, valid=valid)
+            crew.says("mala", said, tensors)
+
+
+def test_who_waits_for_the_end_finds_all_members_told_why(make: Callable[..., Crew]) -> None:
+    """It closes the transports then: a farewell that comes later is not heard."""
+    crew = make("train.steps=12")
+    crew.joins("ana", "luis")
+    before: list[bool] = []
+
+    def send(worker: str, message: ToWorker) -> None:
+        if isinstance(message, Stop):
+            before.append(crew.coordination.outcome is None)
+
+    crew.coordination.open(send)
+    crew.coordination.request_stop("the run was stopped by Ctrl-C")
+    crew.coordination.tick()
+    assert before == [True, True]
+    assert crew.coordination.outcome is not None
+
+
+class Watched:
+    """A sink that hears how far a step is."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, float]] = []
+
+    def working(self, step: int, part: float) -> None:
+        self.heard.append((step, part))
+
+    def log(self, step: int, scalars: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_crews_step_is_shown_while_it_is_made(make: Callable[..., Crew]) -> None:
+    crew, watched = make("train.steps=12"), Watched()
+    crew.coordination._sinks = [watched]
+    crew.joins("ana", "luis")
+    shares = [len(lease.units) for name in ("ana", "luis") if (lease := crew.lease_of(name))]
+    assert len(shares) == 2
+    crew.coordination.heard("ana", Progress(micro_steps=1, part=0.5))
+    crew.coordination.tick()
+    assert watched.heard[-1] == (1, pytest.approx(0.5 * shares[0] / sum(shares)))
+    crew.answers("ana")
+    crew.coordination.heard("luis", Progress(micro_steps=1, part=0.25))
+    crew.coordination.tick()
+    assert watched.heard[-1] == (1, pytest.approx((shares[0] + 0.25 * shares[1]) / sum(shares)))
+    crew.answers("luis")
+    number = len(watched.heard)
+    crew.coordination.tick()
+    assert len(watched.heard) == number  # nothing of the second step is done

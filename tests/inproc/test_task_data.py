@@ -1,0 +1,274 @@
+"""The data of a task of one's own travel to a node: by hash, once, within bounds; only to one whose owner trusts its
+code. Over the crew link."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.config import Config
+from cuadrilla.crew import bundle, contents
+from cuadrilla.crew.bundle import NotTrusted, code_hash, fetch, fetched_code, offer
+from cuadrilla.errors import DataError, LinkError, TaskError
+from cuadrilla.home import Home
+from cuadrilla.link.base import Refused
+from cuadrilla.link.client import Connection
+from cuadrilla.link.identity import open_coordinator
+from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.offer import Offer, RunDescription, offered
+from cuadrilla.link.server import CrewServer
+from cuadrilla.link.wire import CHUNK_BYTES
+from cuadrilla.model.task import load_task
+from cuadrilla.runfile import resolve
+from tests.crews import join
+from tests.hostile import LAYOUT, Heard
+
+TASK = """
+import torch
+from cuadrilla.model.task import TaskDefaults
+
+class Lines:
+    defaults = TaskDefaults(length=1)
+    def __init__(self, path):
+        self.path = path
+    def model(self): return torch.nn.Linear(1, 1)
+    def loss(self, model, batch): return (model(batch["x"]) - batch["y"]).square().sum(), len(batch["x"])
+    def data(self, split): return []
+    def data_hash(self): return self.path.name
+    def evaluate(self, model, batches): return {"loss": 0.0}
+"""
+RUN = """
+[task]
+kind = "file"
+path = "task.py:Lines"
+data = "{data}"
+[train]
+steps = 4
+"""
+IMAGES = bytes(range(256)) * (3 * CHUNK_BYTES // 256)
+
+
+class Run:
+    """A run whose task reads `digits/`, at a coordinator that a node can reach."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.said = folder, list[str]()
+        self.run, self.home = folder / "run", Home(folder / "home")
+        self.digits = self.run / "digits"
+        (self.digits / "train").mkdir(parents=True)
+        (self.run / "task.py").write_text(TASK)
+        (self.digits / "train" / "images 1.bin").write_bytes(IMAGES)
+        (self.digits / "labels.bin").write_bytes(b"0123456789")
+        (self.digits / "empty.txt").write_bytes(b"")
+        keys, nodes = open_coordinator(folder / "crew"), AllowList(folder / "crew" / "nodes.json")
+        self._keys, self._nodes = keys, nodes
+        self.identity = join(folder / "ana", name="ana", crew=keys, nodes=nodes)
+        self.server: CrewServer | None = None
+
+    def config(self, *, data: str = "digits/") -> Config:
+        return resolve(RUN.format(data=data)).config
+
+    def opens(self, offered: Offer) -> Connection:
+        self.close()
+        parts = {"receiver": Heard(), "parameters": LAYOUT, "contribution": LAYOUT}
+        self.server = CrewServer(keys=self._keys, nodes=self._nodes, offer=offered, **parts)  # type: ignore[arg-type]
+        return Connection(f"127.0.0.1:{self.server.serve('127.0.0.1:0')}", identity=self.identity)
+
+    def joins(self, *, data: Path | None = None, approved: bool = True) -> tuple[Config, Path]:
+        """A node fetches what it lacks; what it says of that is in `said`."""
+        self.said = []
+        connection = self.opens(offer(self.config(), self.run))
+        return self.fetches(connection, connection.describe(), data=data, approved=approved)
+
+    def fetches(
+        self, connection: Connection, description: RunDescription, *, data: Path | None = None, approved: bool = True
+    ) -> tuple[Config, Path]:
+        report = self.said.append
+        try:
+            return fetch(connection, description, home=self.home, report=report, data=data, approved=approved)
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    made.close()
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_is_fetched_once_and_the_task_gets_its_path(run: Run) -> None:
+    (run.digits / ".cache").mkdir()
+    (run.digits / ".cache" / "private.txt").write_text("stays")
+    config, folder = run.joins()
+    assert run.said[0] == "fetching a file (0.0 MB)"  # the code comes first
+    assert run.said[1] == f"fetching 3 files ({len(IMAGES) / 1e6:.1f} MB)"
+    assert config.task.kind == "file"
+    task = load_task(config.task.path, folder=folder, data=config.task.data)
+    seen: Path = task.path  # type: ignore[attr-defined]
+    assert seen.is_absolute()
+    expected = files_in(run.digits)
+    del expected[".cache/private.txt"]
+    assert files_in(seen) == expected
+    (run.run / "task.py").write_text(TASK + "# another run, with the same data\n")
+    (run.digits / "labels.bin").rename(run.digits / "digits.bin")
+    _, other = run.joins()
+    assert run.said == ["fetching a file (0.0 MB)"]
+    assert other != folder
+    assert (other / "data" / "digits.bin").read_bytes() == b"0123456789"
+    run.joins()
+    assert run.said == []
+
+
+def test_a_file_keeps_its_name(run: Run) -> None:
+    connection = run.opens(offer(run.config(data="digits/labels.bin"), run.run))
+    config, folder = run.fetches(connection, connection.describe())
+    assert config.task.kind == "file"
+    assert config.task.data == "data/labels.bin"
+    assert (folder / config.task.data).read_bytes() == b"0123456789"
+
+
+def test_data_are_fetched_for_code_that_is_trusted_and_need_no_trust(run: Run) -> None:
+    with pytest.raises(NotTrusted) as caught:
+        run.joins(approved=False)
+    approved = code_hash([run.run / "task.py"])
+    assert approved in caught.value.hint
+    assert fetched_code(run.home) == [approved]
+    assert not list(run.home.cache.rglob("data"))
+    run.home.trust(approved)
+    run.joins(approved=False)
+    (run.digits / "labels.bin").write_bytes(b"9876543210")
+    _, folder = run.joins(approved=False)
+    assert (folder / "data" / "labels.bin").read_bytes() == b"9876543210"
+
+
+def test_a_broken_download_goes_on_where_it_stopped(run: Run) -> None:
+    connection = run.opens(offer(run.config(), run.run))
+    (images,) = [file for file in connection.describe().files if file.num_bytes == len(IMAGES)]
+    target = run.folder / "images.bin"
+
+    def breaks(num_bytes: int) -> None:
+        if num_bytes:
+            raise LinkError("the line is cut")
+
+    with pytest.raises(LinkError, match="the line is cut"):
+        connection.fetch(images, to=target, arrived=breaks)
+    assert not target.exists()
+    arrived: list[int] = []
+    connection.fetch(images, to=target, arrived=arrived.append)
+    assert arrived[0] == CHUNK_BYTES
+    assert sum(arrived) == len(IMAGES)
+    assert target.read_bytes() == IMAGES
+    connection.close()
+
+
+def test_a_file_that_has_changed_since_is_refused_and_not_tried_again(run: Run) -> None:
+    connection = run.opens(offer(run.config(), run.run))
+    description = connection.describe()
+    (run.digits / "labels.bin").write_bytes(b"0123456780")
+    with pytest.raises(Refused, match=r"data/labels\.bin has changed"):
+        run.fetches(connection, description)
+
+
+def test_how_much_has_come_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "TELL_SECONDS", 0.0)
+    run.joins()
+    assert run.said[-1] == "fetched 0.8 of 0.8 MB"
+
+
+def test_more_than_is_fetched_is_brought_by_hand(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(contents, "MAX_FETCH_BYTES", len(IMAGES))
+    with pytest.raises(Refused) as caught:
+        run.joins()
+    assert "are fetched at most" in caught.value.message
+    assert "join --data FOLDER" in caught.value.hint
+    by_hand = tmp_path / "usb"
+    run.digits.rename(by_hand)
+    run.digits.symlink_to(by_hand)
+    _, folder = run.joins(data=by_hand)
+    assert run.said == []
+    assert files_in(folder / "data") == files_in(by_hand)
+    (by_hand / "labels.bin").write_bytes(b"another")
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(Refused, match=r"labels\.bin does not exist"):
+        run.joins(data=other)
+
+
+# What stays at home
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "says"),
+    [
+        ("nowhere", DataError, "nowhere does not exist"),
+        (".", DataError, "holds the run itself"),
+        ("..", DataError, "holds the run itself"),
+        ("hollow", DataError, "is empty"),
+        ("linked", DataError, "leads out of task.data"),
+        ("named", TaskError, "no machine takes these files of a run: 'data/a:b'"),
+    ],
+)
+def test_data_that_cannot_travel_are_named_before_the_run_begins(
+    run: Run, data: str, error: type[Exception], says: str
+) -> None:
+    for name in ("hollow", "linked", "named"):
+        (run.run / name).mkdir()
+    (run.run / "linked" / "secret").symlink_to(run.run / "task.py")
+    (run.run / "named" / "a:b").write_text("")
+    with pytest.raises(error, match=says):
+        offer(run.config(data=data), run.run)
+
+
+def test_too_many_files_and_too_much_code_are_named_before_the_run_begins(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "MAX_FILES", 3)
+    with pytest.raises(TaskError, match="more than 3 files"):
+        offer(run.config(), run.run)
+    monkeypatch.undo()
+    (run.run / "task.py").write_text(TASK + "#" * bundle.MAX_CODE_BYTES)
+    with pytest.raises(TaskError, match="code is larger than 1 MiB"):
+        offer(run.config(), run.run)
+
+
+# A coordinator that offers anything
+
+
+def offered_by(run: Run, *, name: str = "", data: str = "data") -> RunDescription:
+    """What a coordinator says that offers this file, too, or that has this path as its task's data."""
+    usual = offer(run.config(), run.run)
+    config = usual.config.replace('"data": "data"', f'"data": "{data}"')
+    more = [bundle.OfferedFile(path=name, sha256=bytes(32), num_bytes=1)] if name else []
+    return RunDescription(config=config, files=(*offered(usual.files), *more))
+
+
+NOWHERE = "127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data", "data/", "data/../task.py", "data/./a", "data/.a", "data//a", "data/a/../../b", "/etc/passwd",
+        "data\\a", "data/a\nb", "data/C:a", "code/../a.py", "code/a/b.py", "code/a", "task.py",
+        "teachers/0/model.safetensors", "data/" + "a" * 251, "data/labels.bin",
+    ],
+)  # fmt: skip
+def test_other_names_are_refused_before_anything_is_written(run: Run, name: str) -> None:
+    with pytest.raises(Refused, match="no machine takes these files"):
+        run.fetches(Connection(NOWHERE, identity=run.identity), offered_by(run, name=name))
+    assert not run.home.cache.exists()
+
+
+@pytest.mark.parametrize("data", ["/etc", "../../joined", "data/../..", "data/not-there"])
+def test_a_task_is_given_no_other_path_of_the_node(run: Run, data: str) -> None:
+    with pytest.raises(Refused, match="no machine takes these files"):
+        run.fetches(Connection(NOWHERE, identity=run.identity), offered_by(run, data=data))

@@ -1,0 +1,77 @@
+"""A Ray cluster of the user's own, as `ray start` makes it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from bench.lan import Member
+from tests.ports import free_port
+
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Else Ray takes an address of this machine's card."""
+
+
+class RayNode:
+    """`ray start --block` on `member`, with a token and two processors: the head, or a node of `head`'s cluster.
+
+    `cards`: so many are only said to be there.
+    """
+
+    def __init__(
+        self, folder: Path, *, member: Member | None = None, head: "RayNode | None" = None, cards: int = 0
+    ) -> None:
+        member = member or Member("127.0.0.1")
+        self.token, self.home, self.member = folder / "token", folder / "home", member
+        self.token.write_text("0123456789abcdef" * 4)
+        self.address = head.address if head else f"{member.address}:{free_port()}"
+        # Short: Ray makes Unix sockets below it, whose paths have an end.
+        self._scratch = tempfile.TemporaryDirectory(prefix="cua-", dir="/tmp", ignore_cleanup_errors=True)
+        options = {
+            "--node-ip-address": member.address, "--temp-dir": self._scratch.name,
+            "--num-cpus": "2", "--num-gpus": str(cards), "--object-store-memory": "100000000",
+            "--dashboard-agent-listen-port": str(free_port()),  # else two clusters of a machine want one
+        }  # fmt: skip
+        port = self.address.rpartition(":")[2]
+        first = ["--address", self.address] if head else ["--head", "--port", port, "--include-dashboard", "false"]
+        command = [Path(sys.executable).with_name("ray"), "start", "--block", *first]
+        self.process = subprocess.Popen(
+            [*member.prefix, *command, *(f"{name}={value}" for name, value in options.items())],
+            env=os.environ | self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token), "RAY_USAGE_STATS_ENABLED": "0"}
+        return {**ray, **({} if self.member.prefix else LOOPBACK), "CUADRILLA_HOME": str(self.home)}
+
+    def actors(self) -> list[psutil.Process]:
+        """The workers' processes: Ray names them."""
+        return [process for process in self._family() if "RayWorker" in named(process)]
+
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        family = self._family()
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=60)
+        self.process.kill()  # a node waits for a head that has gone
+        self.process.wait()
+        for process in psutil.wait_procs(family, timeout=30)[1]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._scratch.cleanup()
+
+    def _family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True) if self.runs() else []
+
+
+def named(process: psutil.Process) -> str:
+    with suppress(psutil.Error):  # it has just ended
+        return " ".join(process.cmdline())
+    return ""

@@ -1,0 +1,464 @@
+"""The coordinator's side of a simulated run: weights of one integer, a disk that crashes, and the books of an auditor.
+
+Weights: θ(v+1) = mix(θ(v), Σ gradient(unit, θ(v))): a unit lost, counted twice or computed from another version
+changes the last bit of everything after it. The order of writes to the disk is that of `train/store.py`, with a crash
+possible between any two. What the auditor demands, here and in `run.py`:
+
+I1  each unit of a run is counted exactly once, or skipped after two failures; units are free, leased, counted or
+    skipped, and never two of these; a lease is held by a member, one each (of a late lease two members)
+I2  a version is committed once; what was announced is never made again
+I3  who reports version v holds θ(v), and θ(v) follows from θ(v-1) and the units counted, whose gradients were taken at
+    θ(v-1); with the strategy server at θ(v-1-a), where a is at most its bound
+I4  a version is on disk before anyone hears of it; nobody sees it decrease (a full disk excuses both: training goes on)
+I5  the run ends; no free units beside idle members; a commit soon after the last disturbance; nobody is called lost or
+    hung before its time
+I6  the units and tokens of a round do not depend on who is there
+I7  what is on disk loads at any moment and is a version that was made
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuadrilla.errors import ResourceError
+from cuadrilla.sync.events import Answer
+from cuadrilla.sync.ledger import Ledger
+from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.strategy import Reduced
+from cuadrilla.train.guard import Verdict
+from cuadrilla.train.heldout import HeldOut
+
+UNIT_TOKENS = 10
+RULES = Rules(
+    units_per_round=8,
+    planned_tokens=8 * UNIT_TOKENS,
+    num_versions=20,
+    lost_after_seconds=5.0,
+    hung_after_seconds=10.0,
+)
+MASK = 2**64 - 1
+CHECKPOINT_EVERY = 4
+KEPT_CHECKPOINTS = 2
+
+
+class Violation(AssertionError):
+    """An invariant does not hold; the text says which, when, and after what."""
+
+
+class Crash(BaseException):
+    """The coordinator's process dies here. No handler of the shell may take it for an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimFault:
+    """`seconds`: how long it lasts, or until the dead come back. `steps`: it strikes after so many steps of I/O."""
+
+    at: float
+    kind: str
+    worker: str = ""
+    seconds: float = 0.0
+    steps: int = 0
+
+
+@dataclass(kw_only=True)
+class SimReport:
+    """`committed`: in order; again after a loss that a full disk excuses.
+
+    `recovery`: virtual seconds from a fault to the next commit, by kind of fault.
+    """
+
+    seed: int
+    faults: tuple[SimFault, ...]
+    committed: list[int] = field(default_factory=list)
+    committed_at: list[float] = field(default_factory=list)
+    skipped: set[int] = field(default_factory=set)
+    theta: int = 0
+    seconds: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    recovery: dict[str, list[float]] = field(default_factory=dict)
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+
+
+def mix(*values: int) -> int:
+    """64 bits that depend on every bit of every value."""
+    state = 0x9E3779B97F4A7C15
+    for value in values:
+        state = ((state ^ value) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & MASK
+        state ^= state >> 29
+    return state
+
+
+def gradient(units: Sequence[int], theta: int) -> int:
+    return sum(mix(unit, theta) for unit in units) & MASK
+
+
+def as_tensor(number: int) -> Tensor:
+    """These 64 bits, which travel as weights do."""
+    return torch.tensor(number - 2**64 if number >= 2**63 else number, dtype=torch.int64)
+
+
+def number_of(tensor: Tensor) -> int:
+    return int(tensor) & MASK
+
+
+def round_units(version: int, *, rules: Rules) -> tuple[int, ...]:
+    """The units that make this version."""
+    return tuple(range((version - 1) * rules.units_per_round, version * rules.units_per_round))
+
+
+def undisturbed(rules: Rules = RULES) -> int:
+    """The last θ of a run without faults."""
+    theta = 0
+    for version in range(1, rules.num_versions + 1):
+        theta = mix(theta, gradient(round_units(version, rules=rules), theta))
+    return theta
+
+
+@dataclass(frozen=True)
+class SimAnswer:
+    """What a contribution says: which units, computed from which version and its θ, and what they add up to."""
+
+    units: tuple[int, ...]
+    version: int
+    base: int
+    total: int
+    finite: bool
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            "units": torch.tensor(self.units),
+            "version": torch.tensor(self.version),
+            "base": as_tensor(self.base),
+            "total": as_tensor(self.total),
+            "finite": torch.tensor(self.finite),
+        }
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "SimAnswer":
+        return cls(
+            units=tuple(tensors["units"].tolist()),
+            version=int(tensors["version"]),
+            base=number_of(tensors["base"]),
+            total=number_of(tensors["total"]),
+            finite=bool(tensors["finite"]),
+        )
+
+
+@dataclass
+class SimWeights:
+    """The merge half of any strategy, over one integer. `merged`: what the last reduction added up."""
+
+    point: Callable[[], None]
+    theta: int
+    total: int = 0
+    merged: tuple[SimAnswer, ...] = ()
+
+    def version(self) -> dict[str, Tensor]:
+        return {"theta": as_tensor(self.theta)}
+
+    def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
+        del planned_tokens
+        self.merged = tuple(SimAnswer.of(answer.said.tensors) for answer in answers)
+        bad = tuple(index for index, part in enumerate(self.merged) if not part.finite)
+        self.total = sum(part.total for part in self.merged) & MASK
+        return Reduced(norm=math.nan if bad else 1.0, bad=bad)
+
+    def norms(self, answers: Sequence[Answer]) -> list[float]:
+        return [1.0 for _ in answers]
+
+    def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
+        del answers
+        return ()
+
+    def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
+        del tensors, num_units
+        return True
+
+    def update(self) -> dict[str, Tensor]:
+        return {"total": as_tensor(self.total)}
+
+    def load_update(self, update: Mapping[str, Tensor]) -> None:
+        self.total = number_of(update["total"])
+
+    def step(self, *, norm: float, tokens: int, version: int) -> float:
+        del norm, tokens, version
+        self.point()
+        self.theta = mix(self.theta, self.total)
+        self.point()
+        return 1.0
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """θ is all there is."""
+        return {}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        assert not tensors
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Disk:
+    """What survives the coordinator. `behind`: a commit was announced that could not be written.
+
+    `gaps`: checkpoints that the journal does not lead to, because it could not be written or the guard rolled back.
+    """
+
+    checkpoints: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)
+    segments: dict[int, list[tuple[Mapping[str, Any], int]]] = field(default_factory=dict)
+    gaps: set[int] = field(default_factory=set)
+    full: bool = False
+    behind: bool = False
+
+    def lose_newest_checkpoint(self) -> None:
+        """It does not verify any more; what only it held is gone."""
+        version, _, _ = self.checkpoints.pop()
+        self.behind |= version in self.gaps
+
+
+def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
+    """(coordinator's state, guard's state, θ) as `Store.recover` finds them: a checkpoint and the records behind it."""
+    if not disk.checkpoints:
+        return {"version": 0, "tokens": 0, "ledger": {"opened": 0, "next_lease_id": 1, "free": []}}, None, 0
+    segment, theta, saved = disk.checkpoints[-1]
+    state, guard = saved["coordinator"], saved["guard"]
+    while segment in disk.segments:
+        for header, total in disk.segments[segment]:
+            if header["version"] != state["version"] + 1:
+                raise Violation(f"I7: the journal goes from version {state['version']} to {header['version']}")
+            theta = mix(theta, total) if header["verdict"] == Verdict.OK.value else theta
+            guard = header["guard"]
+            ledger = Ledger.redone(state["ledger"], header["units"])
+            state = {"version": header["version"], "tokens": header["tokens"], "ledger": ledger}
+        if state["version"] == segment:
+            break
+        segment = state["version"]
+    return state, guard, theta
+
+
+@dataclass
+class VirtualStore:
+    """`train/store.py` on a virtual disk: the same writes in the same order, a `point` to die at between any two."""
+
+    point: Callable[[], None]
+    disk: Disk
+    weights: SimWeights
+    audit: "Audit"
+    saved: int
+    segment: int | None = None
+    save_now: bool = False
+    gap: bool = False
+    unlogged: None = None  # there are no metrics
+    held_out: HeldOut = field(default_factory=HeldOut)  # nor evaluations
+
+    def journal(self, header: Mapping[str, Any], update: Callable[[], Mapping[str, Tensor]]) -> None:
+        self.audit.judge_round(header, self.weights)
+        if self.save_now or self.segment is None:
+            self.save_now = True
+            return
+        self.point()
+        if self.disk.full:
+            self.segment, self.save_now, self.gap = None, True, True
+            return
+        self.point()  # a torn record is as none: readers stop at it, and nothing is appended behind it
+        self.disk.segments[self.segment].append((dict(header), sum(number_of(total) for total in update().values())))
+        self.point()
+
+    def after_commit(self, snapshot: Callable[[], dict[str, Any]], *, version: int, row: object, last: bool) -> None:
+        del row
+        self.audit.committed(version, self.weights.theta)
+        if not last and (self.save_now or version % CHECKPOINT_EVERY == 0):
+            try:
+                self.save(snapshot, version=version)
+            except ResourceError:
+                self.disk.behind |= self.save_now
+
+    def save(self, snapshot: Callable[[], dict[str, Any]], *, version: int) -> None:
+        if version == self.saved:
+            if self.segment is None:
+                self._forget(lambda segment: segment >= version)
+                self.disk.segments[version], self.segment = [], version
+            return
+        self.point()
+        if self.disk.full:
+            raise ResourceError("the disk is full")
+        self.disk.checkpoints.append((version, self.weights.theta, snapshot()))
+        self.disk.behind = False
+        self.disk.gaps.difference_update([version])
+        self.disk.gaps.update([version] if self.gap else [])
+        self.saved, self.save_now, self.gap = version, False, False
+        self.point()
+        self._forget(lambda segment: segment >= version)
+        self.disk.segments[version], self.segment = [], version
+        self.point()
+        del self.disk.checkpoints[:-KEPT_CHECKPOINTS]
+        self.point()
+        oldest = self.disk.checkpoints[0][0]
+        self._forget(lambda segment: segment < oldest)
+
+    def hold(self, snapshot: Callable[[], dict[str, Any]], *, version: int) -> None:
+        self.save(snapshot, version=version)
+
+    def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
+        """There are no evaluations."""
+
+    def _forget(self, unwanted: Callable[[int], bool]) -> None:
+        for segment in [first for first in self.disk.segments if unwanted(first)]:
+            del self.disk.segments[segment]
+            self.point()
+
+    def roll_back(self) -> None:
+        self.weights.theta = self.disk.checkpoints[-1][1]
+        self.audit.rolled_back(self.weights.theta)
+        self.save_now = self.gap = True
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.audit.report.counts[kind] += 1
+        self.audit.skipping = fields["units"] if kind == "units skipped" else self.audit.skipping
+        self.point()
+
+    @contextmanager
+    def trying(self, what: object) -> Iterator[None]:
+        del what
+        try:
+            yield
+        except ResourceError as error:
+            self.event("alarm", message=error.message)
+
+    def status(self, state: str, *, version: int, row: object) -> None:
+        """For those who watch; nothing depends on it."""
+
+
+# -- the books ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Audit:
+    """Knows what really happened: θ of every version, what was announced, which contributions were bad.
+
+    `losses`: how often a restart has found less than was announced, which only a full disk excuses. `units`: of each
+    version, `counted`: of all that are committed.
+    """
+
+    report: SimReport
+    disk: Disk
+    clock: Callable[[], float]
+    rules: Rules = RULES
+    units: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    counted: set[int] = field(default_factory=set)
+    skipping: tuple[int, ...] = ()
+    history: dict[int, int] = field(default_factory=lambda: {0: 0})
+    tokens: dict[int, int] = field(default_factory=lambda: {0: 0})
+    announced: int = 0
+    bad_answers: Counter[int] = field(default_factory=Counter)
+    skips: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    faults: list[tuple[str, float]] = field(default_factory=list)
+    last_commit: float = 0.0
+    version: int = 0
+    losses: int = 0
+
+    def demand(self, sentence: str) -> None:
+        """A sentence is a violation."""
+        if sentence:
+            now = self.clock()
+            happened = ", ".join(f"{f.kind} {f.worker} {f.at:.2f}" for f in self.report.faults if f.at <= now)
+            raise Violation(f"{sentence} (seed {self.report.seed}, {now:.3f} s, after: {happened})")
+
+    def judge_round(self, header: Mapping[str, Any], weights: SimWeights) -> None:
+        """A round is about to be made a version."""
+        version, units, skipped = header["version"], tuple(header["units"]), header["skipped"]
+        empty = len(skipped) == len(units)
+        counted = [] if empty else [unit for part in weights.merged for unit in part.units]
+        self.demand(units_wrong(header, counted, wanted=round_units(version, rules=self.rules)))
+        if not self.counted.isdisjoint(units):
+            self.demand(f"I1: version {version} is made of units {units} of an earlier version")
+        self.demand(skipped_without_reason(skipped, self.bad_answers))
+        self.demand("" if empty else self.sum_wrong(version, weights))
+        tokens = self.tokens[version - 1] + UNIT_TOKENS * len(counted)
+        if header["tokens"] != tokens:
+            self.demand(f"I6: version {version} counts {header['tokens']} tokens instead of {tokens}")
+        if version <= self.announced:
+            self.demand(f"I2: version {version} was announced and is made again")
+        self.tokens[version], self.units[version] = tokens, units
+        self.history[version] = weights.theta if empty else mix(weights.theta, weights.total)
+        self.skips[version] = tuple(skipped)
+
+    def sum_wrong(self, version: int, weights: SimWeights) -> str:
+        """Every part was computed from the version before, and the whole is the sum of the parts."""
+        for part in weights.merged:
+            age = version - 1 - part.version
+            if age or part.base != self.history[part.version]:
+                return f"I3: a contribution to version {version} was computed from other weights, {age} versions old"
+        total = sum(gradient(part.units, part.base) for part in weights.merged) & MASK
+        return "" if weights.total == total else "I1: the sum is not that of the units counted"
+
+    def rolled_back(self, theta: int) -> None:
+        """A round without any usable contribution: the third of these goes back to the checkpoint's weights."""
+        self.report.counts["rolled back"] += 1
+        version = self.version + 1
+        self.history[version], self.tokens[version] = theta, self.tokens[self.version]
+        self.units[version] = self.skips[version] = self.skipping
+
+    def committed(self, version: int, theta: int) -> None:
+        now = self.clock()
+        if theta != self.history.get(version):
+            self.demand(f"I3: the weights of version {version} do not follow from version {version - 1}")
+        if version != self.version + 1:
+            self.demand(f"I2: version {version} is committed after version {self.version}")
+        self.version, self.last_commit = version, now
+        self.counted.update(self.units[version])
+        self.report.committed.append(version)
+        self.report.committed_at.append(now)
+        for kind, since in self.faults:
+            self.report.recovery.setdefault(kind, []).append(now - since)
+        self.faults.clear()
+
+    def announce(self, version: int, theta: int) -> None:
+        """A worker is told a version."""
+        if theta != self.history.get(version):
+            self.demand(f"I3: version {version} is announced with weights that are not its own")
+        if version > self.announced and not self.disk.behind and recover(self.disk)[0]["version"] < version:
+            self.demand(f"I4: version {version} is announced before it is on disk")
+        self.announced = max(version, self.announced)
+
+    def restarted(self) -> None:
+        """The coordinator came back from the disk. Only what a full disk did not take may be gone."""
+        state, _, theta = recover(self.disk)
+        version = int(state["version"])
+        lost = self.announced > version
+        if lost and not self.disk.behind:
+            self.demand(f"I4: version {self.announced} was announced, the disk holds version {version}")
+        if self.history.get(version) != theta or self.tokens.get(version) != state["tokens"]:
+            self.demand(f"I7: the disk holds another version {version} than was made")
+        if lost:
+            self.losses += 1
+            self.report.counts["announced commits lost to a full disk"] += self.announced - version
+        self.announced = min(self.announced, version)
+        self.report.committed.extend(range(self.version + 1, version + 1))  # it died between journal and announcement
+        self.version = version
+        self.counted = {unit for made in range(1, version + 1) for unit in self.units[made]}
+        self.disk.behind = False
+
+
+def units_wrong(header: Mapping[str, Any], counted: Sequence[int], *, wanted: tuple[int, ...]) -> str:
+    """`wanted`: the units of the round that they should be of."""
+    version, units = header["version"], wanted
+    if tuple(header["units"]) != units:
+        return f"I6: version {version} is made of units {header['units']}"
+    if sorted([*counted, *header["skipped"]]) != list(units):
+        return f"I1: version {version} counts units {sorted(counted)} and skips {header['skipped']}"
+    return ""
+
+
+def skipped_without_reason(skipped: Sequence[int], bad_answers: Mapping[int, int]) -> str:
+    innocent = [unit for unit in skipped if bad_answers.get(unit, 0) < 2]
+    return f"I1: units {innocent} are skipped, and did not fail twice" if innocent else ""

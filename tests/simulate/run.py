@@ -1,0 +1,378 @@
+"""A crew under a virtual clock: one coordinator, a few workers, a lossy network, a crashing disk, drawn from a seed.
+
+`simulate(seed)` runs the real state machine and the real I/O shell (`sync/coordinator.py` with a strategy's rounds,
+`train/coordinate.py`) from the first round to the last through random faults, and raises `Violation` at the first event
+after which an invariant does not hold; I1-I7 are listed in `disk.py`. Everything random comes from the seed and
+time from a heap of events: no thread, no wall clock, no sleep; a seed that fails, fails always.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from cuadrilla.config import GuardSection
+from cuadrilla.errors import ResourceError
+from cuadrilla.link.base import Contribution, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.plan.share import share_units
+from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.exact import Exact
+from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.strategy import Strategy
+from cuadrilla.train.coordinate import CoordinatorRuntime, Length
+from cuadrilla.train.guard import Guard
+from tests.simulate.crew import Clock, Crew, SimConnection, Worker
+from tests.simulate.disk import (
+    RULES,
+    UNIT_TOKENS,
+    Audit,
+    Crash,
+    Disk,
+    SimFault,
+    SimReport,
+    SimWeights,
+    VirtualStore,
+    recover,
+    undisturbed,
+)
+from tests.simulate.disk import Violation as Violation
+
+TICK_SECONDS = 0.5
+FAULTS_UNTIL_SECONDS = 40.0
+GRACE_SECONDS = 60.0
+"""The longest wait for a commit once nothing is broken any more: eight units of 2 s, and again one by one."""
+FOREVER = 1e6
+EXACT = Exact()
+
+WORKER_FAULTS = (
+    *("kill", "power off", "freeze", "slow", "hang", "leave"),
+    *("cut", "up blocked", "down blocked", "isolated"),
+)
+COORDINATOR_FAULTS = ("coordinator", "coordinator and rot", "disk full")
+
+
+def draw_faults(rng: random.Random, workers: Sequence[str]) -> list[SimFault]:
+    """Up to twelve faults; all of them end, except that one worker may stay dead."""
+    faults = []
+    for _ in range(rng.randint(0, 12)):
+        of_worker = rng.random() < 0.75
+        faults.append(
+            SimFault(
+                at=rng.uniform(0.0, FAULTS_UNTIL_SECONDS),
+                kind=rng.choice(WORKER_FAULTS if of_worker else COORDINATOR_FAULTS),
+                worker=rng.choice(workers) if of_worker else "",
+                seconds=rng.uniform(0.5, 20.0) if of_worker else rng.uniform(1.0, 5.0),
+                steps=rng.choice((0, rng.randint(0, 12), rng.randint(0, 60))),
+            )
+        )
+    if rng.random() < 0.2:
+        at, kind = rng.uniform(0.0, FAULTS_UNTIL_SECONDS), rng.choice(("kill", "power off"))
+        faults.append(SimFault(at=at, kind=kind, worker=workers[-1], seconds=FOREVER))
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+class World:
+    """One run: the coordinator's process with its transport, its disk and its parent, a crew, and what befalls them."""
+
+    def __init__(
+        self,
+        seed: int,
+        faults: Sequence[SimFault] | None,
+        *,
+        reuse_lease_ids: bool = False,
+        strategy: Strategy = EXACT,
+        rules: Rules = RULES,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.report = SimReport(seed=seed, faults=())
+        self.clock = Clock()
+        self.disk = Disk()
+        self.strategy = strategy
+        self.rules = rules
+        self.audit = Audit(report=self.report, disk=self.disk, clock=lambda: self.clock.now, rules=rules)
+        self.crew = Crew(self.random, clock=self.clock, audit=self.audit, transport=self)
+        drawn = draw_faults(self.random, list(self.crew.workers))
+        self.report.faults = tuple(drawn if faults is None else faults)
+        self.reuse_lease_ids = reuse_lease_ids
+        self.up = False
+        self.incarnation = 0
+        self.sessions: dict[str, SimConnection] = {}
+        self.calm_from = 0.0
+        self.full_until = 0.0
+        self.rot = False
+        self.steps_to_crash: int | None = None
+        self.restart_seconds = 2.0
+
+    def run(self) -> SimReport:
+        for fault in self.report.faults:
+            self.clock.after(fault.at, partial(self.strike, fault))
+        self.crew.start()
+        self.start()
+        while not (self.up and self.coordination.outcome):
+            self.guarded(self.clock.next())
+            for invariant in INVARIANTS:
+                self.audit.demand(invariant(self) if self.up else "")
+        self.report.theta, self.report.seconds = self.weights.theta, self.clock.now
+        self.report.skipped = {unit for units in self.audit.skips.values() for unit in units}
+        if self.audit.counted != set(range(self.rules.units_per_round * self.rules.num_versions)):
+            self.audit.demand(f"I1: at the end only the units {sorted(self.audit.counted)} are counted")
+        if not self.report.skipped and self.weights.theta != undisturbed(self.rules):
+            self.audit.demand("I3: nothing was skipped, and the last weights are not those of the undisturbed run")
+        return self.report
+
+    def guarded(self, call: Callable[[], None]) -> None:
+        """What kills the coordinator's process in a call kills nothing else."""
+        try:
+            call()
+            if self.coordination.failure is not None:
+                raise self.coordination.failure
+        except Crash:
+            self.die()
+        except ResourceError:
+            self.report.counts["coordinator stopped by a full disk"] += 1
+            self.die()
+
+    # -- the coordinator's process -------------------------------------------------------------------------------------
+
+    def point(self) -> None:
+        """Between two actions: the process may die here, and then nothing it does counts any more."""
+        if self.steps_to_crash is not None:
+            self.steps_to_crash -= 1
+            self.up = self.steps_to_crash >= 0
+        if not self.up:
+            raise Crash
+
+    def start(self) -> None:
+        if self.rot and len(self.disk.checkpoints) > 1:
+            self.disk.lose_newest_checkpoint()
+            self.report.counts["damaged checkpoints"] += 1
+        self.rot, self.up, self.sessions = False, True, {}
+        self.incarnation += 1
+        self.audit.restarted()
+        state, guard_state, theta = recover(self.disk)
+        rounds = self.strategy.rounds(share=share_units)
+        self.coordinator = Coordinator.restore(state, rules=self.rules, rounds=rounds)
+        if not self.reuse_lease_ids:
+            self.coordinator.work.ledger.next_lease_id = 1 + (self.incarnation << 32)
+        guard = Guard(section=GuardSection(rollbacks=100))
+        if guard_state is not None:
+            guard.load_state(guard_state)
+        self.weights = SimWeights(self.point, theta)
+        saved = self.disk.checkpoints[-1][0] if self.disk.checkpoints else -1
+        self.coordination = CoordinatorRuntime(
+            coordinator=self.coordinator,
+            merge=self.weights,
+            guard=guard,
+            store=VirtualStore(self.point, self.disk, self.weights, self.audit, saved),
+            length=Length(
+                num_versions=self.rules.num_versions,
+                units_per_round=self.rules.units_per_round,
+                unit_tokens=UNIT_TOKENS,
+            ),
+            sinks=(),
+            observe=lambda _version: {},
+            clock=lambda: self.clock.now,
+        )
+        self.clock.after(TICK_SECONDS, partial(self.tick, self.incarnation))
+        self.guarded(partial(self.coordination.open, self.send))
+
+    def die(self) -> None:
+        """The process is gone; its connections break, and its parent starts it again."""
+        self.up = False
+        self.coordination.failure = None
+        self.steps_to_crash = None
+        self.calm_from = max(self.calm_from, self.clock.now + self.restart_seconds)
+        self.audit.faults.append(("coordinator", self.clock.now))
+        for worker in self.crew.workers.values():
+            if worker.connection is not None:
+                self.crew.cut(worker.connection, noticed_after=self.random.uniform(0.0, 1.0))
+        self.clock.after(self.restart_seconds, self.start)
+
+    def tick(self, incarnation: int) -> None:
+        if self.up and incarnation == self.incarnation:
+            self.clock.after(TICK_SECONDS, partial(self.tick, incarnation))
+            self.coordination.tick()
+
+    # -- its transport: what link/server.py promises ------------------------------------------------------
+
+    def hear(self, connection: SimConnection, message: ToCoordinator) -> None:
+        """A worker's newest connection counts; what comes late from an older one does not."""
+        worker = connection.worker
+        if not self.up or connection.incarnation != self.incarnation:
+            return
+        if isinstance(message, Hello):
+            older = self.sessions.get(worker.name)
+            self.sessions[worker.name] = connection
+            if older is not None:
+                self.coordination.left(worker.name, "a newer session of the same node has begun")
+        elif self.sessions.get(worker.name) is not connection:
+            self.report.counts["late messages of an old connection"] += 1
+            return
+        worker.heard_at = self.clock.now
+        if isinstance(message, Progress):
+            if message.micro_steps > connection.micro_steps:
+                connection.micro_steps, worker.worked_at, worker.owes = message.micro_steps, self.clock.now, False
+            self.coordination.heard(worker.name, message)
+        else:
+            answers = isinstance(message, Contribution) and message.lease_id in self.coordination.leases
+            worker.owes = worker.owes and not answers and not isinstance(message, Hello)
+            self.coordination.deliver(worker.name, message)
+
+    def close(self, connection: SimConnection) -> None:
+        name = connection.worker.name
+        if self.up and connection.incarnation == self.incarnation and self.sessions.get(name) is connection:
+            del self.sessions[name]
+            self.coordination.left(name, "connection lost")
+
+    def send(self, name: str, message: ToWorker) -> None:
+        if not self.up:
+            return  # the shell of a process that has died sends everyone home
+        self.point()
+        worker, connection = self.crew.workers[name], self.sessions.get(name)
+        if isinstance(message, Version):
+            self.audit.announce(message.version, self.weights.theta)
+        elif isinstance(message, Lease):
+            worker.worked_at = worker.worked_at if worker.owes else self.clock.now
+            worker.owes = True
+        elif isinstance(message, Stop):
+            self.report.counts[message.reason.split(":")[0]] += 1
+            self.audit.demand(evicted_wrongly(worker, connection, message.reason, now=self.clock.now))
+        if connection is not None:
+            connection.stopped |= isinstance(message, Stop)
+            self.crew.send(connection, message)
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def strike(self, fault: SimFault) -> None:
+        self.calm_from = max(self.calm_from, self.clock.now + (fault.seconds if fault.seconds < FOREVER else 0.0))
+        if fault.worker:
+            worker = self.crew.workers[fault.worker]
+            if not worker.away:
+                self.strike_worker(worker, fault)
+        elif fault.kind == "disk full":
+            self.full_until = max(self.full_until, self.clock.now + fault.seconds)
+            self.disk.full = True
+            self.clock.after(fault.seconds, self.free_disk)
+        elif self.up:
+            self.rot = fault.kind == "coordinator and rot"
+            self.restart_seconds, self.steps_to_crash = fault.seconds, fault.steps
+            if fault.steps == 0:
+                self.die()
+
+    def free_disk(self) -> None:
+        self.disk.full = self.clock.now < self.full_until
+
+    def strike_worker(self, worker: Worker, fault: SimFault) -> None:
+        self.report.counts[fault.kind] += 1
+        if fault.kind in ("kill", "power off", "freeze", "hang"):
+            self.audit.faults.append((fault.kind, self.clock.now))
+        lingers = self.random.random() < 0.5
+        match fault.kind:
+            case "kill" | "power off":
+                self.crew.end(worker, back_after=fault.seconds, lingers=lingers, noticed=fault.kind == "kill")
+            case "freeze":
+                worker.frozen_until = max(worker.frozen_until, self.clock.now + fault.seconds)
+            case "slow":
+                worker.slow_until = self.clock.now + fault.seconds
+            case "hang":  # it beats and never answers; in its first pass it would be let
+                worker.leases = [] if worker.micro_steps else worker.leases
+            case "leave":
+                self.crew.leave(worker, back_after=fault.seconds)
+            case _ if worker.connection is not None:
+                self.disturb(worker.connection, fault, lingers=lingers)
+
+    def disturb(self, connection: SimConnection, fault: SimFault, *, lingers: bool) -> None:
+        """Cut a connection, or block it one way or both; half of the blocked ones are given up by the worker."""
+        connection.lingers = lingers
+        for direction, kinds in (("up", ("up blocked", "isolated")), ("down", ("down blocked", "isolated"))):
+            if fault.kind in kinds:
+                connection.blocked[direction] = self.clock.now + fault.seconds
+        if fault.kind == "cut":
+            noticed = self.random.random() < 0.7
+            self.crew.cut(connection, noticed_after=self.random.uniform(0.0, 3.0), noticed=noticed)
+        elif self.random.random() < 0.5:
+            give_up = partial(self.crew.cut, connection, noticed_after=0.0, noticed=False)
+            self.clock.after(self.random.uniform(0.0, fault.seconds), give_up)
+
+
+# -- invariants: a sentence when violated ------------------------------------------------------------------------------
+
+
+def units_are_in_one_place(world: World) -> str:
+    coordinator = world.coordinator
+    ledger = coordinator.work.ledger
+    places = [*ledger.free, *coordinator.work.skipped]
+    for answer in coordinator.work.answers.values():
+        places += answer.grant.units
+    places += {unit for lease in ledger.leases.values() for unit in lease.units}  # of late ones there are two
+    open_units = set(range(ledger.opened)) - world.audit.counted
+    if coordinator.finished or sorted(places) == sorted(open_units):
+        return ""
+    return f"I1: of the units {sorted(open_units)} these are somewhere: {sorted(places)}"
+
+
+def rounds_are_opened_in_time(world: World) -> str:
+    """One at a time; never more than the run has."""
+    coordinator = world.coordinator
+    size, version, opened = world.rules.units_per_round, coordinator.version, coordinator.work.ledger.opened
+    most = min(world.rules.num_versions, version + 1)
+    if coordinator.finished or version * size < opened <= most * size:
+        return ""
+    return f"I6: at version {version} units up to {opened} are open"
+
+
+def leases_have_a_member_each(world: World) -> str:
+    members, work = world.coordinator.crew.members, world.coordinator.work
+    holders = [grant.worker for grant in work.ledger.leases.values()]
+    if len(set(holders)) < len(holders) or not members.keys() >= set(holders):
+        return f"I1: leases are held by {holders}, members are {list(members)}"
+    return ""
+
+
+def units_do_not_wait(world: World) -> str:
+    coordinator = world.coordinator
+    if coordinator.crew.members and not coordinator.work.ledger.leases and not coordinator.finished:
+        return "I5: units are free, members are idle, and nothing is leased"
+    return ""
+
+
+def versions_come(world: World) -> str:
+    waited = world.clock.now - max(world.calm_from, world.audit.last_commit)
+    return f"I5: no commit for {waited:.0f} s without any fault" if waited > GRACE_SECONDS else ""
+
+
+INVARIANTS: tuple[Callable[[World], str], ...] = (
+    units_are_in_one_place,
+    rounds_are_opened_in_time,
+    leases_have_a_member_each,
+    units_do_not_wait,
+    versions_come,
+)
+
+
+def evicted_wrongly(worker: Worker, connection: SimConnection | None, reason: str, *, now: float) -> str:
+    silent, busy = now - worker.heard_at, now - worker.worked_at
+    if reason.startswith("lost") and silent < (RULES.lost_after_seconds or 0.0):
+        return f"I5: {worker.name} is called lost {silent:.1f} s after it was heard"
+    if reason.startswith("hung") and busy < (RULES.hung_after_seconds or 0.0):
+        return f"I5: {worker.name} is called hung {busy:.1f} s after it was given work or did some"
+    if "unusable" in reason and len(worker.bad_rounds) < 2:
+        return f"I5: {worker.name} is sent away for contributions that were good"
+    if "not a member" in reason and connection is not None and not connection.stopped:
+        return f"I5: {worker.name} is no member any more, and nobody has sent it away"
+    return ""
+
+
+def simulate(
+    seed: int,
+    faults: Sequence[SimFault] | None = None,
+    *,
+    reuse_lease_ids: bool = False,
+    strategy: Strategy = EXACT,
+) -> SimReport:
+    """Run one crew to the end of its run. Raises Violation.
+
+    `faults` replaces those drawn from the seed; crew and network stay. `reuse_lease_ids`: number leases as the ledger
+    does by itself, from its checkpoint on; an answer to a lease of an earlier incarnation may then fit a later one.
+    `strategy`: whose rounds are simulated; its merge half is an integer's.
+    """
+    return World(seed, faults, reuse_lease_ids=reuse_lease_ids, strategy=strategy).run()

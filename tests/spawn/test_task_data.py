@@ -1,0 +1,114 @@
+"""A run with a task of its own: its data travel to the machines that join, and what no machine takes ends it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cuadrilla.crew.bundle import MAX_CODE_BYTES, code_hash
+from cuadrilla.home import Home
+from cuadrilla.rundir import RunDir
+from tests.commands import ENDLESS, RUN, TASK, events, is_what_one_worker_gives, reached, train, wait_for
+from tests.machines import Machine, down, invite, present, up
+
+DIGITS = """
+class Images(Data):
+    def __init__(self, folder):
+        self.x, self.y = np.load(folder / "images.npy"), np.load(folder / "digits.npy")
+
+class Digits(Sine):
+    def __init__(self, folder): self.folder = folder
+    def data(self, split): return Images(self.folder / split)
+    def data_hash(self): return str(sum(self.data(split).y.sum() for split in ("train", "val")))
+"""
+FAILS = """
+class Digits(Digits):
+    def loss(self, model, batch): raise ValueError("an image without a digit")
+"""
+
+
+def digits_run(folder: Path, *, more: str = "", steps: int = ENDLESS) -> RunDir:
+    """With four small files in `data/`."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for split, number in (("train", 512), ("val", 64)):
+        (folder / "data" / split).mkdir(parents=True)
+        np.save(folder / "data" / split / "images.npy", random.standard_normal((number, 8)).astype(np.float32))
+        np.save(folder / "data" / split / "digits.npy", random.integers(0, 10, (number, 1)).astype(np.float32))
+    (folder / "task.py").write_text(TASK + DIGITS + more)
+    named = RUN.format(steps=steps).replace("task.py:task", 'task.py:Digits"\ndata = "data/')
+    (folder / "run.toml").write_text(f"{named}[sync]\nstrict = true\n")
+    return RunDir(folder)
+
+
+def test_a_machine_gets_the_data_of_a_task_from_the_coordinator(
+    machine: Callable[[str], Machine], tmp_path: Path, port: int
+) -> None:
+    run, again = digits_run(tmp_path / "run"), digits_run(tmp_path / "again", more="# other code, the same data\n")
+    coordinator, ana = machine("coordinator"), machine("ana")
+    said = []
+    for each in (run, again):
+        Home(ana.home).trust(code_hash([each.path / "task.py"]))
+        crew = up(coordinator, each, port)
+        says = invite(coordinator) if each is run else ""
+        worker = ana.start("join", "--name", "ana", "--devices", "cpu,cpu", says=says)
+        wait_for(lambda each=each: present(each) == {"ana/cpu", "ana/cpu.2"}, crew)  # type: ignore[misc]
+        wait_for(reached(each, 5), crew)
+        down(coordinator, crew)
+        said.append(worker.communicate(timeout=150)[1])
+        assert worker.returncode == 0, said
+        assert is_what_one_worker_gives(each)
+    assert ["fetching a file" in text for text in said] == [True, True]  # the code
+    assert ["fetching 4 files" in text for text in said] == [True, False]
+
+
+def test_a_run_that_no_machine_takes_ends_before_it_begins(
+    machine: Callable[[str], Machine], tmp_path: Path, port: int
+) -> None:
+    run = digits_run(tmp_path / "run", more="#" * MAX_CODE_BYTES)
+    done = machine("coordinator").run("up", str(run.path), "--listen", f"127.0.0.1:{port}")
+    assert done.returncode == 2, done.stderr
+    assert "the run's code is larger than 1 MiB" in done.stderr
+    assert [row["reason"] for row in events(run, "failed")] == ["the run's code is larger than 1 MiB"]
+
+
+def test_a_practice_crew_whose_workers_all_fail_ends_with_their_reason(tmp_path: Path) -> None:
+    run = digits_run(tmp_path / "run", more=FAILS)
+    done = train(run, "--set", "engine.kind=crew", "--set", "engine.workers=[1.0, 0.5]")
+    assert done.returncode == 2, done.stderr
+    assert "an image without a digit" in done.stderr
+    assert len(events(run, "died")) == 2
+    assert len(events(run, "failed")) == 1
+
+
+@pytest.mark.thorough
+def test_a_crew_whose_own_workers_fail_says_so_once_and_waits_for_others(
+    machine: Callable[[str], Machine], tmp_path: Path, port: int
+) -> None:
+    run = digits_run(tmp_path / "run", more=FAILS)
+    coordinator, ana = machine("coordinator"), machine("ana")
+    crew = up(coordinator, run, port, workers="[1.0, 1.0]")
+    wait_for(lambda: len(events(run, "died")) == 2, crew)
+    Home(ana.home).trust(code_hash([run.path / "task.py"]))
+    tried = ana.run("join", "--name", "ana", says=invite(coordinator))
+    assert tried.returncode == 2, tried.stderr
+    assert "an image without a digit" in tried.stderr
+    said = down(coordinator, crew)
+    (line,) = [line for line in said.splitlines() if "no worker of this machine is left" in line]
+    assert "an image without a digit" in line
+
+
+@pytest.mark.thorough
+def test_a_queued_run_takes_its_data_to_the_machine_that_trains_it(
+    machine: Callable[[str], Machine], tmp_path: Path
+) -> None:
+    run, coordinator, ana = digits_run(tmp_path / "run", steps=10), machine("coordinator"), machine("ana")
+    assert coordinator.run("queue", "add", str(run.path)).returncode == 0
+    process = coordinator.start("queue", "work", "--listen", "127.0.0.1:0", "--not-here", "--until-empty")
+    wait_for(lambda: Home(coordinator.home).open_file.exists(), process)
+    Home(ana.home).trust(code_hash([run.path / "task.py"]))
+    worker = ana.start("join", "--name", "ana", says=invite(coordinator))
+    assert process.wait(timeout=150) == 0
+    assert "fetching 4 files" in worker.communicate(timeout=150)[1]
+    assert is_what_one_worker_gives(run)

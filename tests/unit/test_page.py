@@ -1,0 +1,138 @@
+"""The saved page of a run: what it holds of a run directory, however torn or hostile, and that it is one file."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cuadrilla.cli.dashboard import dashboard
+from cuadrilla.errors import ConfigError
+from cuadrilla.monitor.about import about
+from cuadrilla.monitor.web.page import frozen_page
+from cuadrilla.rundir import RunDir, append_event, write_json
+from cuadrilla.train.sinks import JsonlSink
+from tests.watched import WrittenCrew, add_rows
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Fifty steps of two workers, one of which has left."""
+    run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 3.0, "luis": 1.0}, rounds=50).write()
+    append_event(run.events, "left", worker="luis", reason="the connection ended")
+    write_json(run.config, {"values": {"optim": {"lr": 0.02}, "alarm": {"x": 1}}, "origins": {"optim.lr": "file"}})
+    return run
+
+
+def held(run: RunDir) -> dict[str, Any]:
+    """What a page holds, as a browser would find it: up to the first end tag of a script."""
+    found = re.search(r'id="frozen" type="application/json">(.*?)</script', frozen_page(run), re.DOTALL)
+    assert found
+    value = json.loads(found[1])
+    assert isinstance(value, dict)
+    return value
+
+
+def test_it_holds_all_that_the_dashboard_would_be_sent(run: RunDir) -> None:
+    page = held(run)
+    news = page["news"]
+    assert (news["head"]["state"], news["head"]["version"], news["head"]["best_version"]) == ("complete", 50, 40)
+    assert [row["name"] for row in news["crew"]] == ["ana", "luis"]
+    assert (len(news["figures"]["x"]), [sample["version"] for sample in news["samples"]]) == (50, [40])
+    assert news["events"][-1]["details"] == {"worker": "luis", "reason": "the connection ended"}
+    assert (page["about"]["values"], page["about"]["changed"]) == ({"optim.lr": 0.02}, ["optim.lr"])
+
+
+def test_the_step_of_the_lowest_held_out_loss(run: RunDir) -> None:
+    sink = JsonlSink(run.metrics)
+    for version, loss in ((51, 2.0), (52, 0.5), (53, float("nan")), (54, 0.75)):
+        sink.log(version, {"val_loss": loss})
+    sink.close()
+    head = held(run)["news"]["head"]
+    assert (head["best_version"], head["best_loss"], head["val_loss"]) == (52, 0.5, 0.75)
+
+
+def test_nothing_in_a_run_ends_the_script_or_becomes_html(run: RunDir) -> None:
+    hostile = "</script><script>alert(1)</script> {{script}} <!-- \u2028 &amp;\ud800"
+    add_rows(run.metrics, [{"version": 51, "sample": hostile}])
+    assert held(run)["news"]["samples"][-1]["text"] == hostile
+    assert "<script>alert" not in frozen_page(run)
+
+
+def test_it_loads_nothing(run: RunDir) -> None:
+    page = frozen_page(run)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy
+    assert {"default-src 'none'", "connect-src 'none'"} <= set(policy[1].split("; "))
+    assert not re.search(r"<(?:img|iframe)|\ssrc=|@import|url\(", page)
+    assert re.findall(r'<link[^>]*href="(.{5})', page) == ["data:"]
+
+
+def test_a_torn_line_and_missing_files_leave_a_page(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.metrics.write_text('{"version": 1, "loss": 2.0}\n{"version": 2, "lo')
+    page = held(run)
+    assert (page["news"]["head"]["version"], page["about"]["values"]) == (1, {})
+
+
+def test_no_training_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no training to report") as caught:
+        frozen_page(RunDir(tmp_path))
+    assert caught.value.hint
+
+
+def test_it_replaces_files_only_and_keeps_links(run: RunDir, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a file"):
+        dashboard([run.path], save=tmp_path)
+    with pytest.raises(ConfigError, match="of one run"):
+        dashboard([run.path, run.path], save=tmp_path / "page.html")
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    link.symlink_to(page)
+    dashboard([run.path / "metrics.jsonl"], save=link)
+    assert link.is_symlink()
+    assert page.stat().st_size > 1000
+
+
+# What stands beside the curves
+
+
+@pytest.mark.parametrize("value", [3, None, [], [3], {"x": 3}, 10**400, "\ud800"], ids=ascii)
+def test_files_of_another_shape_are_left_out(run: RunDir, value: object) -> None:
+    manifest = {"sources": value, "splits": value, "counts": {"val_windows_checked": value}, "vocab_size": value}
+    (run.path / "manifest.json").write_text(json.dumps(manifest))
+    run.config.write_text(json.dumps({"values": {"data": {"folder": "."}}, "origins": value}))
+    run.env.write_text(json.dumps({"packages": value, "cpu": value}))
+    assert held(run)["about"]["data"]["leak"] == 0
+    for path in (run.config, run.env, run.status):
+        path.write_text(json.dumps(value))
+    assert held(run)["about"]["data"]["splits"] == {}
+
+
+def test_the_model_and_its_text_are_told_in_figures(run: RunDir) -> None:
+    folder = run.checkpoints / "v00000006"
+    folder.mkdir(parents=True)
+    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, folder / "model.safetensors")
+    (run.checkpoints / "v00000007").mkdir()
+    (run.checkpoints / "v00000007" / "model.safetensors").write_bytes(b"\xff" * 40)  # a newer one that is damaged
+    counts = {"val_windows_checked": 200, "val_windows_in_train": 30}
+    (run.path / "data").mkdir()
+    write_json(run.path / "data" / "manifest.json", {"vocab_size": 300, "counts": counts})
+    write_json(run.config, {"values": {"data": {"folder": "data"}}, "origins": {}})
+    found = about(run)
+    assert found["parameters"] == 22
+    assert (found["data"]["vocabulary"], found["data"]["leak"]) == (300, 0.15)
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"{}", b"[1]", b'{"a": 5}', b'{"a": {"shape": ["x"]}}', b'{"a": {"shape": [1e999]}}']
+)
+def test_weights_of_another_shape_are_left_out(run: RunDir, header: bytes) -> None:
+    folder = run.checkpoints / "v00000006"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert held(run)["about"]["parameters"] in (None, 0)

@@ -1,0 +1,204 @@
+"""A run as its directory tells of it: who is there, what each one does, how it ended."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.errors import ConfigError
+from cuadrilla.host.usage import Usage
+from cuadrilla.link.base import NodeReport, SaidLine
+from cuadrilla.monitor.nodes import NodeLine
+from cuadrilla.monitor.run import RunReader, open_run, run_data, state_of
+from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
+from cuadrilla.train.nodelog import NodeLogs
+from tests.watched import add_rows
+
+pytestmark = pytest.mark.unit
+
+START = 1_795_569_000.0
+SHARES = {"pc": 0.75, "mac": 0.25}
+
+
+def step(version: int, **more: object) -> dict[str, object]:
+    row = {"version": version, "tokens": 1000 * version, "loss": 3.0, "workers": 2, "tokens_per_second": 400.0}
+    return {**row, "shares": SHARES, **more}
+
+
+def came(event: str, worker: str, at: float, **more: object) -> dict[str, object]:
+    return {"time": START + at, "event": event, "worker": worker, **more}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Two machines at work and one that has left."""
+    run = RunDir(tmp_path / "mío")
+    run.path.mkdir()
+    joined = [came("joined", name, 1) for name in ("pc", "mac", "old")]
+    add_rows(run.events, [*joined, came("left", "old", 50, reason="the connection ended")])
+    add_rows(run.metrics, [step(version) for version in range(1, 41)])
+    add_rows(run.metrics, [step(40, val_bits_per_byte=1.25)])  # a later row of a step wins
+    logs = NodeLogs(run.nodes, clock=lambda: START + 60)
+    for name, lines in {"coordinator": (), "pc": (SaidLine(level="error", text="nan"),), "old": ()}.items():
+        usage, facts = Usage(cpu_percent=50.0), {"device": "cpu"}
+        logs.report(name, NodeReport(usage=usage, phase="computing", lines=lines, facts=facts))
+    write_json(run.status, {"state": "running", "version": 40})
+    return run
+
+
+def test_a_run_that_trains(run: RunDir) -> None:
+    with FolderLock(run.lock, purpose="a test"):
+        crew = RunReader(run).read(now=START + 63)
+    assert (crew.name, crew.state, crew.version, crew.tokens, crew.loss) == ("mío", "running", 40, 40_000, 3.0)
+    assert (crew.bits_per_byte, crew.tokens_per_second, crew.seen) == (1.25, 400.0, START + 60)
+    coordinator, mac, pc, old = crew.machines
+    assert [machine.name for machine in crew.machines] == ["coordinator", "mac", "pc", "old"]
+    assert [machine.here for machine in crew.machines] == [True, True, True, False]
+    assert (pc.share, pc.tokens_per_second, pc.node.phase) == (0.75, pytest.approx(300), "computing")
+    assert (pc.word, pc.seen) == (NodeLine(time=START + 60, level="error", text="nan"), START + 60)
+    assert (mac.share, mac.seen, mac.word) == (0.25, None, None)  # its report has not come yet
+    assert (coordinator.share, coordinator.seen) == (None, START + 60)
+    assert (old.share, old.word) == (None, NodeLine(time=START + 50, level="warning", text="the connection ended"))
+
+
+def test_the_reader_goes_on_where_it_stopped(run: RunDir) -> None:
+    with FolderLock(run.lock, purpose="a test"):
+        reader = RunReader(run)
+        reader.read(now=START)
+        add_rows(run.events, [came("joined", "old", 70), came("evicted", "mac", 71, reason="three wrong answers")])
+        add_rows(run.metrics, [step(version, shares={"old": 1.0}, loss=2.0) for version in range(41, 71)])
+        add_rows(run.metrics, [step(45, val_loss=2.0, val_bits_per_byte=1.5)])  # an evaluation that took long
+        crew = reader.read(now=START + 80)
+    by_name = {machine.name: machine for machine in crew.machines}
+    assert {name for name, machine in by_name.items() if machine.here} == {"coordinator", "pc", "old"}
+    assert (by_name["old"].share, by_name["pc"].share, by_name["mac"].share) == (1.0, 0.0, None)
+    assert by_name["mac"].word == NodeLine(time=START + 71, level="warning", text="three wrong answers")
+    assert (crew.version, crew.loss, crew.bits_per_byte) == (70, 2.0, 1.5)
+
+
+def test_a_run_that_has_ended_shows_what_was(run: RunDir) -> None:
+    append_event(run.events, "finished", version=40, complete=True)
+    write_json(run.status, {"state": "complete", "version": 40})
+    crew = RunReader(run).read(now=START + 10**7)
+    assert crew.state == "complete"
+    assert not any(machine.here for machine in crew.machines)
+    by_name = {machine.name: machine for machine in crew.machines}
+    assert (by_name["pc"].share, by_name["old"].share) == (0.75, None)
+    assert by_name["mac"].seen is not None  # it was there until the end
+    assert by_name["pc"].node.usage.cpu_percent == 50.0
+
+
+def test_one_machine_does_all_of_it(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    add_rows(run.events, [came("joined", "worker-1", 1)])
+    add_rows(run.metrics, [{"version": 1, "tokens_per_second": 50.0}])
+    with FolderLock(run.lock, purpose="a test"):
+        (only,) = RunReader(run).read(now=START).machines
+    assert (only.share, only.tokens_per_second, only.here) == (1.0, 50.0, True)
+
+
+EVENTS = [
+    {"event": "joined", "worker": "old"},
+    {"event": "finished"},
+    {"event": "joined", "worker": "ana"},
+    {"event": "joined", "worker": "luis", "time": 7},
+    {"event": "joined", "worker": "eva"},
+    {"event": "joined", "worker": ["ana"]},
+    {"event": ["joined"], "worker": "luis"},
+    {"event": "left", "worker": "luis", "time": 1e999, "reason": {"a": 1}},
+    {"event": "evicted", "worker": "eva", "time": 8, "reason": "three\nwrong answers"},
+    {"event": "joined", "worker": "eva", "time": 9},
+    {"event": "late", "worker": "ana"},
+]
+
+
+def test_who_is_there(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    add_rows(run.events, EVENTS)
+    reader = RunReader(run)
+    with FolderLock(run.lock, purpose="a test"):
+        by_name = {machine.name: machine for machine in reader.read(now=START).machines}
+        assert {name: machine.here for name, machine in by_name.items()} == {
+            "ana": True, "eva": True, "luis": False, "old": False,
+        }  # fmt: skip
+        eva, luis = by_name["eva"], by_name["luis"]
+        assert (eva.joined, eva.lost, eva.reason, eva.share) == (2, 1, "three\\nwrong answers", 0.0)
+        assert (luis.joined, luis.lost, luis.reason, luis.seen) == (1, 1, "", None)
+        add_rows(run.events, [{"event": "failed", "time": 10, "reason": "the disk is full"}])
+        assert not any(machine.here for machine in reader.read(now=START).machines)
+    ended = reader.read(now=START)
+    assert (ended.state, ended.reason, ended.seen) == ("waiting", "the disk is full", 10)
+
+
+def test_shares_and_speeds_are_those_of_the_newest_steps(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    add_rows(run.events, EVENTS)
+    add_rows(
+        run.metrics,
+        [
+            {"version": 7, "tokens_per_second": 1000.0},  # of one worker
+            {"version": 8, "tokens_per_second": 1000.0, "shares": {"ana": 0.5, "luis": 0.5}},
+            {"version": 9, "tokens_per_second": 4000.0, "shares": {"ana": 1.0, "eva": 0.0}},
+        ],
+    )
+    with FolderLock(run.lock, purpose="a test"):
+        now = RunReader(run).read(now=START)
+    found = {machine.name: (machine.share, machine.tokens_per_second) for machine in now.machines if machine.here}
+    assert (now.tokens_per_second, found) == (2000.0, {"ana": (0.75, 1500.0), "eva": (0.0, 0.0)})
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        (None, "waiting"),
+        ("running", "stopped"),  # its process is gone
+        ("complete", "complete"),
+        ("failed", "failed"),
+        ("\x1b[2J", "stopped"),
+        (5, "stopped"),
+    ],
+)
+def test_the_state(tmp_path: Path, status: object, state: str) -> None:
+    run = RunDir(tmp_path)
+    if status is not None:
+        run.status.write_text(json.dumps({"state": status}))
+    assert state_of(run) == state
+    run.lock.write_text(json.dumps({"pid": os.getppid(), "host": os.uname().nodename}))
+    assert state_of(run) == state  # nobody holds it, whatever it says
+    with FolderLock(run.lock, purpose="a test"):
+        assert state_of(run) == "running"
+    os.mkfifo(run.lock)
+    assert state_of(run) == state
+
+
+def test_a_process_of_another_host_is_believed_while_its_run_says_something(run: RunDir) -> None:
+    """A container of that name may be gone for good; nobody here can look for the process."""
+    run.lock.write_text(json.dumps({"pid": 1, "host": "nas"}))
+    assert state_of(run) == "running"
+    for path in run.nodes.iterdir():
+        os.utime(path, (START, START))
+    assert state_of(run) == "stopped"
+    with FolderLock(run.lock, purpose="a test"):
+        assert state_of(run) == "running"
+
+
+def test_what_files_hold_stops_nothing(run: RunDir) -> None:
+    bad = [{"version": "x"}, {"version": True}, {"version": 10**400}, {"version": 41, "shares": [1], "loss": "nan"}]
+    add_rows(run.metrics, [*bad, step(42, shares={"\x1b[2J": 0.5, "pc": "all", "mac": 1e300}, tokens_per_second=[1])])
+    add_rows(run.events, [{"event": ["joined"]}, {"event": "joined", "worker": {"a": 1}}, came("joined", "\x1b[2J", 2)])
+    run.status.write_text("[" * 100_000)
+    run.lock.write_text("[" * 100_000)
+    data = run_data(RunReader(run).read(now=START))
+    text = json.dumps(data, allow_nan=False)
+    assert "\\u001b[2J" in [machine["name"] for machine in data["machines"]]
+    assert "\\u001b[" not in text.replace("\\\\u001b[", "")
+    assert (data["version"], data["loss"]) == (42, 3.0)
+
+
+def test_where_no_run_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run"):
+        open_run(RunDir(tmp_path))
+    (tmp_path / "run.toml").write_text("schema = 1\n")
+    crew = open_run(RunDir(tmp_path)).read(now=START)
+    assert (crew.state, crew.machines, crew.version) == ("waiting", (), None)
