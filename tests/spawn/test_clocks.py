@@ -24,8 +24,11 @@ CLOCK = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/futex.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
@@ -55,6 +58,22 @@ int gettimeofday(struct timeval *restrict now, void *restrict zone) {
     clock_gettime(CLOCK_REALTIME, &exact);
     now->tv_sec = exact.tv_sec, now->tv_usec = exact.tv_nsec / 1000;
     return 0;
+}
+long syscall(long number, ...) {  /* gRPC waits in the kernel until a moment of this clock */
+    static long (*real)(long, ...);
+    if (!real) real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+    va_list rest;
+    va_start(rest, number);
+    long a = va_arg(rest, long), op = va_arg(rest, long), c = va_arg(rest, long), until = va_arg(rest, long);
+    long e = va_arg(rest, long), f = va_arg(rest, long);
+    va_end(rest);
+    struct timespec moment;
+    if (number == SYS_futex && (op & FUTEX_CLOCK_REALTIME) && until && offset) {
+        moment = *(struct timespec *)until;
+        moment.tv_sec -= *offset;
+        until = (long)&moment;
+    }
+    return real(number, a, op, c, until, e, f);
 }
 """
 
@@ -101,10 +120,8 @@ def test_wall_clocks_decide_nothing(machines: dict[str, Machine], tmp_path: Path
     for name in BEFORE:
         refused = machines[name].run("join", "--name", name, says=text).stderr
         assert "cuadrilla join --trust" in refused, f"{name}: {refused}"
-        assert (
-            machines[name].run("join", "--trust", refused.split("cuadrilla join --trust ")[1].split()[0]).returncode
-            == 0
-        )
+        trusted = refused.split("cuadrilla join --trust ")[1].split()[0]
+        assert machines[name].run("join", "--trust", trusted).returncode == 0
         workers.append(machines[name].start("join"))
     wait_for(lambda: present(run) == set(BEFORE), crew)
     for name, offset in AFTER.items():
