@@ -33,7 +33,6 @@ from cuadrilla.link.base import (
     Stop,
     ToCoordinator,
     ToWorker,
-    Upload,
     Version,
 )
 from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY
@@ -232,9 +231,9 @@ def raw(item: object) -> bytes:
     return item if isinstance(item, bytes) else wire.encode(item)
 
 
-def upload(lease_id: int = 1, *, offset: int = 0, **fields: Any) -> Upload:
-    said = {"tokens": 1, "loss_sum": 1.0, **fields}
-    return Upload(contribution=Contribution(lease_id=lease_id, **said), offset=offset)
+def upload(lease_id: int = 1, **fields: Any) -> Contribution:
+    """The first message of one."""
+    return Contribution(lease_id=lease_id, **{"tokens": 1, "loss_sum": 1.0, **fields})
 
 
 WHOLE = LAYOUT.header + bytes(LAYOUT.num_bytes - len(LAYOUT.header))

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from cuadrilla.errors import LinkError
@@ -49,7 +50,7 @@ from tests.hostile import (
 
 # Who may call what
 
-LET_IN = {"Describe": "OK", "Session": "OK", "Upload": "FAILED_PRECONDITION", "Resume": "FAILED_PRECONDITION"}
+LET_IN = {"Describe": "OK", "Session": "OK", "Upload": "FAILED_PRECONDITION", "Keep": "FAILED_PRECONDITION"}
 LET_IN |= {"Download": "INVALID_ARGUMENT", "Check": "OK", "Receive": "INVALID_ARGUMENT", "Send": "OK"}
 LET_IN |= {"Follow": "PERMISSION_DENIED"}  # for standbys that were named
 LET_IN |= {"Leave": "OK"}  # the last one that it can call
@@ -75,16 +76,16 @@ def caller(kind: str, crew: Crew) -> Identity:
     return crew.stranger
 
 
+STREAMS = ("Session", "Upload", "Keep", "Send")
+
+
 @pytest.mark.parametrize("kind", ["node", "kicked", "of another crew", "nearly right", "stranger"])
 def test_who_may_call_what(crew: Crew, kind: str) -> None:
     """The secret of an open invite opens `Enroll` alone, and a node's token everything else."""
     secret = new_secret()
     crew.server.adopt_invites({hash_secret(secret): 5})
     with abuser(crew, caller(kind, crew)) as client:
-        got = {
-            method: client.status(method, [] if method in ("Session", "Upload", "Send") else [b""], secret=secret)
-            for method in LET_IN
-        }
+        got = {method: client.status(method, [] if method in STREAMS else [b""], secret=secret) for method in LET_IN}
         assert got == (LET_IN if kind == "node" else dict.fromkeys(LET_IN, REFUSED))
         message = Enroll(name="berta")
         assert client.status("Enroll", [message], secret=secret[:-1]) == REFUSED
@@ -264,8 +265,9 @@ def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
         assert [isinstance(answer, Stop) and answer.refused for answer in told] == [True]
         late.more.put(WHOLE[20:])
         late.more.put(None)
-        for _ in uploading:
-            pass
+        with contextlib.suppress(grpc.RpcError):
+            for _ in uploading:
+                pass
         newer.call(Contribution(lease_id=2, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
         answer = crew.heard.next("mala")
         assert isinstance(answer, Contribution)  # and not the late Goodbye, nor the late Hello
@@ -299,7 +301,6 @@ def test_a_node_has_a_worker_for_each_of_its_devices(crew: Crew) -> None:
     crew.server.send("mala/cpu", Lease(lease_id=3, version=0, units=(1,), planned_tokens=1))
     assert isinstance(sessions[2].next_event(), Lease)
     sessions[2].call(Contribution(lease_id=3, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
-    assert connections[3].uploaded(3) == 0  # what another device uploaded is not this one's
     answer = crew.heard.next("mala/cpu")
     assert isinstance(answer, Contribution)
     assert answer.valid

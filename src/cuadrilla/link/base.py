@@ -231,28 +231,13 @@ class Enrolled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Upload:
-    """The first message of an upload, whose blob follows from `offset` on: with its last byte the lease is answered."""
-
-    contribution: Contribution
-    offset: Count = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resume:
-    """How much is here of the upload for this lease, which broke?"""
-
-    lease_id: Count
-
-
-@dataclass(frozen=True, kw_only=True)
 class Received:
     num_bytes: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """A version, or else a file by its SHA-256 in hexadecimal; from `offset` on."""
+    """A version, or else a file by its SHA-256 in hexadecimal, from `offset` on."""
 
     version: Count | None = None
     sha256: Annotated[str, Field(max_length=64)] = ""

@@ -8,7 +8,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -41,13 +41,11 @@ from cuadrilla.link.base import (
     Progress,
     Received,
     Refused,
-    Resume,
     Stop,
     TensorRef,
     Tensors,
     ToCoordinator,
     ToWorker,
-    Upload,
     Version,
 )
 from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY
@@ -66,8 +64,6 @@ FAREWELL_SECONDS = 2.0  # the coordinator ends a session one second after its la
 KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS = 10.0, 15.0
 """A transfer would else take a quarter of an hour (Linux: tcp_retries2) to notice that a router has forgotten its
 connection, or that its own address has changed; between transfers `GrpcLink` is quicker."""
-TRANSFER_SECONDS = 600.0
-"""A transfer that takes longer is given up: the session's own silence is noticed much earlier."""
 MAX_ORDERS = 16
 """Of a coordinator, that wait: it gives the next one when it knows how the last one went."""
 ASK_EVERY_SECONDS, ANSWER_SECONDS = 2.0, 2.0
@@ -137,7 +133,7 @@ class Connection:
     def _blocks(self, file: OfferedFile, offset: int) -> Iterator[bytes]:
         arriving = wire.Arriving(file.num_bytes, received=offset)
         with self._errors():
-            for chunk in self._stream(Download(sha256=file.sha256.hex(), offset=offset)):
+            for chunk in self._download(Download(sha256=file.sha256.hex(), offset=offset)):
                 yield arriving.checked(chunk)
 
     def clock(self) -> float:
@@ -186,10 +182,7 @@ class Connection:
 
     def keep(self, name: str, path: Path) -> None:
         """Send a file under a name of its own. Raises LinkError."""
-        call = self._call("stream_unary", "Keep")
-        head = Keep(name=name, num_bytes=path.stat().st_size)
-        with self._errors():
-            call(itertools.chain([head], wire.file_chunks(path)), timeout=TRANSFER_SECONDS)
+        self._send("Keep", Keep(name=name, num_bytes=path.stat().st_size), wire.file_chunks(path))
 
     def session(self, *, parameters: wire.Layout) -> "GrpcLink":
         """A new session; `parameters` is what a version of this run's model looks like."""
@@ -203,32 +196,28 @@ class Connection:
     def open_session(self, outgoing: Iterator[object]) -> Any:
         return self._call("stream_stream", "Session")(outgoing)
 
-    def upload(self, contribution: Contribution, *, offset: int) -> None:
-        """Send a contribution, of which the coordinator has `offset` bytes already. Raises LinkError."""
+    def upload(self, contribution: Contribution) -> None:
+        """Raises LinkError."""
         layout = wire.Layout.of(contribution.tensors)
         parts = layout.parts(contribution.tensors) if contribution.valid else ()
-        head = Upload(contribution=contribution, offset=offset)
-        call = self._call("stream_unary", "Upload")
+        self._send("Upload", contribution, wire.chunks(parts))
+
+    def version(self, number: int, *, num_bytes: int, check: Callable[[], None]) -> memoryview:
+        """The blob of a version. `check` is called with each chunk. Raises LinkError."""
+        arriving = wire.Assembly(num_bytes, memory=self._memory)
         with self._errors():
-            call(itertools.chain([head], wire.chunks(parts, offset=offset)), timeout=TRANSFER_SECONDS)
+            for chunk in self._download(Download(version=number)):
+                check()
+                arriving.add(chunk)
+        arriving.check_complete()
+        return arriving.blob
 
-    def uploaded(self, lease_id: int) -> int:
-        """Bytes that the coordinator has of an upload that broke. Raises LinkError."""
-        return self._unary("Resume", Resume(lease_id=lease_id), Received).num_bytes
+    def _download(self, wanted: Download) -> Any:
+        return self._call("unary_stream", "Download")(wanted)
 
-    def download(self, version: int, assembly: wire.Assembly) -> None:
-        """What `assembly` lacks of a version. Raises LinkError."""
+    def _send(self, method: str, head: object, chunks: Iterable[bytes]) -> None:
         with self._errors():
-            for chunk in self._stream(Download(version=version, offset=assembly.received)):
-                assembly.add(chunk)
-        if not assembly.complete:
-            raise LinkError("version {version} ended early", version=version, hint="the coordinator is asked again")
-
-    def assembly(self, num_bytes: int) -> wire.Assembly:
-        return wire.Assembly(num_bytes, memory=self._memory)
-
-    def _stream(self, wanted: Download) -> Any:
-        return self._call("unary_stream", "Download")(wanted, timeout=TRANSFER_SECONDS)
+            self._call("stream_unary", method)(itertools.chain([head], chunks))
 
     def _unary(
         self,
@@ -267,7 +256,7 @@ class GrpcLink:
         self._inbox = Inbox()
         self._orders: queue.Queue[Order] = queue.Queue(MAX_ORDERS)
         self._progress = Progress(micro_steps=0)
-        self._transfers: set[str] = set()
+        self._transferring = False
         self._broken: LinkError | None = None
         self.heard_at = 0.0
         """When the coordinator last said something, in monotonic seconds; 0 for never."""
@@ -290,11 +279,8 @@ class GrpcLink:
             case Progress():
                 self._progress = message  # goes with the next heartbeat
             case Contribution():
-                with self._transfer(f"lease {message.lease_id}"):
-                    self._resuming(
-                        lambda offset: self._connection.upload(message, offset=offset),
-                        received=lambda: self._connection.uploaded(message.lease_id),
-                    )
+                with self._transfer():
+                    self._connection.upload(message)
                 self._progress = replace(self._progress, part=0.0)
             case _:
                 self._outgoing.put(message)
@@ -312,7 +298,7 @@ class GrpcLink:
     def keep(self, name: str, path: Path) -> None:
         """Send a file of a job's run, by the name of the job and its own in the run. Raises LinkError."""
         self._check()
-        with self._transfer(name):
+        with self._transfer():
             self._connection.keep(name, path)
 
     def next_order(self, *, timeout_seconds: float) -> Order | None:
@@ -323,7 +309,7 @@ class GrpcLink:
 
     def round_trip(self) -> float | None:
         """Seconds of a question and its answer just now; None while something else travels. Raises LinkError."""
-        if self._transfers:
+        if self._transferring:
             return None
         began = time.perf_counter()
         self._connection.clock()
@@ -338,10 +324,9 @@ class GrpcLink:
     def download(self, ref: TensorRef) -> Tensors:
         self._check()
         assert isinstance(ref, int)
-        assembly = self._connection.assembly(self._parameters.num_bytes)
-        with self._transfer(f"version {ref}"):
-            self._resuming(lambda _offset: self._connection.download(ref, assembly), received=lambda: assembly.received)
-        return self._parameters.unpack(assembly.blob)
+        with self._transfer():
+            blob = self._connection.version(ref, num_bytes=self._parameters.num_bytes, check=self._check)
+        return self._parameters.unpack(blob)
 
     def hold(self, reason: str) -> None:
         """Leave the session in order at the next moment, as if its coordinator had said so. From any thread."""
@@ -359,20 +344,6 @@ class GrpcLink:
         self._reader.join(timeout=CALL_SECONDS)
         self._responses.cancel()
         self._reader.join()
-
-    def _resuming(self, transfer: Callable[[int], None], *, received: Callable[[], int]) -> None:
-        """`transfer(offset)`; when it breaks, again from what was `received`, as long as that grows."""
-        offset = 0
-        while True:
-            try:
-                return transfer(offset)
-            except (Refused, Busy):
-                raise
-            except LinkError:
-                self._check()
-                before, offset = offset, received()
-                if offset <= before:
-                    raise
 
     def _messages(self) -> Iterator[object]:
         """What goes out: messages as they come, and a heartbeat when there has been none for a second."""
@@ -422,7 +393,7 @@ class GrpcLink:
         """
         answered = time.monotonic()
         while not self._closed.wait(ASK_EVERY_SECONDS):
-            if self._transfers or self._connection.answers(ANSWER_SECONDS):
+            if self._transferring or self._connection.answers(ANSWER_SECONDS):
                 answered = time.monotonic()
             elif time.monotonic() - answered >= SILENT_SECONDS and self._is_dead():
                 told = "the connection is dead: the coordinator answers on another"
@@ -433,7 +404,7 @@ class GrpcLink:
     def _is_dead(self) -> bool:
         """A coordinator that only has no time answers on a new connection neither."""
         there = self._connection.answers_anew(ANSWER_SECONDS)
-        busy = self._transfers or self._closed.is_set()
+        busy = self._transferring or self._closed.is_set()
         return there and not busy and not self._connection.answers(ANSWER_SECONDS)
 
     def _break(self, problem: LinkError) -> None:
@@ -441,12 +412,12 @@ class GrpcLink:
         self._inbox.put(problem)
 
     @contextmanager
-    def _transfer(self, name: str) -> Iterator[None]:
-        self._transfers.add(name)
+    def _transfer(self) -> Iterator[None]:
+        self._transferring = True
         try:
             yield
         finally:
-            self._transfers.discard(name)
+            self._transferring = False
 
     def _check(self) -> None:
         if self._broken is not None:

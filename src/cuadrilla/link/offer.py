@@ -1,7 +1,9 @@
-"""What the coordinator offers a node that wants to work for its run, and how the node keeps it: by hash."""
+"""Files on the link: what the coordinator offers, and how a node keeps it, by hash; what nodes send back of jobs."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +12,8 @@ from pydantic import Field
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Count, Refused, Sha256, Text
-from cuadrilla.link.wire import CHUNK_BYTES
-from cuadrilla.rundir import fsync_folder, storage_errors
+from cuadrilla.link.wire import CHUNK_BYTES, Arriving
+from cuadrilla.rundir import fsync_folder, make_private, open_private, storage_errors
 
 MAX_PATH = 1000
 
@@ -80,3 +82,25 @@ def keep_file(
         raise Refused(told, path=file.path, hint="there, stop the run and start it again")
     part.replace(to)
     fsync_folder(to.parent)
+
+
+def take_file(target: Path, arriving: Arriving, chunks: Iterable[bytes], *, check_wanted: Callable[[], None]) -> None:
+    """Write what arrives; it has its name when every byte is on the disk. Raises LinkError, ResourceError.
+
+    `check_wanted`, called with each chunk, raises LinkError once nobody wants the file any more.
+    """
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    make_private(target.parent)
+    try:
+        with storage_errors(part), open(part, "wb", opener=open_private) as file:
+            for chunk in chunks:
+                check_wanted()
+                file.write(arriving.checked(chunk))
+            file.flush()
+            os.fsync(file.fileno())
+        arriving.check_complete()
+        check_wanted()
+        with storage_errors(target):
+            os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -26,7 +27,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from cuadrilla.errors import CuadrillaError, LinkError
+from cuadrilla.errors import CuadrillaError, LinkError, ResourceError
 from cuadrilla.host.descriptors import allow_descriptors
 from cuadrilla.link import wire
 from cuadrilla.link.address import check_free
@@ -36,6 +37,7 @@ from cuadrilla.link.base import (
     NOT_LISTED,
     OWN_WORKER,
     PAUSED,
+    Contribution,
     Download,
     Enroll,
     Enrolled,
@@ -44,13 +46,10 @@ from cuadrilla.link.base import (
     NodeReport,
     Nothing,
     Progress,
-    Received,
-    Resume,
     Stop,
     Tensors,
     ToCoordinator,
     ToWorker,
-    Upload,
     Version,
     node_of,
     worker_name,
@@ -73,10 +72,9 @@ from cuadrilla.link.calls import (
 from cuadrilla.link.check import CheckServer
 from cuadrilla.link.identity import CoordinatorKeys
 from cuadrilla.link.invite import Invites, Redemption
-from cuadrilla.link.jobs import JobNews, JobReceiver, Order
-from cuadrilla.link.keep import KeepServer
+from cuadrilla.link.jobs import JobNews, JobReceiver, Keep, Order
 from cuadrilla.link.nodes import AllowList, NameTaken
-from cuadrilla.link.offer import Offer, RunDescription, offered
+from cuadrilla.link.offer import Offer, RunDescription, offered, take_file
 from cuadrilla.link.standby import StandbyServer
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -154,16 +152,13 @@ class _Session:
     reason: str = Message("the connection ended")
     joined: bool = False
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
-    uploading: Any = None
-    """The call that brings a contribution."""
-    uploaded: wire.Assembly = field(default_factory=lambda: wire.Assembly(0))
-    upload_lease: int = -1
-    """What is here of a contribution, and to which lease: an upload that broke goes on from there."""
+    sending: Any = None
+    """The call that brings a contribution or a file."""
     receiving: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the one call that writes into `uploaded`."""
+    """Held by that call."""
     progress: Progress = field(default_factory=lambda: Progress(micro_steps=0))
     chunks: int = 0
-    """What has arrived of its uploads is progress too: on a slow line heartbeats wait behind them."""
+    """What has arrived of its contributions is progress too: on a slow line heartbeats wait behind them."""
     expected: bool = False
     """Its end is no news: the worker said goodbye, or was told to stop."""
 
@@ -302,11 +297,10 @@ class CrewServer:
                 "Describe": handler(self._describe),
                 "Session": stream(self._session, response_serializer=wire.encode),
                 "Upload": handler(self._upload),
-                "Resume": handler(self._resume),
+                "Keep": handler(self._keep),
                 "Download": stream(self._download),
                 **CheckServer(caller=self._caller).handlers(),
                 **self._standby.handlers(self._caller),
-                **KeepServer(self._jobs).handlers(self._worker),
             },
         )
 
@@ -437,7 +431,7 @@ class CrewServer:
             self._jobs.news(session.worker, message)
 
     def _tell_progress(self, session: _Session) -> None:
-        if session.joined and not session.expected:  # an upload may go on when its session has ended
+        if session.joined and not session.expected:
             said = session.progress
             self._receiver.heard(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
 
@@ -459,60 +453,64 @@ class CrewServer:
             log.warning("%s left: %s", session.worker, session.reason)
             self._receiver.left(session.worker, session.reason)
 
-    def _upload(self, requests: Iterator[bytes], context: Any) -> Received:
+    def _upload(self, requests: Iterator[bytes], context: Any) -> Nothing:
         """A contribution; with its last byte the lease is answered."""
-        session = self._session_of(context)
-        upload = first(requests, Upload, context)
+        with self._sending(context) as session:
+            said = first(requests, Contribution, context)
+            if said.valid:
+                said = replace(said, tensors=self._receive_tensors(session, requests))
+            self._check_counts(session)
+            self._receiver.deliver(session.worker, said)
+        return Nothing()
+
+    def _receive_tensors(self, session: _Session, chunks: Iterator[bytes]) -> Tensors:
+        """Raises LinkError."""
+        layout = self._served.contribution
+        arriving = wire.Assembly(layout.num_bytes, memory=self._served.upload_memory)
+        for chunk in chunks:
+            self._check_counts(session)
+            arriving.add(chunk)
+            session.chunks += 1
+            self._tell_progress(session)
+        arriving.check_complete()
+        return layout.unpack(arriving.blob)
+
+    def _check_counts(self, session: _Session) -> None:
+        """Raises LinkError when nothing counts any more that a worker says in this session."""
         with self._lock:
-            older, session.uploading = session.uploading, context
+            newest = self._sessions.get(session.worker) is session
+        if not newest or not session.joined or session.expected:
+            raise LinkError("its session has ended", hint="it joins again")
+
+    def _keep(self, requests: Iterator[bytes], context: Any) -> Nothing:
+        """A file of a job."""
+        with self._sending(context) as session:
+            if (jobs := self._jobs) is None:
+                raise LinkError("nobody wants that file", hint="install the same version there")
+            file, worker = first(requests, Keep, context), session.worker
+            target = jobs.place_for(worker, file.name, num_bytes=file.num_bytes)
+            arriving = wire.Arriving(file.num_bytes)
+            take_file(target, arriving, requests, check_wanted=lambda: jobs.goes_on(worker, target))
+        return Nothing()
+
+    @contextmanager
+    def _sending(self, context: Any) -> Iterator[_Session]:
+        """The session of a worker that sends something large: one at a time, the newest, since an older one may wait
+        for a connection that is gone. What cannot be taken ends the call.
+        """
+        session = self._session_of(context)
+        with self._lock:
+            older, session.sending = session.sending, context
         if older is not None:
             older.cancel()
         try:
-            with session.receiving:  # an older call ends first
-                return self._take_upload(session, upload, requests)
-        except LinkError as error:
+            with session.receiving:  # the older one ends first
+                yield session
+        except (LinkError, ResourceError) as error:
             refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
         finally:
             with self._lock:
-                session.uploading = None if session.uploading is context else session.uploading
-
-    def _take_upload(self, session: _Session, upload: Upload, chunks: Iterator[bytes]) -> Received:
-        """Raises LinkError."""
-        said = upload.contribution
-        if said.valid:
-            said = replace(said, tensors=self._receive_tensors(session, upload, chunks))
-        with self._lock:
-            counts = self._sessions.get(session.worker) is session and session.joined and not session.expected
-        if counts:
-            self._receiver.deliver(session.worker, said)
-        return Received(num_bytes=self._served.contribution.num_bytes if said.valid else 0)
-
-    def _receive_tensors(self, session: _Session, upload: Upload, chunks: Iterator[bytes]) -> Tensors:
-        """Raises LinkError. Only the session holds what has arrived: a call that broke keeps its memory for long."""
-        lease_id, layout = upload.contribution.lease_id, self._served.contribution
-        if upload.offset == 0:
-            session.uploaded = wire.Assembly(layout.num_bytes, memory=self._served.upload_memory)
-            session.upload_lease = lease_id
-        if session.upload_lease != lease_id or session.uploaded.received != upload.offset:
-            raise LinkError("there is no such part of an upload here", hint="the worker begins again")
-        for chunk in chunks:
-            session.uploaded.add(chunk)
-            session.chunks += 1
-            self._tell_progress(session)
-        if not session.uploaded.complete:
-            raise LinkError("the upload ends early", hint="the worker goes on with it")
-        whole, session.uploaded = session.uploaded, wire.Assembly(0)
-        return layout.unpack(whole.blob)
-
-    def _resume(self, requests: Iterator[bytes], context: Any) -> Received:
-        session = self._session_of(context)
-        lease_id = first(requests, Resume, context).lease_id
-        with self._lock:
-            older, session.uploading = session.uploading, None
-        if older is not None:
-            older.cancel()
-        with session.receiving:
-            return Received(num_bytes=session.uploaded.received if session.upload_lease == lease_id else 0)
+                session.sending = None if session.sending is context else session.sending
 
     def _session_of(self, context: Any) -> _Session:
         """That of the worker that calls; ends a call without one."""
@@ -528,7 +526,7 @@ class CrewServer:
         wanted = first(requests, Download, context)
         packed = self._served.version(wanted.version) if wanted.version is not None else None
         if packed is not None:
-            yield from wire.chunks([packed], offset=wanted.offset)
+            yield from wire.chunks([packed])
             return
         path = self._file(wanted.sha256)
         if path is None:

@@ -164,13 +164,12 @@ class Memory:
             self._free.append(block)
 
 
-def chunks(parts: Iterable[Buffer], *, offset: int = 0) -> Iterator[bytes]:
-    """What lies in several parts, from `offset` on, in chunks: one copy of each byte."""
+def chunks(parts: Iterable[Buffer]) -> Iterator[bytes]:
+    """What lies in several parts, in chunks: one copy of each byte."""
     pieces: list[memoryview] = []
     room = CHUNK_BYTES
     for part in parts:
-        rest = memoryview(part)[offset:]
-        offset = max(0, offset - len(part))
+        rest = memoryview(part)
         while rest:
             pieces.append(rest[:room])
             rest = rest[room:]
@@ -205,9 +204,10 @@ class Arriving:
             raise _unexpected(Message("it is empty, or longer than announced"))
         return data
 
-    @property
-    def complete(self) -> bool:
-        return self.received == self.num_bytes
+    def check_complete(self) -> None:
+        """Raises LinkError when something is missing."""
+        if self.received < self.num_bytes:
+            raise _unexpected(Message("it ends early"))
 
 
 @dataclass
