@@ -72,22 +72,12 @@ def canonical_host(host: str) -> str:
         # A last label of digits is never a name: 192.168.1.300 is an address with an error in it.
         if _NAME.fullmatch(text) and not text.rpartition(".")[2].isdigit():
             return text
-        raise LinkError(
-            "{host!r} is neither a machine's name nor an address",
-            host=host,
-            hint="give the address of the coordinator on your network, such as 192.168.1.20",
-        ) from None
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.scope_id is not None:
-            raise LinkError(
-                "{host!r} contains the name of a network card, which differs on other machines",
-                host=host,
-                hint="give an IPv4 address, or an IPv6 address that does not begin with fe80",
-            )
+        address = ipaddress.IPv4Address(0)
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id is None:
         address = address.ipv4_mapped or address  # spelled differently by different versions of Python
-    if address.is_unspecified:
+    if address.is_unspecified or "%" in text:  # every address of a machine; the name of a card, another elsewhere
         raise LinkError(
-            "{host!r} means every address of a machine; nobody can dial it",
+            "{host!r} is neither a machine's name nor an address that other machines can dial",
             host=host,
             hint="give the address of the coordinator on your network, such as 192.168.1.20",
         )

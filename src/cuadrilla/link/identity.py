@@ -20,6 +20,7 @@ import secrets
 import socket
 import ssl
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +40,6 @@ from cuadrilla.rundir import make_private, typed, write_atomic
 SERVER_NAME = "coordinator.cuadrilla"  # what every node expects, wherever the coordinator runs
 BEGINS, NEVER = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280, 4.1.2.5
 CURVE = ec.SECP256R1()
-MAX_FILE_BYTES = 1 << 20
 TOKEN_BYTES = 32
 TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 COORDINATOR_FILES = ("server.key", "server.pem")
@@ -49,7 +49,7 @@ HUNG_UP = Message("it closed the connection")
 ANOTHER_PROGRAM = Message(
     "check the port: another program may be listening there (on the coordinator: cuadrilla up prints its address)"
 )
-ANSWER = Message("the other side's answer")
+CERTIFICATE = Message("a certificate (PEM)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,12 @@ def open_coordinator(folder: Path) -> CoordinatorKeys:
     key_file, certificate_file = (folder / name for name in COORDINATOR_FILES)
     if not key_file.exists() and not certificate_file.exists():
         _make_coordinator(folder)
-    key = _read_key(key_file)
-    certificate = _parse_certificate(
-        _read_file(certificate_file, private=False), what=str(certificate_file), hint=_restore(folder)
-    )
-    if _spki_hash(key.public_key()) != _spki_hash(certificate.public_key()):
+    key = _read(key_file, what=Message("a private key (P-256, PEM)"), parse=_load_key, private=True)
+    certificate = _read(certificate_file, what=CERTIFICATE, parse=x509.load_pem_x509_certificate)
+    if _spki_hash(_load_key(key).public_key()) != key_hash(certificate):
         apart = "{path} and {certificate} do not belong together"
         raise LinkError(apart, path=key_file, certificate=certificate_file.name, hint=_restore(folder))
-    return CoordinatorKeys(key=_key_pem(key), certificate=_pem(certificate))
+    return CoordinatorKeys(key=key, certificate=certificate)
 
 
 def new_token() -> str:
@@ -104,17 +102,17 @@ def save_node(folder: Path, *, token: str, certificate: bytes) -> Identity:
 
 def load_node(folder: Path) -> Identity:
     """The identity of a node that has joined. Raises LinkError."""
-    file = folder / "crew.pem"
-    certificate = _parse_certificate(_read_file(file, private=False), what=str(file), hint=_restore(folder))
-    token = _read_file(folder / "token", private=True).decode(errors="replace").strip()
-    if not TOKEN.fullmatch(token):
-        raise LinkError("{path} does not hold a token", path=folder / "token", hint=_restore(folder))
-    return Identity(certificate=_pem(certificate), token=token)
+    certificate = _read(folder / "crew.pem", what=CERTIFICATE, parse=x509.load_pem_x509_certificate)
+    token = _read(folder / "token", what=Message("a token"), parse=_load_token, private=True)
+    return Identity(certificate=certificate, token=_load_token(token))
 
 
 def key_hash(certificate: bytes) -> bytes:
     """SHA-256 of the public key (SubjectPublicKeyInfo, DER) of a PEM certificate. Raises LinkError."""
-    return _spki_hash(_parse_certificate(certificate).public_key())
+    try:
+        return _spki_hash(x509.load_pem_x509_certificate(certificate).public_key())
+    except (ValueError, UnsupportedAlgorithm):
+        raise LinkError("the other side's answer does not hold a certificate (PEM)", hint=UPDATE) from None
 
 
 def pinned_certificate(invite: Invite, *, timeout_seconds: float = 5.0) -> bytes:
@@ -123,11 +121,17 @@ def pinned_certificate(invite: Invite, *, timeout_seconds: float = 5.0) -> bytes
     Trust exactly this certificate in the connection that carries the secret: that one proves that the other end owns
     the key. Raises LinkError.
     """
-    certificate = _parse_certificate(
-        ssl.DER_cert_to_PEM_cert(_fetch(invite.address, timeout_seconds=timeout_seconds)).encode()
-    )
-    invite.check_key(_spki_hash(certificate.public_key()))
-    return _pem(certificate)
+    address = invite.address
+    try:
+        plain = socket.create_connection((address.host, address.port), timeout=timeout_seconds)
+    except OSError as error:
+        hint = "check the address, that the coordinator runs, and that no firewall is in between"
+        reason = error.strerror or str(error)
+        raise LinkError("cannot reach {address}: {reason}", address=address, reason=reason, hint=hint) from None
+    with plain:
+        certificate = ssl.DER_cert_to_PEM_cert(handshake(plain, address)[-1]).encode()
+    invite.check_key(key_hash(certificate))
+    return certificate
 
 
 def is_of_coordinator(der: bytes) -> bool:
@@ -162,24 +166,6 @@ def handshake(plain: socket.socket, address: Address) -> tuple[str | None, str |
         raise LinkError(hung_up, address=address, reason=reason, hint=ANOTHER_PROGRAM) from None
 
 
-def _fetch(address: Address, *, timeout_seconds: float) -> bytes:
-    """The certificate (DER) of whoever answers at an invite's address."""
-    hint = "check the address, that the coordinator runs, and that no firewall is in between"
-    try:
-        plain = socket.create_connection((address.host, address.port), timeout=timeout_seconds)
-    except TimeoutError:
-        problem = "{address} did not answer within {seconds:g} s"
-        raise LinkError(problem, address=address, seconds=timeout_seconds, hint=hint) from None
-    except socket.gaierror:
-        unknown = "no machine named {host} is known"
-        raise LinkError(unknown, host=address.host, hint="make an invite with an IP address") from None
-    except OSError as error:
-        reason = error.strerror or error
-        raise LinkError("cannot reach {address}: {reason}", address=address, reason=reason, hint=hint) from None
-    with plain:
-        return handshake(plain, address)[-1]
-
-
 def _make_coordinator(folder: Path) -> None:
     make_private(folder)
     key = ec.generate_private_key(CURVE)
@@ -196,8 +182,10 @@ def _make_coordinator(folder: Path) -> None:
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
         .sign(key, hashes.SHA256())
     )
-    write_atomic(folder / "server.key", _key_pem(key), private=True)
-    write_atomic(folder / "server.pem", _pem(certificate))
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    raw = key.private_bytes(pem, pkcs8, serialization.NoEncryption())
+    write_atomic(folder / "server.key", raw, private=True)
+    write_atomic(folder / "server.pem", certificate.public_bytes(pem))
 
 
 def _spki_hash(key: PublicKeyTypes) -> bytes:
@@ -205,51 +193,39 @@ def _spki_hash(key: PublicKeyTypes) -> bytes:
     return hashlib.sha256(spki).digest()
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
+def _load_key(raw: bytes) -> ec.EllipticCurvePrivateKey:
+    """Raises ValueError and others of its kind."""
+    key = serialization.load_pem_private_key(raw, password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TypeError
+    return key
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    return key.private_bytes(pem, pkcs8, serialization.NoEncryption())
+def _load_token(raw: bytes) -> str:
+    """Raises ValueError."""
+    token = raw.decode().strip()
+    if not TOKEN.fullmatch(token):
+        raise ValueError
+    return token
 
 
-def _parse_certificate(pem: bytes, *, what: str = ANSWER, hint: str = UPDATE) -> x509.Certificate:
+def _read(path: Path, *, what: str, parse: Callable[[bytes], object], private: bool = False) -> bytes:
+    """The content of a file, which `parse` can read. Raises LinkError, also for a secret that others can read."""
     try:
-        certificate = x509.load_pem_x509_certificate(pem)
-        certificate.public_key()
-    except (ValueError, UnsupportedAlgorithm):
-        raise LinkError("{what} does not hold a certificate (PEM)", what=what, hint=hint) from None
-    return certificate
-
-
-def _read_file(path: Path, *, private: bool) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            raw = file.read(MAX_FILE_BYTES)
+        mode, raw = stat.S_IMODE(path.stat().st_mode), path.read_bytes()
+        parse(raw)
+    except FileNotFoundError:
+        raise LinkError("{path} is missing", path=path, hint=_restore(path.parent)) from None
     except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise LinkError("{path} is missing", path=path, hint=_restore(path.parent)) from None
         unreadable = "{path} cannot be read: {reason}"
         raise LinkError(unreadable, path=path, reason=str(error.strerror), hint=_restore(path.parent)) from None
-    if private and os.name != "nt" and mode & 0o077:
-        problem = "{path} is open to other users (mode {mode:04o})"
-        raise LinkError(problem, path=path, mode=mode, hint="chmod 600 {typed}", typed=typed(path))
-    if not raw.strip():
-        raise LinkError("{path} is empty", path=path, hint=_restore(path.parent))
-    return raw
-
-
-def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    raw = _read_file(path, private=True)
-    try:
-        key = serialization.load_pem_private_key(raw, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise LinkError("{path} does not hold a private key (P-256, PEM)", path=path, hint=_restore(path.parent))
-    return key
+        useless = "{path} is empty, or does not hold {what}"
+        raise LinkError(useless, path=path, what=what, hint=_restore(path.parent)) from None
+    if private and os.name != "nt" and mode & 0o077:
+        public = "{path} is open to other users (mode {mode:04o})"
+        raise LinkError(public, path=path, mode=mode, hint="chmod 600 {typed}", typed=typed(path))
+    return raw
 
 
 def _restore(folder: Path) -> Message:
