@@ -5,19 +5,17 @@ import http.server
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
 
 from cuadrilla.doctor import way
 from cuadrilla.doctor.diagnosis import Diagnosis
 from cuadrilla.doctor.way import compared, exchange, walk
-from cuadrilla.errors import LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.link import check as link_check
 from cuadrilla.link.address import Address
@@ -29,7 +27,6 @@ from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
-from tests.commands import wait_for
 from tests.crews import join
 from tests.inside import cuadrilla
 from tests.ports import free_port
@@ -180,14 +177,6 @@ def test_what_the_rates_mean_for_a_step(down: float, up: float, level: str, caus
 # What the coordinator's half never does (who may call: test_link_callers.py)
 
 
-def measures(connection: Connection) -> bool:
-    try:
-        return connection.receive_for(0.01) > 0
-    except LinkError as error:
-        assert "another machine measures" in error.message
-        return False
-
-
 @pytest.fixture
 def nodes(crew: Crew) -> Iterator[tuple[Connection, Connection]]:
     with closing(crew.dial("ana")) as ana, closing(crew.dial("luis")) as luis:
@@ -202,37 +191,18 @@ def test_a_measurement_has_an_end(nodes: tuple[Connection, Connection], monkeypa
     assert [ana.receive_for(seconds) for seconds in (0.0, 5e-324)] == [0, 0]
 
 
-def never_reads(connection: Connection, _end: threading.Event) -> Callable[[], object]:
-    call = connection._call("unary_stream", "Receive")(Measure(seconds=1000))
-    next(call)  # the measurement has begun
-    return call.cancel  # type: ignore[no-any-return]
+def test_who_does_not_go_on_with_a_measurement_is_in_nobody_s_way(nodes: tuple[Connection, Connection]) -> None:
+    (ana, luis), end = nodes, threading.Event()
 
-
-def falls_silent(connection: Connection, end: threading.Event) -> Callable[[], object]:
     def silence() -> Iterator[bytes]:
         yield b"hola"
         end.wait(timeout=150)
 
-    call = connection._channel.stream_unary(f"/{SERVICE}/Send")
-    future = call.future(silence(), timeout=150, metadata=connection._metadata)
-    while measures(connection):  # until it has begun; one that came meanwhile was refused, and is tried again
-        if future.done():
-            future = call.future(silence(), timeout=150, metadata=connection._metadata)
-    return lambda: future.code() is grpc.StatusCode.CANCELLED
-
-
-@pytest.mark.parametrize("caller", [never_reads, falls_silent])
-def test_one_measurement_at_a_time_and_a_stalled_one_is_cut(
-    caller: Callable[..., Callable[[], object]],
-    nodes: tuple[Connection, Connection],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    (ana, luis), end = nodes, threading.Event()
-    monkeypatch.setattr(link_check, "CUT_SECONDS", 1.0)
-    finish = caller(ana, end)
-    wait_for(lambda: not measures(luis))
-    wait_for(lambda: measures(luis))
-    finish()
+    never_read = ana._call("unary_stream", "Receive")(Measure(seconds=1000))
+    next(never_read)  # the measurement has begun
+    silent = ana._channel.stream_unary(f"/{SERVICE}/Check").future(silence(), timeout=150, metadata=ana._metadata)
+    assert luis.receive_for(0.01) > 0
+    assert luis.send_for(0.01, bytes(1000)) > 0
+    never_read.cancel()
+    silent.cancel()
     end.set()
-    assert not caplog.records

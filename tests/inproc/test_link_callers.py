@@ -51,7 +51,7 @@ from tests.hostile import (
 # Who may call what
 
 LET_IN = {"Describe": "OK", "Session": "OK", "Upload": "FAILED_PRECONDITION", "Keep": "FAILED_PRECONDITION"}
-LET_IN |= {"Download": "INVALID_ARGUMENT", "Check": "OK", "Receive": "INVALID_ARGUMENT", "Send": "OK"}
+LET_IN |= {"Download": "INVALID_ARGUMENT", "Check": "OK", "Receive": "INVALID_ARGUMENT"}
 LET_IN |= {"Follow": "PERMISSION_DENIED"}  # for standbys that were named
 LET_IN |= {"Leave": "OK"}  # the last one that it can call
 """What a listed node without a session gets: the method itself answers."""
@@ -76,7 +76,7 @@ def caller(kind: str, crew: Crew) -> Identity:
     return crew.stranger
 
 
-STREAMS = ("Session", "Upload", "Keep", "Send")
+STREAMS = ("Session", "Upload", "Keep")
 
 
 @pytest.mark.parametrize("kind", ["node", "kicked", "of another crew", "nearly right", "stranger"])

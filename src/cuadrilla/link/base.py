@@ -231,11 +231,6 @@ class Enrolled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Received:
-    num_bytes: Count
-
-
-@dataclass(frozen=True, kw_only=True)
 class Download:
     """A version, or else a file by its SHA-256 in hexadecimal, from `offset` on."""
 
@@ -246,7 +241,10 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
+    """The coordinator's, once `num_bytes` have arrived."""
+
     unix_seconds: float
+    num_bytes: Count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,6 @@ from cuadrilla.link.base import (
     Nothing,
     Paused,
     Progress,
-    Received,
     Refused,
     Stop,
     TensorRef,
@@ -161,12 +160,12 @@ class Connection:
 
     def send_for(self, seconds: float, chunk: bytes) -> int:
         """Bytes that reach the coordinator in these seconds, in copies of `chunk`. Raises LinkError."""
-        call = self._call("stream_unary", "Send")
+        call = self._call("stream_unary", "Check")
         end = time.monotonic() + seconds
         copies = itertools.takewhile(lambda _: time.monotonic() < end, itertools.repeat(chunk))
         with self._errors():
-            received: Received = wire.decode(call(copies, timeout=MEASURE_SECONDS), Received)
-        return received.num_bytes
+            clock: Clock = wire.decode(call(copies, timeout=MEASURE_SECONDS), Clock)
+        return clock.num_bytes
 
     def follow(self, address: str, *, manifest: bytes) -> Iterator[tuple[str, bytes, int]]:
         """What a standby copies, as it grows: the path of a file, its next bytes, and how many it has by now.

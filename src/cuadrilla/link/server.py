@@ -29,7 +29,7 @@ import grpc
 
 from cuadrilla.errors import CuadrillaError, LinkError, ResourceError
 from cuadrilla.host.descriptors import allow_descriptors
-from cuadrilla.link import wire
+from cuadrilla.link import check, wire
 from cuadrilla.link.address import check_free
 from cuadrilla.link.base import (
     KICKED,
@@ -37,12 +37,14 @@ from cuadrilla.link.base import (
     NOT_LISTED,
     OWN_WORKER,
     PAUSED,
+    Clock,
     Contribution,
     Download,
     Enroll,
     Enrolled,
     Goodbye,
     Hello,
+    Measure,
     NodeReport,
     Nothing,
     Progress,
@@ -69,7 +71,6 @@ from cuadrilla.link.calls import (
     said,
     start_server,
 )
-from cuadrilla.link.check import CheckServer
 from cuadrilla.link.identity import CoordinatorKeys
 from cuadrilla.link.invite import Invites, Redemption
 from cuadrilla.link.jobs import JobNews, JobReceiver, Keep, Order
@@ -299,7 +300,8 @@ class CrewServer:
                 "Upload": handler(self._upload),
                 "Keep": handler(self._keep),
                 "Download": stream(self._download),
-                **CheckServer(caller=self._caller).handlers(),
+                "Check": handler(self._check),
+                "Receive": stream(self._receive),
                 **self._standby.handlers(self._caller),
             },
         )
@@ -532,6 +534,14 @@ class CrewServer:
         if path is None:
             refuse(context, Message("what is asked for is not here"), code=grpc.StatusCode.NOT_FOUND)
         yield from wire.file_chunks(path, wanted.offset)
+
+    def _check(self, requests: Iterator[bytes], context: Any) -> Clock:
+        self._caller(context)
+        return check.take(requests)
+
+    def _receive(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        self._caller(context)
+        yield from check.give(first(requests, Measure, context).seconds)
 
     def _file(self, name: str) -> Path | None:
         """A file of the offer, or of a job, by its SHA-256 in hexadecimal."""
