@@ -13,9 +13,9 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.link.base import Contribution, Lease, Link, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
@@ -61,24 +61,6 @@ class Spent:
     received_bytes_per_second: float | None
 
 
-@dataclass
-class _Travelled:
-    num_bytes: int = 0
-    seconds: float = 0.0
-
-    @property
-    def rate(self) -> float | None:
-        return self.num_bytes / self.seconds if self.num_bytes and self.seconds > 0 else None
-
-
-@dataclass(kw_only=True)
-class _Times:
-    began: float
-    waiting: float = 0.0
-    sent: _Travelled = field(default_factory=_Travelled)
-    received: _Travelled = field(default_factory=_Travelled)
-
-
 class OwnerLines:
     """Step, share of the work and speed: the first answer makes a line for `report`, then at most one every
     LINE_SECONDS.
@@ -91,34 +73,25 @@ class OwnerLines:
         self._units_per_round = units_per_round
         self._counted = counted
         self._told_at, self._told_step = -math.inf, -1
-        self._lease: tuple[Lease, float] | None = None  # not answered yet, and since when
-        self._seconds = 0.0
-        self._units = self._tokens = 0
+        self._units, self._tokens, self._seconds = 0, 0, 0.0
 
-    def begin(self, lease: Lease, *, now: float) -> None:
-        self._lease = lease, now
+    def answered(self, lease: Lease, *, tokens: int, began: float, now: float) -> None:
+        """A lease of so many tokens, computed since `began`."""
         if self._told_step < 0:
             self._told_step = lease.version
-
-    def answer(self, answer: Contribution, *, now: float) -> None:
-        if self._lease is None or self._lease[0].lease_id != answer.lease_id:
-            return
-        (lease, began), self._lease = self._lease, None
         self._units += len(lease.units)
-        self._tokens += answer.tokens
+        self._tokens += tokens
         self._seconds += now - began
         if now - self._told_at < LINE_SECONDS:
             return
         step = lease.version + 1
-        rounds = max(1, step - self._told_step)
-        share = min(1.0, self._units / (rounds * self._units_per_round))
-        speed = self._tokens / self._seconds if self._seconds > 0 else 0.0
+        share = self._units / (max(1, step - self._told_step) * self._units_per_round)
         self._report(
             Message(
                 "step {step}  share {percent:.0f} %  {speed:,.0f} {counted}/s",
                 step=step,
-                percent=100 * share,
-                speed=speed,
+                percent=100 * min(1.0, share),
+                speed=self._tokens / max(self._seconds, 1e-9),
                 counted=self._counted,
             )
         )
@@ -149,26 +122,31 @@ class PracticeLink:
         self._answered = answered
         self._clock = clock
         self._sleep = sleep
-        self._pass_began = clock()
+        self._pass_began = self._polled_at = self._phase_began = clock()
         self._pass_seconds = math.inf
+        self._lease: tuple[Lease, float] | None = None
+        """Not answered yet, and since when."""
         self._lock = threading.Lock()
-        self._times = _Times(began=clock())
-        self._waiting_since = math.nan
         self._phase = "loading"
+        self._seconds, self._bytes = defaultdict[str, float](float), defaultdict[str, int](int)
+        """Of each phase since the last poll."""
 
     def poll(self) -> Spent:
         """What it does now, and what became of the time since the last poll."""
         now = self._clock()
         with self._lock:
-            times, self._times = self._times, _Times(began=now)
-            if not math.isnan(self._waiting_since):
-                times.waiting += now - max(self._waiting_since, times.began)
-            phase = self._phase
+            if self._phase == "waiting":  # a transfer counts when its bytes are known
+                self._seconds["waiting"] += now - self._phase_began
+                self._phase_began = now
+            seconds, self._seconds = self._seconds, defaultdict(float)
+            num_bytes, self._bytes = self._bytes, defaultdict(int)
+            began, self._polled_at = self._polled_at, now
+        rates = {phase: num_bytes[phase] / max(seconds[phase], 1e-9) for phase in num_bytes}
         return Spent(
-            phase=phase,
-            waiting_part=min(1.0, times.waiting / max(now - times.began, 1e-9)),
-            sent_bytes_per_second=times.sent.rate,
-            received_bytes_per_second=times.received.rate,
+            phase=self._phase,
+            waiting_part=min(1.0, seconds["waiting"] / max(now - began, 1e-9)),
+            sent_bytes_per_second=rates.get("sending"),
+            received_bytes_per_second=rates.get("receiving"),
         )
 
     def call(self, message: ToCoordinator) -> None:
@@ -181,71 +159,65 @@ class PracticeLink:
 
     def next_event(self) -> ToWorker:
         began = self._clock()
-        with self._lock:
-            self._phase, self._waiting_since = "waiting", began
+        self._enter("waiting")
         try:
             event = self._link.next_event()
             if self._clock() - began > 1e-3:  # it was not waiting already: it has just come over the link
                 self._pause(self._shape.delay_seconds)
         finally:
-            now = self._clock()
-            with self._lock:
-                self._times.waiting += now - max(self._waiting_since, self._times.began)
-                self._phase, self._waiting_since = "computing", math.nan
+            self._enter("computing")
         if self._answered is not None:
             self._answered()
             self._answered = None
         if isinstance(event, Lease):
-            self._pass_began = now
-            if self._lines is not None:
-                self._lines.begin(event, now=now)
+            self._pass_began = self._clock()
+            self._lease = event, self._pass_began
         return event
 
     def interrupted(self) -> bool:
         return self._link.interrupted()
 
     def download(self, ref: TensorRef) -> Tensors:
-        began = self._clock()
-        with self._travelling("receiving") as travelled:
+        began, num_bytes = self._clock(), 0
+        self._enter("receiving")
+        try:
             found = self._link.download(ref)
-            travelled.num_bytes = num_bytes_of(found)
-            self._pause(began + self._seconds(travelled.num_bytes) - self._clock())
+            num_bytes = num_bytes_of(found)
+            self._pause(began + self._travel_seconds(num_bytes) - self._clock())
+        finally:
+            self._enter("computing", num_bytes=num_bytes)
         return found
 
     def close(self) -> None:
         self._link.close()
 
     def _send(self, answer: Contribution) -> None:
-        with self._travelling("sending") as travelled:
-            travelled.num_bytes = num_bytes_of(answer.tensors)
-            self._pause(self._seconds(travelled.num_bytes) + self._shape.delay_seconds)
-            self._link.call(answer)
-        if self._lines is not None:
-            self._lines.answer(answer, now=self._clock())
-
-    @contextmanager
-    def _travelling(self, phase: str) -> Iterator[_Travelled]:
-        """The bytes that the block notes travel as long as it takes."""
-        travelled, began = _Travelled(), self._clock()
-        with self._lock:
-            self._phase = phase
+        num_bytes = num_bytes_of(answer.tensors)
+        self._enter("sending")
         try:
-            yield travelled
+            self._pause(self._travel_seconds(num_bytes) + self._shape.delay_seconds)
+            self._link.call(answer)
         finally:
-            seconds = self._clock() - began if travelled.num_bytes else 0.0
-            with self._lock:
-                total = self._times.sent if phase == "sending" else self._times.received
-                total.num_bytes += travelled.num_bytes
-                total.seconds += seconds
-                self._phase = "computing"
+            self._enter("computing", num_bytes=num_bytes)
+        if self._lines is not None and self._lease is not None and self._lease[0].lease_id == answer.lease_id:
+            lease, began = self._lease
+            self._lines.answered(lease, tokens=answer.tokens, began=began, now=self._clock())
+
+    def _enter(self, phase: str, *, num_bytes: int = 0) -> None:
+        """Begin a phase; `num_bytes` travelled in the one before."""
+        now = self._clock()
+        with self._lock:
+            if num_bytes or self._phase == "waiting":
+                self._seconds[self._phase] += now - self._phase_began
+                self._bytes[self._phase] += num_bytes
+            self._phase, self._phase_began = phase, now
 
     def _rest(self) -> float:
         """Seconds to sleep after a pass."""
         self._pass_seconds = min(self._clock() - self._pass_began, MAX_GROWTH * self._pass_seconds)
         return (1 / self._shape.speed - 1) * self._pass_seconds
 
-    def _seconds(self, num_bytes: int) -> float:
-        """How long so many bytes take."""
+    def _travel_seconds(self, num_bytes: int) -> float:
         shape = self._shape
         return shape.delay_seconds + (8 * num_bytes / shape.bits_per_second if shape.bits_per_second else 0.0)
 
