@@ -56,7 +56,7 @@ HOMES = {  # a heavy library is imported in its own place only
     "distributed": ("data/dask.py",),
     "fastapi": ("serve/", "monitor/web/", "monitor/web.py"),
     "gguf": ("model/gguf.py",),
-    "grpc": tuple(f"link/{part}.py" for part in ("calls", "client", "server", "standby")),
+    "grpc": tuple(f"link/{part}.py" for part in ("calls", "client", "server")),
 }
 ALL_INTERFACES = re.compile(r"^\s*(?:\w+://)?(?:0\.0\.0\.0|\[::\]|::)(?::\d*)?(?:/.*)?\s*$")
 

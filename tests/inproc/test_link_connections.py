@@ -223,11 +223,11 @@ def test_another_address_while_it_runs(crew: Crew, address: str) -> None:
     with socket.socket() as free:
         free.bind((address, 0))
         port = free.getsockname()[1]
-    crew.server.listen(f"{address}:{port}")
+    crew.server.serve(f"{address}:{port}")
     with closing(Connection(f"{address}:{port}", identity=crew.node("luis"))) as luis:
         assert luis.describe().config
     with pytest.raises(LinkError, match="cannot listen on"):
-        crew.server.listen(crew.address)
+        crew.server.serve(crew.address)
     assert crew.works()
 
 

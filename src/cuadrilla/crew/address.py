@@ -37,7 +37,7 @@ class CrewAddress:
         address = Address(host, self.address.port)
         if address not in self._listened:
             try:
-                self._server.listen(str(address))
+                self._server.serve(str(address))
             except LinkError as error:
                 log.warning("this machine's address is %s now: %s", host, error.message)
                 return None

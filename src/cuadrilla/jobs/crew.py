@@ -119,7 +119,7 @@ class CrewExecutor:
         assert self.server is not None
         assert JOB_NAME.fullmatch(job), job
         self._assigned[place], order = assign(job, run, machine=place)
-        self.server.order(place, order)
+        self.server.send(place, order)
 
     def poll(self) -> list[Ended]:
         """Jobs that have ended since. Raises LinkError, ResourceError."""
@@ -158,7 +158,7 @@ class CrewExecutor:
         for name, assigned in self._assigned.items():
             if assigned.job == job:
                 assigned.preempted_at = time.monotonic()
-                self.server.order(name, Recall(job=job))
+                self.server.send(name, Recall(job=job))
 
     def close(self) -> None:
         for worker, assigned in list(self._assigned.items()):

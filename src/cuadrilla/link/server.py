@@ -42,6 +42,7 @@ from cuadrilla.link.base import (
     Download,
     Enroll,
     Enrolled,
+    Follow,
     Goodbye,
     Hello,
     Measure,
@@ -124,24 +125,16 @@ class _Served:
     contribution: wire.Layout
     upload_memory: wire.Memory = field(default_factory=lambda: wire.Memory(keep=KEPT_UPLOADS))
     _version_memory: wire.Memory = field(init=False, default_factory=lambda: wire.Memory(keep=1))
-    _versions: dict[int, memoryview] = field(init=False, default_factory=dict)
-    _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
+    versions: dict[int, memoryview] = field(init=False, default_factory=dict)
 
     def publish(self, version: Version) -> None:
         """Keep its parameters as they are now, for whoever is told of it; once for all of them."""
         number = version.version
-        if number not in self._versions:
+        if number not in self.versions:
             assert isinstance(version.parameters, Mapping)
-            with self._lock:  # the oldest goes first: its memory can hold the new one
-                for old in list(self._versions)[: 1 - KEPT_VERSIONS]:
-                    del self._versions[old]
-            packed = self.parameters.pack(version.parameters, memory=self._version_memory)
-            with self._lock:
-                self._versions[number] = packed
-
-    def version(self, number: int) -> memoryview | None:
-        with self._lock:
-            return self._versions.get(number)
+            if len(self.versions) >= KEPT_VERSIONS:  # first: its memory can hold the new one
+                del self.versions[next(iter(self.versions))]
+            self.versions[number] = self.parameters.pack(version.parameters, memory=self._version_memory)
 
 
 @dataclass(eq=False)
@@ -157,6 +150,8 @@ class _Session:
     """The call that brings a contribution or a file."""
     receiving: threading.Lock = field(default_factory=threading.Lock)
     """Held by that call."""
+    arriving: wire.Assembly = field(default_factory=lambda: wire.Assembly(0))
+    """What is here of a contribution."""
     progress: Progress = field(default_factory=lambda: Progress(micro_steps=0))
     chunks: int = 0
     """What has arrived of its contributions is progress too: on a slow line heartbeats wait behind them."""
@@ -194,12 +189,12 @@ class CrewServer:
         self._calls = Calls()
         self._servers: list[RunningServer] = []
         self._paused: frozenset[str] = frozenset()
-        self._listed, self._left = set(nodes.nodes()), set[str]()
+        self._listed = set(nodes.nodes())
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
     def serve(self, address: str, *, own: str = "") -> int:
-        """Listen at HOST:PORT (0: any free port), and at `own`, an address for this machine's own workers as gRPC
+        """Listen at HOST:PORT (0: any free port), too, and at `own`, an address for this machine's own workers as gRPC
         writes it; returns the port. Raises LinkError.
         """
         allow_descriptors(DESCRIPTORS)
@@ -208,12 +203,7 @@ class CrewServer:
         self._servers.append(start_server(addresses, handlers=self._handlers(), keys=self._keys))
         return self._servers[-1].port
 
-    def listen(self, address: str) -> None:
-        """Listen there, too: the same machine at another address. Raises LinkError."""
-        check_free(address)
-        self._servers.append(start_server([address], handlers=self._handlers(), keys=self._keys))
-
-    def send(self, worker: str, message: ToWorker) -> None:
+    def send(self, worker: str, message: ToWorker | Order) -> None:
         """Put a message on its way; a worker without a session gets nothing.
 
         A `Version`'s parameters are copied now: the weights of record may change before the worker has read them.
@@ -224,19 +214,12 @@ class CrewServer:
             message = replace(message, standbys=tuple(self._standby.addresses()), term=self._term)
         with self._lock:
             session = self._sessions.get(worker)
-            if session is None:
-                return
+        if session is None:
+            return
         if isinstance(message, Stop):
             self._end(session, message)
         else:
             session.outbox.put(message)
-
-    def order(self, worker: str, order: Order) -> None:
-        """Put an order on its way; a worker without a session gets nothing."""
-        with self._lock:
-            session = self._sessions.get(worker)
-        if session is not None:
-            session.outbox.put(order)
 
     def adopt_invites(self, invites: Mapping[bytes, int]) -> None:
         """Let new nodes in for a while: SHA-256 of an invite's secret → for how many nodes it is good."""
@@ -246,20 +229,22 @@ class CrewServer:
 
     def end_kicked(self) -> None:
         """End the sessions of nodes that the allow-list does not hold any more."""
-        listed = self._nodes.nodes()
         with self._lock:
-            kicked = [session for session in self._sessions.values() if session.node not in listed]
-            gone = (self._listed | {session.node for session in kicked}) - set(listed)
-            left, self._left, self._listed = gone & self._left, self._left - gone, set(listed)
-        for name in sorted(gone - left):
+            listed = set(self._nodes.nodes())
+            known = self._listed | {session.node for session in self._sessions.values()}
+            self._listed = listed
+        for name in sorted(known - listed):
             log.info("%s was kicked", name, extra=TALK)
-        for session in kicked:
-            has_left = session.node in left
-            told = Message("this machine has left the crew") if has_left else KICKED
-            self._end(session, Stop(reason=told, refused=True))
-            why = Message("it has left the crew" if has_left else "it was kicked")
-            self._receiver.left(session.worker, why)
+            self._dismiss(name, KICKED, why=Message("it was kicked"))
         self._calls.end_all_but(listed, after=END_SECONDS)
+
+    def _dismiss(self, node: str, told: str, *, why: str) -> None:
+        """End the sessions of a node that is none any more."""
+        with self._lock:
+            sessions = [session for session in self._sessions.values() if session.node == node]
+        for session in sessions:
+            self._end(session, Stop(reason=told, refused=True))
+            self._receiver.left(session.worker, why)
 
     def pause(self, nodes: frozenset[str]) -> None:
         """These are to wait, and no others: their sessions end, and no new ones begin."""
@@ -302,7 +287,7 @@ class CrewServer:
                 "Download": stream(self._download),
                 "Check": handler(self._check),
                 "Receive": stream(self._receive),
-                **self._standby.handlers(self._caller),
+                "Follow": stream(self._follow),
             },
         )
 
@@ -341,16 +326,15 @@ class CrewServer:
 
     def _leave(self, _requests: Iterator[bytes], context: Any) -> Nothing:
         name = self._caller(context)
-        with self._lock:
-            self._left.add(name)
-        try:
-            self._nodes.remove(name)
-        except CuadrillaError as error:
-            with self._lock:
-                self._left.discard(name)
-            refuse(context, error.message, code=grpc.StatusCode.UNAVAILABLE)
-        self._standby.forget(name)
+        with self._lock:  # nobody takes it for one that was kicked
+            try:
+                self._nodes.remove(name)
+            except CuadrillaError as error:
+                refuse(context, error.message, code=grpc.StatusCode.UNAVAILABLE)
+            self._listed.discard(name)
         log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
+        self._dismiss(name, Message("this machine has left the crew"), why=Message("it has left the crew"))
+        self._standby.forget(name)
         return Nothing()
 
     def _describe(self, _requests: Iterator[bytes], context: Any) -> RunDescription:
@@ -410,32 +394,29 @@ class CrewServer:
 
     def _take(self, session: _Session, message: Hello | Progress | Goodbye | NodeReport | JobNews) -> None:
         """Raises LinkError for what no worker of ours says."""
-        if isinstance(message, NodeReport | JobNews):
-            if session.joined and not session.expected:
-                self._take_news(session, message)
-            return
-        if isinstance(message, Progress):
-            session.progress = message
-            self._tell_progress(session)
-            return
-        if not session.joined:
-            log.info("%s joined", session.worker, extra=TALK)
-        session.joined = True
-        session.expected = session.expected or isinstance(message, Goodbye)
-        self._receiver.deliver(session.worker, message)
-
-    def _take_news(self, session: _Session, message: NodeReport | JobNews) -> None:
-        if isinstance(message, NodeReport):
-            self._receiver.reported(session.worker, message)
-        elif self._jobs is None:
-            raise LinkError("it reports about a job, and this run has none", hint="install the same version there")
-        else:
-            self._jobs.news(session.worker, message)
+        worker = session.worker
+        match message:
+            case Hello() | Goodbye():
+                if not session.joined:
+                    log.info("%s joined", worker, extra=TALK)
+                session.joined = True
+                session.expected = session.expected or isinstance(message, Goodbye)
+                self._receiver.deliver(worker, message)
+            case _ if not session.joined or session.expected:
+                pass
+            case Progress():
+                session.progress = message
+                self._tell_progress(session)
+            case NodeReport():
+                self._receiver.reported(worker, message)
+            case JobNews() if self._jobs is not None:
+                self._jobs.news(worker, message)
+            case JobNews():
+                raise LinkError("it reports about a job, and this run has none", hint="install the same version there")
 
     def _tell_progress(self, session: _Session) -> None:
-        if session.joined and not session.expected:
-            said = session.progress
-            self._receiver.heard(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
+        said = session.progress
+        self._receiver.heard(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
 
     def _end(self, session: _Session, stop: Stop) -> None:
         """From now on nothing that it says counts; it may still hear why."""
@@ -466,16 +447,17 @@ class CrewServer:
         return Nothing()
 
     def _receive_tensors(self, session: _Session, chunks: Iterator[bytes]) -> Tensors:
-        """Raises LinkError."""
+        """Raises LinkError. Only the session holds what has arrived: a call that broke keeps its memory for long."""
         layout = self._served.contribution
-        arriving = wire.Assembly(layout.num_bytes, memory=self._served.upload_memory)
+        session.arriving = wire.Assembly(layout.num_bytes, memory=self._served.upload_memory)
         for chunk in chunks:
             self._check_counts(session)
-            arriving.add(chunk)
+            session.arriving.add(chunk)
             session.chunks += 1
             self._tell_progress(session)
-        arriving.check_complete()
-        return layout.unpack(arriving.blob)
+        session.arriving.check_complete()
+        blob, session.arriving = session.arriving.blob, wire.Assembly(0)
+        return layout.unpack(blob)
 
     def _check_counts(self, session: _Session) -> None:
         """Raises LinkError when nothing counts any more that a worker says in this session."""
@@ -526,7 +508,7 @@ class CrewServer:
     def _download(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         self._caller(context)
         wanted = first(requests, Download, context)
-        packed = self._served.version(wanted.version) if wanted.version is not None else None
+        packed = None if wanted.version is None else self._served.versions.get(wanted.version)
         if packed is not None:
             yield from wire.chunks([packed])
             return
@@ -534,6 +516,16 @@ class CrewServer:
         if path is None:
             refuse(context, Message("what is asked for is not here"), code=grpc.StatusCode.NOT_FOUND)
         yield from wire.file_chunks(path, wanted.offset)
+
+    def _follow(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        name = self._caller(context)
+        try:
+            self._standby.check_named(name)
+            request = first(requests, Follow, context)
+            self._standby.remember(name, request.address)
+        except LinkError as error:
+            refuse(context, error.message)
+        yield from self._standby.grown(request, goes_on=context.is_active)
 
     def _check(self, requests: Iterator[bytes], context: Any) -> Clock:
         self._caller(context)

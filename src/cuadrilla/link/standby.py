@@ -18,18 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import grpc
 
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link import wire
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import FilePart, Follow
-from cuadrilla.link.calls import first, refuse
 from cuadrilla.link.identity import COORDINATOR_FILES
-from cuadrilla.messages import Message
 from cuadrilla.rundir import write_json
 
 LOOK_SECONDS = 0.5
@@ -61,35 +56,26 @@ class StandbyServer:
             self.names -= {name}
             self._addresses.pop(name, None)
 
-    def handlers(self, caller: Callable[[Any], str]) -> dict[str, Any]:
-        """`caller(context)` names the node that calls, and ends the call of anybody else."""
+    def check_named(self, name: str) -> None:
+        """Raises LinkError for a node that the owner has not named."""
+        if name not in self.names:
+            hint = "its owner names it: cuadrilla up --standby"
+            raise LinkError("{name} has not been named as a standby", name=name, hint=hint)
 
-        def follow(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-            name = caller(context)
-            if name not in self.names:
-                refuse(context, Message("{name} has not been named as a standby", name=name))
-            request = first(requests, Follow, context)
-            try:
-                self._remember(name, request.address)
-            except LinkError as error:
-                refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
-            yield from self._grown(request, context)
-
-        return {"Follow": grpc.stream_stream_rpc_method_handler(follow)}
-
-    def _remember(self, name: str, address: str) -> None:
+    def remember(self, name: str, address: str) -> None:
+        """Where it would coordinate. Raises LinkError for what nobody can dial."""
         Address.parse(address).check_dialled()
         with self._lock:
             self._addresses[name] = address
             write_json(self.home.standbys_file, {"addresses": self._addresses})
 
-    def _grown(self, request: Follow, context: Any) -> Iterator[bytes]:
-        """What the standby does not have, until its call ends: a `FilePart`, its bytes, and so on."""
+    def grown(self, request: Follow, *, goes_on: Callable[[], bool]) -> Iterator[bytes]:
+        """What the standby does not have, as long as its call goes on: a `FilePart`, its bytes, and so on."""
         known, journal = b"", dict[Path, int]()
         held, checkpoint = request.manifest, iter(list[bytes]())
         versions = {manifest: version for version, manifest in self._manifests()}
         begin = versions.get(held, max(versions.values(), default=0))
-        while context.is_active() and not self.closing.is_set():
+        while goes_on() and not self.closing.is_set():
             before, known = known, self._known(request.address)
             yield from self._segments(begin, journal)
             if known != before:
