@@ -18,11 +18,13 @@ from cuadrilla.data.loader import UnitLoader
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.base import Contribution, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.link.wire import Layout
+from cuadrilla.runfile import resolve
 from cuadrilla.sync.exact import Exact, ExactWorker
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.setup import make_model
 from tests.ports import free_port
+from tests.runs import RUN_FILE
 from tests.tasks import Examples, RaggedRegression
 
 ROOT = Path(__file__).parents[1]
@@ -96,9 +98,11 @@ def main(file: Path) -> None:
         train(script, task=task, model=model, sync=sync, worker=worker)
     else:
         with joined(place) as island:
-            island.form(device="cpu")
-            link = island.link(Layout.of(Exact().version_like(model)), inner=script if place.leads else None)
+            config, _ = island.start(resolve(RUN_FILE).config)
+            island.form(config, task, model, parameters=Layout.of(Exact().version_like(model)))
+            link = island.link(inner=script if place.leads else None)
             assert train(link, task=task, model=model, sync=sync, worker=worker).reason == "done"
+            island.end()
     if place is None or place.leads:
         answers = [message for message in script.heard if isinstance(message, Contribution)]
         file.write_text(json.dumps([_as_json(answer) for answer in answers]))

@@ -9,8 +9,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from getpass import getpass
 from pathlib import Path
@@ -27,9 +26,10 @@ from cuadrilla.cli.stopping import stopping
 from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
+from cuadrilla.crew.run import all_ranks
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError, ResourceError
 from cuadrilla.home import Home, Joined, read_object
-from cuadrilla.host.torchrun import Place, find_place
+from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.address import Address, beside_a_vpn, dialled_address, listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message, language, shown
@@ -38,7 +38,6 @@ from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.crew.devices import Devices
-    from cuadrilla.crew.island import Island
     from cuadrilla.crew.node import Node
     from cuadrilla.crew.up import OpenCrew
 
@@ -242,7 +241,14 @@ def join(
     computes_with = Devices(devices, threads=threads)
     computes_with.require_named()
     rules = rules_of(while_idle=while_idle, on_power=on_power, low_priority=low_priority)
-    with _island(find_place(), devices=devices) as island:
+    place = find_place()
+    if place is not None and devices:
+        raise ConfigError(
+            "torchrun has started {ranks} processes, which are one worker over the crew link, each on its own device",
+            ranks=place.num_ranks,
+            hint="join without --devices, or without torchrun",
+        )
+    with all_ranks(place) as island:
         if island is not None and not island.place.leads:
             from cuadrilla.crew.island import follow_for_crew
 
@@ -257,31 +263,12 @@ def join(
         policy = IdlePolicy(rules, home=home, root=os.getppid() if island else None)
         node = Node(home=home, crew=crew, data=data, tell=say, report=say, idle_policy=policy)
         if island is not None:
-            from cuadrilla.crew.island import Ranks
             from cuadrilla.crew.worker import run_worker
 
-            reason = run_worker(node, computes_with.only, ranks=Ranks(island, threads=threads))
+            reason = run_worker(node, computes_with.only, island=island)
         else:
             reason = _work_or_do_jobs(node, computes_with)
     say("done       {reason}", reason=reason)
-
-
-@contextmanager
-def _island(place: Place | None, *, devices: str) -> "Iterator[Island | None]":
-    """All ranks, where torchrun has started several."""
-    if place is None:
-        yield None
-        return
-    if devices:
-        raise ConfigError(
-            "torchrun has started {ranks} processes, which are one worker over the crew link, each on its own device",
-            ranks=place.num_ranks,
-            hint="join without --devices, or without torchrun",
-        )
-    from cuadrilla.crew.island import joined
-
-    with joined(place) as island:
-        yield island
 
 
 def _work_or_do_jobs(node: "Node", devices: "Devices") -> str:

@@ -23,16 +23,12 @@ PULSE_SECONDS = 2.0
 LOST_SECONDS = 45.0
 """Longer than a process of ours is ever kept from counting; much shorter than the group's own patience."""
 ANSWER_SECONDS = 10.0
-ENDED = b"ended"
 
 log = logging.getLogger(__name__)
 
 
 class Pulse:
-    """Of one rank. `store`: a connection of its own. `lost` hears once why this rank cannot go on.
-
-    Made by each rank before any of them begins to `watch`.
-    """
+    """Of one rank, once all have started. `store`: a connection of its own. `lost` hears once why it cannot go on."""
 
     def __init__(
         self, store: Store, *, rank: int, num_ranks: int, lost: "Callable[[Message], None] | None" = None
@@ -41,54 +37,32 @@ class Pulse:
         self._others = [other for other in range(num_ranks) if other != rank]
         self._lost = lost or _end
         self._ended = threading.Event()
-        self._count = 0
-        self._seen: dict[int, tuple[bytes, float]] = {}
         self._thread = threading.Thread(target=self._work, name="pulse", daemon=True)
         store.set_timeout(timedelta(seconds=ANSWER_SECONDS))
-        self._beat()
-
-    def watch(self) -> None:
-        """From now on all are expected to be there."""
         self._thread.start()
 
     def end(self) -> None:
-        """This rank leaves, and is not missed. Safe to call twice."""
-        if self._ended.is_set():
-            return
+        """This rank has nothing to wait for any more."""
         self._ended.set()
-        with suppress(RuntimeError):  # the store went with the rank, or the torchrun, that kept it
-            self._store.set(_key(self._rank), ENDED.decode())
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.join()
 
     def _work(self) -> None:
-        answered = time.monotonic()
-        while not self._ended.wait(PULSE_SECONDS):
-            try:
-                self._beat()
-                gone = self._gone()
-                answered = time.monotonic()
-            except RuntimeError:
-                if time.monotonic() - answered < LOST_SECONDS:
-                    continue
-                gone = Message("the store of all ranks does not answer")
-            if gone is not None and not self._ended.is_set():
-                self._lost(gone)
-                return
-
-    def _beat(self) -> None:
-        self._count += 1
-        self._store.set(_key(self._rank), str(self._count))
-
-    def _gone(self) -> Message | None:
-        for other in self._others:
-            told, now = self._store.get(_key(other)), time.monotonic()
-            before, since = self._seen.get(other, (b"", now))
-            if told == ENDED or told != before:
-                self._seen[other] = told, now
-            elif now - since > LOST_SECONDS:
-                return Message("rank {rank} has been silent for {seconds:.0f} s", rank=other, seconds=now - since)
-        return None
+        count, began = 0, time.monotonic()
+        seen = {other: (b"", began) for other in self._others}
+        while not self._ended.is_set():
+            count += 1
+            with suppress(RuntimeError):  # it may answer the next time
+                self._store.set(_key(self._rank), str(count))
+                for other in self._others:
+                    told = self._store.get(_key(other))
+                    if told != seen[other][0]:
+                        seen[other] = told, time.monotonic()
+            for other, (_, since) in seen.items():  # all of them, the first one for its store, where that is gone
+                silent = time.monotonic() - since
+                if silent > LOST_SECONDS and not self._ended.is_set():
+                    self._lost(Message("rank {rank} has been silent for {seconds:.0f} s", rank=other, seconds=silent))
+                    return
+            self._ended.wait(PULSE_SECONDS)
 
 
 def _key(rank: int) -> str:

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules
-from cuadrilla.crew.island import Ranks, follow_for_crew, joined
+from cuadrilla.crew.island import follow_for_crew, joined
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.worker import run_worker
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
@@ -243,9 +243,9 @@ def train_rank(name: str, *, address: str, identity: Identity, threads: int) -> 
     _meet_anew()
     with joined(place) as island:
         if place.leads:
-            run_worker(node, use, ranks=Ranks(island, everywhere=True))
+            run_worker(node, use, island=island)
             return
-        follow_for_crew(island, found=node.found_run())
+        follow_for_crew(island, threads=threads, found=node.found_run())
 
 
 def _meet_anew() -> None:

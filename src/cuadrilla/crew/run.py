@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cuadrilla.config import Config, CrewEngine, LocalEngine
+from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.errors import ConfigError
 from cuadrilla.host.environment import read_environment
 from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message
-from cuadrilla.plan.decide import Decision, decide, settled
+from cuadrilla.plan.decide import Decision, decide
 from cuadrilla.rundir import FolderLock, RunDir, make_private, write_failure, write_json
 from cuadrilla.runfile import Resolved, dump
 from cuadrilla.train.alarms import Alarms, reason_of
@@ -61,7 +61,9 @@ def train_run(
     audience = audience or Audience()
     engine = resolved.config.engine
     with ExitStack() as stack:
-        island = stack.enter_context(_island(resolved.config, find_place()))
+        place = find_place()
+        require_one_worker(engine, place)
+        island = stack.enter_context(all_ranks(place))
         if island is not None and not island.place.leads:
             from cuadrilla.crew.island import follow
 
@@ -82,7 +84,8 @@ def train_run(
             task = make_task(config, folder.path)
             keep_teachers(config, folder, task=task)
             if island is not None:
-                island.form(device=config.train.device, settled=settled(config))
+                island.start(config)
+                island.take_device(config.train.device)
             sinks.append(JsonlSink(folder.metrics))
             context = assemble(
                 config,
@@ -136,14 +139,23 @@ class _LastWord:
             write_failure(self._run, reason=reason_of(error))
 
 
-def _island(config: Config, place: Place | None) -> "AbstractContextManager[Island | None]":
-    """All ranks, where torchrun has started several."""
+def all_ranks(place: Place | None) -> "AbstractContextManager[Island | None]":
+    """The island, where torchrun has started several."""
     if place is None:
         return nullcontext()
-    from cuadrilla.crew.island import joined, require_one_worker
+    from cuadrilla.crew.island import joined
 
-    require_one_worker(config, place)
     return joined(place)
+
+
+def require_one_worker(engine: LocalEngine | CrewEngine, place: Place | None) -> None:
+    """Raises ConfigError for a run that several ranks cannot train as one worker."""
+    if place is not None and (not isinstance(engine, LocalEngine) or engine.workers != [1.0]):
+        raise ConfigError(
+            "torchrun has started {ranks} ranks, which are one worker together, and this run asks for others",
+            ranks=place.num_ranks,
+            hint='leave engine.kind at "local" and engine.workers at [1.0], or start it without torchrun',
+        )
 
 
 def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Callable[[str], None]) -> None:

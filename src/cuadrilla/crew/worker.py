@@ -26,13 +26,14 @@ from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, NodeReport, Paused, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
+from cuadrilla.link.island import IslandBroken
 from cuadrilla.link.practice import OwnerLines, PracticeLink, Shape
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 
 if TYPE_CHECKING:
-    from cuadrilla.crew.island import Ranks
+    from cuadrilla.crew.island import Island
 
 GIVE_UP_SECONDS = 600.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
@@ -51,13 +52,16 @@ LEAVES = Message("this machine leaves")
 log = logging.getLogger(__name__)
 
 
-def run_worker(node: Node, use: Use, *, shape: Shape = NO_SHAPE, ranks: "Ranks | None" = None) -> str:
-    """Work with one device until the run ends; why it ended. `ranks`: several processes that act as this worker, which
-    has the connection. Raises LinkError when the coordinator refuses this node or stays away, OtherWork."""
+def run_worker(node: Node, use: Use, *, shape: Shape = NO_SHAPE, island: "Island | None" = None) -> str:
+    """Work with one device until the run ends; why it ended. `island`: of processes that act as this worker, of which
+    this one has the connection. Raises LinkError when the coordinator refuses this node or stays away, OtherWork."""
     with LinesKept() as lines:
         try:
-            worker = _Worker(node, use, shape=shape, lines=lines, ranks=ranks)
-            return serve_sessions(worker, node, device=use.name)
+            worker = _Worker(node, use, shape=shape, lines=lines, island=island)
+            reason = serve_sessions(worker, node, device=use.name)
+            if island is not None:
+                island.end()
+            return reason
         finally:
             if node.idle_policy is not None:
                 node.idle_policy.close()
@@ -95,7 +99,7 @@ def serve_sessions(server: Server, node: Node, *, device: str, leaving: threadin
                 return ended_by(stop)
             if stop.reason not in (server.held, PAUSED):
                 log.warning("%s: joining again", stop.reason)
-        except Refused:
+        except (Refused, IslandBroken):
             raise
         except Paused as error:
             patience.wait_paused(error)
@@ -170,8 +174,8 @@ def _tell_back() -> None:
 class _Worker:
     """One that trains; what it computes with is loaded once and kept over sessions."""
 
-    def __init__(self, node: Node, use: Use, *, shape: Shape, lines: LinesKept, ranks: "Ranks | None") -> None:
-        self._node, self._use, self._shape, self._lines, self._ranks = node, use, shape, lines, ranks
+    def __init__(self, node: Node, use: Use, *, shape: Shape, lines: LinesKept, island: "Island | None") -> None:
+        self._node, self._use, self._shape, self._lines, self._island = node, use, shape, lines, island
         self._equipment: Equipment | None = None
         self.held = ""
         self.heard_at = 0.0
@@ -194,9 +198,12 @@ class _Worker:
             self.standbys = session.standbys or self.standbys
 
     def _equip(self, config: Config, folder: Path) -> Equipment:
-        if self._ranks is not None:
-            return self._ranks.equip(config, folder, speed=self._shape.speed)
-        return equip(config, folder, device=self._use.device, cores=self._use.threads, speed=self._shape.speed)
+        threads, speed = self._use.threads, self._shape.speed
+        if self._island is not None:
+            from cuadrilla.crew.island import lead_for_crew
+
+            return lead_for_crew(config, folder, self._island, threads=threads, speed=speed)
+        return equip(config, folder, device=self._use.device, cores=threads, speed=speed)
 
     def _train(self, equipment: Equipment, session: GrpcLink, *, answered: Callable[[], None] | None) -> Stop:
         """`answered`: called when the coordinator has taken this worker."""
@@ -204,8 +211,8 @@ class _Worker:
         policy, lines = self._node.idle_policy, self._owner_lines(equipment)
         practice = PracticeLink(session, shape=self._shape, lines=lines, answered=answered)
         link: Link = practice
-        if self._ranks is not None:
-            link = self._ranks.around(link, farewell=session.farewell)
+        if self._island is not None:
+            link = self._island.link(inner=link, farewell=session.farewell)
         facts, send = machine_facts(equipment.settings.device), partial(self._send, session)
         try:
             with (
@@ -214,7 +221,7 @@ class _Worker:
             ):
                 return equipment.work(link)
         except LinkError:
-            stop = session.farewell() if self._ranks is None else None
+            stop = session.farewell() if self._island is None else None
             if stop is None:
                 raise
             return stop
