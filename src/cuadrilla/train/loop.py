@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -140,35 +141,25 @@ def most_sequences(task: Task, worker: "WorkerSettings") -> int:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """What a worker needs to know besides its task: where and how to compute, and how fast it is thought to be.
 
-    `pass_tokens`: most of a pass on a processor.
+    `pass_tokens`: most of a pass on a processor. `pass_lock`: of workers that share torch's global generator.
     """
 
-    def __init__(
-        self,
-        *,
-        run: RunSection,
-        train: TrainSection,
-        device: torch.device,
-        precision: Precision,
-        speed_hint: float = 1.0,
-        pass_tokens: int = PASS_TOKENS,
-        pass_lock: AbstractContextManager[object] | None = None,
-    ) -> None:
-        self.run = run
-        self.train = train
-        self.device = device
-        self.precision = precision
-        self.speed_hint = speed_hint
-        self.pass_tokens = pass_tokens
-        self._pass_lock = pass_lock or nullcontext()
+    run: RunSection
+    train: TrainSection
+    device: torch.device
+    precision: Precision
+    speed_hint: float = 1.0
+    pass_tokens: int = PASS_TOKENS
+    pass_lock: AbstractContextManager[object] | None = None
 
     @contextmanager
     def random_numbers(self, unit: int, first: int) -> Iterator[None]:
         """Random numbers of a pass depend on its unit only. The lock keeps threads off torch's global generator."""
-        with self._pass_lock:
+        with self.pass_lock or nullcontext():
             key = (self.run.seed * 1_000_003 + unit) * 1_000_003 + first % self.train.unit_sequences
             torch.manual_seed(key % 2**63)
             yield
