@@ -38,10 +38,10 @@ class Average:
     def rounds(self, *, share: Share) -> Rounds:
         return WholeRounds(share=share)
 
-    def version_like(self, model: nn.Module) -> dict[str, Tensor]:
+    def version_like(self, model: nn.Module, recipe: seam.Recipe) -> dict[str, Tensor]:
         return {**seam.trainable(model)}
 
-    def contribution_like(self, model: nn.Module) -> dict[str, Tensor]:
+    def contribution_like(self, model: nn.Module, recipe: seam.Recipe) -> dict[str, Tensor]:
         return {name: parameter.to(self.wire) for name, parameter in seam.trainable(model).items()}
 
 

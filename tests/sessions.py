@@ -55,6 +55,9 @@ class ConstantGradient:
     def __init__(self, params: dict[str, nn.Parameter]) -> None:
         self.params = params
 
+    def start(self) -> None:
+        """It has no state."""
+
     @torch.no_grad()
     def step(self, factor: float) -> None:
         for parameter in self.params.values():

@@ -61,7 +61,7 @@ class _Crew:
         self.wrap_link = wrap_link
         self.keys = open_coordinator(folder / "crew")
         self.nodes = AllowList(folder / "nodes.json")
-        self.params = context.strategy.version_like(context.model)
+        self.params = context.strategy.version_like(context.model, context.recipe)
         self.runtime = CoordinatorThread(context.coordination)
         self.server = CrewServer(
             keys=self.keys,
@@ -69,7 +69,7 @@ class _Crew:
             receiver=self.runtime,
             offer=Offer(config="{}", files={}),
             parameters=Layout.of(self.params),
-            contribution=Layout.of(context.strategy.contribution_like(context.model)),
+            contribution=Layout.of(context.strategy.contribution_like(context.model, context.recipe)),
         )
         self.pass_lock = threading.Lock() if draws_random_numbers(context.model) else None
         self.threads: list[threading.Thread] = []
@@ -94,7 +94,9 @@ class _Crew:
         model = copy.deepcopy(self.context.model)
         identity = join(self.folder / name, name=name, crew=self.keys, nodes=self.nodes)
         connection = Connection(f"127.0.0.1:{port}", identity=identity)
-        session = connection.session(parameters=Layout.of(self.context.strategy.version_like(model)))
+        session = connection.session(
+            parameters=Layout.of(self.context.strategy.version_like(model, self.context.recipe))
+        )
         link: Link = PracticeLink(session, shape=Shape(speed=speed))
         if self.wrap_link is not None:
             link = self.wrap_link(name, link)

@@ -264,6 +264,15 @@ class ExactSync(Section):
     """The same bits for any number of workers, any split, any fault; slower, and only on identical machines."""
 
 
+class WindowsSync(Section):
+    kind: Literal["windows"]
+    """Each machine takes several optimizer steps by itself, then weights and the optimizer's state are merged: for
+    networks that cannot carry every step."""
+    steps: Annotated[int, Field(ge=1, le=1000)] = 8
+    """Optimizer steps of a window. `train.steps` and `train.batch_sequences` count as without windows."""
+    strict: Literal[False] = False
+
+
 class LocalEngine(Section):
     kind: Literal["local"] = "local"
     """Workers in this process, over the in-process link."""
@@ -514,7 +523,7 @@ class Config(Section):
     optim: Annotated[MuonSection | AdamWSection | SGDSection, Field(discriminator="kind")] = MuonSection()
     schedule: ScheduleSection = ScheduleSection()
     outer: OuterSection = OuterSection()
-    sync: ExactSync = ExactSync()
+    sync: Annotated[ExactSync | WindowsSync, Field(discriminator="kind")] = ExactSync()
     engine: Annotated[LocalEngine | CrewEngine, Field(discriminator="kind")] = LocalEngine()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluate: EvaluateSection = EvaluateSection()

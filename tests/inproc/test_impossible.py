@@ -48,7 +48,7 @@ class Crew:
         self.coordination = self.context.coordination
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
         self.coordination.open(lambda worker, message: self.sent[worker].append(message))
-        self.layout = wire.Layout.of(self.context.strategy.contribution_like(self.context.model))
+        self.layout = wire.Layout.of(self.context.strategy.contribution_like(self.context.model, self.context.recipe))
 
     def says(self, worker: str, message: ToCoordinator, tensors: Mapping[str, Tensor] | None = None) -> None:
         """As it arrives. Raises LinkError for what cannot be meant."""

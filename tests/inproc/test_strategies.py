@@ -27,6 +27,7 @@ from cuadrilla.link.base import (
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.strategy import Strategy, Sums
+from cuadrilla.sync.windows import Windows
 from cuadrilla.train.checkpoint import tensors_sha256
 from tests import runs
 from tests.average import Average
@@ -38,7 +39,16 @@ from tests.tasks import RaggedRegression
 
 GRADIENT_STEPS = ('optim.kind="sgd"', "optim.momentum=0.0", "train.clip_norm=0.0")
 """With these a mean of weights after one step is the step of the mean gradient."""
-STRATEGIES: dict[str, Strategy] = {"exact": Exact(), "strict": Exact(strict=True), "average": Average()}
+STRATEGIES: dict[str, Strategy] = {
+    "exact": Exact(),
+    "strict": Exact(strict=True),
+    "windows": Windows(steps_per_round=1),
+    "average": Average(),
+}
+MANY_STEPS: dict[str, Strategy] = {
+    "windows of many steps": Windows(steps_per_round=4),
+    "average of many steps": Average(steps_per_round=4),
+}
 ROUNDING = 1e-6
 
 
@@ -89,10 +99,10 @@ def test_a_worker_lost_at_any_phase_changes_nothing(
     assert [row["worker"] for row in left] == ["worker-2"]
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, "average of many steps"])
+@pytest.mark.parametrize("name", [*STRATEGIES, *MANY_STEPS])
 def test_run_8_equals_run_3_and_resume_5(execute: Execute, tmp_path: Path, name: str) -> None:
     """The weights and every loss; with several steps in a lease as well."""
-    strategy = {**STRATEGIES, "average of many steps": Average(steps_per_round=4)}[name]
+    strategy = {**STRATEGIES, **MANY_STEPS}[name]
     execute(tmp_path / "whole", RaggedRegression(), *GRADIENT_STEPS, strategy=strategy)
     execute(tmp_path / "parts", RaggedRegression(), *GRADIENT_STEPS, strategy=strategy, stop_at=3)
     execute(tmp_path / "parts", RaggedRegression(), *GRADIENT_STEPS, strategy=strategy)
@@ -163,17 +173,17 @@ def test_many_local_steps_learn_with_any_optimizer_and_number_type(
     assert many < one
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, "average of many steps"])
+@pytest.mark.parametrize("name", [*STRATEGIES, *MANY_STEPS])
 def test_a_contribution_depends_on_the_version_and_the_units_only(name: str) -> None:
     """Whoever computes a lease, and whatever it has computed before."""
-    strategy, task = {**STRATEGIES, "average of many steps": Average(steps_per_round=2)}[name], RaggedRegression()
+    strategy, task = {**STRATEGIES, **MANY_STEPS}[name], RaggedRegression()
     section = TrainSection(batch_sequences=32, unit_sequences=4)
     merge = strategy.merge(task.model(), RECIPE)
     weights = {name: tensor.detach().clone() for name, tensor in merge.version().items()}
     model = task.model()
     experienced = strategy.worker(model, RECIPE)
-    wanted = Lease(lease_id=9, version=0, units=(3, 4), planned_tokens=80)
-    for lease in (Lease(lease_id=8, version=0, units=(0, 1), planned_tokens=80), wanted):
+    wanted = Lease(lease_id=9, version=0, units=(4, 5, 6, 7), planned_tokens=80)
+    for lease in (Lease(lease_id=8, version=0, units=(0, 1, 2, 3), planned_tokens=80), wanted):
         last = answer(lease, task=task, model=model, sync=experienced, weights=weights, section=section)
     fresh = answer_anew(wanted, task, strategy, weights, section)
     assert (last.tokens, last.loss_sum) == (fresh.tokens, fresh.loss_sum)

@@ -77,6 +77,24 @@ def test_a_killed_worker_changes_nothing(crew: "subprocess.Popen[str]", run: Run
 
 
 @pytest.mark.thorough
+def test_windows_survive_a_killed_worker_and_a_killed_coordinator(run: RunDir) -> None:
+    """Weights and optimizer state are those of record: each window is there once, and the loss falls on."""
+    crew = start(run, "--set", "sync.kind=windows", "--set", "sync.steps=4", *PRACTICE)
+    wait_for(joined(run, 3), crew)
+    wait_for(goes_on(run), crew)
+    worker(crew, "worker-1").kill()
+    wait_for(lambda: bool(events(run, "left")), crew)
+    wait_for(goes_on(run), crew)
+    coordinator(crew).kill()
+    wait_for(goes_on(run, steps=20), crew)
+    stop(crew)
+    rows = last_rows(run.metrics)
+    assert [row["version"] for row in rows] == list(range(1, len(rows) + 1))
+    assert rows[-1]["tokens"] == len(rows) * 4 * 64
+    assert sum(row["loss"] for row in rows[-5:]) < sum(row["loss"] for row in rows[:5])
+
+
+@pytest.mark.thorough
 def test_a_frozen_worker_is_evicted_and_joins_again(run: RunDir) -> None:
     crew = start(run, *STRICT, *PRACTICE, *MISSED_SOON)
     wait_for(joined(run, 3), crew)

@@ -207,7 +207,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
                 models[2](batch).sum().backward()
             worker.after_micro_step(sums)
         answer = answer_of(worker, tokens=sums.tokens)
-        form = strategy.contribution_like(models[0])
+        form = strategy.contribution_like(models[0], recipe)
         assert {k: (t.dtype, t.shape) for k, t in answer.said.tensors.items()} == {
             k: (t.dtype, t.shape) for k, t in form.items()
         }
@@ -216,7 +216,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
         for one in (merge, redone):
             one.step(norm=reduced.norm, tokens=10 * version, version=version)
         worker.apply(merge.version())
-    assert merge.version().keys() == strategy.version_like(models[0]).keys()
+    assert merge.version().keys() == strategy.version_like(models[0], recipe).keys()
     for model in models[1:]:
         assert all(torch.equal(t, models[0].state_dict()[name]) for name, t in model.state_dict().items())
     assert int(models[2][0].num_batches_tracked) == 2

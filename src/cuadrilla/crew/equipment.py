@@ -38,7 +38,7 @@ class Equipment:
     @property
     def parameters(self) -> Layout:
         """Of a version, as it arrives."""
-        return Layout.of(self.strategy.version_like(self.model))
+        return Layout.of(self.strategy.version_like(self.model, self.recipe))
 
     def work(self, link: Link) -> Stop:
         """One session, from Hello to Stop. Raises LinkError when it breaks."""
@@ -75,7 +75,7 @@ def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, spe
     if choice.reason:
         log.info("kernels: %s", choice)
     strategy = make_strategy(config.sync)
-    length = measure_length(config.train, task)
+    length = measure_length(config, task)
     return Equipment(
         config=config,
         task=task,

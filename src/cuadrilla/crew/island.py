@@ -45,6 +45,7 @@ from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
 from cuadrilla.plan.decide import filled, settled
 from cuadrilla.runfile import dump, leaves, load_dumped
+from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.fingerprint import code_fingerprint
@@ -128,11 +129,6 @@ class Island:
         as `form`."""
         self.take_device(config.train.device)
         made = equip(config, folder, device=str(self.device), cores=threads or self.cores, speed=speed)
-        if made.strategy.moves_weights:
-            raise ConfigError(
-                "several ranks cannot be one worker of this run: its workers answer with weights",
-                hint="join without torchrun: each device is a worker then",
-            )
         self.form(config, made.task, made.model, parameters=made.parameters)
         return made
 
@@ -141,6 +137,11 @@ class Island:
 
         Raises ConfigError, at every rank, which names the one that differs; IslandBroken.
         """
+        if make_strategy(config.sync).moves_weights:
+            raise ConfigError(
+                "several ranks cannot be one worker of this run: its workers answer with weights",
+                hint='sync.kind = "exact", or without torchrun: each device is a worker then',
+            )
         mine = {
             "system": platform.system(),
             "settings": settings_hash(config),
@@ -268,8 +269,7 @@ def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[
 
     `config`: as all ranks have it; that of the context has what followed from the text.
     """
-    assert not context.strategy.moves_weights, "its contributions are no sums"
-    parameters = Layout.of(context.strategy.version_like(context.model))
+    parameters = Layout.of(context.strategy.version_like(context.model, context.recipe))
     island.form(config, context.task, context.model, parameters=parameters)
     refuse_private_buffers(context.model)
     tell(Message("island     {island}", island=island))

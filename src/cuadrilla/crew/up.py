@@ -158,8 +158,8 @@ def _open_link(
         offer=Offer(config="", files={}) if is_practice else offer(context.config, run.path),
         standby=StandbyServer(names=opening.standbys, home=Home(folder.parent), run=run.path),
         term=home.term if home else 0,
-        parameters=Layout.of(context.strategy.version_like(context.model)),
-        contribution=Layout.of(context.strategy.contribution_like(context.model)),
+        parameters=Layout.of(context.strategy.version_like(context.model, context.recipe)),
+        contribution=Layout.of(context.strategy.contribution_like(context.model, context.recipe)),
     )
     try:
         context.coordination.open(server.send)  # before anybody can come in

@@ -141,7 +141,7 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
         write_json(run.config, {"values": dump(config), "origins": resolved.origins}, private=True)
         with UsersCode():
             tensors = model_tensors(make_model(task, seed=config.run.seed))
-            steps = config.train.steps or measure_length(config.train, task).num_versions
+            steps = config.train.steps or measure_length(config, task).num_steps
         assigned = AssignedJob(
             job=job,
             run=run,

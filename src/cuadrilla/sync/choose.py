@@ -1,9 +1,14 @@
 """From the section `sync` of a run file to its strategy."""
 
-from cuadrilla.config import ExactSync
+from cuadrilla.config import ExactSync, WindowsSync
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.strategy import Strategy
+from cuadrilla.sync.windows import Windows
 
 
-def make_strategy(section: ExactSync) -> Strategy:
-    return Exact(strict=section.strict)
+def make_strategy(section: ExactSync | WindowsSync) -> Strategy:
+    match section:
+        case ExactSync(strict=strict):
+            return Exact(strict=strict)
+        case WindowsSync(steps=steps):
+            return Windows(steps_per_round=steps)

@@ -60,12 +60,14 @@ class Exact:
     def rounds(self, *, share: Share) -> Rounds:
         return WholeRounds(share=share)
 
-    def version_like(self, model: nn.Module) -> dict[str, Tensor]:
+    def version_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
         """Trainable parameters and running statistics."""
+        del recipe
         return {**trainable(model), **statistics_of(model)}
 
-    def contribution_like(self, model: nn.Module) -> dict[str, Tensor]:
+    def contribution_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
         """Σ gradient / planned tokens (fp32; strict: int64 fixed point) and Σ statistics."""
+        del recipe
         dtype = torch.int64 if self.strict else None
         gradients = {name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in trainable(model).items()}
         return {**gradients, **sums_like(model)}

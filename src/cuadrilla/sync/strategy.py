@@ -36,6 +36,9 @@ Parameters = Mapping[str, nn.Parameter]
 class Stepper(Protocol):
     """What a strategy needs of an optimizer."""
 
+    def start(self) -> None:
+        """Make the state of all parameters now, of zeros; else each begins with its first gradient."""
+
     def step(self, factor: float) -> None:
         """Update the parameters from their `.grad`, every learning rate times `factor`."""
 
@@ -173,10 +176,10 @@ class Strategy(Protocol):
     def rounds(self, *, share: Share) -> Rounds:
         """`share`: the planner."""
 
-    def version_like(self, model: nn.Module) -> dict[str, Tensor]:
+    def version_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
         """Names, dtypes and shapes of what a version holds; the values mean nothing."""
 
-    def contribution_like(self, model: nn.Module) -> dict[str, Tensor]:
+    def contribution_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
         """Those of a contribution's tensors, as they travel."""
 
 

@@ -81,6 +81,12 @@ class Length:
     units_per_round: int
     unit_tokens: int
     max_unit_tokens: int | None = None
+    steps_per_round: int = 1
+
+    @property
+    def num_steps(self) -> int:
+        """Of the optimizer."""
+        return self.num_versions * self.steps_per_round
 
     @property
     def round_tokens(self) -> int:

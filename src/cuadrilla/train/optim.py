@@ -44,6 +44,15 @@ class Optimizer(ABC):
     def step(self) -> None:
         """Of all parameters that have a gradient."""
 
+    @abstractmethod
+    def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """Before its first step."""
+
+    def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        if not self.state[parameter]:
+            self.state[parameter] = self.new_state(parameter)
+        return self.state[parameter]
+
 
 class Optimizers:
     """Several optimizers that step together; each group keeps its base learning rate beside the current one."""
@@ -54,6 +63,12 @@ class Optimizers:
         for part in self._parts:
             for group in part.param_groups:
                 group["base_lr"] = group["lr"]
+
+    def start(self) -> None:
+        for part in self._parts:
+            for group in part.param_groups:
+                for parameter in group["params"]:
+                    part.state_of(parameter)
 
     def step(self, factor: float) -> None:
         for part in self._parts:
@@ -122,12 +137,13 @@ class Muon(Optimizer):
 
     def _momentum(self, parameter: nn.Parameter, *, beta: float) -> Tensor:
         """Nesterov's."""
-        gradient, state = parameter.grad, self.state[parameter]
+        gradient = parameter.grad
         assert gradient is not None
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        average = state["momentum_buffer"].lerp_(gradient, 1 - beta)
+        average = self.state_of(parameter)["momentum_buffer"].lerp_(gradient, 1 - beta)
         return gradient.lerp(average, beta)
+
+    def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
+        return {"momentum_buffer": torch.zeros_like(parameter)}
 
 
 def _alike(matrices: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
@@ -159,12 +175,13 @@ class AdamW(Optimizer):
 
     def __init__(self, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float], fused: bool) -> None:
         super().__init__(groups, lr=lr, betas=betas, fused=fused, eps=ADAM_EPSILON)
+        self._fused = fused
 
     @torch.no_grad()
     def step(self) -> None:
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            states = [self._state(p, fused=group["fused"]) for p in params]
+            states = [self.state_of(p) for p in params]
             beta1, beta2 = group["betas"]
             adamw(
                 params,
@@ -183,12 +200,9 @@ class AdamW(Optimizer):
                 maximize=False,
             )
 
-    def _state(self, parameter: nn.Parameter, *, fused: bool) -> dict[str, Any]:
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), device=parameter.device if fused else "cpu")
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return state
+    def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
+        step = torch.zeros((), device=parameter.device if self._fused else "cpu")
+        return {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
 
 
 class SGD(Optimizer):
@@ -203,11 +217,12 @@ class SGD(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                gradient, state = parameter.grad.add(parameter, alpha=group["weight_decay"]), self.state[parameter]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(gradient)
-                state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
-                parameter.sub_(gradient.add_(state["momentum_buffer"], alpha=group["momentum"]), alpha=group["lr"])
+                gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
+                average = self.state_of(parameter)["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+                parameter.sub_(gradient.add_(average, alpha=group["momentum"]), alpha=group["lr"])
+
+    def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
+        return {"momentum_buffer": torch.zeros_like(parameter)}
 
 
 def make_optimizer(

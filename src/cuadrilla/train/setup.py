@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection, TrainSection
+from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection
 from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.messages import Message
@@ -130,23 +130,25 @@ def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
     model.load_state_dict(found)
 
 
-def measure_length(section: TrainSection, task: Task) -> Length:
+def measure_length(config: Config, task: Task) -> Length:
     """Steps and tokens of the whole run; planned tokens, where the real ones are known only when seen.
 
     Raises DataError for a text without a single sequence.
     """
+    section, steps_per_round = config.train, make_strategy(config.sync).steps_per_round
     num_sequences, shape = len(task.data("train")), task.defaults
     if num_sequences == 0:
         raise DataError("the training data holds no complete sequence", hint="more text, or a shorter context")
     if section.steps:
-        num_versions = section.steps
+        num_steps = section.steps
     elif section.tokens:
-        num_versions = math.ceil(section.tokens / (section.batch_sequences * shape.length))
+        num_steps = math.ceil(section.tokens / (section.batch_sequences * shape.length))
     else:
-        num_versions = math.ceil(section.epochs * num_sequences / section.batch_sequences)
+        num_steps = math.ceil(section.epochs * num_sequences / section.batch_sequences)
     return Length(
-        num_versions=max(num_versions, 1),
-        units_per_round=section.batch_sequences // section.unit_sequences,
+        num_versions=max(math.ceil(num_steps / steps_per_round), 1),
+        steps_per_round=steps_per_round,
+        units_per_round=steps_per_round * section.batch_sequences // section.unit_sequences,
         unit_tokens=section.unit_sequences * shape.length,
         max_unit_tokens=None if shape.max_length is None else section.unit_sequences * shape.max_length,
     )
@@ -188,7 +190,7 @@ def assemble(
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device=device)
     config, _ = decide(config, run)
-    length = measure_length(config.train, task)
+    length = measure_length(config, task)
     model = _initial_model(config, run, task=task)
     precision.apply(model)
     model.to(device)

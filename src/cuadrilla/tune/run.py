@@ -340,7 +340,7 @@ def _plan(base: Base, folder: SearchFolder) -> _Plan:
     with private_folder(where=folder.path) as scratch:
         config = base.settled({}, folder=scratch)
         whole = length_of(config, scratch)
-        lengths = rung_lengths(config, base.section, num_steps=whole.num_versions)
+        lengths = rung_lengths(config, base.section, num_steps=whole.num_steps)
         steps = [each.steps for each in lengths]
         identity = {"data": data_hash(config, scratch), **_code_of_task(config, scratch)}
     return _Plan(steps=steps, round_tokens=whole.round_tokens, identity=identity)

@@ -101,7 +101,7 @@ def make_trial(job: Job, base: Base, *, folder: Path, below: RunDir | None = Non
     make_private(folder.parent)
     make_private(folder)
     config = base.settled(job.values, folder=folder)
-    length = rung_lengths(config, base.section, num_steps=length_of(config, folder).num_versions)[job.rung]
+    length = rung_lengths(config, base.section, num_steps=length_of(config, folder).num_steps)[job.rung]
     config = config.model_copy(
         update={
             "train": config.train.model_copy(update={"steps": length.steps, "tokens": 0, "epochs": 0.0}),
@@ -121,7 +121,7 @@ def length_of(config: Config, folder: Path) -> "Length":
     """The length of a run with nothing left open. Raises DataError, TaskError."""
     from cuadrilla.train.setup import make_task, measure_length
 
-    return measure_length(config.train, make_task(config, folder))
+    return measure_length(config, make_task(config, folder))
 
 
 def data_hash(config: Config, folder: Path) -> str:

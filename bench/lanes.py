@@ -1,0 +1,281 @@
+"""What training in windows costs: one process plays all lanes, so that only the learning differs, not the network.
+
+    python -m bench.lanes DATA_FOLDER [--speeds 8,4,2,1] [--steps 800] [--seeds 3] [--only NAME,NAME ...]
+
+A step of the crew is one unit for each of the speeds' sum; in the same time the fastest machine alone does steps of its
+own units. `alone`: that machine, also in longer runs with schedules of their own, which is the scale of the others: a
+variant's `speed` is how many times longer the best machine alone trains for the same held-out loss; that of `exact` is
+the ideal. Windows: each lane trains H steps from the state of record, each step with its own units; then weights, and
+what else the variant merges, are means by tokens. The first `--exact` part of the steps merges gradients. Losses are in
+nats, of 256 held-out sequences at the end.
+"""
+
+import argparse
+import itertools
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bench.common import configure, report
+from cuadrilla.data.loader import UnitLoader
+from cuadrilla.model.task import loss_of
+from cuadrilla.sync.strategy import Stepper, trainable
+from cuadrilla.train.precision import choose_precision
+from cuadrilla.train.setup import make_model_to_train, make_recipe, make_task, measure_length
+
+LONGER = (1.0, 1.5, 2.0)
+"""Runs of the best machine alone, as multiples of the crew's time."""
+HELD_OUT = 256
+
+RUN = """
+[run]
+seed = {seed}
+[data]
+folder = "{data}"
+[model]
+layers = 3
+heads = 4
+width = 128
+context = {length}
+[train]
+steps = {steps}
+batch_sequences = {batch}
+unit_sequences = 1
+precision = "fp32"
+[optim]
+{optim}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """`steps` of a window, 0: gradients are merged at each step. `state`: of the optimizer, which parts are merged, by
+    the beginning of their names; what is not, each lane keeps for itself. `outer`: rate and momentum of a Nesterov step
+    on the change of the weights. `bits` of what travels up, in blocks of 64, with error feedback for weights.
+    """
+
+    steps: int = 0
+    state: tuple[str, ...] = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
+    outer: tuple[float, float] | None = None
+    bits: int = 0
+    optim: str = 'kind = "muon"'
+
+
+ALL: dict[str, Variant] = {
+    "exact": Variant(),
+    **{f"state H={h}": Variant(steps=h) for h in (2, 4, 8, 16, 30)},
+    **{f"weights only H={h}": Variant(steps=h, state=()) for h in (4, 8, 16)},
+    **{f"outer {r}/{m} H=8": Variant(steps=8, state=(), outer=(r, m)) for r, m in ((0.7, 0.5), (0.7, 0.9))},
+    **{f"state, outer {r}/{m} H=8": Variant(steps=8, outer=(r, m)) for r, m in ((1.0, 0.3), (1.2, 0.0))},
+    **{f"state, {b} bits H=8": Variant(steps=8, bits=b) for b in (8, 4)},
+    "exact, momentum 0.98": Variant(optim='kind = "muon"\nmomentum = 0.98'),
+    "state H=8, momentum 0.98": Variant(steps=8, optim='kind = "muon"\nmomentum = 0.98'),
+    "state H=8, momentum 0.9": Variant(steps=8, optim='kind = "muon"\nmomentum = 0.9'),
+    "adamw exact": Variant(optim='kind = "adamw"'),
+    "adamw outer 0.7/0.9 H=50, equal mean": Variant(steps=50, state=(), outer=(0.7, 0.9), optim='kind = "adamw"'),
+    "adamw state H=8": Variant(steps=8, optim='kind = "adamw"'),
+}
+
+
+class Play:
+    """One run: model, optimizer, data. `lanes`: units of each lane in a step."""
+
+    def __init__(self, data: Path, *, lanes: Sequence[int], steps: int, seed: int, length: int, optim: str) -> None:
+        text = RUN.format(seed=seed, data=data, length=length, steps=steps, batch=sum(lanes), optim=optim)
+        config = configure(text)
+        self.lanes, self.steps = lanes, steps
+        self.task = make_task(config, data)
+        self.model = make_model_to_train(config, self.task)
+        self.params = trainable(self.model)
+        device = torch.device("cpu")
+        measured, precision = measure_length(config, self.task), choose_precision("fp32", device=device)
+        self.recipe = make_recipe(config, task=self.task, length=measured, precision=precision)
+        self.loader = UnitLoader(self.task.data("train"), seed=seed, unit_sequences=1, device=device)
+        self.held_out = UnitLoader(self.task.data("val"), seed=0, unit_sequences=1, device=device)
+
+    def new_optimizer(self) -> Stepper:
+        return self.recipe.make_optimizer(self.params)
+
+    def step(self, optimizer: Stepper, units: range, *, step: int) -> int:
+        """One optimizer step of these units; their tokens."""
+        for parameter in self.params.values():
+            parameter.grad = None
+        loss, tokens = loss_of(self.task, self.model, self.loader.batch(self.loader.indices(units)))
+        (loss / tokens).backward()
+        if self.recipe.clip_norm:
+            nn.utils.clip_grad_norm_(self.params.values(), self.recipe.clip_norm)
+        optimizer.step(self.recipe.lr_factor((step + 1) * self.recipe.units_per_round * self.recipe.unit_tokens))
+        return tokens
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """Held-out, per token."""
+        self.model.eval()
+        total = count = 0.0
+        for first in range(0, HELD_OUT, 32):
+            batch = self.held_out.batch(self.held_out.indices(range(first, first + 32)))
+            with torch.enable_grad():
+                loss, tokens = loss_of(self.task, self.model, batch)
+            total, count = total + float(loss.detach()), count + tokens
+        self.model.train()
+        return total / count
+
+
+def train(play: Play, variant: Variant, *, exact_part: float) -> float:
+    """Held-out loss at the end."""
+    play.model.train()
+    optimizer, step, size = play.new_optimizer(), 0, sum(play.lanes)
+    record = Record(play, variant)
+    exact_until = play.steps if not variant.steps else math.ceil(exact_part * play.steps)
+    while step < exact_until:
+        play.step(optimizer, range(step * size, (step + 1) * size), step=step)
+        step += 1
+    record.take(optimizer)
+    while step < play.steps:
+        steps = min(variant.steps, play.steps - step)
+        record.window(optimizer, step=step, steps=steps)
+        step += steps
+    return play.loss()
+
+
+class Record:
+    """The state of record, and what each lane keeps for itself."""
+
+    def __init__(self, play: Play, variant: Variant) -> None:
+        self._play, self._variant = play, variant
+        self._own: list[dict[str, Tensor]] = [{} for _ in play.lanes]
+        self._errors: list[dict[str, Tensor]] = [{} for _ in play.lanes]
+        self._velocity: dict[str, Tensor] = {}
+
+    def take(self, optimizer: Stepper) -> None:
+        """As they are now, for all lanes."""
+        self._weights = {name: parameter.detach().clone() for name, parameter in self._play.params.items()}
+        self._state = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
+
+    def window(self, optimizer: Stepper, *, step: int, steps: int) -> None:
+        """All lanes of a window, one after the other, and their merge."""
+        play, total = self._play, 0
+        changes = {name: torch.zeros_like(tensor) for name, tensor in self._weights.items()}
+        states = {name: torch.zeros_like(tensor) for name, tensor in self._state.items() if self._merged(name)}
+        first = step * sum(play.lanes)
+        for lane, units in enumerate(play.lanes):
+            self._load(optimizer, lane)
+            counted = 0
+            for number in range(steps):
+                begin = first + number * units
+                counted += play.step(optimizer, range(begin, begin + units), step=step + number)
+            first += steps * units
+            total += counted
+            change = {name: p.detach() - self._weights[name] for name, p in play.params.items()}
+            for name, tensor in self._coded(change, lane).items():
+                changes[name].add_(tensor, alpha=counted)
+            self._own[lane] = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
+            for name, total_state in states.items():
+                value = self._own[lane][name]
+                total_state.add_(quantised(value, self._variant.bits) if self._large(name) else value, alpha=counted)
+        self._state.update({name: tensor / total for name, tensor in states.items()})
+        self._move({name: tensor / total for name, tensor in changes.items()})
+        self._load(optimizer, 0)
+
+    def _merged(self, name: str) -> bool:
+        return name.startswith(self._variant.state) if self._variant.state else False
+
+    def _large(self, name: str) -> bool:
+        return bool(self._variant.bits) and name.startswith(("momentum_buffer", "exp_avg."))
+
+    def _coded(self, change: dict[str, Tensor], lane: int) -> dict[str, Tensor]:
+        """As it arrives; what was lost is kept for the next window."""
+        if not self._variant.bits:
+            return change
+        kept = self._errors[lane]
+        wanted = {name: tensor + kept[name] if name in kept else tensor for name, tensor in change.items()}
+        sent = {name: quantised(tensor, self._variant.bits) for name, tensor in wanted.items()}
+        self._errors[lane] = {name: tensor - sent[name] for name, tensor in wanted.items()}
+        return sent
+
+    def _move(self, change: Mapping[str, Tensor]) -> None:
+        for name, tensor in change.items():
+            if self._variant.outer is None:
+                self._weights[name].add_(tensor)
+                continue
+            rate, momentum = self._variant.outer
+            velocity = self._velocity.setdefault(name, torch.zeros_like(tensor)).mul_(momentum).add_(tensor)
+            self._weights[name].add_(tensor + momentum * velocity, alpha=rate)
+
+    @torch.no_grad()
+    def _load(self, optimizer: Stepper, lane: int) -> None:
+        for name, parameter in self._play.params.items():
+            parameter.copy_(self._weights[name])
+        own = {name: tensor for name, tensor in self._own[lane].items() if not self._merged(name)}
+        optimizer.load_state_tensors({name: t.clone() for name, t in {**self._state, **own}.items()})
+
+
+def quantised(tensor: Tensor, bits: int, *, block: int = 64) -> Tensor:
+    """What arrives of a tensor: blocks, each with its largest magnitude as the scale of whole numbers of these bits."""
+    flat = nn.functional.pad(tensor.reshape(-1), (0, -tensor.numel() % block)).view(-1, block)
+    most = 2 ** (bits - 1) - 1
+    scale = flat.abs().amax(1, keepdim=True).clamp_min(1e-30) / most
+    return ((flat / scale).round() * scale).reshape(-1)[: tensor.numel()].view_as(tensor)
+
+
+def times_longer(loss: float, alone: Mapping[float, float]) -> float:
+    """How many times as long the best machine alone trains for this loss: between its runs a straight line over the
+    logarithm of time, which goes on before the first and behind the last."""
+    points = sorted(alone.items())
+    pairs = list(itertools.pairwise(points))
+    outside = pairs[0 if loss > points[0][1] else -1]
+    (t0, l0), (t1, l1) = next((pair for pair in pairs if pair[0][1] >= loss >= pair[1][1]), outside)
+    return math.exp(math.log(t0) + (l0 - loss) / (l0 - l1) * (math.log(t1) - math.log(t0)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="a prepared data folder")
+    parser.add_argument("--speeds", default="8,4,2,1", help="units of each lane in a step")
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--exact", type=float, default=0.05, help="part of the steps before the windows")
+    parser.add_argument("--only", default=",".join(ALL), help="names of variants")
+    arguments = parser.parse_args()
+    lanes = [int(speed) for speed in arguments.speeds.split(",")]
+    results: dict[str, list[float]] = {}
+    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+
+        def play(steps: int, lanes: Sequence[int], optim: str, seed: int = seed) -> Play:
+            return Play(
+                arguments.data.resolve(), lanes=lanes, steps=steps, seed=seed, length=arguments.length, optim=optim
+            )
+
+        alone = {}
+        for times in LONGER:
+            run = play(round(times * arguments.steps), [max(lanes)], Variant().optim)
+            alone[times] = train(run, Variant(), exact_part=1.0)
+            print(f"seed {seed} alone x {times}: {alone[times]:.4f}", file=sys.stderr, flush=True)
+        results.setdefault("alone", []).append(alone[1.0])
+        for name in arguments.only.split(","):
+            variant = ALL[name.replace(";", ",")]
+            loss = train(play(arguments.steps, lanes, variant.optim), variant, exact_part=arguments.exact)
+            results.setdefault(name, []).append(loss)
+            speed = times_longer(loss, alone)
+            print(f"seed {seed} {name}: {loss:.4f}, speed {speed:.3f}", file=sys.stderr, flush=True)
+            results.setdefault(f"speed of {name}", []).append(speed)
+    report(
+        "lanes",
+        speeds=lanes,
+        ceiling=sum(lanes) / max(lanes),
+        steps=arguments.steps,
+        tokens=arguments.steps * sum(lanes) * arguments.length,
+        results={name: {"mean": statistics.mean(values), "each": values} for name, values in results.items()},
+    )
+
+
+if __name__ == "__main__":
+    main()
