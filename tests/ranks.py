@@ -25,6 +25,7 @@ from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.setup import make_model
 from tests.ports import free_port
 from tests.runs import RUN_FILE
+from tests.sessions import ConstantGradient, recipe_of
 from tests.tasks import Examples, RaggedRegression
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +100,8 @@ def main(file: Path) -> None:
     else:
         with joined(place) as island:
             config, _ = island.start(resolve(RUN_FILE).config)
-            island.form(config, task, model, parameters=Layout.of(Exact().version_like(model)))
+            parameters = Layout.of(Exact().version_like(model, recipe_of(ConstantGradient)))
+            island.form(config, task, model, parameters=parameters)
             link = island.link(inner=script if place.leads else None)
             assert train(link, task=task, model=model, sync=sync, worker=worker).reason == "done"
             island.end()

@@ -26,13 +26,14 @@ def main() -> None:
             hint="WORLD_SIZE=2 RANK=0 MASTER_ADDR=... MASTER_PORT=12355 on one machine, RANK=1 on the other",
         )
     with joined(place) as island:
-        island.form(backend=args.backend)
-        number = torch.tensor([place.rank + 1.0], device=island.device if island.backend.name == "nccl" else "cpu")
+        island.take_device("auto")
+        island.open_group({}, backend=args.backend)
+        backend, reason = island.backend
+        number = torch.tensor([place.rank + 1.0], device=island.device if backend == "nccl" else "cpu")
         dist.all_reduce(number)
         found, expected = float(number), place.num_ranks * (place.num_ranks + 1) / 2
-        emit(
-            "rank {rank} of {ranks}: backend {backend}", rank=place.rank, ranks=place.num_ranks, backend=island.backend
-        )
+        chosen = f"{backend} ({reason})"
+        emit("rank {rank} of {ranks}: backend {backend}", rank=place.rank, ranks=place.num_ranks, backend=chosen)
         emit("rank {rank}: all_reduce gives {found:g}, right is {expected:g}",
              rank=place.rank, found=found, expected=expected)  # fmt: skip
         if found != expected:

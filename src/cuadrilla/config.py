@@ -259,7 +259,7 @@ class OuterSection(Section):
 
 class ExactSync(Section):
     kind: Literal["exact"] = "exact"
-    """Synchronous and exact: any number of workers gives the result of one."""
+    """exact: synchronous, any number of workers gives the result of one. windows: a merge once in several steps."""
     strict: bool = False
     """The same bits for any number of workers, any split, any fault; slower, and only on identical machines."""
 
@@ -267,7 +267,7 @@ class ExactSync(Section):
 class WindowsSync(Section):
     kind: Literal["windows"]
     """Each machine takes several optimizer steps by itself, then weights and the optimizer's state are merged: for
-    networks that cannot carry every step."""
+    networks that cannot carry every step. exact: a merge at each step."""
     steps: Annotated[int, Field(ge=1, le=1000)] = 8
     """Optimizer steps of a window. `train.steps` and `train.batch_sequences` count as without windows."""
     strict: Literal[False] = False

@@ -32,14 +32,12 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "goodput": "--minutes 1 --seconds 3",
     "grid": "TEXT --set train.epochs=0.1 --set optim.weight_decay=0,1 --characters 20000 --seeds 1 --vocabulary 300",
     "kernels": "--preset micro --rounds 1 --threads 1",
+    "lanes": "DATA --steps 3 --seeds 1 --speeds 2,1 --length 16 --only exact,state~H=2,state;~4~bits~H=8",
     "late": "--times 1 --batch 16",
     "link": "--parameters 50000 --rate 0 --rounds 1",
     "loop": "--size micro --steps 6 --threads 1",
-    "muon": "--preset micro --rounds 1 --threads 1",
     "novels": "TEXTS --size micro --tokens 2048 --every 3",
-    "optimizers": "DATA --tokens 4096 --seeds 1",
     "plain": "TEXT --tokens 4096 --characters 20000 --vocabulary 300 --rates 0.001 --batches 4 --patience 1 --seeds 1",
-    "passes": "--sizes 1 2 --rounds 1 --threads 1 --vocabulary 300",
     "prepare": "TEXTS --rounds 1 --processes 1",
     "rates": "TEXTS --tokens 40000 --trials 1 --seeds 1 --vocabulary 300 --sequences 4",
     "recovery": "--faults 1",
@@ -107,7 +105,7 @@ def test_it_measures(
         pytest.skip(f"{needed} is not installed: pip install {needed}")
     if name == "dashboard" and CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt install chromium")
-    if name == "optimizers":
+    if name == "lanes":
         shutil.copytree(stories, tmp_path / "data")
     places = {"TEXTS": str(texts), "TEXT": str(texts / "0.txt"), "DATA": str(tmp_path / "data")}
     words = [places.get(word, word).replace("~", " ") for word in SMALLEST[name].split()]

@@ -12,7 +12,7 @@ from cuadrilla.crew.island import (
     settings_hash,
 )
 from cuadrilla.crew.run import require_one_worker
-from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.link.base import Hello, Stop
 from cuadrilla.link.inproc import InProcServer
@@ -79,6 +79,10 @@ def test_nccl_needs_a_card_for_each_rank(cards, name, reason):
     chosen, why = choose_backend(cards)
     assert chosen == name
     assert reason in why
+    assert choose_backend(cards, asked="gloo")[0] == "gloo"
+    if name == "gloo":
+        with pytest.raises(EnvironmentProblem, match=reason):
+            choose_backend(cards, asked="nccl")
 
 
 def test_operating_systems_are_not_mixed():

@@ -59,6 +59,8 @@ START_MINUTES = 10
 PATIENCE_MINUTES = 30
 """Ranks wait for each other so long: while rank 0 evaluates, too. One whose process ends is missed at once, by Gloo or
 NCCL, or within a minute (`pulse.py`)."""
+LAST_SECONDS = 5.0
+"""So long rank 0 lets the others read why it fails."""
 SHOWN_DIGITS = 12
 START, ALIKE, END = SUBJECTS = ("start", "alike", "end")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -78,13 +80,13 @@ class Island:
         self.cores = 1
         self._store = store
         self._num_machines = 1
-        self._backend = ("", "")
+        self.backend = ("", "")
         self._parameters = Layout(())
         self._num_links = 0
         self._pulse: Pulse | None = None
 
     def __str__(self) -> str:
-        backend, reason = self._backend
+        backend, reason = self.backend
         return Message(
             "{ranks} ranks on {machines} machines, {backend}"
             if self._num_machines > 1
@@ -143,20 +145,25 @@ class Island:
                 hint='sync.kind = "exact", or without torchrun: each device is a worker then',
             )
         mine = {
-            "system": platform.system(),
             "settings": settings_hash(config),
             "data": hashlib.sha256(task.data_hash().encode()).hexdigest()[:SHOWN_DIGITS],
             "torch": torch.__version__,
             **code_fingerprint(task, model),
             **({**environment(self.device), "threads": str(config.train.threads)} if config.sync.strict else {}),
         }
+        self._parameters = parameters
+        self.open_group(mine)
+
+    def open_group(self, facts: Facts, *, backend: str = "auto") -> None:
+        """Of ranks that agree on `facts`, after `take_device`. Raises as `form`, and EnvironmentProblem where the
+        backend that is asked for cannot be used."""
         is_nccl = self.device.type == "cuda" and dist.is_nccl_available()
         card = str(torch.cuda.get_device_properties(self.device).uuid) if is_nccl else ""
-        ranks = self._agree(ALIKE, {"facts": mine, "card": card})
+        ranks = self._agree(ALIKE, {"facts": {"system": platform.system(), **facts}, "card": card})
         require_alike([rank["facts"] for rank in ranks])
-        self._backend, self._parameters = choose_backend([rank["card"] for rank in ranks]), parameters
+        self.backend = choose_backend([rank["card"] for rank in ranks], asked=backend)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if self._backend[0] == "nccl" else "gloo",
+            "cpu:gloo,cuda:nccl" if self.backend[0] == "nccl" else "gloo",
             store=PrefixStore("group", self._store),
             rank=self.place.rank,
             world_size=self.place.num_ranks,
@@ -176,7 +183,7 @@ class Island:
             inner=inner,
             farewell=farewell,
             parameters=self._parameters,
-            place=self.device if self._backend[0] == "nccl" else torch.device("cpu"),
+            place=self.device if self.backend[0] == "nccl" else torch.device("cpu"),
             store=PrefixStore(f"link/{self._num_links}", self._store),
             asked_to_stop=asked_to_stop,
             why_broken=self.why_broken,
@@ -189,13 +196,18 @@ class Island:
         return found
 
     def failed(self, error: BaseException) -> None:
-        """Leave word why this rank ends, for those who wait."""
-        if isinstance(error, IslandBroken):  # another rank failed first
-            return
+        """Leave word why this rank ends, for those who wait. The store may go with rank 0, so that ends last."""
         reason = error.message if isinstance(error, CuadrillaError) else f"{type(error).__name__}: {error}"
+        subjects: Sequence[str] = SUBJECTS
+        said = {"error": reason}
+        if isinstance(error, IslandBroken):  # another rank has failed first
+            subjects, said = () if self.place.leads else (END,), {}
         with suppress(RuntimeError):  # the store went with the rank, or the torchrun, that kept it
-            for subject in SUBJECTS:
-                self._store.set(_key(subject, self.place.rank), json.dumps({"error": reason}))
+            for subject in subjects:
+                self._store.set(_key(subject, self.place.rank), json.dumps(said))
+            if self.place.leads:
+                ended = [_key(END, rank) for rank in range(1, self.place.num_ranks)]
+                self._store.wait(ended, timedelta(seconds=LAST_SECONDS))
 
     def why_broken(self) -> str:
         """What a rank that failed has said; "" if it had no time to say anything."""
@@ -319,15 +331,21 @@ def follow_for_crew(island: Island, *, threads: int = 0, found: tuple[Config, Pa
     island.end()
 
 
-def choose_backend(cards: Sequence[str]) -> tuple[str, str]:
-    """What moves tensors, and why, by the card of each rank, which has an empty name where NCCL cannot be used."""
+def choose_backend(cards: Sequence[str], *, asked: str = "auto") -> tuple[str, str]:
+    """What moves tensors, and why, by the card of each rank, which has an empty name where NCCL cannot be used. Raises
+    EnvironmentProblem."""
     shared = next((card for card, count in Counter(cards).items() if card and count > 1), "")
     if not all(cards):
-        return "gloo", Message("not every rank has a CUDA device")
-    if shared:
+        found = "gloo", Message("not every rank has a CUDA device")
+    elif shared:
         ranks = ", ".join(str(rank) for rank, card in enumerate(cards) if card == shared)
-        return "gloo", Message("ranks {ranks} share a card, and NCCL wants one for each", ranks=ranks)
-    return "nccl", Message("each rank has a CUDA device of its own")
+        found = "gloo", Message("ranks {ranks} share a card, and NCCL wants one for each", ranks=ranks)
+    else:
+        found = "nccl", Message("each rank has a CUDA device of its own")
+    if asked == "nccl" != found[0]:
+        hint = "one process for each card, or --backend gloo"
+        raise EnvironmentProblem("nccl cannot be used: {reason}", reason=found[1], hint=hint)
+    return found if asked in ("auto", found[0]) else (asked, Message("asked for"))
 
 
 def require_alike(ranks: Sequence[Facts]) -> None:

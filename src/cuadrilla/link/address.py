@@ -65,22 +65,24 @@ class Address:
 
 def canonical_host(host: str) -> str:
     """One spelling per host: small letters, compressed IPv6 without brackets. Raises LinkError."""
-    text = host.strip().lower()
+    text, problem = host.strip().lower(), ""
     try:
         address = ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
     except ValueError:
         # A last label of digits is never a name: 192.168.1.300 is an address with an error in it.
         if _NAME.fullmatch(text) and not text.rpartition(".")[2].isdigit():
             return text
-        address = ipaddress.IPv4Address(0)
+        address = ipaddress.IPv4Address(1)
+        problem = "{host!r} is neither a machine's name nor an address"
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id is None:
         address = address.ipv4_mapped or address  # spelled differently by different versions of Python
-    if address.is_unspecified or "%" in text:  # every address of a machine; the name of a card, another elsewhere
-        raise LinkError(
-            "{host!r} is neither a machine's name nor an address that other machines can dial",
-            host=host,
-            hint="give the address of the coordinator on your network, such as 192.168.1.20",
-        )
+    if address.is_unspecified:
+        problem = "{host!r} means every address of a machine; nobody can dial it"
+    if "%" in text:
+        problem = "{host!r} holds the name of a network card, which is another elsewhere"
+    if problem:
+        hint = "give the address of the coordinator on your network, such as 192.168.1.20"
+        raise LinkError(problem, host=host, hint=hint)
     return str(address)
 
 

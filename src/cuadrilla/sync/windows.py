@@ -16,6 +16,7 @@ one that starts with its own, or with none, has to find its way first.
 With one step of plain gradient descent it is the exact strategy.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -156,7 +157,9 @@ class WindowsMerge:
             for answer in answers:
                 mean.add_(answer.said.tensors[name].to(mean.device), alpha=answer.said.tokens / tokens)
             self._mean[name] = mean.round_() if mean.ndim == 0 else mean  # counts of steps are alike
+        whole = float(nn.utils.get_total_norm(self._mean.values()))
         norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._params]))
+        norm = norm if math.isfinite(whole) else whole
         bad = unusable(answers, norm=norm, norms=lambda: self.norms(answers))
         return Reduced(norm=norm, bad=bad)
 
