@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.host.descriptors import allow_descriptors
@@ -159,7 +160,7 @@ def listen(
 def _config(app: Application, port: Port) -> uvicorn.Config:
     return uvicorn.Config(
         cast(Any, app),
-        http="h11",
+        http=_Protocol,
         lifespan="off",
         ws="none",
         log_config=None,
@@ -173,6 +174,29 @@ def _config(app: Application, port: Port) -> uvicorn.Config:
         ssl_certfile=port.certificate,
         ssl_keyfile=port.private_key,
     )
+
+
+class _Protocol(H11Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(Any, _OneWrite(transport)))
+
+
+class _OneWrite:
+    """A connection on which an answer's head waits for its first piece, and leaves in one write with it. uvicorn writes
+    them apart: of a service that is killed between, a proxy would have a head, and could ask no other service."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport, self._head = transport, b""
+
+    def write(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1.1 200 "):
+            self._head = data
+            return
+        whole, self._head = self._head + data, b""
+        self._transport.write(whole)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class _Server(uvicorn.Server):
