@@ -39,14 +39,18 @@ from tests.tasks import RaggedRegression
 
 GRADIENT_STEPS = ('optim.kind="sgd"', "optim.momentum=0.0", "train.clip_norm=0.0")
 """With these a mean of weights after one step is the step of the mean gradient."""
+LANES = [0.5, 1.0, 0.25]
+STRICT = ("strict", "strict windows", "strict windows of many steps")
 STRATEGIES: dict[str, Strategy] = {
     "exact": Exact(),
     "strict": Exact(strict=True),
     "windows": Windows(steps_per_round=1),
+    "strict windows": Windows(steps_per_round=1, strict_lanes=LANES),
     "average": Average(),
 }
 MANY_STEPS: dict[str, Strategy] = {
     "windows of many steps": Windows(steps_per_round=4),
+    "strict windows of many steps": Windows(steps_per_round=4, strict_lanes=LANES),
     "average of many steps": Average(steps_per_round=4),
 }
 ROUNDING = 1e-6
@@ -62,16 +66,18 @@ def strategy(request: pytest.FixtureRequest) -> Strategy:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One exact worker and plain gradient steps, and a strict one beside it."""
+    """One exact worker and plain gradient steps, and strict ones beside it."""
     folder = tmp_path_factory.mktemp("alone")
-    for name in ("exact", "strict"):
-        runs.execute(folder / name, RaggedRegression(), *GRADIENT_STEPS, strategy=STRATEGIES[name])
+    for name in ("exact", *STRICT):
+        strategy = {**STRATEGIES, **MANY_STEPS}[name]
+        runs.execute(folder / name, RaggedRegression(), *GRADIENT_STEPS, strategy=strategy)
     return folder
 
 
 def is_what_one_worker_gives(folder: Path, alone: Path, strategy: Strategy) -> bool:
-    """At its exact setting every strategy; the strict one bit by bit."""
-    if strategy is STRATEGIES["strict"] and final_sha256(folder) != final_sha256(alone / "strict"):
+    """At its exact setting every strategy; the strict ones bit by bit."""
+    strict = [name for name in STRICT if STRATEGIES.get(name) is strategy]
+    if any(final_sha256(folder) != final_sha256(alone / name) for name in strict):
         return False
     return relative_difference(final(folder), final(alone / "exact")) <= ROUNDING
 
@@ -97,6 +103,19 @@ def test_a_worker_lost_at_any_phase_changes_nothing(
     assert is_what_one_worker_gives(tmp_path, alone, strategy)
     left = [row for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "left"]
     assert [row["worker"] for row in left] == ["worker-2"]
+
+
+@pytest.mark.parametrize("phase", [None, *PHASES])
+def test_strict_windows_have_one_workers_bits(
+    execute: Execute, tmp_path: Path, alone: Path, phase: Phase | None
+) -> None:
+    """Whoever computes which lane, and whoever is lost."""
+    name = "strict windows of many steps"
+    wrap, played = play(Script(worker="worker-2", at=None, phase=phase)) if phase else (None, [True])
+    crew = workers([1.0, 0.5, 0.25] if phase is None else [1.0, 1.0, 1.0])
+    execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, crew, strategy=MANY_STEPS[name], wrap_link=wrap)
+    assert played
+    assert final_sha256(tmp_path) == final_sha256(alone / name)
 
 
 @pytest.mark.parametrize("name", [*STRATEGIES, *MANY_STEPS])

@@ -10,5 +10,5 @@ def make_strategy(section: ExactSync | WindowsSync) -> Strategy:
     match section:
         case ExactSync(strict=strict):
             return Exact(strict=strict)
-        case WindowsSync(steps=steps):
-            return Windows(steps_per_round=steps)
+        case WindowsSync():
+            return Windows(steps_per_round=section.steps, strict_lanes=section.lanes if section.strict else ())

@@ -170,7 +170,7 @@ class Coordinator:
             return [Discard(lease_id=said.lease_id)]
         self.crew.answered(worker)
         if not said.valid:
-            self.work.fail(grant)
+            self.work.fail(grant, is_smallest=self.rounds.is_smallest(grant, self.work))
             return [Discard(lease_id=said.lease_id), *self._go_on()]
         self.crew.measure(grant, transfer=said.transfer_seconds)
         self.work.answers[said.lease_id] = Answer(grant=grant, said=said)
@@ -205,7 +205,8 @@ class Coordinator:
     def _recompute(self, bad_leases: tuple[int, ...]) -> list[Action]:
         actions: list[Action] = []
         for lease_id in bad_leases:
-            self.work.fail(self.work.answers.pop(lease_id).grant)
+            grant = self.work.answers.pop(lease_id).grant
+            self.work.fail(grant, is_smallest=self.rounds.is_smallest(grant, self.work))
             actions.append(Discard(lease_id=lease_id))
         return [*actions, *self._go_on()]
 

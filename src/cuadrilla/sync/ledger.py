@@ -6,7 +6,7 @@
 
 A run is an endless sequence of units 0, 1, 2, ...; `Ledger` opens them in order and remembers only those that are
 not yet counted below the last counted one. A unit may be leased to several workers at once, when the first of them is
-late (`grant_backup`): whose answer comes first counts. Invariants (I1 of the fault tests): a unit is counted exactly
+late (`grant_units`): whose answer comes first counts. Invariants (I1 of the fault tests): a unit is counted exactly
 once; an answer to a lease that was released, or one of whose units was counted meanwhile, is refused.
 """
 
@@ -53,8 +53,8 @@ class Ledger:
         units = tuple(sorted(self.free.difference(exclude))[:count])
         return self._lease(worker, units, version=version, at=at) if units else None
 
-    def grant_backup(self, worker: str, units: Iterable[int], *, version: int = 0, at: float = 0.0) -> Grant:
-        """Lease units that another worker holds as well."""
+    def grant_units(self, worker: str, units: Iterable[int], *, version: int = 0, at: float = 0.0) -> Grant:
+        """Lease these units, which another worker may hold as well."""
         chosen = tuple(sorted(units))
         assert chosen
         assert self.uncounted.issuperset(chosen)

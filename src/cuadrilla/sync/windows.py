@@ -14,6 +14,9 @@ learns best (`python -m bench.lanes`, docs/experiments.md): a lane that starts w
 one that starts with its own, or with none, has to find its way first.
 
 With one step of plain gradient descent it is the exact strategy.
+
+*Strict*: lanes are cut before it is known who computes them (`lanes.py`), a pass is a unit, and the merge adds lanes up
+in their order. The weights then have one SHA-256 for any number of workers and any faults.
 """
 
 import math
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 from cuadrilla.errors import TaskError
 from cuadrilla.link.base import Lease, Tensors
 from cuadrilla.sync.events import Answer
+from cuadrilla.sync.lanes import LaneRounds
 from cuadrilla.sync.statistics import statistics_of
 from cuadrilla.sync.strategy import (
     Parameters,
@@ -46,19 +50,20 @@ SECOND_MOMENT = "exp_avg_sq."
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """The strategy of `sync.kind = "windows"`; see the module."""
+    """The strategy of `sync.kind = "windows"`; see the module. `strict_lanes`: their relative sizes, in strict mode."""
 
     steps_per_round: int
+    strict_lanes: Sequence[float] = ()
     moves_weights: bool = True
 
     def worker(self, model: nn.Module, recipe: Recipe) -> "WindowsWorker":
-        return WindowsWorker(model, recipe, steps_per_round=self.steps_per_round)
+        return WindowsWorker(model, recipe, steps_per_round=self.steps_per_round, strict=bool(self.strict_lanes))
 
     def merge(self, model: nn.Module, recipe: Recipe) -> "WindowsMerge":
         return WindowsMerge(model, recipe)
 
     def rounds(self, *, share: Share) -> Rounds:
-        return WholeRounds(share=share)
+        return LaneRounds(share=share, sizes=self.strict_lanes) if self.strict_lanes else WholeRounds(share=share)
 
     def version_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
         """Trainable parameters and the optimizer's state."""
@@ -75,16 +80,14 @@ class Windows:
 class WindowsWorker:
     """The worker half. Raises TaskError for a model with running statistics, which are no weights."""
 
-    one_unit_per_micro_step = False
-
-    def __init__(self, model: nn.Module, recipe: Recipe, *, steps_per_round: int) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, *, steps_per_round: int, strict: bool) -> None:
         if statistics_of(model):
             raise TaskError(
                 "windows do not merge the running statistics of BatchNorm",
                 hint='sync.kind = "exact" does; or a model with LayerNorm or GroupNorm',
             )
         self.params: Parameters = trainable(model)
-        self.steps_per_round = steps_per_round
+        self.steps_per_round, self.one_unit_per_micro_step = steps_per_round, strict
         self._recipe = recipe
         self._optimizer = recipe.make_optimizer(self.params)
         self._record: dict[str, Tensor] = {}

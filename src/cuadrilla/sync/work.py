@@ -42,6 +42,9 @@ class Rounds(Protocol):
     def next(self, work: "Work") -> list[Action]:
         """A version was committed, and the run goes on."""
 
+    def is_smallest(self, grant: Grant, work: "Work") -> bool:
+        """Whether its units are never leased in smaller parts."""
+
 
 @dataclass(kw_only=True)
 class Work:
@@ -79,9 +82,9 @@ class Work:
         grant = self.ledger.grant(worker, count, version=self.version, at=self.crew.now, exclude=exclude)
         return self._granted(grant) if grant is not None else []
 
-    def grant_backup(self, worker: str, units: Sequence[int]) -> list[Action]:
-        """Lease units that another worker holds as well."""
-        return self._granted(self.ledger.grant_backup(worker, units, version=self.version, at=self.crew.now))
+    def grant_units(self, worker: str, units: Sequence[int]) -> list[Action]:
+        """Lease these units, which another worker may hold as well."""
+        return self._granted(self.ledger.grant_units(worker, units, version=self.version, at=self.crew.now))
 
     def _granted(self, grant: Grant) -> list[Action]:
         self.crew.granted(grant.worker)
@@ -116,15 +119,14 @@ class Work:
         """Nobody else's answer for these units is wanted."""
         self.crew.unanswered(self.ledger.revoke(units))
 
-    def fail(self, grant: Grant) -> None:
-        """Its contribution cannot be used: its units are computed again, as few at a time as may be; skipped if those
-        failed so.
+    def fail(self, grant: Grant, *, is_smallest: bool) -> None:
+        """Its contribution cannot be used: its units are computed again; skipped if the smallest lease of them failed
+        so often.
         """
         self.ledger.uncount(grant.units)
         for unit in grant.units:
             self.failures.setdefault(unit, []).append(grant.worker)
-        few = len(grant.units) <= self.rules.steps_per_round
-        if few and len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
+        if is_smallest and len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
             self.skip(grant.units)
 
     def skip(self, units: Sequence[int]) -> None:
@@ -204,11 +206,14 @@ class WholeRounds:
             chosen = [unit for unit in units if unit not in work.failed_by(worker)][: size * shares[worker]]
             if chosen:
                 units = [unit for unit in units if unit not in chosen]
-                granted.extend(work.grant_backup(worker, chosen))
+                granted.extend(work.grant_units(worker, chosen))
         return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted] if granted else []
 
     def due(self, work: Work) -> Merge | None:
         return None if work.ledger.outstanding else work.merge()
+
+    def is_smallest(self, grant: Grant, work: Work) -> bool:
+        return len(grant.units) <= work.rules.steps_per_round
 
     def next(self, work: Work) -> list[Action]:
         work.ledger.open_units(work.rules.units_per_round)
