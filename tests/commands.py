@@ -114,9 +114,9 @@ def stop(process: "subprocess.Popen[str]") -> str:
 
 
 def is_what_one_worker_gives(run: RunDir, *sets: str, begun_in: RunDir | None = None) -> bool:
-    """Whether every step has its row, and the newest weights are those of one undisturbed worker at that step.
+    """Whether every version has its row, and the newest weights are those of one undisturbed worker at that version.
 
-    `begun_in`: where the first steps were made, whose rows are not looked at.
+    `begun_in`: where the first versions were made, whose rows are not looked at.
     """
     versions = [row["version"] for row in last_rows(run.metrics)]
     assert versions == list(range(versions[0] if begun_in else 1, versions[-1] + 1))

@@ -52,6 +52,8 @@ def worker_half(model: nn.Module, *, strict: bool = False) -> ExactWorker:
 class ConstantGradient:
     """An optimizer that makes histories computable by hand: θ ← θ − factor · gradient."""
 
+    adaptive: frozenset[str] = frozenset()
+
     def __init__(self, params: dict[str, nn.Parameter]) -> None:
         self.params = params
 
@@ -59,7 +61,8 @@ class ConstantGradient:
         """It has no state."""
 
     @torch.no_grad()
-    def step(self, factor: float) -> None:
+    def step(self, factor: float, *, squares: Mapping[str, torch.Tensor] | None = None) -> None:
+        assert squares is None or not squares
         for parameter in self.params.values():
             assert parameter.grad is not None
             parameter.sub_(parameter.grad, alpha=factor)

@@ -77,9 +77,10 @@ def test_a_killed_worker_changes_nothing(crew: "subprocess.Popen[str]", run: Run
 
 
 @pytest.mark.thorough
-def test_windows_survive_a_killed_worker_and_a_killed_coordinator(run: RunDir) -> None:
-    """Weights and optimizer state are those of record: each window is there once, and the loss falls on."""
-    crew = start(run, "--set", "sync.kind=windows", "--set", "sync.steps=4", *PRACTICE)
+def test_strict_windows_survive_a_killed_worker_and_a_killed_coordinator(run: RunDir) -> None:
+    """Weights and optimizer state are those of record, and a lane is the same whoever computes it: the bits stay."""
+    windows = ("--set", "sync.kind=windows", "--set", "sync.steps=4", "--set", "sync.lanes=[1.0, 0.5, 0.25]", *STRICT)
+    crew = start(run, *windows, *PRACTICE)
     wait_for(joined(run, 3), crew)
     wait_for(goes_on(run), crew)
     worker(crew, "worker-1").kill()
@@ -92,6 +93,7 @@ def test_windows_survive_a_killed_worker_and_a_killed_coordinator(run: RunDir) -
     assert [row["version"] for row in rows] == list(range(1, len(rows) + 1))
     assert rows[-1]["tokens"] == len(rows) * 4 * 64
     assert sum(row["loss"] for row in rows[-5:]) < sum(row["loss"] for row in rows[:5])
+    assert is_what_one_worker_gives(run, *windows)
 
 
 @pytest.mark.thorough

@@ -1,38 +1,47 @@
 """Windows by hand: what is merged, at which rate, and what is refused. The rest: `inproc/test_strategies.py`."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.config import AdamWSection
+from cuadrilla.config import AdamWSection, SGDSection
 from cuadrilla.errors import TaskError
 from cuadrilla.link.base import Lease
 from cuadrilla.sync.events import Answer
-from cuadrilla.sync.strategy import Recipe, Sums
-from cuadrilla.sync.windows import STATE, Windows, WindowsMerge
+from cuadrilla.sync.strategy import Parameters, Recipe, Stepper, Sums
+from cuadrilla.sync.windows import SQUARE, STATE, Windows, WindowsMerge
 from cuadrilla.train.optim import make_optimizer
 from tests.sessions import answer_of
 
+MOMENTUM = make_optimizer(SGDSection(kind="sgd"), is_matrix=lambda *_: False, dtype=torch.float32)
 ADAMW = make_optimizer(AdamWSection(kind="adamw", weight_decay=0.0), is_matrix=lambda *_: False, dtype=torch.float32)
 STEPS = 4
 
 
-def recipe(rates: list[int]) -> Recipe:
+def recipe(rates: list[int], optimizer: Callable[[Parameters], Stepper] = MOMENTUM) -> Recipe:
     """Notes the tokens at whose learning rates steps are made."""
 
     def factor(tokens: int) -> float:
         rates.append(tokens)
         return 1.0
 
-    return Recipe(make_optimizer=ADAMW, lr_factor=factor, clip_norm=0.0, units_per_round=8, unit_tokens=10)
+    return Recipe(make_optimizer=optimizer, lr_factor=factor, clip_norm=0.0, units_per_round=8, unit_tokens=10)
 
 
-def lane(merge: WindowsMerge, *, gradient: float, tokens: int, rates: list[int]) -> Answer:
+def lane(
+    merge: WindowsMerge,
+    *,
+    gradient: float,
+    tokens: int,
+    rates: list[int],
+    optimizer: Callable[[Parameters], Stepper] = MOMENTUM,
+) -> Answer:
     """The answer to a lease of version 2 in which each step has so many tokens, each with this gradient."""
     model, sums = nn.ParameterDict({"w": torch.zeros(3)}), Sums()
-    worker = Windows(steps_per_round=STEPS).worker(model, recipe(rates))
+    worker = Windows(steps_per_round=STEPS).worker(model, recipe(rates, optimizer))
     worker.apply(merge.version())
     worker.begin(Lease(lease_id=1, version=2, units=(0,), planned_tokens=80))
     for _ in range(STEPS):
@@ -58,21 +67,57 @@ def test_weights_and_state_are_means_by_tokens_at_rates_of_the_runs_tokens() -> 
     merge.step(norm=1.0, tokens=240, version=3)
     wanted = {name: 0.75 * t + 0.25 * answers[1].said.tensors[name] for name, t in answers[0].said.tensors.items()}
     assert torch.allclose(model["w"].detach(), wanted["w"])
+    momentum = f"{STATE}momentum_buffer.w"
+    assert torch.allclose(merge.version()[momentum], wanted[momentum])
+    assert wanted[momentum].abs().min() > 0
+
+
+def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> None:
+    """Both lanes have the same gradient: AdamW's steps with it, but for the squares, which are those of the parts."""
+    model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[int]()
+    merge = Windows(steps_per_round=STEPS).merge(model, recipe(rates, ADAMW))
+    answers = [lane(merge, gradient=2.0, tokens=tokens, rates=[], optimizer=ADAMW) for tokens in (15, 5)]
+    merge.reduce(answers, planned_tokens=80)
+    merge.step(norm=1.0, tokens=240, version=3)
+    assert rates == [180, 200, 220, 240, 240]  # the last one is what is told of the window
+    weight, mean, square, section = 0.0, 0.0, 0.0, AdamWSection(kind="adamw")
+    for step in range(1, STEPS + 1):
+        mean += (1 - section.beta1) * (2.0 - mean)
+        square += (1 - section.beta2) * ((0.75 * 2.0) ** 2 + (0.25 * 2.0) ** 2 - square)
+        root = (square / (1 - section.beta2**step)) ** 0.5
+        weight -= section.lr * mean / (1 - section.beta1**step) / root
+    assert model["w"].tolist() == pytest.approx([weight] * 3)
     found = merge.version()
-    for name in (f"{STATE}exp_avg.w", f"{STATE}exp_avg_sq.w"):
-        assert torch.allclose(found[name], wanted[name])
-        assert found[name].abs().min() > 0
+    assert found[f"{STATE}exp_avg.w"].tolist() == pytest.approx([mean] * 3)
+    assert found[f"{STATE}exp_avg_sq.w"].tolist() == pytest.approx([square] * 3)
     assert found[f"{STATE}step.w"] == STEPS
+
+
+def test_one_lane_with_adamw_is_adamw_alone() -> None:
+    model, alone = (nn.ParameterDict({"w": torch.zeros(3)}) for _ in range(2))
+    merge = Windows(steps_per_round=STEPS).merge(model, recipe([], ADAMW))
+    merge.reduce([lane(merge, gradient=3.0, tokens=20, rates=[], optimizer=ADAMW)], planned_tokens=80)
+    merge.step(norm=1.0, tokens=240, version=3)
+    optimizer = ADAMW(alone)
+    for _ in range(STEPS):
+        alone["w"].grad = torch.full((3,), 3.0)
+        optimizer.step(1.0)
+    assert torch.allclose(model["w"], alone["w"])
 
 
 def test_a_state_that_is_no_number_is_found_though_the_weights_are() -> None:
     merge = Windows(steps_per_round=STEPS).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([]))
     good = lane(merge, gradient=1.0, tokens=10, rates=[])
-    bad = changed(good, f"{STATE}exp_avg.w", torch.tensor([0.0, float("nan"), 0.0]))
+    bad = changed(good, f"{STATE}momentum_buffer.w", torch.tensor([0.0, float("nan"), 0.0]))
     assert merge.reduce([good, bad], planned_tokens=80).bad == (1,)
     assert merge.reduce([good, good], planned_tokens=80).bad == ()
+
+
+def test_a_negative_square_is_not_plausible() -> None:
+    merge = Windows(steps_per_round=STEPS).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([], ADAMW))
+    good = lane(merge, gradient=1.0, tokens=10, rates=[], optimizer=ADAMW)
     assert merge.is_plausible(good.said.tensors, num_units=1)
-    negative = changed(good, f"{STATE}exp_avg_sq.w", torch.tensor([1.0, -1.0, 1.0]))
+    negative = changed(good, f"{SQUARE}w", torch.tensor([1.0, -1.0, 1.0]))
     assert not merge.is_plausible(negative.said.tensors, num_units=1)
 
 

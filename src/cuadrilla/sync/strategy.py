@@ -39,8 +39,14 @@ class Stepper(Protocol):
     def start(self) -> None:
         """Make the state of all parameters now, of zeros; else each begins with its first gradient."""
 
-    def step(self, factor: float) -> None:
-        """Update the parameters from their `.grad`, every learning rate times `factor`."""
+    @property
+    def adaptive(self) -> frozenset[str]:
+        """Names of parameters whose steps are divided by the root of a mean of squared gradients."""
+
+    def step(self, factor: float, *, squares: Mapping[str, Tensor] | None = None) -> None:
+        """Update the parameters that have a `.grad`, every learning rate times `factor`. `squares`: of gradients, in
+        place of the square of `.grad`, for each of `adaptive`.
+        """
 
     def state_tensors(self) -> dict[str, Tensor]: ...
 

@@ -1,9 +1,11 @@
 """Windows: several optimizer steps on each machine, then one merge of the weights and of the optimizer's state.
 
     worker:  from the state of record, for each step of its lease: θ ← step(θ, mean gradient)        `local_step`
-             contribution = (θ − θ of record, the optimizer's state)                                 `contribute`
+             contribution = (θ − θ of record, the optimizer's state); for adaptive parameters instead
+             (Σ gradient / planned tokens, Σ its square)                                             `contribute`
     merge:   means by tokens of all contributions                                                    `reduce`
-             θ += the mean change; the mean state is that of record                                  `step`
+             θ += the mean change; the mean state is that of record; adaptive parameters: as many
+             steps with the mean gradient and the mean of squares                                    `step`
              θ and the state to everyone                                                             `version`
 
 A round is a window of `steps` steps of the whole crew. A worker's lease is its lane: in each of these steps as many
@@ -12,6 +14,11 @@ Learning rates depend on the run's tokens, whoever counted them. The state of re
 between two leases, whoever joins starts with everything, and a lost lane is computed again by anybody. It is also what
 learns best (`python -m bench.lanes`, docs/experiments.md): a lane that starts with the crew's momentum goes on, where
 one that starts with its own, or with none, has to find its way first.
+
+Adaptive parameters are those of AdamW, whose step has one size however small the gradient is: what only one lane sees,
+such as a rare token's row, would move by that lane's part of the step alone, and the squares of a small lane's noisy
+gradients would slow down all of them. The sum of gradients has neither fault, and their squares are as noisy as those
+of the whole step.
 
 With one step of plain gradient descent it is the exact strategy.
 
@@ -28,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from cuadrilla.errors import TaskError
-from cuadrilla.link.base import Lease, Tensors
+from cuadrilla.link.base import Contribution, Lease, Tensors
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.lanes import LaneRounds
 from cuadrilla.sync.statistics import statistics_of
@@ -36,6 +43,7 @@ from cuadrilla.sync.strategy import (
     Parameters,
     Recipe,
     Reduced,
+    Stepper,
     Sums,
     trainable,
     unusable,
@@ -43,9 +51,8 @@ from cuadrilla.sync.strategy import (
 )
 from cuadrilla.sync.work import Rounds, Share, WholeRounds
 
-STATE = "optimizer state: "
-"""Before the names of the optimizer's tensors, beside the names of weights."""
-SECOND_MOMENT = "exp_avg_sq."
+STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: "
+"""Before names of tensors that are not weights or their changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,21 +67,27 @@ class Windows:
         return WindowsWorker(model, recipe, steps_per_round=self.steps_per_round, strict=bool(self.strict_lanes))
 
     def merge(self, model: nn.Module, recipe: Recipe) -> "WindowsMerge":
-        return WindowsMerge(model, recipe)
+        return WindowsMerge(model, recipe, steps_per_round=self.steps_per_round)
 
     def rounds(self, *, share: Share) -> Rounds:
         return LaneRounds(share=share, sizes=self.strict_lanes) if self.strict_lanes else WholeRounds(share=share)
 
     def version_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
         """Trainable parameters and the optimizer's state."""
-        params = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in trainable(model).items()}
-        optimizer = recipe.make_optimizer(params)
-        optimizer.start()
+        params, optimizer = _unplaced(model, recipe)
         return {**params, **_named(optimizer.state_tensors())}
 
     def contribution_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
-        """Changes of the parameters, and the optimizer's state."""
-        return self.version_like(model, recipe)
+        """Changes of the parameters and the optimizer's state, or gradients and their squares."""
+        params, optimizer = _unplaced(model, recipe)
+        return _contribution(params, optimizer, gradients=params, squares=params)
+
+
+def _unplaced(model: nn.Module, recipe: Recipe) -> tuple[Parameters, Stepper]:
+    params = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in trainable(model).items()}
+    optimizer = recipe.make_optimizer(params)
+    optimizer.start()
+    return params, optimizer
 
 
 class WindowsWorker:
@@ -91,6 +104,8 @@ class WindowsWorker:
         self._recipe = recipe
         self._optimizer = recipe.make_optimizer(self.params)
         self._record: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
+        self._squares: dict[str, Tensor] = {}
         self._begun = self._planned = self._counted = self._steps = 0
 
     @torch.no_grad()
@@ -100,6 +115,9 @@ class WindowsWorker:
             parameter.copy_(self._record[name])
             parameter.grad = None
         self._optimizer.load_state_tensors(_state_in(self._record))
+        adaptive = [(name, self.params[name]) for name in self.params if name in self._optimizer.adaptive]
+        self._gradients = {name: torch.zeros_like(parameter) for name, parameter in adaptive}
+        self._squares = {name: torch.zeros_like(parameter) for name, parameter in adaptive}
         self._begun, self._planned = lease.version * lease.planned_tokens, lease.planned_tokens
         self._counted = self._steps = 0
 
@@ -109,6 +127,7 @@ class WindowsWorker:
     def after_micro_step(self, sums: Sums) -> None:
         """Gradients add up by themselves."""
 
+    @torch.no_grad()
     def local_step(self, sums: Sums) -> None:
         """A step of the run's optimizer with the mean gradient of this lane; none where nothing was counted."""
         self._steps += 1
@@ -120,6 +139,12 @@ class WindowsWorker:
                 parameter.grad.mul_(self._planned / tokens)
         norm = nn.utils.clip_grad_norm_(self.params.values(), self._recipe.clip_norm or float("inf"))
         sums.valid = sums.valid and bool(torch.isfinite(norm))
+        part = tokens / self._planned
+        for name, total in self._gradients.items():
+            gradient = self.params[name].grad
+            if gradient is not None:
+                total.add_(gradient, alpha=part)
+                self._squares[name].addcmul_(gradient, gradient, value=part * part * self.steps_per_round)
         self._optimizer.step(
             self._recipe.lr_factor(self._begun + self._planned * self._steps // self.steps_per_round)
         )  # fmt: skip
@@ -129,7 +154,7 @@ class WindowsWorker:
     def contribute(self) -> Tensors:
         """Tensors of their own: the next lease begins with others."""
         changes = {name: parameter.detach() - self._record[name] for name, parameter in self.params.items()}
-        return {**changes, **_named(self._optimizer.state_tensors())}
+        return _contribution(changes, self._optimizer, gradients=self._gradients, squares=self._squares)
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
         """Take over a committed version; the parameters follow when a lease begins."""
@@ -140,49 +165,55 @@ class WindowsWorker:
 class WindowsMerge:
     """The merge half: its model's parameters and its optimizer's state are those of record."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
-        self._params, self._recipe = trainable(model), recipe
-        self._smallest_first = sorted(self._params, key=lambda name: self._params[name].numel())
+    def __init__(self, model: nn.Module, recipe: Recipe, *, steps_per_round: int) -> None:
+        self._params, self._recipe, self._steps = trainable(model), recipe, steps_per_round
         self._optimizer = recipe.make_optimizer(self._params)
         self._optimizer.start()
+        smallest_first = sorted(self._params, key=lambda name: self._params[name].numel())
+        self._ways = [GRADIENT + name if name in self._optimizer.adaptive else name for name in smallest_first]
         self._mean: dict[str, Tensor] = {}
 
     def version(self) -> Mapping[str, Tensor]:
         return {**self._params, **_named(self._optimizer.state_tensors())}
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Means by tokens, added up in the order of the answers."""
-        del planned_tokens
+        """Means by tokens, added up in the order of the answers; gradients are means of the planned tokens already."""
         tokens = sum(answer.said.tokens for answer in answers)
         self._mean = {}
-        for name, tensor in self.version().items():
-            mean = torch.zeros_like(tensor, dtype=torch.float32)
+        for name, like in answers[0].said.tensors.items():
+            mean = torch.zeros_like(like, dtype=torch.float32, device=self._place)
             for answer in answers:
-                mean.add_(answer.said.tensors[name].to(mean.device), alpha=answer.said.tokens / tokens)
+                weight = answer.said.tokens / tokens
+                if name.startswith((GRADIENT, SQUARE)):
+                    weight = (planned_tokens / tokens) ** (2 if name.startswith(SQUARE) else 1)
+                mean.add_(answer.said.tensors[name].to(mean.device), alpha=weight)
             self._mean[name] = mean.round_() if mean.ndim == 0 else mean  # counts of steps are alike
         whole = float(nn.utils.get_total_norm(self._mean.values()))
-        norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._params]))
+        norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._ways]))
         norm = norm if math.isfinite(whole) else whole
         bad = unusable(answers, norm=norm, norms=lambda: self.norms(answers))
         return Reduced(norm=norm, bad=bad)
 
+    @property
+    def _place(self) -> torch.device:
+        return next(iter(self._params.values())).device
+
     def norms(self, answers: Sequence[Answer]) -> list[float]:
-        """The length of each one's way."""
-        return [
-            float(nn.utils.get_total_norm([item.tensors[name].double() for name in self._params]))
-            if item.tokens
-            else 0.0
-            for item in (answer.said for answer in answers)
-        ]
+        """The length of each one's way, or of its gradient, as if all tokens were its own."""
+        total = sum(answer.said.tokens for answer in answers)
+        return [self._length(answer.said, total=total) if answer.said.tokens else 0.0 for answer in answers]
+
+    def _length(self, said: Contribution, *, total: int) -> float:
+        scales = {name: total / said.tokens if name.startswith(GRADIENT) else 1.0 for name in self._ways}
+        return float(nn.utils.get_total_norm([said.tensors[name].double() * scales[name] for name in self._ways]))
 
     def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
-        return without_effect(answers, names=self._smallest_first)
+        return without_effect(answers, names=self._ways)
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """No second moment is negative: its root would be no number, at every worker, for the rest of the run."""
+        """No square is negative: its root would be no number, at every worker, for the rest of the run."""
         del num_units
-        moments = [tensor for name, tensor in tensors.items() if name.startswith(STATE + SECOND_MOMENT)]
-        return all(bool((tensor >= 0).all()) for tensor in moments)
+        return all(bool((tensor >= 0).all()) for name, tensor in tensors.items() if name.startswith(SQUARE))
 
     def update(self) -> Mapping[str, Tensor]:
         return self._mean
@@ -192,18 +223,48 @@ class WindowsMerge:
 
     @torch.no_grad()
     def step(self, *, norm: float, tokens: int, version: int) -> float:
-        """Take the means over; the learning-rate factor of the window's last step."""
+        """Take the means over, and step with those of gradients; the learning-rate factor of the window's last step."""
         del norm, version
+        adaptive = {name: p for name, p in self._params.items() if name in self._optimizer.adaptive}
         for name, parameter in self._params.items():
-            parameter.add_(self._mean[name].to(parameter.device))
-        self._optimizer.load_state_tensors(_state_in(self._mean))
+            if name in adaptive:
+                parameter.grad = self._mean[GRADIENT + name].to(parameter.device)
+            else:
+                parameter.add_(self._mean[name].to(parameter.device))
+        self._optimizer.load_state_tensors({**self._optimizer.state_tensors(), **_state_in(self._mean)})
+        squares = {name: self._mean[SQUARE + name].to(parameter.device) for name, parameter in adaptive.items()}
+        for rate in self._rates(tokens) if adaptive else ():
+            self._optimizer.step(rate, squares=squares)
+        for parameter in adaptive.values():
+            parameter.grad = None
         return self._recipe.lr_factor(tokens)
+
+    def _rates(self, tokens: int) -> list[float]:
+        """Of the steps of the window that ends at so many planned tokens."""
+        window = self._recipe.units_per_round * self._recipe.unit_tokens
+        return [
+            self._recipe.lr_factor(tokens - window + window * (step + 1) // self._steps) for step in range(self._steps)
+        ]
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         return self._optimizer.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._optimizer.load_state_tensors(tensors)
+
+
+def _contribution(
+    changes: Mapping[str, Tensor], optimizer: Stepper, *, gradients: Mapping[str, Tensor], squares: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Of adaptive parameters gradients and squares, of the others changes and state."""
+    adaptive = optimizer.adaptive
+    state = {name: t for name, t in optimizer.state_tensors().items() if name.partition(".")[2] not in adaptive}
+    return {
+        **{name: change for name, change in changes.items() if name not in adaptive},
+        **_named(state),
+        **{GRADIENT + name: gradient for name, gradient in gradients.items() if name in adaptive},
+        **{SQUARE + name: square for name, square in squares.items() if name in adaptive},
+    }
 
 
 def _named(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -60,6 +60,13 @@ class Optimizers:
     def __init__(self, parts: Sequence[Optimizer], *, names: Mapping[Tensor, str]) -> None:
         self._parts = parts
         self._names = names
+        self.adaptive = frozenset(
+            names[p]
+            for part in parts
+            if isinstance(part, AdamW)
+            for group in part.param_groups
+            for p in group["params"]
+        )
         for part in self._parts:
             for group in part.param_groups:
                 group["base_lr"] = group["lr"]
@@ -70,11 +77,14 @@ class Optimizers:
                 for parameter in group["params"]:
                     part.state_of(parameter)
 
-    def step(self, factor: float) -> None:
+    def step(self, factor: float, *, squares: Mapping[str, Tensor] | None = None) -> None:
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = group["base_lr"] * factor
-            part.step()
+            if squares is not None and isinstance(part, AdamW):
+                part.step_with({p: squares[name] for p, name in self._names.items() if name in self.adaptive})
+            else:
+                part.step()
 
     def state_tensors(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -199,6 +209,22 @@ class AdamW(Optimizer):
                 eps=group["eps"],
                 maximize=False,
             )
+
+    @torch.no_grad()
+    def step_with(self, squares: Mapping[Tensor, Tensor]) -> None:
+        """A step whose second moments follow these instead of the squares of `.grad`."""
+        for group in self.param_groups:
+            rate, (beta1, beta2) = group["lr"], group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state_of(parameter)
+                number = float(state["step"].add_(1))
+                mean = state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
+                root = state["exp_avg_sq"].lerp_(squares[parameter], 1 - beta2).sqrt()
+                root.div_(math.sqrt(1 - beta2**number)).add_(group["eps"])
+                parameter.mul_(1 - rate * group["weight_decay"])
+                parameter.addcdiv_(mean, root, value=-rate / (1 - beta1**number))
 
     def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
         step = torch.zeros((), device=parameter.device if self._fused else "cpu")
