@@ -28,7 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.common import configure
 from bench.lan import CARD, LAN
 from bench.pace import Answer, Pace, PacedLink, work
-from cuadrilla.crew.up import OpenCrew, Opening, run_crew
+from cuadrilla.crew.port import OpenCrew
+from cuadrilla.crew.up import Opening, run_crew
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.home import Home
 from cuadrilla.host.memory import keep_freed_memory

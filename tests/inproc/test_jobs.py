@@ -18,7 +18,7 @@ from cuadrilla.crew.children import Children
 from cuadrilla.crew.run import train_run
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
-from cuadrilla.jobs.crew import CrewExecutor, open_crew_executor
+from cuadrilla.jobs.crew import CrewExecutor
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import PAUSED, Hello, Stop
@@ -142,8 +142,8 @@ class Jobs:
 @pytest.fixture
 def crew(tmp_path: Path, trained: RunDir) -> Iterator[Jobs]:
     home = Home(tmp_path / "home")
-    with open_crew_executor(home, listen=Address("127.0.0.1", 0), folder=tmp_path) as (executor, opened):
-        made = Jobs(tmp_path, executor, address=opened.address, home=home, trained=trained)
+    with contextlib.closing(CrewExecutor(home, listen=Address("127.0.0.1", 0), folder=tmp_path)) as executor:
+        made = Jobs(tmp_path, executor, address=executor.crew.address, home=home, trained=trained)
         yield made
         for machine in made.machines:
             machine.close()

@@ -39,7 +39,7 @@ from cuadrilla.runfile import read_run_file
 if TYPE_CHECKING:
     from cuadrilla.crew.devices import Devices
     from cuadrilla.crew.node import Node
-    from cuadrilla.crew.up import OpenCrew
+    from cuadrilla.crew.port import OpenCrew
 
 DeviceList = Annotated[
     str,

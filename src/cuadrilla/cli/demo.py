@@ -25,7 +25,7 @@ from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, typed,
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.crew.up import OpenCrew
+    from cuadrilla.crew.port import OpenCrew
 
 VOCABULARY = 1024
 STEPS, LEAST_STEPS = 1100, 1000

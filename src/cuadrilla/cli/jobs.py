@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -150,7 +150,7 @@ def require_crew(crew: bool, *, listen: str, address: str) -> None:
 @contextmanager
 def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iterator["CrewExecutor"]:
     """The machines that join this machine's crew. `folder`: of what they do. Raises ConfigError, LinkError."""
-    from cuadrilla.jobs.crew import open_crew_executor
+    from cuadrilla.jobs.crew import CrewExecutor
 
     listens = listening_address(listen)
     dialled = str(dialled_address(address, port=listens.port)) if address else ""
@@ -161,11 +161,12 @@ def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iter
     refuse_if_promoted(home)
     purpose = Message("coordinating machines")
     moved = partial(show_moved, home, dialled=dialled)
-    opening = open_crew_executor(home, listen=listens, folder=folder, moved=moved)
-    # One coordinator has the keys and gets the invites.
-    with FolderLock(home.crew / "lock", purpose=purpose), opening as (executor, opened):
+    with (
+        FolderLock(home.crew / "lock", purpose=purpose),  # one coordinator has the keys and gets the invites
+        closing(CrewExecutor(home, listen=listens, folder=folder, moved=moved)) as executor,
+    ):
         try:
-            show_opened(home, opened, folder=folder, dialled=dialled, uses=uses)
+            show_opened(home, executor.crew, folder=folder, dialled=dialled, uses=uses)
             yield executor
         finally:
             home.open_file.unlink(missing_ok=True)

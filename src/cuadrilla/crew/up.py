@@ -7,7 +7,7 @@ the others go on. Without any worker the coordinator waits, unless all the worke
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from cuadrilla.config import Config, CrewEngine
-from cuadrilla.crew.address import CrewAddress
 from cuadrilla.crew.bundle import offer
 from cuadrilla.crew.children import Children
 from cuadrilla.crew.devices import Devices
+from cuadrilla.crew.port import OpenCrew
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.crew.worker import worker_command
 from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import COORDINATOR
-from cuadrilla.link.identity import CoordinatorKeys, Identity, key_hash, open_coordinator, save_node
+from cuadrilla.link.identity import open_coordinator, save_node
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.server import CrewServer
@@ -54,15 +54,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenCrew:
-    """An open crew: what an engine tells its caller once workers can come. `pids`: its own worker processes."""
-
-    address: str
-    key_hash: bytes
-    pids: Mapping[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Opening:
     """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
     long as the run. `opened` is called once workers can dial in, `moved` with an address that came later. `standbys`:
@@ -73,27 +64,6 @@ class Opening:
     opened: Callable[[OpenCrew], None] | None = None
     moved: Callable[[str], None] | None = None
     standbys: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenLink:
-    """The crew link: its server, where it listens, what this machine's own workers dial, and the crew's keys."""
-
-    server: CrewServer
-    reached: CrewAddress
-    own: str
-    keys: CoordinatorKeys
-    nodes: AllowList
-
-    def admit(self, name: str) -> Identity:
-        """Of a worker that this process starts. That of an earlier run ends."""
-        _, token = self.nodes.add(name, own=name)
-        return Identity(certificate=self.keys.certificate, token=token)
-
-    def poll(self, home: Home) -> None:
-        """Who may come, who may not work any more: a few times a second."""
-        self.server.adopt_invites(home.take_invites())
-        self.server.pause(home.paused_nodes)
 
 
 def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
@@ -131,23 +101,23 @@ def _run(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -
 
             host = stack.enter_context(connected(engine.ray_address))
             listen = listen if opening.home is not None else str(Address(host, 0))
-        link = stack.enter_context(_open_link(context, runtime, run, opening=opening, private=private, listen=listen))
+        crew = stack.enter_context(_open_crew(context, runtime, run, opening=opening, private=private, listen=listen))
         if engine.kind == "ray":
-            launcher = Launcher(ranks=engine.ranks, address=str(link.reached.address), admit=link.admit)
+            launcher = Launcher(ranks=engine.ranks, address=crew.address, admit=crew.admit)
             stack.callback(launcher.close)
         else:
-            _start_workers(children, context.config, run, link, private=private, crew=opening.home is not None)
+            _start_workers(children, context.config, run, crew, private=private)
+        crew.pids = children.pids()
         if opening.opened is not None:
-            hashed = key_hash(link.keys.certificate)
-            opening.opened(OpenCrew(address=str(link.reached.address), key_hash=hashed, pids=children.pids()))
-        return _coordinate(context, runtime, link, children, launcher, opening=opening)
+            opening.opened(crew)
+        return _coordinate(context, runtime, crew, children, launcher)
 
 
 @contextmanager
-def _open_link(
+def _open_crew(
     context: RunContext, runtime: CoordinatorThread, run: RunDir, *, opening: Opening, private: Path, listen: str
-) -> Iterator[OpenLink]:
-    """The crew link, until the end of the block. `runtime` hears the workers. Raises LinkError."""
+) -> Iterator[OpenCrew]:
+    """Until the end of the block. `runtime` hears the workers. Raises LinkError."""
     home, is_practice = opening.home, opening.home is None and context.config.engine.kind == "crew"
     folder = home.crew if home else private / "crew"
     keys, nodes = open_coordinator(folder), AllowList(folder / "nodes.json")
@@ -164,10 +134,8 @@ def _open_link(
     try:
         context.coordination.open(server.send)  # before anybody can come in
         with _socket_folder(private) as sockets:
-            own = f"unix:{sockets / OWN_SOCKET}" if os.name != "nt" else ""
-            port = server.serve(listen, own=own)
-            reached = CrewAddress(server, Address(Address.parse(listen).host, port))
-            yield OpenLink(server=server, reached=reached, own=own or str(reached.address), keys=keys, nodes=nodes)
+            own, at = f"unix:{sockets / OWN_SOCKET}" if os.name != "nt" else "", Address.parse(listen)
+            yield OpenCrew(server=server, keys=keys, nodes=nodes, listen=at, own=own, home=home, moved=opening.moved)
     finally:
         server.close()
 
@@ -181,22 +149,15 @@ def _socket_folder(private: Path) -> AbstractContextManager[Path]:
 def _coordinate(
     context: RunContext,
     runtime: CoordinatorThread,
-    link: OpenLink,
+    crew: OpenCrew,
     children: Children,
     launcher: "Launcher | None",
-    *,
-    opening: Opening,
 ) -> Outcome:
-    home = opening.home
-
     def poll() -> None:
-        link.server.end_kicked()
-        address = link.reached.follow()
-        if address is not None and opening.moved is not None:
-            opening.moved(str(address))
+        crew.poll()
         ended = children.poll()
-        if home is not None:
-            link.poll(home)
+        if crew.home is not None:
+            crew.server.pause(crew.home.paused_nodes)
             if ended and not children.alive:
                 log.warning("no worker of this machine is left (%s): others can join", children.failure().message)
         elif launcher is not None:
@@ -218,13 +179,11 @@ def _children(context: RunContext) -> Children:
     return Children(died=died)
 
 
-def _start_workers(
-    children: Children, config: Config, run: RunDir, link: OpenLink, *, private: Path, crew: bool
-) -> None:
+def _start_workers(children: Children, config: Config, run: RunDir, crew: OpenCrew, *, private: Path) -> None:
     """Of a crew, one for each device that works; of a practice crew, one for each speed. Raises DeviceError."""
     engine = config.engine
     assert isinstance(engine, CrewEngine)
-    if crew and engine.workers == [1.0]:
+    if crew.home is not None and engine.workers == [1.0]:
         choice = Devices(engine.devices).choose(lambda: config)
         for note in choice.notes:
             log.info("%s", note, extra=TALK)
@@ -233,10 +192,10 @@ def _start_workers(
         alike = Use(name="", device="", threads=1 if len(engine.workers) > 1 else 0)
         workers = [(speed, alike) for speed in engine.workers]
     for number, (speed, use) in enumerate(workers, start=1):
-        name = f"{'here' if crew else 'worker'}-{number}"
-        identity, folder = link.admit(name), private / name
+        name = f"{'here' if crew.home is not None else 'worker'}-{number}"
+        identity, folder = crew.admit(name), private / name
         save_node(folder, token=identity.token, certificate=identity.certificate)
-        more = ["--address", link.own, "--run", str(run.path), "--speed", str(speed), "--link", engine.link]
+        more = ["--address", crew.own, "--run", str(run.path), "--speed", str(speed), "--link", engine.link]
         command = worker_command(name, use, crew=folder, more=more)
         with storage_errors(run.logs), open(run.logs / f"{name}.txt", "ab") as talk:
             children.start(name, command, environment=use.environment, stderr=talk)

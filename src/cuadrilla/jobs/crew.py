@@ -16,13 +16,11 @@ import logging
 import queue
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuadrilla.crew.address import CrewAddress
-from cuadrilla.crew.up import OpenCrew
+from cuadrilla.crew.port import OpenCrew
 from cuadrilla.errors import CheckpointError
 from cuadrilla.home import Home
 from cuadrilla.jobs.assigned import AssignedJob, assign, newest_version, not_wanted, require_fit
@@ -31,7 +29,7 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.retries import MAX_LOSSES, Retries
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import JOB_NAME, PAUSED, Goodbye, Hello, NodeReport, Progress, Stop, ToCoordinator, node_of
-from cuadrilla.link.identity import key_hash, open_coordinator
+from cuadrilla.link.identity import open_coordinator
 from cuadrilla.link.jobs import (
     COMPLETE,
     DEVICE,
@@ -78,24 +76,35 @@ class _Place:
 
 
 class CrewExecutor:
-    """The machines of this machine's crew, for as long as `server` runs. Used by one thread; a `Receiver` and a
-    `JobReceiver` for those of the link."""
+    """The machines of this machine's crew, which join to do jobs, until it is closed. Used by one thread; a `Receiver`
+    and a `JobReceiver` for those of the link."""
 
-    def __init__(self, *, home: Home, folder: Path) -> None:
-        """`folder`: of what the jobs belong to, a run directory as far as it has machines."""
+    def __init__(
+        self, home: Home, *, listen: Address, folder: Path, moved: Callable[[str], None] | None = None
+    ) -> None:
+        """`folder`: of what the jobs belong to, a run directory as far as it has machines. `moved` is called with an
+        address that came later. Raises LinkError."""
         self._home = home
         self._run = RunDir(folder)
         self._logs = NodeLogs(self._run.nodes)
-        self.server: CrewServer | None = None
-        self.reached: CrewAddress | None = None
-        """Over the crew link; `moved` is called with an address that came later."""
-        self.moved: Callable[[str], None] | None = None
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._present: dict[str, _Place] = {}
         self._assigned: dict[str, AssignedJob] = {}
         self._ended: list[Ended] = []
         self._retries = Retries()
         self._paused: frozenset[str] = frozenset()
+        keys, nodes, nothing = open_coordinator(home.crew), AllowList(home.nodes), Layout(())
+        self._server = CrewServer(
+            keys=keys,
+            nodes=nodes,
+            receiver=self,
+            offer=Offer(config="", files={}),
+            parameters=nothing,
+            contribution=nothing,
+            jobs=self,
+            term=home.term,
+        )
+        self.crew = OpenCrew(server=self._server, keys=keys, nodes=nodes, listen=listen, home=home, moved=moved)
 
     # -- Executor ------------------------------------------------------------------------------------------------------
 
@@ -116,28 +125,22 @@ class CrewExecutor:
 
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         """Raises as `assign`."""
-        assert self.server is not None
         assert JOB_NAME.fullmatch(job), job
         self._assigned[place], order = assign(job, run, machine=place)
-        self.server.send(place, order)
+        self._server.send(place, order)
 
     def poll(self) -> list[Ended]:
         """Jobs that have ended since. Raises LinkError, ResourceError."""
-        assert self.server is not None
         while not self._heard.empty():
             self._heard.get()()
         now = time.monotonic()
-        address = self.reached.follow() if self.reached is not None else None
-        if address is not None and self.moved is not None:
-            self.moved(str(address))
-        self.server.end_kicked()
-        self.server.adopt_invites(self._home.take_invites())
+        self.crew.poll()
         self._paused = self._home.paused_nodes
-        self.server.pause(self._paused - self._saving(now=now))
+        self._server.pause(self._paused - self._saving(now=now))
         for place in list(self._present.values()):
             if now - place.heard_at > SILENT_SECONDS:
                 reason = Message("nothing heard for {seconds:g} s", seconds=SILENT_SECONDS)
-                self.server.send(place.name, Stop(reason=reason, again=True))
+                self._server.send(place.name, Stop(reason=reason, again=True))
                 self._gone(place.name, reason)
         ended, self._ended = self._ended, []
         return ended
@@ -154,18 +157,15 @@ class CrewExecutor:
         return saving
 
     def preempt(self, job: str) -> None:
-        assert self.server is not None
         for name, assigned in self._assigned.items():
             if assigned.job == job:
                 assigned.preempted_at = time.monotonic()
-                self.server.send(name, Recall(job=job))
+                self._server.send(name, Recall(job=job))
 
     def close(self) -> None:
         for worker, assigned in list(self._assigned.items()):
             self._end(worker, assigned)
-        if self.server is not None:
-            self.server.close()
-            self.server = None
+        self._server.close()
 
     # -- from the threads of the link ----------------------------------------------------------------------------------
 
@@ -261,9 +261,8 @@ class CrewExecutor:
             self._returned(worker, assigned, reason=news.reason)
 
     def _send_away(self, worker: str, reason: str) -> None:
-        assert self.server is not None
         log.warning("%s: %s", worker, reason)
-        self.server.send(worker, Stop(reason=reason, refused=True))
+        self._server.send(worker, Stop(reason=reason, refused=True))
         self._gone(worker, reason)
 
     def _adopt(self, worker: str, version: int, assigned: AssignedJob) -> None:
@@ -322,33 +321,3 @@ class CrewExecutor:
         assigned.lock.__exit__()
         seconds = time.monotonic() - assigned.began
         self._ended.append(Ended(job=assigned.job, place=worker, complete=complete, seconds=seconds, reason=reason))
-
-
-@contextmanager
-def open_crew_executor(
-    home: Home, *, listen: Address, folder: Path, moved: Callable[[str], None] | None = None
-) -> Iterator[tuple[CrewExecutor, OpenCrew]]:
-    """This machine's crew, for machines that join to do jobs; closed behind the block. `folder`: what happens there is
-    written down. `moved` is called with an address that came later. Raises LinkError.
-    """
-    keys, nodes = open_coordinator(home.crew), AllowList(home.nodes)
-    executor = CrewExecutor(home=home, folder=folder)
-    nothing = Layout(())
-    server = CrewServer(
-        keys=keys,
-        nodes=nodes,
-        receiver=executor,
-        offer=Offer(config="", files={}),
-        parameters=nothing,
-        contribution=nothing,
-        jobs=executor,
-        term=home.term,
-    )
-    executor.server = server
-    try:
-        port = server.serve(str(listen))
-        executor.reached, executor.moved = CrewAddress(server, Address(listen.host, port)), moved
-        address = str(executor.reached.address)
-        yield executor, OpenCrew(address=address, key_hash=key_hash(keys.certificate), pids={})
-    finally:
-        executor.close()
