@@ -28,7 +28,6 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.common import configure
 from bench.lan import CARD, LAN
 from bench.pace import Answer, Pace, PacedLink, work
-from cuadrilla.crew.port import OpenCrew
 from cuadrilla.crew.up import Opening, run_crew
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.home import Home
@@ -74,7 +73,7 @@ class CrewCoordinator:
         run_crew(context, run, opening=Opening(home=Home(self._folder / "home"), opened=self._say_open))
         return {"seconds": counted_seconds(commits, warm_up=self._warm_up, rounds=self._rounds)}
 
-    def _say_open(self, _crew: OpenCrew) -> None:
+    def _say_open(self, _crew: object) -> None:
         self._say({"open": True})
 
     def close(self) -> None:

@@ -34,10 +34,9 @@ from cuadrilla.link.address import Address, beside_a_vpn, dialled_address, liste
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
-from cuadrilla.runfile import read_run_file
+from cuadrilla.runfile import load_dumped, read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.crew.devices import Devices
     from cuadrilla.crew.node import Node
     from cuadrilla.crew.port import OpenCrew
 
@@ -233,13 +232,13 @@ def join(
     if forget:
         leave(address)
         return
-    from cuadrilla.crew.devices import Devices
+    from cuadrilla.crew.devices import choose_uses
     from cuadrilla.crew.enrol import enrol
     from cuadrilla.crew.idle_policy import IdlePolicy
     from cuadrilla.crew.node import Node
 
-    computes_with = Devices(devices, threads=threads)
-    computes_with.require_named()
+    if devices:
+        choose_uses(devices)  # before the invite is used up
     rules = rules_of(while_idle=while_idle, on_power=on_power, low_priority=low_priority)
     place = find_place()
     if place is not None and devices:
@@ -264,30 +263,31 @@ def join(
         node = Node(home=home, crew=crew, data=data, tell=say, report=say, idle_policy=policy)
         if island is not None:
             from cuadrilla.crew.worker import run_worker
+            from cuadrilla.plan.devices import Use
 
-            reason = run_worker(node, computes_with.only, island=island)
+            reason = run_worker(node, Use(name="", device="", threads=threads), island=island)
         else:
-            reason = _work_or_do_jobs(node, computes_with)
+            reason = _work_or_do_jobs(node, devices, threads=threads)
     say("done       {reason}", reason=reason)
 
 
-def _work_or_do_jobs(node: "Node", devices: "Devices") -> str:
+def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
     """Until the run, or the coordinator's last job, ends; why it ended."""
-    from cuadrilla.crew.bundle import OtherWork
-    from cuadrilla.crew.worker import work_on_all
+    from cuadrilla.crew.devices import choose_uses
+    from cuadrilla.crew.worker import ask_what, work_on_all
 
+    description = ask_what(node)
+    if not description.takes_jobs:
+        return work_on_all(node, choose_uses(devices, threads=threads, config=load_dumped(description.config)))
+    from cuadrilla.jobs.node import do_jobs
+
+    node.tell_working()
     answer = Message("leaving    what is under way is saved and given back; once more: at once, without saving")
-    while True:
-        with suppress(OtherWork):
-            return work_on_all(node, devices)
-        from cuadrilla.jobs.node import NoJobs, do_jobs
-
-        node.tell_working()
-        with suppress(NoJobs), stopping(threading.Event(), answer=answer) as leaving:
-            reason = do_jobs(node, devices, leaving=leaving)
-            if leaving.is_set():
-                raise typer.Exit(INTERRUPTED_EXIT_CODE)
-            return reason
+    with stopping(threading.Event(), answer=answer) as leaving:
+        reason = do_jobs(node, choose_uses(devices, threads=threads).uses, leaving=leaving)
+        if leaving.is_set():
+            raise typer.Exit(INTERRUPTED_EXIT_CODE)
+        return reason
 
 
 def work(
@@ -312,10 +312,9 @@ def work(
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the parent decides
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
-    from cuadrilla.crew.bundle import OtherWork
     from cuadrilla.crew.idle_policy import IdlePolicy
     from cuadrilla.crew.node import Node
-    from cuadrilla.crew.worker import OTHER_WORK, run_worker
+    from cuadrilla.crew.worker import run_worker
     from cuadrilla.link.practice import parse_shape
     from cuadrilla.plan.devices import Use
 
@@ -332,10 +331,7 @@ def work(
         node = Node(home=home, crew=joined, data=data, report=partial(_say_of, name), idle_policy=policy)
         set_up_logging(None, worker=f"{node.crew.name}/{name}", verbose=options.debug)
     use = Use(name="" if run else name, device=device, threads=threads)
-    try:
-        emit(run_worker(node, use, shape=shape))
-    except OtherWork:
-        emit_json(OTHER_WORK)
+    emit(run_worker(node, use, shape=shape))
 
 
 def _say_of(device: str, line: str) -> None:

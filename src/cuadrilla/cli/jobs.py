@@ -91,10 +91,10 @@ def local_executor(run_file: Path, sets: list[str], *, together: int) -> "LocalE
 
     Raises ConfigError, DeviceError.
     """
-    from cuadrilla.crew.devices import Devices
+    from cuadrilla.crew.devices import choose_uses
 
     config = read_run_file(run_file, sets=sets, as_new=True).config
-    on_cards = [use for use in Devices("auto").choose(lambda: config).uses if use.device not in ("", "cpu")]
+    on_cards = [use for use in choose_uses(config=config).uses if use.device not in ("", "cpu")]
     if config.train.device != "auto":
         on_cards = []
     logs = run_file.parent / "tune" / "logs"
@@ -103,9 +103,9 @@ def local_executor(run_file: Path, sets: list[str], *, together: int) -> "LocalE
 
 def executor_here(*, logs: Path) -> "LocalExecutor":
     """The executor of this machine for any runs: one on each accelerator, or one. Raises DeviceError."""
-    from cuadrilla.crew.devices import Devices
+    from cuadrilla.crew.devices import choose_uses
 
-    on_cards = [use for use in Devices().choose().uses if use.device not in ("", "cpu")]
+    on_cards = [use for use in choose_uses().uses if use.device not in ("", "cpu")]
     return _local(on_cards, number=len(on_cards) or 1, threads=0, logs=logs)
 
 

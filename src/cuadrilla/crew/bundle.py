@@ -51,10 +51,6 @@ class NotTrusted(Refused):
     """The run's code has not been approved on this machine."""
 
 
-class OtherWork(Refused):
-    """Not what this worker does: machines are given whole runs there."""
-
-
 def offer(config: Config, folder: Path) -> Offer:
     """What a node needs for this run in `folder`: the configuration; prepared data and teachers, or a task's code and
     data. Raises TaskError, DataError for what no machine would take."""
@@ -137,12 +133,12 @@ def fetch(
 
     What is there already, by hash, is not fetched again. `data`: a folder of this machine that holds the run's data;
     nothing of it is fetched. `approved`: whoever started this process may run any code here. Raises LinkError, Refused
-    (another version of cuadrilla, `data` holds other data, or more than is fetched), OtherWork, NotTrusted,
+    (another version of cuadrilla, `data` holds other data, or more than is fetched), NotTrusted,
     ConfigError, ResourceError.
     """
     require_same_version(description)  # before its settings are read: they may not be understood
     if description.takes_jobs:
-        raise OtherWork("the coordinator gives whole runs to machines", hint="cuadrilla join, without torchrun")
+        raise Refused("the coordinator gives whole runs to machines", hint="cuadrilla join, without torchrun")
     config, files = load_dumped(description.config), description.files
     try:
         _require_usual(config, files)

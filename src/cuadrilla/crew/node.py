@@ -38,6 +38,10 @@ class Node:
     tell: Callable[[str], None] = lambda _text: None
     report: Callable[[str], None] | None = None
     idle_policy: IdlePolicy | None = None
+    heard_at: float = 0.0
+    """When the coordinator last said something, in monotonic seconds."""
+    standbys: tuple[str, ...] = ()
+    """Where the run goes on if the coordinator is gone for good."""
     _has_told: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:

@@ -13,20 +13,18 @@ Invariants
 import os
 import signal
 import subprocess
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 
 from cuadrilla.crew.children import Deaths, cuadrilla_command
-from cuadrilla.crew.signals import Handler, handling
+from cuadrilla.crew.signals import handling
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, EnvironmentProblem, ResourceError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, append_event
 
-POLL_SECONDS = 1.0
-WISHES = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
-"""Deaths by these are no accidents."""
+POLL_SECONDS = 0.1
 
 
 def supervise(
@@ -37,14 +35,28 @@ def supervise(
     `report` hears of each new start. `ends_with_terminal`: a closed terminal ends the child for good. Raises
     EnvironmentProblem when it dies again and again.
     """
-    forwarder, deaths = _Forwarder(ends_with_terminal=ends_with_terminal), Deaths(lambda: _num_bytes(run))
-    with handling(forwarder.handlers):
-        while (code := forwarder.run(cuadrilla_command("--supervised", *arguments))) < 0:
-            if forwarder.num_interrupts > 1:
+    heard: Counter[int] = Counter()
+    pending: deque[int] = deque()
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        heard[number] += 1
+        pending.append(number if num_interrupts() < 2 else signal.SIGKILL)  # a stopped process gets no other
+
+    def num_interrupts() -> int:
+        return heard[signal.SIGINT] + heard[signal.SIGTERM]
+
+    forwarded = [signal.SIGINT, signal.SIGTERM, signal.SIGTSTP]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the child is to ignore it, too
+        forwarded.append(signal.SIGHUP)
+    deaths = Deaths(lambda: run.metrics.stat().st_size if run.metrics.exists() else 0)  # it grows with every commit
+    with handling(dict.fromkeys(forwarded, hear)):
+        while (code := _run(cuadrilla_command("--supervised", *arguments), pending)) < 0:
+            if num_interrupts() > 1:
                 return INTERRUPTED_EXIT_CODE
-            if forwarder.asked or -code in WISHES:
+            asked = num_interrupts() or (ends_with_terminal and heard[signal.SIGHUP])
+            if asked or -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 return 128 - code
-            killed_by = _name(-code)
+            killed_by = signal.Signals(-code).name
             if deaths.too_many():
                 raise EnvironmentProblem(
                     "the coordinator died {times} times without a step in between (the last time by {signal})",
@@ -54,83 +66,22 @@ def supervise(
                     logs=run.logs,
                 )
             report(Message("the coordinator was killed ({signal}); it restarts and resumes", signal=killed_by))
-            try:
+            with suppress(ResourceError):
                 append_event(run.events, "coordinator restarted", reason=killed_by)
-            except ResourceError as error:
-                report(error.message)
     return code
 
 
-class _Forwarder:
-    """Starts one child after the other and hands on signals. Used by the main thread."""
-
-    def __init__(self, *, ends_with_terminal: bool) -> None:
-        self.asked = False
-        self.num_interrupts = 0
-        """SIGINT and SIGTERM received."""
-        self._ends_with_terminal = ends_with_terminal
-        self._child: subprocess.Popen[bytes] | None = None
-        self._waiting: deque[int] = deque()
-
-    @property
-    def handlers(self) -> dict[int, Handler | signal.Handlers]:
-        found: dict[int, Handler | signal.Handlers] = {
-            signal.SIGINT: self._forward,
-            signal.SIGTERM: self._forward,
-            signal.SIGTSTP: self._pause,
-            signal.SIGCONT: self._go_on,
-        }
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the child is to ignore it, too
-            found[signal.SIGHUP] = self._forward
-        return found
-
-    def run(self, command: Sequence[str]) -> int:
-        """One child from start to end; its exit code, or minus the signal that ended it."""
-        with subprocess.Popen(command, process_group=0, stdin=subprocess.PIPE) as self._child:
-            self._hand_on()
-            try:
-                while True:
-                    # Not one long wait: a signal that comes just before the system call would be handled behind it.
-                    with suppress(subprocess.TimeoutExpired):
-                        return self._child.wait(timeout=POLL_SECONDS)
-            finally:
-                self._child = None
-
-    def _forward(self, number: int, _frame: FrameType | None) -> None:
-        self.asked = self.asked or number != signal.SIGHUP or self._ends_with_terminal
-        self.num_interrupts += number != signal.SIGHUP
-        self._waiting.append(number if self.num_interrupts < 2 else signal.SIGKILL)  # a stopped process gets no other
-        self._hand_on()
-
-    def _hand_on(self) -> None:
-        """Each signal once, also when another one interrupts this."""
-        with suppress(IndexError):
-            while self._child is not None:
-                self._child.send_signal(self._waiting.popleft())
-
-    def _pause(self, _number: int, _frame: FrameType | None) -> None:
-        """Ctrl-Z: everybody stops, and the shell notices."""
-        self._signal_group(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    def _go_on(self, _number: int, _frame: FrameType | None) -> None:
-        self._signal_group(signal.SIGCONT)
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        if self._child is not None and self._child.returncode is None:
-            os.killpg(self._child.pid, number)
-
-
-def _num_bytes(run: RunDir) -> int:
-    """Of its metrics, which grow with every commit."""
-    try:
-        return run.metrics.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return Message("signal {number}", number=number)
+def _run(command: Sequence[str], pending: deque[int]) -> int:
+    """One child from start to end; its exit code, or minus the signal that ended it. Each of the `pending` signals is
+    handed on once; Ctrl-Z stops everybody, and the shell notices."""
+    with subprocess.Popen(command, process_group=0, stdin=subprocess.PIPE) as child:
+        while True:
+            while pending:
+                if (number := pending.popleft()) != signal.SIGTSTP:
+                    child.send_signal(number)
+                    continue
+                os.killpg(child.pid, signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)  # until the shell lets it go on
+                os.killpg(child.pid, signal.SIGCONT)
+            with suppress(subprocess.TimeoutExpired):
+                return child.wait(timeout=POLL_SECONDS)

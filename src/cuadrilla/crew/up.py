@@ -20,7 +20,7 @@ import torch
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.crew.bundle import offer
 from cuadrilla.crew.children import Children
-from cuadrilla.crew.devices import Devices
+from cuadrilla.crew.devices import choose_uses
 from cuadrilla.crew.port import OpenCrew
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.crew.worker import worker_command
@@ -184,7 +184,7 @@ def _start_workers(children: Children, config: Config, run: RunDir, crew: OpenCr
     engine = config.engine
     assert isinstance(engine, CrewEngine)
     if crew.home is not None and engine.workers == [1.0]:
-        choice = Devices(engine.devices).choose(lambda: config)
+        choice = choose_uses(engine.devices, config=config)
         for note in choice.notes:
             log.info("%s", note, extra=TALK)
         workers = [(1.0, use) for use in choice.uses]

@@ -5,21 +5,19 @@ with growing pauses, and joins anew; its model and its data stay loaded. It dial
 the coordinator has told of in turn: one of them may have been promoted.
 """
 
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cuadrilla.config import Config
-from cuadrilla.crew.bundle import OtherWork
+from cuadrilla.crew.bundle import require_same_version
 from cuadrilla.crew.children import Children, cuadrilla_command
-from cuadrilla.crew.devices import Devices
 from cuadrilla.crew.equipment import Equipment, equip
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
@@ -27,10 +25,12 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, NodeReport, Paused, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.island import IslandBroken
+from cuadrilla.link.offer import RunDescription
 from cuadrilla.link.practice import OwnerLines, PracticeLink, Shape
+from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
-from cuadrilla.plan.devices import Use
+from cuadrilla.plan.devices import DeviceChoice, Use
 
 if TYPE_CHECKING:
     from cuadrilla.crew.island import Island
@@ -43,9 +43,6 @@ ASK_SECONDS = 30.0
 """Then it says what its owner can do."""
 
 POLL_SECONDS = 0.5
-OTHER_WORK = "other work"
-"""What the process of a device says last, as JSON, when there is other work for this machine."""
-
 NO_SHAPE = Shape()
 LEAVES = Message("this machine leaves")
 
@@ -54,11 +51,11 @@ log = logging.getLogger(__name__)
 
 def run_worker(node: Node, use: Use, *, shape: Shape = NO_SHAPE, island: "Island | None" = None) -> str:
     """Work with one device until the run ends; why it ended. `island`: of processes that act as this worker, of which
-    this one has the connection. Raises LinkError when the coordinator refuses this node or stays away, OtherWork."""
+    this one has the connection. Raises LinkError when the coordinator refuses this node or stays away."""
     with LinesKept() as lines:
         try:
             worker = _Worker(node, use, shape=shape, lines=lines, island=island)
-            reason = serve_sessions(worker, node, device=use.name)
+            reason = serve_sessions(worker.serve, node, device=use.name)
             if island is not None:
                 island.end()
             return reason
@@ -67,23 +64,13 @@ def run_worker(node: Node, use: Use, *, shape: Shape = NO_SHAPE, island: "Island
                 node.idle_policy.close()
 
 
-class Server(Protocol):
-    """What works for a coordinator in one session after another, and what it knows from the last one.
+def serve_sessions(
+    serve: Callable[[Connection], Stop | None], node: Node, *, device: str = "", leaving: threading.Event | None = None
+) -> str:
+    """One session after another, until the coordinator wants no more, or `leaving` is set; why it ended.
 
-    `held`: why it has left by itself. `heard_at`, in monotonic seconds: when the coordinator last said something.
-    `standbys`: where the run goes on if the coordinator is gone for good.
+    `serve`: one session, from Hello to Stop; None where it left by itself. Raises LinkError, and what `serve` raises.
     """
-
-    held: str
-    heard_at: float
-    standbys: tuple[str, ...]
-
-    def serve(self, connection: Connection) -> Stop:
-        """One session, from Hello to Stop. Raises LinkError when it breaks."""
-
-
-def serve_sessions(server: Server, node: Node, *, device: str, leaving: threading.Event | None = None) -> str:
-    """Until the coordinator wants no more, or `leaving` is set; why. Raises LinkError, and what `serve` raises."""
     patience = Patience(node)
     while True:
         if node.idle_policy is not None:
@@ -91,24 +78,51 @@ def serve_sessions(server: Server, node: Node, *, device: str, leaving: threadin
         if leaving is not None and leaving.is_set():
             return LEAVES
         began = time.monotonic()
-        connection = node.connect(patience.address, device=device)
         try:
-            stop = server.serve(connection)
+            with closing(node.connect(patience.address, device=device)) as connection:
+                stop = serve(connection)
             patience.begin_anew()
-            if not stop.again:
+            if stop is not None and not stop.again:
                 return ended_by(stop)
-            if stop.reason not in (server.held, PAUSED):
+            if stop is not None and stop.reason != PAUSED:
                 log.warning("%s: joining again", stop.reason)
         except (Refused, IslandBroken):
             raise
         except Paused as error:
             patience.wait_paused(error)
         except LinkError as error:
-            patience.wait(error, server=server)
+            patience.wait(error)
         finally:
-            connection.close()
-            if server.heard_at > began:
-                patience.found_at(patience.address)
+            if node.heard_at > began and patience.address != node.crew.address:
+                node.learn(address=patience.address)
+
+
+def in_session(connection: Connection, node: Node, *, parameters: Layout, work: Callable[[GrpcLink], Stop]) -> Stop:
+    """What `work` returns, or the Stop that came before a break. Raises LinkError when the session breaks."""
+    session = connection.session(parameters=parameters)
+    try:
+        return work(session)
+    except LinkError as error:
+        stop = session.farewell()
+        if stop is None or isinstance(error, IslandBroken):
+            raise
+        return stop
+    finally:
+        node.heard_at, node.standbys = session.heard_at, session.standbys or node.standbys
+        session.close()
+
+
+def ask_what(node: Node) -> RunDescription:
+    """What the coordinator trains, once it answers. Raises LinkError."""
+    found: list[RunDescription] = []
+
+    def ask(connection: Connection) -> Stop:
+        found.append(connection.describe())
+        return Stop(reason="")
+
+    serve_sessions(ask, node)
+    require_same_version(found[-1])
+    return found[-1]
 
 
 def ended_by(stop: Stop) -> str:
@@ -131,11 +145,6 @@ class Patience:
         self.reached, self._pause = time.monotonic(), FIRST_PAUSE_SECONDS
         self._asked = self.paused = False
 
-    def found_at(self, address: str) -> None:
-        """The coordinator has answered there."""
-        if address != self._node.crew.address:
-            self._node.learn(address=address)
-
     def wait_paused(self, error: Paused) -> None:
         """Whose owner wants it to wait."""
         if not self.paused:
@@ -143,10 +152,10 @@ class Patience:
         self.paused, self.reached = True, time.monotonic()
         time.sleep(LONGEST_PAUSE_SECONDS)
 
-    def wait(self, error: LinkError, *, server: Server) -> None:
+    def wait(self, error: LinkError) -> None:
         """Before the next try, which may be at another address. Raises the error when that is enough."""
-        if server.heard_at > self.reached:
-            self.reached, self._pause = server.heard_at, FIRST_PAUSE_SECONDS
+        if self._node.heard_at > self.reached:
+            self.reached, self._pause = self._node.heard_at, FIRST_PAUSE_SECONDS
         if time.monotonic() - self.reached > GIVE_UP_SECONDS:
             raise error
         log.warning("%s; trying again in %.2g s", error.message, self._pause)
@@ -159,16 +168,12 @@ class Patience:
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
         if time.monotonic() - self.reached > LOYAL_SECONDS:
-            self.address = _next(self.address, [self._node.crew.address, *server.standbys])
+            self.address = _next(self.address, [self._node.crew.address, *self._node.standbys])
 
 
 def _next(address: str, places: Sequence[str]) -> str:
     """The place behind `address`, round and round; the first one when it is none of them."""
     return places[(places.index(address) + 1) % len(places)] if address in places else places[0]
-
-
-def _tell_back() -> None:
-    log.info("back at work", extra=TALK)
 
 
 class _Worker:
@@ -177,25 +182,19 @@ class _Worker:
     def __init__(self, node: Node, use: Use, *, shape: Shape, lines: LinesKept, island: "Island | None") -> None:
         self._node, self._use, self._shape, self._lines, self._island = node, use, shape, lines, island
         self._equipment: Equipment | None = None
-        self.held = ""
-        self.heard_at = 0.0
-        self.standbys: tuple[str, ...] = ()
+        self._held = False
 
-    def serve(self, connection: Connection) -> Stop:
+    def serve(self, connection: Connection) -> Stop | None:
         description = connection.describe()  # raises unless the coordinator answers
-        answered = None
+        is_back = self._equipment is not None
         if self._equipment is None:
             self._equipment = self._equip(*self._node.prepare(connection, description))
         elif description.takes_jobs:
-            raise OtherWork("the coordinator has other work for this machine", hint="cuadrilla join")
-        else:
-            answered = _tell_back
-        session = connection.session(parameters=self._equipment.parameters)
-        try:
-            return self._train(self._equipment, session, answered=answered)
-        finally:
-            self.heard_at = session.heard_at
-            self.standbys = session.standbys or self.standbys
+            raise Refused("the coordinator has other work for this machine", hint="cuadrilla join")
+        self._held = False
+        work = partial(self._train, self._equipment, is_back=is_back)
+        stop = in_session(connection, self._node, parameters=self._equipment.parameters, work=work)
+        return None if self._held and stop.again else stop
 
     def _equip(self, config: Config, folder: Path) -> Equipment:
         threads, speed = self._use.threads, self._shape.speed
@@ -205,28 +204,19 @@ class _Worker:
             return lead_for_crew(config, folder, self._island, threads=threads, speed=speed)
         return equip(config, folder, device=self._use.device, cores=threads, speed=speed)
 
-    def _train(self, equipment: Equipment, session: GrpcLink, *, answered: Callable[[], None] | None) -> Stop:
-        """`answered`: called when the coordinator has taken this worker."""
-        self.held = ""
+    def _train(self, equipment: Equipment, session: GrpcLink, *, is_back: bool) -> Stop:
         policy, lines = self._node.idle_policy, self._owner_lines(equipment)
+        answered = partial(log.info, Message("back at work"), extra=TALK) if is_back else None
         practice = PracticeLink(session, shape=self._shape, lines=lines, answered=answered)
         link: Link = practice
         if self._island is not None:
             link = self._island.link(inner=link, farewell=session.farewell)
         facts, send = machine_facts(equipment.settings.device), partial(self._send, session)
-        try:
-            with (
-                reporting(send, facts=facts, link=practice, round_trip=session.round_trip, lines=self._lines),
-                policy.watching(partial(self._hold, session)) if policy is not None else nullcontext(),
-            ):
-                return equipment.work(link)
-        except LinkError:
-            stop = session.farewell() if self._island is None else None
-            if stop is None:
-                raise
-            return stop
-        finally:
-            link.close()
+        with (
+            reporting(send, facts=facts, link=practice, round_trip=session.round_trip, lines=self._lines),
+            policy.watching(partial(self._hold, session)) if policy is not None else nullcontext(),
+        ):
+            return equipment.work(link)
 
     def _owner_lines(self, equipment: Equipment) -> OwnerLines | None:
         if self._node.report is None:
@@ -235,37 +225,21 @@ class _Worker:
         return OwnerLines(self._node.report, units_per_round=units, counted=counted)
 
     def _hold(self, session: GrpcLink, reason: str) -> None:
-        self.held = reason
+        self._held = True
         with suppress(LinkError):
             self._send(session, NodeReport())
         session.hold(reason)
 
     def _send(self, session: GrpcLink, report: NodeReport) -> None:
         """Raises LinkError."""
-        session.report(replace(report, phase="paused") if self.held else report)
+        session.report(replace(report, phase="paused") if self._held else report)
 
 
-def work_on_all(node: Node, devices: Devices) -> str:
-    """Work with all devices of this machine until the run ends; why it ended. Raises as `run_worker`, DeviceError."""
-    choice = devices.choose(partial(_settings, node))
+def work_on_all(node: Node, choice: DeviceChoice) -> str:
+    """Work with these devices of this machine until the run ends; why it ended. Raises as `run_worker`."""
     for note in choice.notes:
         node.tell(note)
     return _work_apart(node, choice.uses) if len(choice.uses) > 1 else run_worker(node, choice.uses[0])
-
-
-def _settings(node: Node) -> Config:
-    """What the run says, once its coordinator answers; its files are here then. Raises LinkError."""
-    began = time.monotonic()
-    while True:
-        try:
-            return node.found_run()[0]
-        except Refused:
-            raise
-        except LinkError as error:
-            if time.monotonic() - began > GIVE_UP_SECONDS:
-                raise
-            log.warning("%s; trying again in %.2g s", error.message, LONGEST_PAUSE_SECONDS)
-            time.sleep(LONGEST_PAUSE_SECONDS)
 
 
 def _work_apart(node: Node, uses: Sequence[Use]) -> str:
@@ -286,8 +260,6 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
                 done = children.last_words[name].strip() if code == 0 else done
     finally:
         children.end(finish_seconds=0.0)  # they have nothing to save
-    if done == json.dumps(OTHER_WORK):
-        raise OtherWork("the coordinator has other work for this machine", hint="cuadrilla join")
     if not done:
         raise children.failure()
     return Message(done)

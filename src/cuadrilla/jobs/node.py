@@ -18,15 +18,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from cuadrilla.config import CheckpointSection, Config, LocalEngine
 from cuadrilla.crew.bundle import fetch, require_same_version
-from cuadrilla.crew.devices import Devices
 from cuadrilla.crew.idle_policy import IdlePolicy
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
-from cuadrilla.crew.worker import LEAVES, serve_sessions
+from cuadrilla.crew.worker import LEAVES, in_session, serve_sessions
 from cuadrilla.errors import CheckpointError, CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.local import LocalExecutor, LocalPlace
@@ -69,19 +69,15 @@ OTHER_ENDED = Message("another worker of this machine has ended")
 log = logging.getLogger(__name__)
 
 
-class NoJobs(CuadrillaError):
-    """The coordinator trains one run with all its machines."""
-
-
-def do_jobs(node: Node, devices: Devices, *, leaving: threading.Event) -> str:
+def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str:
     """Until the coordinator has no more, or until `leaving` is set: then what is under way is saved and given back.
-    Why it ended. A worker for each of this machine's devices.
+    Why it ended. `uses`: of this machine's devices, a worker for each.
 
-    Raises LinkError when the coordinator refuses this node or stays away, NoJobs, DeviceError, and ConfigError where
-    another process of this machine does the same.
+    Raises LinkError when the coordinator refuses this node or stays away, and ConfigError where another process of
+    this machine does the same.
     """
     assert node.idle_policy is not None
-    uses, policy = devices.choose().uses, node.idle_policy
+    policy = node.idle_policy
     folder = Home.of_user().jobs / node.crew.folder.name
     make_private(folder)
     with FolderLock(folder / "lock", purpose=Message("jobs for this crew")), LinesKept() as lines:
@@ -163,42 +159,38 @@ class JobWorker:
     lines: LinesKept
     leaving: threading.Event
     over: threading.Event = field(default_factory=threading.Event)
-    heard_at: float = 0.0
-    standbys: tuple[str, ...] = ()
     held: str = ""
+    """Why it leaves by itself."""
     _executor: LocalExecutor | None = None
     _doing: _Doing | None = None
 
     def work(self) -> str:
         """Until this machine leaves or the coordinator has no more; why it ended."""
         shutil.rmtree(self.folder / RUNS, ignore_errors=True)  # of one that was killed
-        return serve_sessions(self, self.node, device=self.use.name, leaving=self.leaving)
+        return serve_sessions(self.serve, self.node, device=self.use.name, leaving=self.leaving)
 
-    def serve(self, connection: Connection) -> Stop:
-        """One session, from Hello to Stop. Raises LinkError when it breaks, NoJobs."""
+    def serve(self, connection: Connection) -> Stop | None:
+        """One session, from Hello to Stop; None where it left by itself. Raises LinkError when it breaks."""
         if self.over.is_set():
             return Stop(reason=OTHER_ENDED)
         _require_jobs(connection.describe())
         self.held = ""
-        session = connection.session(parameters=Layout(()))
+        work = partial(self._work, connection)
+        stop = in_session(connection, self.node, parameters=Layout(()), work=work)
+        return None if self.held and stop.again else stop
+
+    def _work(self, connection: Connection, session: GrpcLink) -> Stop:
+        device = (self.use.device or "cpu").partition(":")[0]
+        session.call(Hello(speed_hint=1.0, environment={"cuadrilla": __version__, DEVICE: device}))
+        facts = machine_facts()
         try:
-            device = (self.use.device or "cpu").partition(":")[0]
-            session.call(Hello(speed_hint=1.0, environment={"cuadrilla": __version__, DEVICE: device}))
-            facts = machine_facts()
             with (
                 reporting(session.report, facts=facts, round_trip=session.round_trip, lines=self.lines),
                 self.idle_policy.watching(self._hold),
             ):
                 return self._follow(session, connection)
-        except LinkError:
-            stop = session.farewell()
-            if stop is None:
-                raise
-            return stop
         finally:
-            self.heard_at, self.standbys = session.heard_at, session.standbys or self.standbys
             self._drop()
-            session.close()
 
     def _hold(self, reason: str) -> None:
         self.held = reason
@@ -355,7 +347,7 @@ class JobWorker:
 
 def _require_jobs(description: RunDescription) -> None:
     if not description.takes_jobs:
-        raise NoJobs("the coordinator trains one run with all its machines", hint="cuadrilla join")
+        raise Refused("the coordinator trains one run with all its machines", hint="cuadrilla join")
     require_same_version(description)
 
 
