@@ -9,7 +9,6 @@ import torch.distributed as dist
 from cuadrilla.crew.island import (
     choose_backend,
     require_alike,
-    settings_hash,
 )
 from cuadrilla.crew.run import require_one_worker
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
@@ -95,14 +94,6 @@ def test_a_difference_is_told_with_both_values():
     require_alike([{"data": "1"}, {"data": "1"}])
     with pytest.raises(ConfigError, match="rank 2 has other data than rank 0: 9 and 1"):
         require_alike([{"data": "1"}, {"data": "1"}, {"data": "9"}])
-
-
-def test_settings_are_alike_wherever_their_files_lie():
-    def hashed(*sets):
-        return settings_hash(resolve(RUN_FILE, sets=sets).config)
-
-    assert hashed("train.threads=3", 'task.path="elsewhere/task.py:task"', "checkpoint.keep=9") == hashed()
-    assert hashed("train.steps=9") != hashed()
 
 
 @pytest.mark.parametrize("engine", ["engine.workers=[1.0, 0.5]", 'engine.kind="crew"', "engine.workers=[0.5]"])

@@ -249,10 +249,10 @@ def join(
         )
     with all_ranks(place) as island:
         if island is not None and not island.place.leads:
-            from cuadrilla.crew.island import follow_for_crew
+            from cuadrilla.crew.island import follow
 
             set_up_logging(None, worker=f"rank-{island.place.rank}", verbose=options.debug)
-            follow_for_crew(island, threads=threads)
+            follow(island, threads=threads)
             return
         home = Home.of_user()
         crew = None if new or invite_file else home.find_crew(address)

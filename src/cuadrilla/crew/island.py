@@ -4,9 +4,10 @@ Rank 0 keeps the run directory and coordinates, as it would alone, or has the co
 run needs; the others bring their device and the data, write nothing and get the weights from rank 0.
 
 Invariants
+* The settings are those of rank 0, whatever the run files of the others say.
 * Each rank says three things in torch's own store: that it has started (rank 0: what is trained, and where), what must
-  be alike (system, settings, data, program), and that it has ended. So before any tensor moves whoever does not fit is
-  named and not waited for; a rank that fails says why in place of all three.
+  be alike (system, data, program), and that it has ended. So before any tensor moves whoever does not fit is named and
+  not waited for; a rank that fails says why in place of all three.
 * When one is gone all others end, torchrun starts them again (`--max-restarts`), and the run goes on from its newest
   checkpoint. A break of the connection to a crew ends a session at all ranks, and the next one begins with what they
   have loaded.
@@ -20,7 +21,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,18 +41,16 @@ from cuadrilla.host.torchrun import Place
 from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.island import IslandBroken, IslandLink, broken, first_line
 from cuadrilla.link.wire import Layout
-from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
-from cuadrilla.plan.decide import filled, settled
-from cuadrilla.runfile import dump, leaves, load_dumped
+from cuadrilla.runfile import dump, load_dumped
 from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
 from cuadrilla.train.precision import choose_device
-from cuadrilla.train.setup import FREE_ON_RESUME, RunContext
+from cuadrilla.train.setup import RunContext
 from cuadrilla.train.sinks import finite
 
 START_MINUTES = 10
@@ -69,6 +68,7 @@ log = logging.getLogger(__name__)
 
 Facts = Mapping[str, Any]
 Stopping = Callable[[Callable[[str], None]], AbstractContextManager[None]]
+"""Given what asks this rank to stop, a context in which it works."""
 
 
 class Island:
@@ -79,7 +79,7 @@ class Island:
         self.device = torch.device("cpu")
         self.cores = 1
         self._store = store
-        self._num_machines = 1
+        self.num_machines = 1
         self.backend = ("", "")
         self._parameters = Layout(())
         self._num_links = 0
@@ -89,10 +89,10 @@ class Island:
         backend, reason = self.backend
         return Message(
             "{ranks} ranks on {machines} machines, {backend}"
-            if self._num_machines > 1
+            if self.num_machines > 1
             else "{ranks} ranks on one machine, {backend}",
             ranks=self.place.num_ranks,
-            machines=self._num_machines,
+            machines=self.num_machines,
             backend=Message("{backend} ({reason})", backend=backend, reason=reason),
         )
 
@@ -104,18 +104,9 @@ class Island:
         own = self._store.clone()  # type: ignore[attr-defined]  # torch does not say so
         self._pulse = Pulse(own, rank=self.place.rank, num_ranks=self.place.num_ranks)
         machines = Counter(rank["machine"] for rank in ranks)
-        self._num_machines = len(machines)
+        self.num_machines = len(machines)
         self.cores = max(1, num_cores() // machines[own_machine()])
         return load_dumped(json.dumps(ranks[0]["config"])), Path(ranks[0]["folder"])
-
-    def require_one_machine(self) -> None:
-        """Rank 0 has its token, and what it has fetched is there. Raises EnvironmentProblem."""
-        if self._num_machines > 1:
-            raise EnvironmentProblem(
-                "the ranks that join a crew as one worker are on one machine, and these are on {number}",
-                number=self._num_machines,
-                hint="start torchrun --standalone with `cuadrilla join` on each machine: each is a worker of its own",
-            )
 
     def take_device(self, requested: str) -> None:
         """The card with this rank's number on its machine, unless a certain one, or none, is asked for. Raises
@@ -145,7 +136,6 @@ class Island:
                 hint='sync.kind = "exact", or without torchrun: each device is a worker then',
             )
         mine = {
-            "settings": settings_hash(config),
             "data": hashlib.sha256(task.data_hash().encode()).hexdigest()[:SHOWN_DIGITS],
             "torch": torch.__version__,
             **code_fingerprint(task, model),
@@ -301,34 +291,26 @@ def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[
     return outcome
 
 
-def follow(config: Config, folder: Path, island: Island, *, stopping: Stopping) -> Outcome:
-    """Any other rank: work until rank 0 says stop. How the run ended, as rank 0 has it."""
-    theirs, _ = island.start()
-    equipment = island.equip(filled(config, settled(theirs)), folder)
-    link = island.link()
-    with stopping(lambda _reason: link.ask_to_stop()):
-        equipment.work(link)
-    return Outcome(**island.end())
+def follow(
+    island: Island, folder: Path | None = None, *, threads: int = 0, stopping: Stopping = lambda _ask: nullcontext()
+) -> Facts:
+    """Any other rank: work until rank 0 says that the run has ended; how it did, as rank 0 has it.
 
-
-def lead_for_crew(config: Config, folder: Path, island: Island, *, threads: int, speed: float) -> Equipment:
-    """Rank 0, which has the connection to the crew: what all of them work with."""
-    island.start(config, folder)
-    equipment = island.equip(config, folder, threads=threads, speed=speed)
-    log.info("one worker of %s", island, extra=TALK)
-    return equipment
-
-
-def follow_for_crew(island: Island, *, threads: int = 0, found: tuple[Config, Path] | None = None) -> None:
-    """Any other rank: work until rank 0 says that the run has ended. `found`: what it has fetched itself. Raises
-    IslandBroken."""
-    theirs = island.start()
-    if found is None:
-        island.require_one_machine()
-    equipment = island.equip(*(found or theirs), threads=threads)
-    while equipment.work(island.link()).again:
-        pass
-    island.end()
+    `folder`: of its own, with what the run needs; None: that of rank 0, on the same machine. Raises IslandBroken,
+    EnvironmentProblem.
+    """
+    config, theirs = island.start()
+    if folder is None and island.num_machines > 1:
+        raise EnvironmentProblem(
+            "the ranks that join a crew as one worker are on one machine, and these are on {number}",
+            number=island.num_machines,
+            hint="start torchrun --standalone with `cuadrilla join` on each machine: each is a worker of its own",
+        )
+    equipment, link = island.equip(config, folder or theirs, threads=threads), island.link()
+    with stopping(lambda _reason: link.ask_to_stop()) if stopping else nullcontext():
+        while equipment.work(link).again:
+            link = island.link()
+    return island.end()
 
 
 def choose_backend(cards: Sequence[str], *, asked: str = "auto") -> tuple[str, str]:
@@ -360,15 +342,9 @@ def require_alike(ranks: Sequence[Facts]) -> None:
                     what=key,
                     theirs=theirs.get(key, ""),
                     ours=ours.get(key, ""),
-                    hint="the same run file, data folder and versions on every machine; those of several systems can "
+                    hint="the same data folder, code and versions on every machine; those of several systems can "
                     "be a crew: cuadrilla up RUN on one, cuadrilla join on the others",
                 )
-
-
-def settings_hash(config: Config) -> str:
-    """Of what decides the result; where things lie, and what is kept, may differ between machines."""
-    deciding = {key: value for key, value in leaves(dump(config)).items() if not key.startswith(FREE_ON_RESUME)}
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:SHOWN_DIGITS]
 
 
 def of_the_group(error: RuntimeError) -> bool:

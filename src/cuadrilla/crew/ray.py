@@ -31,7 +31,7 @@ import torch.distributed as dist
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules
-from cuadrilla.crew.island import follow_for_crew, joined
+from cuadrilla.crew.island import follow, joined
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.worker import run_worker
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
@@ -245,7 +245,7 @@ def train_rank(name: str, *, address: str, identity: Identity, threads: int) -> 
         if place.leads:
             run_worker(node, use, island=island)
             return
-        follow_for_crew(island, threads=threads, found=node.found_run())
+        follow(island, node.found_run()[1], threads=threads)
 
 
 def _meet_anew() -> None:

@@ -66,8 +66,9 @@ def train_run(
         island = stack.enter_context(all_ranks(place))
         if island is not None and not island.place.leads:
             from cuadrilla.crew.island import follow
+            from cuadrilla.train.coordinate import Outcome
 
-            return follow(resolved.config, folder.path, island, stopping=audience.stopping)
+            return Outcome(**follow(island, folder.path, stopping=audience.stopping))
         stack.enter_context(FolderLock(folder.lock, purpose=Message("training")))
         make_private(folder.logs)
         stack.callback(tear_down_logging, set_up_logging(folder.logs, worker="coordinator", verbose=audience.verbose))

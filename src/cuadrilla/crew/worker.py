@@ -199,9 +199,10 @@ class _Worker:
     def _equip(self, config: Config, folder: Path) -> Equipment:
         threads, speed = self._use.threads, self._shape.speed
         if self._island is not None:
-            from cuadrilla.crew.island import lead_for_crew
-
-            return lead_for_crew(config, folder, self._island, threads=threads, speed=speed)
+            self._island.start(config, folder)
+            equipment = self._island.equip(config, folder, threads=threads, speed=speed)
+            log.info("one worker of %s", self._island, extra=TALK)
+            return equipment
         return equip(config, folder, device=self._use.device, cores=threads, speed=speed)
 
     def _train(self, equipment: Equipment, session: GrpcLink, *, is_back: bool) -> Stop:
