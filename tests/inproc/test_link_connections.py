@@ -111,7 +111,7 @@ def test_a_connection_that_says_nothing_does_not_last(crew: Crew) -> None:
 def test_a_connection_without_a_call_is_closed(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     """After 15 s, here after one; a session is a call, and a client connects again by itself."""
     monkeypatch.setattr(link_calls, "IDLE_SECONDS", 1.0)
-    server = start_server(["127.0.0.1:0"], handlers=crew.server._handlers(), keys=crew.keys)
+    server = start_server("127.0.0.1:0", handlers=crew.server._handlers(), keys=crew.keys)
     address = f"127.0.0.1:{server.port}"
     with closing(Connection(address, identity=crew.node("luis"))) as luis, socket.socket() as plain:
         session = luis.session(parameters=LAYOUT)

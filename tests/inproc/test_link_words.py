@@ -28,7 +28,7 @@ def impostor(crew: Crew, code: grpc.StatusCode) -> Iterator[str]:
 
     handlers = grpc.method_handlers_generic_handler(SERVICE, {"Describe": grpc.unary_unary_rpc_method_handler(refuse)})
     keys = crew.keys
-    server = start_server(["127.0.0.1:0"], handlers=handlers, keys=keys)
+    server = start_server("127.0.0.1:0", handlers=handlers, keys=keys)
     yield f"127.0.0.1:{server.port}"
     server.stop(0.0)
 

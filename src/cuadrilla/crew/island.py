@@ -307,7 +307,7 @@ def follow(
             hint="start torchrun --standalone with `cuadrilla join` on each machine: each is a worker of its own",
         )
     equipment, link = island.equip(config, folder or theirs, threads=threads), island.link()
-    with stopping(lambda _reason: link.ask_to_stop()) if stopping else nullcontext():
+    with stopping(lambda _reason: link.ask_to_stop()) if stopping is not None else nullcontext():
         while equipment.work(link).again:
             link = island.link()
     return island.end()

@@ -28,17 +28,14 @@ class OpenCrew:
     keys: CoordinatorKeys
     nodes: AllowList
     listen: Address
-    own: str = ""
-    """What workers of this machine dial."""
     home: Home | None = None
     moved: Callable[[str], None] | None = None
     pids: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._at = Address(self.listen.host, self.server.serve(str(self.listen), own=self.own))
+        self._at = Address(self.listen.host, self.server.serve(str(self.listen)))
         self._whereabouts, self._followed_at = Whereabouts(self._at.host), 0.0
         self._listened = {self._at}
-        self.own = self.own or self.address
 
     @property
     def address(self) -> str:
@@ -48,6 +45,14 @@ class OpenCrew:
     @property
     def key_hash(self) -> bytes:
         return key_hash(self.keys.certificate)
+
+    def open_here(self) -> str:
+        """What workers of this machine dial, whatever becomes of its card. Raises LinkError."""
+        if self._at.is_loopback:
+            return self.address
+        here = Address("127.0.0.1", self._at.port)
+        self.server.serve(str(here))
+        return str(here)
 
     def admit(self, name: str) -> Identity:
         """Of a worker that this process starts. That of an earlier run ends."""

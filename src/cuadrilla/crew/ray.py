@@ -144,8 +144,11 @@ class Launcher:
         self._thread.start()
 
     def failure(self) -> CuadrillaError | None:
-        """Why no worker is left; None as long as one works or may come."""
-        return None if self._working else self._failure
+        """Why no worker is left, once; None as long as one works or may come."""
+        if self._working:
+            return None
+        found, self._failure = self._failure, None
+        return found
 
     def close(self) -> None:
         """End the actors; whoever works is given time to finish."""

@@ -6,14 +6,12 @@ the others go on. Without any worker the coordinator waits, unless all the worke
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,7 +22,7 @@ from cuadrilla.crew.devices import choose_uses
 from cuadrilla.crew.port import OpenCrew
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.crew.worker import worker_command
-from cuadrilla.errors import EnvironmentProblem
+from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import COORDINATOR
@@ -42,13 +40,8 @@ from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import RunContext
 from cuadrilla.train.thread import CoordinatorThread
 
-if TYPE_CHECKING:
-    from cuadrilla.crew.ray import Launcher
-
-OWN_SOCKET = "link"
-"""Of this machine's own worker processes, where the system has such sockets."""
-MAX_SOCKET_FOLDER_BYTES = 90
-"""A socket's whole path may have 104 bytes on macOS, 108 on Linux."""
+Failure = Callable[[], CuadrillaError | None]
+"""Why no worker is left that this process has started."""
 
 log = logging.getLogger(__name__)
 
@@ -68,54 +61,73 @@ class Opening:
 
 def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
     """Train with a crew to the end, or to the stop that was asked for. Raises whatever made the run fail."""
-    before = torch.get_num_threads()
-    if context.config.sync.strict:
-        torch.set_num_threads(context.config.train.threads or 1)
-    send = partial(context.coordination.reported, COORDINATOR)
-    try:
-        with (
-            private_folder() as private,
-            LinesKept() as lines,
-            reporting(send, facts=machine_facts(), folder=run.path, lines=lines),
-        ):
-            return _run(context, run, opening=opening, private=private)
-    finally:
-        context.store.close()
-        torch.set_num_threads(before)
-
-
-def _run(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -> Outcome:
-    engine = context.config.engine
+    engine, runtime = context.config.engine, CoordinatorThread(context.coordination)
     assert isinstance(engine, CrewEngine)
-    runtime = CoordinatorThread(context.coordination)
-    children = _children(context)
+    send = partial(context.coordination.reported, COORDINATOR)
     with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(context.store.close)
+        if context.config.sync.strict:
+            torch.set_num_threads(context.config.train.threads or 1)
+        private, lines = stack.enter_context(private_folder()), stack.enter_context(LinesKept())
+        stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
+        children = Children(died=partial(_died, context))
         stack.callback(children.end)
-        listen, launcher = engine.listen, None
+        listen = Address.parse(engine.listen)
         if engine.kind == "ray":
-            if find_spec("ray") is None:
-                command = 'pip install "cuadrilla[ray]"'
-                hint = 'or leave it out: engine.kind = "crew"'
-                raise EnvironmentProblem("Ray is not installed: {command}", command=command, hint=hint)
-            from cuadrilla.crew.ray import Launcher, connected
-
-            host = stack.enter_context(connected(engine.ray_address))
-            listen = listen if opening.home is not None else str(Address(host, 0))
+            host = stack.enter_context(_connected(engine.ray_address))
+            listen = listen if opening.home is not None else Address(host, 0)
         crew = stack.enter_context(_open_crew(context, runtime, run, opening=opening, private=private, listen=listen))
+        failure: Failure = partial(_failure, children, waits=crew.home is not None)
         if engine.kind == "ray":
+            from cuadrilla.crew.ray import Launcher
+
             launcher = Launcher(ranks=engine.ranks, address=crew.address, admit=crew.admit)
             stack.callback(launcher.close)
+            failure = launcher.failure
         else:
             _start_workers(children, context.config, run, crew, private=private)
         crew.pids = children.pids()
         if opening.opened is not None:
             opening.opened(crew)
-        return _coordinate(context, runtime, crew, children, launcher)
+        return runtime.serve(partial(_poll, context, crew, failure))
+
+
+def _poll(context: RunContext, crew: OpenCrew, failure: Failure) -> None:
+    crew.poll()
+    error = failure()
+    if crew.home is not None:
+        crew.server.pause(crew.home.paused_nodes)
+    if error is not None and crew.home is None:
+        context.coordination.fail(error)
+    elif error is not None:
+        log.warning("no worker of this machine is left (%s): others can join", error.message)
+
+
+def _failure(children: Children, *, waits: bool) -> CuadrillaError | None:
+    """Once. `waits`: others may come where there was none."""
+    ended = children.poll()
+    return children.failure() if not children.alive and (ended or not waits) else None
+
+
+def _died(context: RunContext, name: str, reason: Message) -> None:
+    log.warning("%s died: %s", name, reason)
+    context.store.event("died", worker=name, reason=reason)
+
+
+def _connected(address: str) -> AbstractContextManager[str]:
+    """As the driver of a Ray cluster; this machine's address there. Raises LinkError, EnvironmentProblem."""
+    if find_spec("ray") is None:
+        hint, command = 'or leave it out: engine.kind = "crew"', 'pip install "cuadrilla[ray]"'
+        raise EnvironmentProblem("Ray is not installed: {command}", command=command, hint=hint)
+    from cuadrilla.crew.ray import connected
+
+    return connected(address)
 
 
 @contextmanager
 def _open_crew(
-    context: RunContext, runtime: CoordinatorThread, run: RunDir, *, opening: Opening, private: Path, listen: str
+    context: RunContext, runtime: CoordinatorThread, run: RunDir, *, opening: Opening, private: Path, listen: Address
 ) -> Iterator[OpenCrew]:
     """Until the end of the block. `runtime` hears the workers. Raises LinkError."""
     home, is_practice = opening.home, opening.home is None and context.config.engine.kind == "crew"
@@ -133,50 +145,9 @@ def _open_crew(
     )
     try:
         context.coordination.open(server.send)  # before anybody can come in
-        with _socket_folder(private) as sockets:
-            own, at = f"unix:{sockets / OWN_SOCKET}" if os.name != "nt" else "", Address.parse(listen)
-            yield OpenCrew(server=server, keys=keys, nodes=nodes, listen=at, own=own, home=home, moved=opening.moved)
+        yield OpenCrew(server=server, keys=keys, nodes=nodes, listen=listen, home=home, moved=opening.moved)
     finally:
         server.close()
-
-
-def _socket_folder(private: Path) -> AbstractContextManager[Path]:
-    """`private`, or where its path is too long for a socket, a private folder in /tmp."""
-    is_short = os.name == "nt" or len(os.fsencode(private)) <= MAX_SOCKET_FOLDER_BYTES
-    return nullcontext(private) if is_short else private_folder(where=Path("/tmp"))
-
-
-def _coordinate(
-    context: RunContext,
-    runtime: CoordinatorThread,
-    crew: OpenCrew,
-    children: Children,
-    launcher: "Launcher | None",
-) -> Outcome:
-    def poll() -> None:
-        crew.poll()
-        ended = children.poll()
-        if crew.home is not None:
-            crew.server.pause(crew.home.paused_nodes)
-            if ended and not children.alive:
-                log.warning("no worker of this machine is left (%s): others can join", children.failure().message)
-        elif launcher is not None:
-            if (failure := launcher.failure()) is not None:
-                context.coordination.fail(failure)
-        elif not children.alive:
-            context.coordination.fail(children.failure())
-
-    return runtime.serve(poll)
-
-
-def _children(context: RunContext) -> Children:
-    """The worker processes of this machine."""
-
-    def died(name: str, reason: Message) -> None:
-        log.warning("%s died: %s", name, reason)
-        context.store.event("died", worker=name, reason=reason)
-
-    return Children(died=died)
 
 
 def _start_workers(children: Children, config: Config, run: RunDir, crew: OpenCrew, *, private: Path) -> None:
@@ -191,11 +162,12 @@ def _start_workers(children: Children, config: Config, run: RunDir, crew: OpenCr
     else:
         alike = Use(name="", device="", threads=1 if len(engine.workers) > 1 else 0)
         workers = [(speed, alike) for speed in engine.workers]
+    here = crew.open_here() if workers else ""
     for number, (speed, use) in enumerate(workers, start=1):
         name = f"{'here' if crew.home is not None else 'worker'}-{number}"
         identity, folder = crew.admit(name), private / name
         save_node(folder, token=identity.token, certificate=identity.certificate)
-        more = ["--address", crew.own, "--run", str(run.path), "--speed", str(speed), "--link", engine.link]
+        more = ["--address", here, "--run", str(run.path), "--speed", str(speed), "--link", engine.link]
         command = worker_command(name, use, crew=folder, more=more)
         with storage_errors(run.logs), open(run.logs / f"{name}.txt", "ab") as talk:
             children.start(name, command, environment=use.environment, stderr=talk)

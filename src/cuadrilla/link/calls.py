@@ -6,7 +6,7 @@ waiting takes a thread of the pool. So who calls stands in the metadata: a token
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -57,8 +57,8 @@ class RunningServer:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def start_server(addresses: Sequence[str], *, handlers: Any, keys: CoordinatorKeys) -> RunningServer:
-    """A server at these addresses, as gRPC writes them; its port is that of the first. Raises LinkError."""
+def start_server(address: str, *, handlers: Any, keys: CoordinatorKeys) -> RunningServer:
+    """A server at HOST:PORT. Raises LinkError."""
     pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="crew-link")
     options = [
         ("grpc.so_reuseport", 0),
@@ -73,12 +73,12 @@ def start_server(addresses: Sequence[str], *, handlers: Any, keys: CoordinatorKe
     server = grpc.server(pool, handlers=[handlers], options=options)
     credentials = grpc.ssl_server_credentials([(keys.key, keys.certificate)])
     try:
-        ports = [server.add_secure_port(address, credentials) for address in addresses]
+        port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         hint = "another program may have taken that port just now; try again"
-        raise LinkError("cannot listen on {address}: {reason}", address=addresses[0], reason=error, hint=hint) from None
+        raise LinkError("cannot listen on {address}: {reason}", address=address, reason=error, hint=hint) from None
     server.start()
-    return RunningServer(server, pool, ports[0])
+    return RunningServer(server, pool, port)
 
 
 class Calls:

@@ -193,14 +193,11 @@ class CrewServer:
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
-    def serve(self, address: str, *, own: str = "") -> int:
-        """Listen at HOST:PORT (0: any free port), too, and at `own`, an address for this machine's own workers as gRPC
-        writes it; returns the port. Raises LinkError.
-        """
+    def serve(self, address: str) -> int:
+        """Listen at HOST:PORT (0: any free port), too; returns the port. Raises LinkError."""
         allow_descriptors(DESCRIPTORS)
         check_free(address)
-        addresses = [address, *([own] if own else [])]
-        self._servers.append(start_server(addresses, handlers=self._handlers(), keys=self._keys))
+        self._servers.append(start_server(address, handlers=self._handlers(), keys=self._keys))
         return self._servers[-1].port
 
     def send(self, worker: str, message: ToWorker | Order) -> None:
