@@ -63,7 +63,7 @@ def test_the_crew_gives_what_one_gives_and_the_teacher_may_go_away(data: Path, t
     assert losses(crew) == losses(alone)
     files = bundle.offer(read_run_file(crew.run_file).config, crew.path).files
     assert {"teachers/0/config.json", "teachers/0/model.safetensors"} < set(files)
-    assert all(bundle.DATA_FILE.fullmatch(name) for name in files)
+    assert all(bundle.FILE.fullmatch(name) for name in files)
 
 
 def test_its_text_loss_is_what_is_reported_and_several_teachers_are_averaged(

@@ -17,8 +17,6 @@ from cuadrilla.link.offer import OfferedFile
 from cuadrilla.messages import Message
 from cuadrilla.rundir import file_sha256, make_private, storage_errors
 
-MAX_FETCH_BYTES = 64 * 2**30
-"""Of one run."""
 TELL_SECONDS = 10.0
 
 Report = Callable[[str], None]
@@ -56,17 +54,10 @@ def bring(
 
 
 def _fetch(connection: Connection, missing: Mapping[Path, OfferedFile], *, report: Report) -> None:
-    """Say now and then how much has come. Raises LinkError, Refused, ResourceError."""
+    """Say now and then how much has come. Raises LinkError, ResourceError."""
     if not missing:
         return
     total, come, told_at = sum(file.num_bytes for file in missing.values()), 0, time.monotonic()
-    if total > MAX_FETCH_BYTES:
-        raise Refused(
-            "this machine lacks {gigabytes:.1f} GB of the run's data; {most:.0f} GB are fetched at most",
-            gigabytes=total / 1e9,
-            most=MAX_FETCH_BYTES / 1e9,
-            hint="copy the data to this machine, then: cuadrilla join --data FOLDER",
-        )
     template = (
         "fetching {number} files ({megabytes:.1f} MB)" if len(missing) > 1 else "fetching a file ({megabytes:.1f} MB)"
     )

@@ -118,8 +118,8 @@ def _died(context: RunContext, name: str, reason: Message) -> None:
 def _connected(address: str) -> AbstractContextManager[str]:
     """As the driver of a Ray cluster; this machine's address there. Raises LinkError, EnvironmentProblem."""
     if find_spec("ray") is None:
-        hint, command = 'or leave it out: engine.kind = "crew"', 'pip install "cuadrilla[ray]"'
-        raise EnvironmentProblem("Ray is not installed: {command}", command=command, hint=hint)
+        hint = 'or leave it out: engine.kind = "crew"'
+        raise EnvironmentProblem("Ray is not installed: {command}", command='pip install "cuadrilla[ray]"', hint=hint)
     from cuadrilla.crew.ray import connected
 
     return connected(address)
