@@ -4,8 +4,9 @@ Callers are the commands and the Python API. What is said goes to the `Audience`
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cuadrilla.config import CrewEngine, LocalEngine
@@ -73,71 +74,54 @@ def train_run(
         make_private(folder.logs)
         stack.callback(tear_down_logging, set_up_logging(folder.logs, worker="coordinator", verbose=audience.verbose))
         alarms = stack.enter_context(Alarms(resolved.config.alarm, run=folder))
-        word = stack.enter_context(_LastWord(folder))
+        coordinating: list[CoordinatorRuntime] = []
+        stack.push(partial(_note_failure, folder, coordinating))
         from cuadrilla.crew.local import run_local
         from cuadrilla.train.setup import assemble, make_task
         from cuadrilla.train.sinks import JsonlSink
         from cuadrilla.train.teachers import keep_teachers
 
-        sinks: list[Sink] = []
-        try:
-            config, decisions = decide(resolved.config, folder)
-            task = make_task(config, folder.path)
-            keep_teachers(config, folder, task=task)
-            if island is not None:
-                island.start(config)
-                island.take_device(config.train.device)
-            sinks.append(JsonlSink(folder.metrics))
-            context = assemble(
-                config,
-                folder,
-                task=task,
-                sinks=sinks,
-                allow_changes=allow_changes,
-                stop_at=stop_at,
-            )
-            context.store.hear, word.coordination = alarms.hear, context.coordination
-            write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
-            write_json(folder.env, read_environment(), private=True)
-            sinks.extend(audience.sinks(context))
-            introduce(context, decisions, tell=audience.tell)
-            with audience.stopping(context.coordination.request_stop):
-                match engine:
-                    case LocalEngine() if island is not None:
-                        from cuadrilla.crew.island import lead
+        config, decisions = decide(resolved.config, folder)
+        task = make_task(config, folder.path)
+        keep_teachers(config, folder, task=task)
+        if island is not None:
+            island.start(config)
+            island.take_device(config.train.device)
+        sinks: list[Sink] = [stack.enter_context(closing(JsonlSink(folder.metrics)))]
+        context = assemble(config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at)
+        context.store.hear = alarms.hear
+        coordinating.append(context.coordination)
+        write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
+        write_json(folder.env, read_environment(), private=True)
+        sinks.extend(stack.enter_context(closing(sink)) for sink in audience.sinks(context))
+        introduce(context, decisions, tell=audience.tell)
+        with audience.stopping(context.coordination.request_stop):
+            match engine:
+                case LocalEngine() if island is not None:
+                    from cuadrilla.crew.island import lead
 
-                        return lead(context, island, config=config, tell=audience.tell)
-                    case LocalEngine():
-                        return run_local(context, tell=audience.tell)
-                    case CrewEngine():
-                        from cuadrilla.crew.up import Opening, run_crew
+                    return lead(context, island, config=config, tell=audience.tell)
+                case LocalEngine():
+                    return run_local(context, tell=audience.tell)
+                case CrewEngine():
+                    from cuadrilla.crew.up import Opening, run_crew
 
-                        return run_crew(context, folder, opening=opening or Opening())
-        finally:
-            for sink in sinks:
-                sink.close()
+                    return run_crew(context, folder, opening=opening or Opening())
 
 
-class _LastWord:
+def _note_failure(
+    run: RunDir, coordinating: "Sequence[CoordinatorRuntime]", _kind: object, error: BaseException | None, _: object
+) -> None:
     """What makes a training fail is in its events, once: said by whoever coordinates, as soon as somebody does.
 
     Who typed something wrong (ConfigError) is there to read it, and nothing has failed.
     """
-
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
-        self.coordination: CoordinatorRuntime | None = None
-
-    def __enter__(self) -> "_LastWord":
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is None or isinstance(error, ConfigError):
-            return
-        if self.coordination is not None:
-            self.coordination.note_failure(error)
-        elif isinstance(error, Exception):
-            write_failure(self._run, reason=reason_of(error))
+    if error is None or isinstance(error, ConfigError):
+        return
+    if coordinating:
+        coordinating[0].note_failure(error)
+    elif isinstance(error, Exception):
+        write_failure(run, reason=reason_of(error))
 
 
 def all_ranks(place: Place | None) -> "AbstractContextManager[Island | None]":
