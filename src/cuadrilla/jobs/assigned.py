@@ -1,24 +1,18 @@
 """A job that another machine has: the message about it, the files that may come back, and whether they are complete.
 
 Invariants
-* What a machine brings counts after it was verified: a checkpoint's files by its manifest, its tensors by the model,
-  its version by the job; the end of a run by the checkpoint and the row of its last step.
-* A job takes no more disk here than the checkpoints that it keeps, `MAX_COPIES` more, and what the rows of its steps
-  take.
+* What a machine brings counts after it was verified: a checkpoint's files by its manifest, its numbers, its version by
+  the job; the end of a run by the checkpoint and the row of its last step.
 """
 
-import json
 import logging
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import safetensors
 
 from cuadrilla.crew.bundle import offer_whole
 from cuadrilla.errors import CheckpointError, LinkError
@@ -32,24 +26,14 @@ from cuadrilla.train.checkpoint import (
     FILES,
     MANIFEST,
     NewerFormat,
-    check_finite,
     list_checkpoints,
     set_aside,
     verify_checkpoint,
     version_of,
 )
-from cuadrilla.train.coordinate import model_tensors
-from cuadrilla.train.setup import make_model, make_task, measure_length
+from cuadrilla.train.setup import make_task, measure_length
 from cuadrilla.train.teachers import keep_teachers
 from cuadrilla.user_file import UsersCode
-
-MAX_COPIES = 4
-BYTES_PER_VALUE, MORE_BYTES = 24, 64 * 2**20
-"""The size of a checkpoint, at most: weights, what an optimizer keeps of each, and what does not grow with them."""
-JSON_BYTES = {MANIFEST: 2**16, "state.json": 2**24}
-"""The size of files that are parsed here, at most."""
-ROW_BYTES, MORE_ROW_BYTES = 4096, 16 * 2**20
-"""The size of a step's rows, at most, and of those that are written again after a process was killed."""
 
 log = logging.getLogger(__name__)
 
@@ -71,42 +55,16 @@ class AssignedJob:
     steps: int = 0
     """No version is above it."""
     may_end_early: bool = False
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes of its model's tensors, by name."""
-    most_bytes: int = 0
-    """The size of a checkpoint's files, at most."""
     files: Mapping[str, Path]
     """By hash: what its machine may have."""
-    announced: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Bytes of the files that have been sent, by checkpoint and name."""
-    announcing: threading.Lock = field(default_factory=threading.Lock)
-    row_bytes: int = 0
     preempted_at: float | None = None
 
-    @property
-    def max_row_bytes(self) -> int:
-        return MORE_ROW_BYTES + ROW_BYTES * self.steps
-
-    def place_for(self, path: str, *, num_bytes: int) -> Path:
+    def place_for(self, path: str) -> Path:
         """The path of a file of the job, for threads of the link. Raises LinkError where it is not wanted."""
         match = CHECKPOINT_FILE.fullmatch(path)
         if match is None or not 0 < int(match[1]) <= self.steps:
             raise not_wanted()
-        checkpoint, file = f"v{int(match[1]):08d}", match[2]
-        with self.announcing:
-            sizes = self.announced.get(checkpoint, {}) | {file: num_bytes}
-            others = self.announced.keys() - {checkpoint}
-            fits = num_bytes <= JSON_BYTES.get(file, num_bytes) and sum(sizes.values()) <= self.most_bytes
-            if not fits or len(others) >= MAX_COPIES:
-                told = "its checkpoints are larger than those of its model, or too many"
-                raise LinkError(told, hint="install the same version there")
-            self.announced[checkpoint] = sizes
-        return self.incoming / checkpoint / file
-
-    def has_come(self, checkpoint: str) -> None:
-        """Whatever comes of it: there is room for another one."""
-        with self.announcing:
-            self.announced.pop(checkpoint, None)
+        return self.incoming / f"v{int(match[1]):08d}" / match[2]
 
     def missing(self) -> str:
         """The part that a job lacks which is said to be complete; "": nothing."""
@@ -140,7 +98,6 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
         stack.enter_context(lock)
         write_json(run.config, {"values": dump(config), "origins": resolved.origins}, private=True)
         with UsersCode():
-            tensors = model_tensors(make_model(task, seed=config.run.seed))
             steps = config.train.steps or measure_length(config, task).num_steps
         assigned = AssignedJob(
             job=job,
@@ -152,8 +109,6 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
             keep_steps=frozenset({*config.checkpoint.keep_steps, newest_version(run)}),
             steps=steps,
             may_end_early=config.evaluate.patience > 0,
-            shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
-            most_bytes=BYTES_PER_VALUE * sum(tensor.numel() for tensor in tensors.values()) + MORE_BYTES,
         )
         stack.pop_all()
     return assigned, Assignment(job=job, config=offer.config, files=offered(offer.files), begun=offered(begun))
@@ -168,20 +123,6 @@ def _incoming(run: RunDir) -> Path:
 
 def _by_hash(files: Mapping[str, tuple[Path, bytes]]) -> dict[str, Path]:
     return {sha256.hex(): path for path, sha256 in files.values()}
-
-
-def require_fit(path: Path, *, version: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises CheckpointError for one of another step, or another model, or with numbers that are not finite."""
-    problem = CheckpointError("{path} belongs to another run", path=path, hint="install the same version there")
-    try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        with safetensors.safe_open(path / "model.safetensors", framework="numpy") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
-        raise problem from error
-    if not isinstance(state, dict) or state.get("version") != version or found != shapes:
-        raise problem
-    check_finite(path)
 
 
 def newest_version(run: RunDir) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 from cuadrilla.crew.port import OpenCrew
 from cuadrilla.errors import CheckpointError
 from cuadrilla.home import Home
-from cuadrilla.jobs.assigned import AssignedJob, assign, newest_version, not_wanted, require_fit
+from cuadrilla.jobs.assigned import AssignedJob, assign, newest_version, not_wanted
 from cuadrilla.jobs.deal import DEVICES
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.retries import MAX_LOSSES, Retries
@@ -53,6 +53,7 @@ from cuadrilla.rundir import (
 )
 from cuadrilla.train.checkpoint import (
     best_of,
+    check_finite,
     list_checkpoints,
     prune_checkpoints,
     verify_checkpoint,
@@ -194,13 +195,13 @@ class CrewExecutor:
         self._alive(worker)
         self._heard.put(lambda: self._take(worker, news))
 
-    def place_for(self, worker: str, name: str, *, num_bytes: int) -> Path:
+    def place_for(self, worker: str, name: str) -> Path:
         """Raises LinkError."""
         assigned = self._assigned.get(worker)
         job, _, path = name.partition("/")
         if assigned is None or assigned.job != job:
             raise not_wanted()
-        return assigned.place_for(path, num_bytes=num_bytes)
+        return assigned.place_for(path)
 
     def goes_on(self, worker: str, place: Path) -> None:
         """Raises LinkError."""
@@ -240,13 +241,8 @@ class CrewExecutor:
         if assigned is None or assigned.job != news.job:
             return
         rows = [row for row in news.rows if row["version"] <= assigned.steps]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        assigned.row_bytes += len(text)
-        if assigned.row_bytes > assigned.max_row_bytes:
-            self._send_away(worker, Message("it sends far more than its work needs"))
-            return
         if rows:
-            append_lines(assigned.run.metrics, text)
+            append_lines(assigned.run.metrics, "".join(json.dumps(row) + "\n" for row in rows))
             write_json(assigned.run.status, {"state": "running", "version": rows[-1]["version"]}, private=True)
         if news.kept:
             self._adopt(worker, news.kept, assigned)
@@ -260,21 +256,15 @@ class CrewExecutor:
         elif news.ended:
             self._returned(worker, assigned, reason=news.reason)
 
-    def _send_away(self, worker: str, reason: str) -> None:
-        log.warning("%s: %s", worker, reason)
-        self._server.send(worker, Stop(reason=reason, refused=True))
-        self._gone(worker, reason)
-
     def _adopt(self, worker: str, version: int, assigned: AssignedJob) -> None:
         """A checkpoint that has come as a whole becomes one of the run."""
         name = f"v{version:08d}"
         arrived, target = assigned.incoming / name, assigned.run.checkpoints / name
-        assigned.has_come(name)
         if not arrived.exists():
             return
         try:
             verify_checkpoint(arrived)
-            require_fit(arrived, version=version, shapes=assigned.shapes)
+            check_finite(arrived)
         except CheckpointError as error:
             log.warning("a checkpoint from %s cannot be used: %s", worker, error.message)
             shutil.rmtree(arrived, ignore_errors=True)

@@ -92,7 +92,7 @@ class JobReceiver(Protocol):
 
     def news(self, worker: str, news: JobNews) -> None: ...
 
-    def place_for(self, worker: str, name: str, *, num_bytes: int) -> Path:
+    def place_for(self, worker: str, name: str) -> Path:
         """The path for a file of a worker's job. Raises LinkError where it is not wanted."""
 
     def goes_on(self, worker: str, place: Path) -> None:

@@ -469,7 +469,7 @@ class CrewServer:
             if (jobs := self._jobs) is None:
                 raise LinkError("nobody wants that file", hint="install the same version there")
             file, worker = first(requests, Keep, context), session.worker
-            target = jobs.place_for(worker, file.name, num_bytes=file.num_bytes)
+            target = jobs.place_for(worker, file.name)
             arriving = wire.Arriving(file.num_bytes)
             take_file(target, arriving, requests, check_wanted=lambda: jobs.goes_on(worker, target))
         return Nothing()
