@@ -223,15 +223,9 @@ def test_data_that_cannot_travel_are_named_before_the_run_begins(
         offer(run.config(data=data), run.run)
 
 
-def test_too_many_files_and_too_much_code_are_named_before_the_run_begins(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_files_are_named_before_the_run_begins(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MAX_FILES", 3)
     with pytest.raises(TaskError, match="more than 3 files"):
-        offer(run.config(), run.run)
-    monkeypatch.undo()
-    (run.run / "task.py").write_text(TASK + "#" * bundle.MAX_CODE_BYTES)
-    with pytest.raises(TaskError, match="code is larger than 1 MiB"):
         offer(run.config(), run.run)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cuadrilla.crew.bundle import MAX_CODE_BYTES, code_hash
+from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
 from tests.commands import ENDLESS, RUN, TASK, events, is_what_one_worker_gives, reached, train, wait_for
@@ -66,11 +66,13 @@ def test_a_machine_gets_the_data_of_a_task_from_the_coordinator(
 def test_a_run_that_no_machine_takes_ends_before_it_begins(
     machine: Callable[[str], Machine], tmp_path: Path, port: int
 ) -> None:
-    run = digits_run(tmp_path / "run", more="#" * MAX_CODE_BYTES)
+    run = digits_run(tmp_path / "run")
+    (run.path / "data" / "a:b").write_text("")
     done = machine("coordinator").run("up", str(run.path), "--listen", f"127.0.0.1:{port}")
     assert done.returncode == 2, done.stderr
-    assert "the run's code is larger than 1 MiB" in done.stderr
-    assert [row["reason"] for row in events(run, "failed")] == ["the run's code is larger than 1 MiB"]
+    reason = "no machine takes these files of a run: 'data/a:b'"
+    assert reason in done.stderr
+    assert [row["reason"] for row in events(run, "failed")] == [reason]
 
 
 def test_a_practice_crew_whose_workers_all_fail_ends_with_their_reason(tmp_path: Path) -> None:

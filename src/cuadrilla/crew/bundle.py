@@ -35,7 +35,6 @@ FILE = re.compile(
     re.ASCII,
 )
 CODE, DATA = "code", "data"
-MAX_CODE_BYTES = 2**20
 MAX_FILES = 10_000
 """They are announced in one message."""
 
@@ -128,8 +127,7 @@ def fetch(
 
     What is there already, by hash, is not fetched again. `data`: a folder of this machine that holds the run's data;
     nothing of it is fetched. `approved`: whoever started this process may run any code here. Raises LinkError, Refused
-    (another version of cuadrilla, `data` holds other data, or more than is fetched), NotTrusted,
-    ConfigError, ResourceError.
+    (another version of cuadrilla, or `data` holds other data), NotTrusted, ConfigError, ResourceError.
     """
     require_same_version(description)  # before its settings are read: they may not be understood
     if description.takes_jobs:
@@ -209,9 +207,6 @@ def _require_usual(config: Config, files: Sequence[OfferedFile]) -> None:
     if len(files) > MAX_FILES:
         hint = "pack the data into fewer files (.zip, .npz, .parquet)"
         raise TaskError("the run has more than {most:,} files", most=MAX_FILES, hint=hint)
-    if sum(file.num_bytes for file in files if _is_in(CODE, file)) > MAX_CODE_BYTES:
-        hint = "keep data out of the task's files: name them in the run file, [task] data"
-        raise TaskError("the run's code is larger than 1 MiB", hint=hint)
 
 
 def _sha256(path: Path) -> bytes:
