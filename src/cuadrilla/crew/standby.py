@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,6 @@ COPIED_FILE = re.compile(
 )
 
 Report = Callable[[str], None]
-Part = tuple[str, bytes, int]
 
 
 class Copy:
@@ -132,7 +131,7 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
         with closing(Connection(crew.address, identity=load_node(crew.folder), term=term)) as connection:
             try:
                 arriving = connection.follow(listen, manifest=copy.manifest)
-                copy.take(*_first(arriving, name=crew.name))
+                copy.take(*next(arriving))
                 copy.fetch_run(connection, home)
                 told = ""
                 for part in arriving:
@@ -145,14 +144,6 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
                     report(Message(trying, reason=error.message))
                     told = error.message
         time.sleep(PAUSE_SECONDS)
-
-
-def _first(arriving: Iterator[Part], *, name: str) -> Part:
-    try:
-        return next(arriving)
-    except Refused as error:
-        hint = Message("name it where the coordinator runs: cuadrilla up --standby {name} RUN", name=name)
-        raise Refused(error.message, hint=hint) from None
 
 
 def _check_free(home: Home, crew: Joined) -> None:

@@ -59,8 +59,10 @@ class StandbyServer:
     def check_named(self, name: str) -> None:
         """Raises LinkError for a node that the owner has not named."""
         if name not in self.names:
-            hint = "its owner names it: cuadrilla up --standby"
-            raise LinkError("{name} has not been named as a standby", name=name, hint=hint)
+            told = (
+                "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN"
+            )
+            raise LinkError(told, name=name)
 
     def remember(self, name: str, address: str) -> None:
         """Where it would coordinate. Raises LinkError for what nobody can dial."""
