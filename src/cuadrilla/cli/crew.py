@@ -274,7 +274,7 @@ def join(
 def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
     """Until the run, or the coordinator's last job, ends; why it ended."""
     from cuadrilla.crew.devices import choose_uses
-    from cuadrilla.crew.worker import ask_what, work_on_all
+    from cuadrilla.crew.worker import LEAVES, ask_what, work_on_all
 
     description = ask_what(node)
     if not description.takes_jobs:
@@ -285,9 +285,9 @@ def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
     answer = Message("leaving    what is under way is saved and given back; once more: at once, without saving")
     with stopping(threading.Event(), answer=answer) as leaving:
         reason = do_jobs(node, choose_uses(devices, threads=threads).uses, leaving=leaving)
-        if leaving.is_set():
-            raise typer.Exit(INTERRUPTED_EXIT_CODE)
-        return reason
+    if reason == LEAVES:
+        raise typer.Exit(INTERRUPTED_EXIT_CODE)
+    return reason
 
 
 def work(

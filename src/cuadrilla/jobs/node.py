@@ -11,6 +11,7 @@ Invariants
 """
 
 import logging
+import queue
 import re
 import shutil
 import threading
@@ -64,7 +65,6 @@ SAVE_SECONDS = 60.0
 END_SECONDS = 10.0
 CHECKPOINT_FILES = (*FILES, MANIFEST)
 RUNS = "runs"
-OTHER_ENDED = Message("another worker of this machine has ended")
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,6 @@ def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str
     this machine does the same.
     """
     assert node.idle_policy is not None
-    policy = node.idle_policy
     folder = Home.of_user().jobs / node.crew.folder.name
     make_private(folder)
     with FolderLock(folder / "lock", purpose=Message("jobs for this crew")), LinesKept() as lines:
@@ -85,7 +84,7 @@ def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str
             JobWorker(
                 node=node,
                 use=use,
-                idle_policy=policy,
+                idle_policy=node.idle_policy,
                 folder=folder / (re.sub(r"[^a-z0-9]", "-", use.name) or "all"),  # cuda:0, and cpu.2 for the second one
                 lines=lines,
                 leaving=leaving,
@@ -93,41 +92,33 @@ def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str
             for use in uses
         ]
         try:
-            return workers[0].work() if len(workers) == 1 else _together(workers)
+            return workers[0].work() if len(workers) == 1 else _together(workers, leaving)
         finally:
-            policy.close()
+            node.idle_policy.close()
 
 
-def _together(workers: "list[JobWorker]") -> str:
-    """In a thread each; what the first one that ended said."""
-    said: list[str | CuadrillaError] = []
-    ended = threading.Event()
+def _together(workers: "list[JobWorker]", leaving: threading.Event) -> str:
+    """In a thread each; what the first one that ended said. The others save what they have, and leave."""
+    said: queue.SimpleQueue[str | CuadrillaError] = queue.SimpleQueue()
 
     def work(worker: JobWorker) -> None:
         try:
-            said.append(worker.work())
+            said.put(worker.work())
         except CuadrillaError as error:
-            said.append(error)
+            said.put(error)
         finally:
-            ended.set()
+            leaving.set()
 
     threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
-    try:
-        while not ended.wait(1.0):
-            pass
-        if workers[0].leaving.is_set():  # each saves what it has
-            for thread in threads:
-                thread.join(SAVE_SECONDS + END_SECONDS)
-    finally:  # Ctrl-C, too: their jobs end with them, and those that wait for something end with this process
-        for worker in workers:
-            worker.over.set()
-        for thread in threads:
-            thread.join(END_SECONDS)
-    if not said:
+    while not leaving.wait(1.0):  # Ctrl-C once more: their jobs end with this process
+        pass
+    for thread in threads:
+        thread.join(SAVE_SECONDS + END_SECONDS)
+    if said.empty():
         raise EnvironmentProblem("a worker of this machine has failed", hint="join again; its log has more")
-    first = said[0]
+    first = said.get()
     if isinstance(first, CuadrillaError):
         raise first
     return first
@@ -158,7 +149,6 @@ class JobWorker:
     folder: Path
     lines: LinesKept
     leaving: threading.Event
-    over: threading.Event = field(default_factory=threading.Event)
     held: str = ""
     """Why it leaves by itself."""
     _executor: LocalExecutor | None = None
@@ -171,8 +161,6 @@ class JobWorker:
 
     def serve(self, connection: Connection) -> Stop | None:
         """One session, from Hello to Stop; None where it left by itself. Raises LinkError when it breaks."""
-        if self.over.is_set():
-            return Stop(reason=OTHER_ENDED)
         _require_jobs(connection.describe())
         self.held = ""
         work = partial(self._work, connection)
@@ -197,7 +185,7 @@ class JobWorker:
 
     def _follow(self, session: GrpcLink, connection: Connection) -> Stop:
         """Do what the coordinator says until it says stop, or until this machine is wanted back."""
-        while not self.over.is_set():
+        while True:
             if session.interrupted():
                 event = session.next_event()
                 if isinstance(event, Stop):
@@ -214,7 +202,6 @@ class JobWorker:
                     self._preempt()
             if self._doing is not None:
                 self._look(self._doing, session)
-        return Stop(reason=OTHER_ENDED)
 
     def _try(self, order: Assignment, session: GrpcLink, connection: Connection) -> None:
         """Raises LinkError; and what keeps this machine from doing such jobs, of which the coordinator is told."""
