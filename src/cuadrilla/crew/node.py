@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,10 +59,9 @@ class Node:
         """For a worker with this device."""
         return Connection(address, identity=self._identity, term=self._term, device=device)
 
-    def found_run(self) -> tuple[Config, Path]:
-        """As `prepare`, from the coordinator. Raises LinkError."""
-        with closing(self.connect(self.crew.address)) as connection:
-            return self.prepare(connection, connection.describe())
+    def found_run(self, connection: Connection) -> tuple[Config, Path]:
+        """As `prepare`. Raises LinkError."""
+        return self.prepare(connection, connection.describe())
 
     def prepare(self, connection: Connection, description: RunDescription) -> tuple[Config, Path]:
         """Bring here what the run needs: its configuration, and the folder that its paths are relative to. Raises

@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules
 from cuadrilla.crew.island import follow, joined
 from cuadrilla.crew.node import Node
-from cuadrilla.crew.worker import run_worker
+from cuadrilla.crew.worker import once, run_worker
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.host.torchrun import find_place
@@ -248,7 +248,7 @@ def train_rank(name: str, *, address: str, identity: Identity, threads: int) -> 
         if place.leads:
             run_worker(node, use, island=island)
             return
-        follow(island, node.found_run()[1], threads=threads)
+        follow(island, once(node, node.found_run)[1], threads=threads)
 
 
 def _meet_anew() -> None:

@@ -13,10 +13,9 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cuadrilla.config import Config
-from cuadrilla.crew.bundle import require_same_version
 from cuadrilla.crew.children import Children, cuadrilla_command
 from cuadrilla.crew.equipment import Equipment, equip
 from cuadrilla.crew.node import Node
@@ -25,7 +24,6 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, NodeReport, Paused, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.island import IslandBroken
-from cuadrilla.link.offer import RunDescription
 from cuadrilla.link.practice import OwnerLines, PracticeLink, Shape
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
@@ -34,6 +32,8 @@ from cuadrilla.plan.devices import DeviceChoice, Use
 
 if TYPE_CHECKING:
     from cuadrilla.crew.island import Island
+
+T = TypeVar("T")
 
 GIVE_UP_SECONDS = 600.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
@@ -112,17 +112,16 @@ def in_session(connection: Connection, node: Node, *, parameters: Layout, work: 
         session.close()
 
 
-def ask_what(node: Node) -> RunDescription:
-    """What the coordinator trains, once it answers. Raises LinkError."""
-    found: list[RunDescription] = []
+def once(node: Node, ask: Callable[[Connection], T]) -> T:
+    """What `ask` says, as soon as the coordinator answers. Raises LinkError, and what `ask` raises."""
+    found: list[T] = []
 
-    def ask(connection: Connection) -> Stop:
-        found.append(connection.describe())
+    def serve(connection: Connection) -> Stop:
+        found.append(ask(connection))
         return Stop(reason="")
 
-    serve_sessions(ask, node)
-    require_same_version(found[-1])
-    return found[-1]
+    serve_sessions(serve, node)
+    return found[0]
 
 
 def ended_by(stop: Stop) -> str:
@@ -246,6 +245,7 @@ def work_on_all(node: Node, choice: DeviceChoice) -> str:
 def _work_apart(node: Node, uses: Sequence[Use]) -> str:
     """A process for each device, with the machine's token; each names its device in its calls (`link/base.py`). One
     that is killed is started again, the others go on meanwhile. Raises the error of the last if none ended in order."""
+    once(node, node.found_run)  # what they need is here then
     log.info("a worker for each of %s", ", ".join(use.name for use in uses), extra=TALK)
     assert node.idle_policy is not None
     more = [*(["--data", str(node.data)] if node.data else []), *node.idle_policy.rules.options]
