@@ -25,24 +25,23 @@ def seen(
     *,
     paused: bool = False,
     battery: bool | None = False,
-    others: float | None = 0.0,
-    gpu: float | None = None,
+    used: float | None = 0.0,
     quiet: float = 1e9,
 ) -> Surroundings:
-    return Surroundings(paused=paused, on_battery=battery, others=others, gpu_others=gpu, quiet_seconds=quiet)
+    return Surroundings(paused=paused, on_battery=battery, used=used, quiet_seconds=quiet)
 
 
 def test_work_goes_on_unless_something_is_in_its_way() -> None:
     assert why_wait(ALL, seen(), waits=False) is None
-    assert why_wait(ALL, seen(battery=None, others=None), waits=True) is None
+    assert why_wait(ALL, seen(battery=None, used=None), waits=True) is None
     assert "paused" in str(why_wait(OwnerRules(), seen(paused=True), waits=False))
     assert why_wait(ALL, seen(battery=True), waits=False) == "on battery"
-    assert why_wait(ALL, seen(others=0.5), waits=False) == "the machine is being used"
-    assert why_wait(OwnerRules(), seen(battery=True, others=1.0), waits=False) is None
+    assert why_wait(ALL, seen(used=0.5), waits=False) == "the machine is being used"
+    assert why_wait(OwnerRules(), seen(battery=True, used=1.0), waits=False) is None
 
 
 def test_a_machine_must_be_quiet_for_a_while_before_work_goes_on() -> None:
-    little = seen(others=0.2, quiet=0)
+    little = seen(used=0.2, quiet=0)
     assert why_wait(ALL, little, waits=False) is None
     assert why_wait(ALL, little, waits=True) == "the machine is being used"
     assert why_wait(ALL, seen(quiet=QUIET_SECONDS - 1), waits=True)
@@ -84,13 +83,6 @@ print(psutil.Process().nice() - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout) != 0
-
-
-def test_a_gpu_that_others_use_counts_as_the_processor_does() -> None:
-    assert why_wait(ALL, seen(gpu=0.5), waits=False) == "the machine is being used"
-    assert why_wait(ALL, seen(others=None, gpu=0.5), waits=False) == "the machine is being used"
-    assert why_wait(ALL, seen(gpu=0.2), waits=False) is None
-    assert why_wait(OwnerRules(), seen(gpu=1.0), waits=False) is None
 
 
 class Cards:
@@ -144,6 +136,17 @@ def test_a_gpu_that_tells_no_programs_apart_is_said_once(
     assert why_wait(idle_policy.rules, idle_policy._look(works=False), waits=True) == "the machine is being used"
     several = policy_with(cards, Home(tmp_path / "home"), root=os.getppid())
     assert why_wait(several.rules, several._look(works=False), waits=True) is None  # another worker's, perhaps
+
+
+@pytest.mark.parametrize(("processor", "gpu", "used"), [(0.5, 0.1, 0.5), (0.1, 0.5, 0.5), (None, 0.5, 0.5)])
+def test_a_gpu_that_others_use_counts_as_the_processor_does(
+    tmp_path: Path, processor: float | None, gpu: float, used: float
+) -> None:
+    policy = policy_with(Cards(CardUse(busy=gpu, users={GAME: gpu})), Home(tmp_path / "home"))
+    policy._others = lambda: processor  # type: ignore[method-assign]
+    assert policy._look(works=True).used == used
+    policy.rules = OwnerRules()
+    assert policy._look(works=True).used is None
 
 
 def test_what_cannot_be_measured_keeps_nobody_from_work(tmp_path: Path) -> None:

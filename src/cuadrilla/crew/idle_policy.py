@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import psutil
 
@@ -51,21 +51,14 @@ class OwnerRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a machine's owner does with it. `others`: part of the processor that other programs use; None: not known.
-    `gpu_others`: of the GPU of which they use most.
+    """What a machine's owner does with it. `used`: part of the processor or of a GPU, of what other programs use most;
+    None: not known. `quiet_seconds`: for how long that has been little.
     """
 
     paused: bool
     on_battery: bool | None
-    others: float | None
-    gpu_others: float | None = None
+    used: float | None
     quiet_seconds: float
-    """For how long others have used little."""
-
-    @property
-    def used(self) -> float | None:
-        """By others, of what they use most; None where nothing is known."""
-        return max((part for part in (self.others, self.gpu_others) if part is not None), default=None)
 
 
 def why_wait(rules: OwnerRules, seen: Surroundings, *, waits: bool) -> Message | None:
@@ -132,20 +125,18 @@ class IdlePolicy:
             thread.join()
 
     def _look(self, *, works: bool) -> Surroundings:
-        idle = self.rules.while_idle
-        seen = Surroundings(
-            paused=self._home.is_paused,
-            on_battery=read_battery()[1] if self.rules.on_power else None,
-            others=self._others() if idle else None,
-            gpu_others=self._gpu_others(works=works) if idle else None,
-            quiet_seconds=0.0,
-        )
-        now = time.monotonic()
-        if seen.used is None:
+        parts = (self._others(), self._gpu_others(works=works)) if self.rules.while_idle else ()
+        used, now = max((part for part in parts if part is not None), default=None), time.monotonic()
+        if used is None:
             self._quiet_since = float("-inf")
         else:
-            self._quiet_since = float("inf") if seen.used > QUIET_PART else min(self._quiet_since, now)
-        return replace(seen, quiet_seconds=max(0.0, now - self._quiet_since))
+            self._quiet_since = float("inf") if used > QUIET_PART else min(self._quiet_since, now)
+        return Surroundings(
+            paused=self._home.is_paused,
+            on_battery=read_battery()[1] if self.rules.on_power else None,
+            used=used,
+            quiet_seconds=max(0.0, now - self._quiet_since),
+        )
 
     def _gpu_others(self, *, works: bool) -> float | None:
         """Part of the GPU that other programs use most. While this one works it counts only what is known to be
