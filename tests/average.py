@@ -130,7 +130,7 @@ class AverageMerge:
         self._mean = dict(update)
 
     @torch.no_grad()
-    def step(self, *, norm: float, tokens: int, version: int) -> float:
+    def step(self, *, norm: float, tokens: int) -> float:
         for name, parameter in self._params.items():
             parameter.add_(self._mean[name])
         return self._recipe.lr_factor(tokens)

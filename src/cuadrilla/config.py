@@ -250,13 +250,6 @@ class ScheduleSection(Section):
         return self
 
 
-class OuterSection(Section):
-    every: CountOrZero = 0
-    """Apply a Nesterov outer step to the change of this many steps (0: none). See docs/architecture.md."""
-    lr: Rate = 0.7
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.6
-
-
 class ExactSync(Section):
     kind: Literal["exact"] = "exact"
     """exact: synchronous, any number of workers gives the result of one. windows: a merge once in several steps."""
@@ -525,7 +518,6 @@ class Config(Section):
     train: TrainSection = TrainSection()
     optim: Annotated[MuonSection | AdamWSection | SGDSection, Field(discriminator="kind")] = MuonSection()
     schedule: ScheduleSection = ScheduleSection()
-    outer: OuterSection = OuterSection()
     sync: Annotated[ExactSync | WindowsSync, Field(discriminator="kind")] = ExactSync()
     engine: Annotated[LocalEngine | CrewEngine, Field(discriminator="kind")] = LocalEngine()
     checkpoint: CheckpointSection = CheckpointSection()

@@ -324,15 +324,15 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: Path, *, having: str = "") -> Iterator[dict[str, Any]]:
     """The rows of an append-only file; a missing file has none, a torn line is skipped. NaN and infinities are None.
 
-    Raises ConfigError if it is no regular file.
+    `having`: only those with this text. Raises ConfigError if it is no regular file.
     """
-    return (row for row in read_lines(path) if row is not None)
+    return (row for row in read_lines(path, having=having) if row is not None)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
+def read_lines(path: Path, *, having: str = "") -> Iterator[dict[str, Any] | None]:
     """As `read_jsonl`, with None for each line that is no row."""
     if not path.exists():
         return
@@ -345,6 +345,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
         raise ConfigError("cannot read {path}: {reason}", path=path, reason=error.strerror, hint=hint) from error
     with open(path, encoding="utf-8", errors="replace") as file:
         while line := file.readline(MAX_LINE_CHARACTERS):
+            if having not in line:
+                continue
             try:
                 row = finite_json(line)
             except (ValueError, RecursionError):

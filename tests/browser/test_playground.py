@@ -33,8 +33,9 @@ from cuadrilla.serve.edge import Edge
 from cuadrilla.serve.page import page
 from cuadrilla.serve.predictions import Predictor, Predictors
 from cuadrilla.serve.served import Models, Room, ServedModel
+from cuadrilla.train.checkpoint import Step
 from cuadrilla.train.precision import choose_precision
-from cuadrilla.train.trained import LanguageModel, Step, Trained
+from cuadrilla.train.trained import LanguageModel, Trained
 from tests.chromium import CHROMIUM, CONTROL, Browser, Tab
 from tests.commands import wait_for
 from tests.runs import RUN_FILE

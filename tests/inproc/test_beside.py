@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl, write_json
-from cuadrilla.train.checkpoint import find_best, list_checkpoints, load_checkpoint, tensors_sha256
+from cuadrilla.rundir import RunDir, append_lines, last_rows, read_jsonl
+from cuadrilla.train.checkpoint import choose_step, list_checkpoints, load_checkpoint, tensors_sha256
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.sinks import JsonlSink, Scalars
 from tests.runs import metrics, prepare, workers
@@ -78,9 +78,9 @@ def test_the_best_version_stays_although_it_is_known_late(tmp_path: Path) -> Non
     task = SlowEvaluation(1.0, 3.0, 2.0)
     outcome = train(tmp_path / "run", task, "checkpoint.keep=2", "checkpoint.every_steps=1")
     assert outcome.best == EVALUATED
-    found = find_best(RunDir(tmp_path / "run").checkpoints)
-    assert found is not None
+    found = choose_step(RunDir(tmp_path / "run"))
     assert (found.version, found.newest) == (EVALUATED, STEPS)
+    assert found.path is not None
     assert tensors_sha256(load_checkpoint(found.path).model) == task.seen[0]
 
 
@@ -90,35 +90,29 @@ def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("noted", "best"),
+    ("row", "best"),
     [
-        ([0.5, EVALUATED], EVALUATED),
-        ([5.0, EVALUATED], STEPS),
-        ([0.5, STEPS + 1], STEPS),
-        (["0.5", EVALUATED], STEPS),
-        (None, STEPS),
+        ({"version": EVALUATED, "val_loss": 0.5}, EVALUATED),
+        ({"version": EVALUATED, "val_loss": 5.0}, STEPS),
+        ({"version": STEPS + 1, "val_loss": 0.5}, STEPS),
+        ({"version": EVALUATED, "val_loss": "0.5"}, STEPS),
+        ({"version": EVALUATED, "val_loss": None}, STEPS),
     ],
 )
-def test_what_is_noted_beside_the_checkpoints(tmp_path: Path, noted: object, best: int) -> None:
+def test_what_the_rows_say(tmp_path: Path, row: dict[str, object], best: int) -> None:
     """A better version up to the newest counts; anything else is as if it were not there."""
     train(tmp_path / "run", SlowEvaluation(3.0, 2.0, 1.0), "checkpoint.keep=99", "checkpoint.every_steps=1")
     run = RunDir(tmp_path / "run")
     assert len(list_checkpoints(run.checkpoints)) > STEPS - 2
-    write_json(run.checkpoints / "best.json", {"best": noted})
-    found = find_best(run.checkpoints)
-    assert found is not None
-    assert found.version == best
+    append_lines(run.metrics, json.dumps(row) + "\n")
+    assert choose_step(run).version == best
 
 
-def test_a_resumed_run_knows_what_was_noted(tmp_path: Path) -> None:
-    """The coordinator ended after the evaluation, and before another checkpoint could say what it found."""
+def test_a_resumed_run_knows_what_was_found(tmp_path: Path) -> None:
+    """The coordinator ended after the evaluation, and before another checkpoint was written."""
     task = SlowEvaluation(1.0, 3.0, 2.0)
     train(tmp_path / "run", task, "checkpoint.every_steps=1", "checkpoint.keep=99")
     run = RunDir(tmp_path / "run")
-    newest = list_checkpoints(run.checkpoints)[-1]
-    state = json.loads((newest / "state.json").read_text())
-    assert state["best"] == [1.0, EVALUATED]
-    assert json.loads((run.checkpoints / "best.json").read_text())["best"] == [1.0, EVALUATED]
     again = prepare(run.path, SlowEvaluation(1.0), *CREW)
     try:
         assert again.store.held_out.best == (1.0, EVALUATED)

@@ -13,7 +13,6 @@ from cuadrilla.link.base import Contribution, Link, Progress, ToCoordinator
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.exact import ExactMerge, ExactWorker
-from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.strategy import Sums
 from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint
 from tests.faults import FaultyLink, Script, play
@@ -84,7 +83,7 @@ def test_the_death_of_the_last_worker_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_run_10_equals_run_5_and_resume_5(tmp_path: Path) -> None:
-    sets = ("train.steps=10", workers(UNEQUAL["three unequal"]), "outer.every=3", STRICT)
+    sets = ("train.steps=10", workers(UNEQUAL["three unequal"]), STRICT)
     execute(tmp_path / "whole", RaggedRegression(), *sets)
     first = execute(tmp_path / "parts", RaggedRegression(), *sets, stop_at=5)
     assert (first.version, first.complete) == (5, False)
@@ -249,7 +248,7 @@ def test_a_history_computed_by_hand(strict: bool) -> None:
         answers.append(answer_of(worker, tokens=tokens))
     reduced = merge.reduce(answers, planned_tokens=4)
     assert reduced.norm == pytest.approx(4 * math.sqrt(5))
-    assert merge.step(norm=reduced.norm, tokens=4, version=1) == 0.5
+    assert merge.step(norm=reduced.norm, tokens=4) == 0.5
     assert torch.equal(theta["w"].detach(), torch.full((5,), -2.0))
 
 
@@ -264,25 +263,8 @@ def test_strict_refuses_what_does_not_fit_into_fixed_point() -> None:
         assert not sums.valid
 
 
-def test_the_outer_step_with_rate_1_and_no_momentum_changes_nothing(tmp_path: Path) -> None:
-    execute(tmp_path / "plain", RaggedRegression())
-    execute(tmp_path / "outer", RaggedRegression(), "outer.every=2", "outer.lr=1.0", "outer.momentum=0.0")
-    assert relative_difference(final(tmp_path / "outer"), final(tmp_path / "plain")) < 1e-6
-
-
 def test_the_largest_seed(tmp_path: Path) -> None:
     assert execute(tmp_path, RaggedRegression(), f"run.seed={2**63 - 1}", "train.steps=2").complete
-
-
-def test_the_outer_step_by_hand() -> None:
-    """θ: 0 → −1 → −2 (outer: Δ = 2, u = 2, step = 0.5 · (2 + 0.5 · 2) = 1.5)."""
-    params = {"w": nn.Parameter(torch.zeros(1))}
-    outer = Outer(params, every=2, lr=0.5, momentum=0.5)
-    for version in (1, 2):
-        with torch.no_grad():
-            params["w"].sub_(1)
-        outer.after_step(params, version=version)
-    assert params["w"].item() == -1.5
 
 
 class _Mindful(FaultyLink):

@@ -113,7 +113,7 @@ class Crew:
         if any(answer.said.tokens for answer in action.answers):
             reduced = self.merge.reduce(action.answers, planned_tokens=self.planned_tokens)
             self.gradients.append(flat(self.merge.update()))
-            self.merge.step(norm=reduced.norm, tokens=0, version=action.version)
+            self.merge.step(norm=reduced.norm, tokens=0)
         self.weights.append(flat(self.params))
         self.send(events.Merged())
 

@@ -36,9 +36,9 @@ def crash(folder: Path, *sets: str) -> None:
 
 
 def test_the_journal_gives_back_every_announced_step(tmp_path: Path) -> None:
-    execute(tmp_path / "whole", RaggedRegression(), *CREW, "outer.every=2")
-    crash(tmp_path / "crashed", "outer.every=2", NO_BEST)
-    execute(tmp_path / "crashed", RaggedRegression(), *CREW, "outer.every=2")
+    execute(tmp_path / "whole", RaggedRegression(), *CREW)
+    crash(tmp_path / "crashed", NO_BEST)
+    execute(tmp_path / "crashed", RaggedRegression(), *CREW)
     assert final_sha256(tmp_path / "crashed") == final_sha256(tmp_path / "whole")
     assert [row["version"] for row in metrics(tmp_path / "crashed")] == list(range(1, 9))
 
@@ -98,7 +98,7 @@ def test_other_settings_wait_until_the_journal_is_redone(tmp_path: Path) -> None
         execute(tmp_path, RaggedRegression(), *CREW)
 
 
-@pytest.mark.parametrize("change", ["optim.kind=adamw", "outer.every=2", "train.batch_sequences=36"])
+@pytest.mark.parametrize("change", ["optim.kind=adamw", "train.batch_sequences=36"])
 def test_what_the_state_depends_on_never_changes(tmp_path: Path, change: str) -> None:
     execute(tmp_path, RaggedRegression(), stop_at=2)
     config = resolve(RUN_FILE, sets=[change]).config

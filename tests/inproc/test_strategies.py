@@ -233,7 +233,7 @@ def test_a_history_computed_by_hand() -> None:
         worker.local_step(sums)
         answers.append(answer_of(worker, tokens=tokens))
     merge.reduce(answers, planned_tokens=4)
-    assert merge.step(norm=0.0, tokens=4, version=1) == 0.5
+    assert merge.step(norm=0.0, tokens=4) == 0.5
     assert torch.allclose(model["w"].detach(), torch.full((5,), -2.0))
 
 

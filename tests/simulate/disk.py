@@ -188,8 +188,8 @@ class SimWeights:
     def load_update(self, update: Mapping[str, Tensor]) -> None:
         self.total = number_of(update["total"])
 
-    def step(self, *, norm: float, tokens: int, version: int) -> float:
-        del norm, tokens, version
+    def step(self, *, norm: float, tokens: int) -> float:
+        del norm, tokens
         self.point()
         self.theta = mix(self.theta, self.total)
         self.point()
@@ -273,8 +273,10 @@ class VirtualStore:
         self.disk.segments[self.segment].append((dict(header), sum(number_of(total) for total in update().values())))
         self.point()
 
-    def after_commit(self, snapshot: Callable[[], dict[str, Any]], *, version: int, row: object, last: bool) -> None:
-        del row
+    def after_commit(
+        self, snapshot: Callable[[], dict[str, Any]], *, version: int, row: object, last: bool, evaluates: bool
+    ) -> None:
+        del row, evaluates
         self.audit.committed(version, self.weights.theta)
         if not last and (self.save_now or version % CHECKPOINT_EVERY == 0):
             try:
@@ -304,12 +306,6 @@ class VirtualStore:
         self.point()
         oldest = self.disk.checkpoints[0][0]
         self._forget(lambda segment: segment < oldest)
-
-    def hold(self, snapshot: Callable[[], dict[str, Any]], *, version: int) -> None:
-        self.save(snapshot, version=version)
-
-    def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
-        """There are no evaluations."""
 
     def _forget(self, unwanted: Callable[[int], bool]) -> None:
         for segment in [first for first in self.disk.segments if unwanted(first)]:

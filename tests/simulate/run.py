@@ -9,6 +9,7 @@ time from a heap of events: no thread, no wall clock, no sleep; a seed that fail
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 from cuadrilla.config import GuardSection
 from cuadrilla.errors import ResourceError
@@ -18,12 +19,12 @@ from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Strategy
-from cuadrilla.train.coordinate import CoordinatorRuntime, Length
+from cuadrilla.train.coordinate import CoordinatorRuntime
 from cuadrilla.train.guard import Guard
+from cuadrilla.train.store import Store
 from tests.simulate.crew import Clock, Crew, SimConnection, Worker
 from tests.simulate.disk import (
     RULES,
-    UNIT_TOKENS,
     Audit,
     Crash,
     Disk,
@@ -162,14 +163,8 @@ class World:
             coordinator=self.coordinator,
             merge=self.weights,
             guard=guard,
-            store=VirtualStore(self.point, self.disk, self.weights, self.audit, saved),
-            length=Length(
-                num_versions=self.rules.num_versions,
-                units_per_round=self.rules.units_per_round,
-                unit_tokens=UNIT_TOKENS,
-            ),
+            store=cast(Store, VirtualStore(self.point, self.disk, self.weights, self.audit, saved)),
             sinks=(),
-            observe=lambda _version: {},
             clock=lambda: self.clock.now,
         )
         self.clock.after(TICK_SECONDS, partial(self.tick, self.incarnation))

@@ -49,7 +49,7 @@ def test_it_does_not_memorise(curve: list[tuple[float, float | None]]) -> None:
 @pytest.mark.parametrize("version", range(len(CURVE) + 1))
 def test_a_resumed_run_knows_what_the_first_one_did(version: int) -> None:
     """Rows behind `version`, of steps that are made again, do not count."""
-    whole, resumed = fed(CURVE[:version]), HeldOut.of(fed(CURVE[:version]).best, rows(CURVE), version=version)
+    whole, resumed = fed(CURVE[:version]), HeldOut.of(rows(CURVE), upto=version)
     for row in rows(CURVE)[version:]:
         assert whole.add(row, version=row["version"]) == resumed.add(row, version=row["version"])
     assert (resumed.best, resumed.since_best, resumed.memorises) == (whole.best, whole.since_best, whole.memorises)
@@ -61,5 +61,5 @@ def test_losses_that_are_no_numbers_are_no_best() -> None:
     assert held_out.add({"loss": 3.0, "val_loss": 3.0}, version=2)
     assert not held_out.add({"loss": 2.0, "val_loss": math.inf}, version=3)
     assert held_out.best == (3.0, 2)
-    found = HeldOut.of(None, [{"version": 1, "loss": None, "val_loss": None}, {"version": "x"}, {}], version=9)
+    found = HeldOut.of([{"version": 1, "loss": None, "val_loss": None}, {"version": "x"}, {}], upto=9)
     assert (found.best, found.since_best) == (None, 0)

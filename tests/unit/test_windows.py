@@ -64,7 +64,7 @@ def test_weights_and_state_are_means_by_tokens_at_rates_of_the_runs_tokens() -> 
     answers = [lane(merge, gradient=2.0, tokens=15, rates=rates), lane(merge, gradient=-2.0, tokens=5, rates=rates)]
     assert rates == 2 * [180, 200, 220, 240]
     merge.reduce(answers, planned_tokens=80)
-    merge.step(norm=1.0, tokens=240, version=3)
+    merge.step(norm=1.0, tokens=240)
     wanted = {name: 0.75 * t + 0.25 * answers[1].said.tensors[name] for name, t in answers[0].said.tensors.items()}
     assert torch.allclose(model["w"].detach(), wanted["w"])
     momentum = f"{STATE}momentum_buffer.w"

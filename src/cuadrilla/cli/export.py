@@ -12,7 +12,7 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir, remove_leftovers, typed, write_atomic
 
 if TYPE_CHECKING:
-    from cuadrilla.train.trained import Step
+    from cuadrilla.train.checkpoint import Step
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -52,9 +52,8 @@ from cuadrilla.rundir import (
     write_json,
 )
 from cuadrilla.train.checkpoint import (
-    best_of,
+    best_version,
     check_finite,
-    list_checkpoints,
     prune_checkpoints,
     verify_checkpoint,
 )
@@ -275,8 +274,7 @@ class CrewExecutor:
             if target.exists():
                 shutil.rmtree(target)
             arrived.rename(target)
-        best = best_of(list_checkpoints(assigned.run.checkpoints)[-1])
-        protect = assigned.keep_steps | ({best[1]} if best is not None else set())
+        protect = assigned.keep_steps | {best_version(assigned.run, upto=newest_version(assigned.run))}
         prune_checkpoints(assigned.run.checkpoints, keep=assigned.keep, protect=protect)
         if version > newest:
             self._retries.got_further(assigned.job, worker=worker)

@@ -16,8 +16,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from cuadrilla.crew.idle_policy import IdlePolicy
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.crew.worker import LEAVES, in_session, serve_sessions
-from cuadrilla.errors import CheckpointError, CuadrillaError, EnvironmentProblem, LinkError
+from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.local import LocalExecutor, LocalPlace
 from cuadrilla.link.base import Goodbye, Hello, Refused, Stop
@@ -53,7 +52,7 @@ from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
-from cuadrilla.train.checkpoint import FILES, MANIFEST, best_of, list_checkpoints, version_of
+from cuadrilla.train.checkpoint import FILES, MANIFEST, best_version, list_checkpoints, version_of
 from cuadrilla.version import __version__
 
 LOOK_SECONDS = 0.25
@@ -287,7 +286,8 @@ class JobWorker:
         """Rows, then checkpoints: the newest, the best, and those that are to be kept. Raises LinkError."""
         doing.told_at = time.monotonic()
         there = list_checkpoints(doing.run.checkpoints)
-        wanted = {*doing.keep_steps, *map(version_of, there[-1:]), *_best(there)}
+        newest = max(map(version_of, there), default=0)
+        wanted = {*doing.keep_steps, newest, best_version(doing.run, upto=newest)}
         for number, rows in enumerate(_new_rows(doing)):
             if number >= PROMPT_NEWS:
                 time.sleep(NEWS_PAUSE_SECONDS)
@@ -354,14 +354,6 @@ def settings_here(config: Config, files: Path, *, goes_on: bool) -> Config:
     config = config.for_others().model_copy(update={"checkpoint": saved})
     config = config.moved(lambda path: str(files / path))
     return config.model_copy(update={"engine": LocalEngine()})
-
-
-def _best(there: Sequence[Path]) -> list[int]:
-    """The version of these with the lowest held-out loss, if that was measured."""
-    with suppress(CheckpointError):  # a newer one has taken its place meanwhile
-        if there and (best := best_of(there[-1])) is not None:
-            return [best[1]]
-    return []
 
 
 def _new_rows(doing: _Doing) -> Iterator[tuple[Row, ...]]:

@@ -159,7 +159,6 @@ class ExactMerge:
         self._statistics = MergedStatistics(model)
         self._optimizer = recipe.make_optimizer(self._params)
         self._strict = strict
-        self._outer = recipe.make_outer(self._params) if recipe.make_outer else None
 
     def version(self) -> Mapping[str, Tensor]:
         """What a version holds: trainable parameters, and running statistics."""
@@ -201,7 +200,7 @@ class ExactMerge:
         """Contributions with an exactly zero gradient; see `MergeHalf`."""
         return without_effect(answers, names=self._smallest_first)
 
-    def step(self, *, norm: float, tokens: int, version: int) -> float:
+    def step(self, *, norm: float, tokens: int) -> float:
         """Clip, update parameters and statistics and return the learning-rate factor.
 
         `tokens`: planned up to this version.
@@ -213,8 +212,6 @@ class ExactMerge:
         factor = self._recipe.lr_factor(tokens)
         self._optimizer.step(factor)
         self._statistics.step()
-        if self._outer is not None:
-            self._outer.after_step(self._params, version=version)
         return factor
 
     def update(self) -> dict[str, Tensor]:
@@ -228,16 +225,10 @@ class ExactMerge:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything besides the parameters that decides the next versions."""
-        outer = self._outer.state_tensors() if self._outer is not None else {}
-        return {**self._optimizer.state_tensors(), **{f"outer.{name}": tensor for name, tensor in outer.items()}}
+        return self._optimizer.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._optimizer.load_state_tensors({k: v for k, v in tensors.items() if not k.startswith("outer.")})
-        if self._outer is not None:
-            prefix = "outer."
-            self._outer.load_state_tensors(
-                {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            )
+        self._optimizer.load_state_tensors(tensors)
 
     def _sum_float(self, contributions: Sequence[Tensors]) -> None:
         for name, parameter in self._params.items():

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from cuadrilla.link.base import Contribution, Lease, Tensors
 from cuadrilla.sync.events import Answer
-from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.work import Rounds, Share
 
 OUTLIER_RATIO = 100.0
@@ -57,8 +56,8 @@ class Stepper(Protocol):
 class Recipe:
     """How parameters are updated, by whichever half does it: equal on all machines.
 
-    `lr_factor` of the planned tokens up to a step, its own included. `clip_norm` 0: none. `make_outer` None: no outer
-    optimizer. `unit_tokens`: planned tokens of a unit.
+    `lr_factor` of the planned tokens up to a step, its own included. `clip_norm` 0: none.
+    `unit_tokens`: planned tokens of a unit.
     """
 
     make_optimizer: Callable[[Parameters], Stepper]
@@ -66,7 +65,6 @@ class Recipe:
     clip_norm: float
     units_per_round: int
     unit_tokens: int
-    make_outer: Callable[[Parameters], Outer] | None = None
 
 
 @dataclass(kw_only=True)
@@ -149,7 +147,7 @@ class MergeHalf(Protocol):
 
     def load_update(self, update: Mapping[str, Tensor]) -> None: ...
 
-    def step(self, *, norm: float, tokens: int, version: int) -> float:
+    def step(self, *, norm: float, tokens: int) -> float:
         """Apply what was prepared; the learning-rate factor. `tokens`: planned up to this version."""
 
     def state_tensors(self) -> Mapping[str, Tensor]:

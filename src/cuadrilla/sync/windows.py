@@ -222,9 +222,9 @@ class WindowsMerge:
         self._mean = dict(update)
 
     @torch.no_grad()
-    def step(self, *, norm: float, tokens: int, version: int) -> float:
+    def step(self, *, norm: float, tokens: int) -> float:
         """Take the means over, and step with those of gradients; the learning-rate factor of the window's last step."""
-        del norm, version
+        del norm
         adaptive = {name: p for name, p in self._params.items() if name in self._optimizer.adaptive}
         for name, parameter in self._params.items():
             if name in adaptive:

@@ -3,8 +3,8 @@
 A checkpoint is the folder `checkpoints/v%08d/` with model.safetensors, optimizer.safetensors, state.json and
 manifest.json (sizes and SHA-256 of the others). It is written under a temporary name, every file and folder is
 fsynced, and one rename makes it exist; nothing is removed before its successor is complete. Loading checks every
-byte first. The newest that verifies is used; each one passed over is reported. At least `keep` newest and the best
-stay; `best.json` names one whose evaluation ended after later ones were saved.
+byte first. The newest that verifies is used; each one passed over is reported. At least `keep` newest and the one with
+the lowest held-out loss stay; which one that is, the rows of metrics.jsonl say.
 Tests: a bit flipped, a file cut, missing, swapped, a manifest edited, a crash after every step of a save.
 """
 
@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,12 +27,11 @@ from torch import Tensor
 from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
 from cuadrilla.model.hf import some
-from cuadrilla.rundir import RunDir, file_sha256, fsync_folder, make_private, storage_errors, write_json
+from cuadrilla.rundir import RunDir, file_sha256, fsync_folder, make_private, read_jsonl, storage_errors
 from cuadrilla.version import __version__
 
 SCHEMA = 1
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
-BEST = "best.json"
 MANIFEST = "manifest.json"
 OLDER = "an older checkpoint is used if there is one"
 MAX_JSON_BYTES = 100 * 2**20
@@ -53,10 +51,13 @@ class Checkpoint:
     """A verified checkpoint in memory; tensors on the CPU."""
 
     path: Path
-    version: int
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict[str, Any]
+
+    @property
+    def version(self) -> int:
+        return version_of(self.path)
 
 
 def save_checkpoint(
@@ -91,72 +92,58 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 def find_newest(folder: Path) -> Path | None:
     """As `load_newest`, but only where it is: for those who read its tensors one by one."""
-
-    def verified(path: Path) -> Path:
-        verify_checkpoint(path)
-        return path
-
-    return _newest(folder, verified)
+    return _newest(folder, verify_checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointChoice:
-    """A verified checkpoint, and the newest version that there is."""
+class Step:
+    """The step of a run that a model is from, with its verified checkpoint: none is what the run is to begin with."""
 
-    path: Path
-    newest: int
+    version: int = 0
+    newest: int = 0
+    path: Path | None = None
 
-    @property
-    def version(self) -> int:
-        return version_of(self.path)
-
-
-def choose_checkpoint(run: RunDir, *, newest: bool) -> CheckpointChoice | None:
-    """The one that was named, or as `find_best` has it. Raises CheckpointError for one that does not verify."""
-    if run.version is None:
-        return find_best(run.checkpoints, newest=newest)
-    path = run.checkpoints / f"v{run.version:08d}"
-    verify_checkpoint(path)
-    return CheckpointChoice(path=path, newest=run.version)
+    def __str__(self) -> str:
+        if self.version == self.newest:
+            return Message("step {step}", step=self.version)
+        return Message(
+            "step {step} (lowest held-out loss; the newest is {newest}: --newest)",
+            step=self.version,
+            newest=self.newest,
+        )
 
 
-def find_best(folder: Path, *, newest: bool = False) -> CheckpointChoice | None:
-    """The checkpoint with the lowest held-out loss by what the newest one says, or itself where nothing was measured.
+def choose_step(run: RunDir, *, newest: bool = False) -> Step:
+    """The step that `run` names; else the one with the lowest held-out loss by its rows, or the newest where nothing
+    was measured.
 
-    `newest`: that one in any case. Raises CheckpointError if none verifies.
+    `newest`: that one in any case. Raises CheckpointError if none verifies, or the one that is named does not.
     """
-    found = find_newest(folder)
+    if run.version is not None:
+        path = verify_checkpoint(run.checkpoints / f"v{run.version:08d}")
+        return Step(version=run.version, newest=run.version, path=path)
+    found = find_newest(run.checkpoints)
     if found is None:
-        return None
-    noted = best_of(found)
-    best = found.with_name(f"v{noted[1]:08d}") if noted is not None else None
-    if not newest and best is not None and best != found:
+        return Step()
+    last = version_of(found)
+    best = best_version(run, upto=last)
+    if not newest and best is not None and best != last:
         try:
-            verify_checkpoint(best)
-            return CheckpointChoice(path=best, newest=version_of(found))
+            path = verify_checkpoint(run.checkpoints / f"v{best:08d}")
+            return Step(version=best, newest=last, path=path)
         except CheckpointError as error:
             log.warning("%s; the newest is used instead of the best one", error.message)
-    return CheckpointChoice(path=found, newest=version_of(found))
+    return Step(version=last, newest=last, path=found)
 
 
-def best_of(path: Path) -> tuple[float, int] | None:
-    """(held-out loss, version) of the best version up to this checkpoint's: as it says, or as was noted later."""
-    said = [_read_json(path / "state.json")]
-    with suppress(CheckpointError):  # most runs have none
-        said.append(_read_json(path.with_name(BEST)))
-    noted = (_loss_and_version(one.get("best")) for one in said)
-    return min((best for best in noted if best is not None and best[1] <= version_of(path)), default=None)
-
-
-def note_best(folder: Path, *, loss: float, version: int) -> None:
-    """This version's checkpoint is the best: its evaluation ended when others had been saved. Raises ResourceError."""
-    write_json(folder / BEST, {"best": [loss, version]}, private=True)
-
-
-def _loss_and_version(best: Any) -> tuple[float, int] | None:
-    if not isinstance(best, list) or len(best) != 2 or not isinstance(best[0], int | float):
-        return None
-    return (float(best[0]), best[1]) if isinstance(best[1], int) and best[1] >= 0 else None
+def best_version(run: RunDir, *, upto: int) -> int | None:
+    """The step up to this one with the lowest held-out loss, if that was measured."""
+    losses: dict[int, float] = {}
+    for row in read_jsonl(run.metrics, having='"val_loss"'):
+        version, loss = row.get("version"), row.get("val_loss")
+        if isinstance(version, int) and version <= upto and isinstance(loss, int | float):
+            losses[version] = loss
+    return min(losses, key=losses.__getitem__, default=None)
 
 
 def _newest(folder: Path, use: Callable[[Path], T]) -> T | None:
@@ -192,16 +179,35 @@ def _newest(folder: Path, use: Callable[[Path], T]) -> T | None:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Verify every byte, then load. Raises CheckpointError with the reason."""
     verify_checkpoint(path)
-    state = _read_json(path / "state.json")
+    return Checkpoint(
+        path=path,
+        model=_read_tensors(path / "model.safetensors"),
+        optimizer=_read_tensors(path / "optimizer.safetensors"),
+        state=_read_json(path / "state.json"),
+    )
+
+
+def load_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model's `tensors` the values of a verified checkpoint. Raises CheckpointError for one of another model."""
+    take_over(tensors, _read_tensors(path / "model.safetensors"), path=path)
+
+
+@torch.no_grad()
+def take_over(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], *, path: Path) -> None:
+    """Give a model's `tensors` the values `found` in `path`. Raises CheckpointError for those of another model."""
+    check_shapes(tensors, found, path=path)
+    for name, tensor in tensors.items():
+        tensor.copy_(found[name])
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
     try:
-        model = safetensors.torch.load_file(path / "model.safetensors")
-        optimizer = safetensors.torch.load_file(path / "optimizer.safetensors")
+        return safetensors.torch.load_file(file)
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError("{path}: {reason}", path=path, reason=error, hint=OLDER) from error
-    return Checkpoint(path=path, version=state["version"], model=model, optimizer=optimizer, state=state)
+        raise CheckpointError("{path}: {reason}", path=file.parent, reason=error, hint=OLDER) from error
 
 
-def verify_checkpoint(path: Path) -> None:
+def verify_checkpoint(path: Path) -> Path:
     """Check the manifest's sizes and hashes against the files. Raises CheckpointError naming the first difference."""
     manifest = _read_json(path / MANIFEST)
     schema = manifest.get("schema", 0)
@@ -236,6 +242,7 @@ def verify_checkpoint(path: Path) -> None:
                 name=name,
                 hint=OLDER,
             )
+    return path
 
 
 def check_finite(path: Path) -> None:
@@ -279,7 +286,7 @@ def set_aside(path: Path) -> None:
     os.rename(path, aside)
 
 
-def prune_checkpoints(folder: Path, *, keep: int, protect: Iterable[int]) -> list[Path]:
+def prune_checkpoints(folder: Path, *, keep: int, protect: Iterable[int | None]) -> list[Path]:
     """Remove all but the `keep` newest and the `protect`ed versions; returns what was removed."""
     kept = set(protect)
     removed = [path for path in list_checkpoints(folder)[:-keep] if version_of(path) not in kept]

@@ -34,11 +34,11 @@ from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train.alarms import reason_of
-from cuadrilla.train.evaluate import Beside
+from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.nodelog import NodeLogs
-from cuadrilla.train.sinks import Meter, Scalars, Sink, Watcher
-from cuadrilla.train.store import Keeper
+from cuadrilla.train.sinks import Meter, Sink, Watcher
+from cuadrilla.train.store import Store
 from cuadrilla.train.suspects import OUTLIER, ZERO, Suspects
 
 log = logging.getLogger(__name__)
@@ -71,32 +71,6 @@ class Outcome:
     best: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Length:
-    """How long a run is. `unit_tokens`: planned tokens of a unit; it may hold less or more, and `max_unit_tokens` at
-    most, where the task knows that.
-    """
-
-    num_versions: int
-    units_per_round: int
-    unit_tokens: int
-    max_unit_tokens: int | None = None
-    steps_per_round: int = 1
-
-    @property
-    def num_steps(self) -> int:
-        """Of the optimizer."""
-        return self.num_versions * self.steps_per_round
-
-    @property
-    def round_tokens(self) -> int:
-        return self.units_per_round * self.unit_tokens
-
-    @property
-    def total_tokens(self) -> int:
-        return self.num_versions * self.round_tokens
-
-
 class CoordinatorRuntime:
     """One run's coordinator, its merge half and its store. Used by one thread; `heard` and `request_stop` by any."""
 
@@ -106,36 +80,31 @@ class CoordinatorRuntime:
         coordinator: Coordinator,
         merge: MergeHalf,
         guard: Guard,
-        store: Keeper,
-        length: Length,
+        store: Store,
         sinks: Sequence[Sink],
-        observe: Callable[[int], Scalars],
-        beside: Beside | None = None,
+        observer: Observer | None = None,
         stop_at: int = 0,
         patience: int = 0,
+        max_unit_tokens: int | None = None,
         node_logs: NodeLogs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`observe(version)` evaluates and samples when it is due and returns what to log with the commit; `beside`
-        does it while the run goes on, but for the last version.
+        """`patience`: evaluations without a lower held-out loss after which to stop (0: any number).
 
-        `patience`: evaluations without a lower held-out loss after which to stop (0: any number).
+        `max_unit_tokens`: the most that a unit can hold, where the task knows that.
         """
         self._coordinator = coordinator
-        self._work = coordinator.work
+        self._work, self._rules = coordinator.work, coordinator.rules
         self._merge = merge
         self._guard = guard
         self._store = store
-        self._length = length
         self._sinks = sinks
-        self._observe = observe
-        self._beside = beside
-        self._evaluated_row: Mapping[str, Any] = {}
+        self._observer = observer
         self._stop_at = stop_at
         self._patience = patience
-        self._told_memorises = False
-        self._clock = clock
+        self._max_unit_tokens = max_unit_tokens
         self._node_logs = node_logs
+        self._clock = clock
         self._meter = Meter(clock)
         self._heard: dict[str, tuple[Progress, float]] = {}
         self._parts: dict[str, float] = {}
@@ -144,6 +113,7 @@ class CoordinatorRuntime:
         is_reached = 0 < stop_at <= coordinator.version
         self._stop_reason = Message("step {step} reached", step=stop_at) if is_reached else self._out_of_patience()
         self._interrupted = False
+        self._told_memorises = False
         self._row: dict[str, Any] = {}
         self.outcome: Outcome | None = None
         self.failure: BaseException | None = None
@@ -160,16 +130,11 @@ class CoordinatorRuntime:
         if self._store.unlogged is not None:
             rate, seconds = self._meter.read()
             self._row = {**self._store.unlogged, "tokens_per_second": rate, "seconds": seconds}
-            self._row |= self._observe(version)
+            self._row |= self._observer.observe(version) if self._observer else {}
             self._log_row(version, self._row)
             self._store.after_commit(self._snapshot, version=version, row=self._row, last=False)
         self._store.save(self._snapshot, version=version)
         self._perform(actions)
-
-    @property
-    def version(self) -> int:
-        """The last one that was committed."""
-        return self._work.version
 
     @property
     def leases(self) -> Mapping[int, Grant]:
@@ -192,24 +157,22 @@ class CoordinatorRuntime:
         """Checkpoint and stop at the next message of any worker. Safe in a signal handler."""
         self._stop_reason, self._interrupted = reason, True
 
+    def deliver(self, worker: str, message: ToCoordinator, *, raises: bool = False) -> None:
+        """A worker's message. What makes the run fail is in `failure`."""
+        with self._failing_together(raises=raises):
+            self._stop_if_asked()  # not only at the next tick: another step may be made until then
+            self._perform(self._decide(worker, message))
+
+    def receive(self, worker: str, message: ToCoordinator) -> None:
+        """As `deliver`, from a worker in this thread. Raises what has made the run fail."""
+        self.deliver(worker, message, raises=True)
+
     def left(self, worker: str, reason: str) -> None:
-        """A transport reports that a worker died. Raises nothing."""
-        with self._failing_together(raises=False):
+        """A transport reports that a worker died."""
+        with self._failing_together():
             self._heard.pop(worker, None)
             self._store.event("left", worker=worker, reason=reason)
             self._handle(events.Said(worker=worker, message=Goodbye(reason=reason)))
-
-    def receive(self, worker: str, message: ToCoordinator) -> None:
-        """A worker's message. Raises what makes the whole run fail."""
-        with self._failing_together():
-            self._stop_if_asked()
-            self._handle(self._said(worker, message))
-
-    def deliver(self, worker: str, message: ToCoordinator) -> None:
-        """Like `receive`, for transports to other processes: what makes the run fail is in `failure`."""
-        with self._failing_together(raises=False):
-            self._stop_if_asked()  # not only at the next tick: another step may be made until then
-            self._perform(self._decide(worker, message))
 
     def heard(self, worker: str, progress: Progress) -> None:
         """A heartbeat: never waits for a merge; counts at the next tick, with the time at which it came."""
@@ -223,7 +186,7 @@ class CoordinatorRuntime:
 
     def tick(self) -> None:
         """Time has passed: a few times a second, for transports that cannot tell by themselves who is still there."""
-        with self._failing_together(raises=False):
+        with self._failing_together():
             for worker in list(self._heard):
                 progress, at = self._heard.pop(worker)
                 self._perform(self._coordinator.handle(events.Said(worker=worker, message=progress), at))
@@ -248,7 +211,7 @@ class CoordinatorRuntime:
             self._handle(events.StopRequested(reason=self._stop_reason))
 
     @contextmanager
-    def _failing_together(self, *, raises: bool = True) -> Iterator[None]:
+    def _failing_together(self, *, raises: bool = False) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -299,7 +262,7 @@ class CoordinatorRuntime:
 
     def _is_possible(self, message: Contribution, *, num_units: int) -> bool:
         """Whether numbers of an answer are such as these units can have."""
-        most = self._length.max_unit_tokens
+        most = self._max_unit_tokens
         return (
             (most is None or message.tokens <= most * num_units)
             and abs(message.loss_sum) <= MAX_LOSS * max(message.tokens, 1)
@@ -352,7 +315,7 @@ class CoordinatorRuntime:
             nothing = float("nan")
             verdict = self._guard.judge(loss=nothing, norm=nothing) if action.skipped else Verdict.SKIP
         else:
-            reduced = self._merge.reduce(action.answers, planned_tokens=self._length.round_tokens)
+            reduced = self._merge.reduce(action.answers, planned_tokens=self._rules.planned_tokens)
             if self._compute_again(action, reduced.bad, Message("non-finite")):
                 return
             if self._compute_again(action, self._suspects.without_effect(action), ZERO):
@@ -382,7 +345,7 @@ class CoordinatorRuntime:
 
     def _apply(self, action: events.Merge, *, verdict: Verdict, tokens: int) -> None:
         header = {"version": action.version, "units": action.units, "skipped": action.skipped, "tokens": tokens}
-        planned_tokens = action.version * self._length.round_tokens
+        planned_tokens = action.version * self._rules.planned_tokens
         header |= {"norm": self._row.get("grad_norm"), "verdict": verdict.value, "guard": self._guard.state()}
         header |= {"planned_tokens": planned_tokens, "row": dict(self._row)}
         if action.skipped:
@@ -390,9 +353,7 @@ class CoordinatorRuntime:
         match verdict:
             case Verdict.OK:
                 self._store.journal(header, self._merge.update)
-                self._row["lr_factor"] = self._merge.step(
-                    norm=self._row["grad_norm"], tokens=planned_tokens, version=action.version
-                )
+                self._row["lr_factor"] = self._merge.step(norm=self._row["grad_norm"], tokens=planned_tokens)
             case Verdict.SKIP:
                 self._log_incident(Message("update skipped"), action, level=logging.WARNING)
                 self._store.journal(header, dict)
@@ -432,16 +393,17 @@ class CoordinatorRuntime:
         rate, seconds = self._meter.read()
         self._row |= {"tokens_per_second": rate, "seconds": seconds}
         resume = self._meter.pause()
-        last = version == self._length.num_versions
-        due = self._beside is not None and not last and self._beside.due(version)
-        if due or last:
+        last, observer = version == self._rules.num_versions, self._observer
+        beside = observer is not None and observer.beside and not last and observer.due(version)
+        if beside or last:
             self._await_evaluation()
-        if not due:
-            self._row |= self._observe(version)
+        if observer is not None and not beside:
+            self._row |= observer.observe(version)
+        evaluates = beside and not self._interrupted
         self._log_row(version, self._row)
-        self._store.after_commit(self._snapshot, version=version, row=self._row, last=last)
-        if due and not self._interrupted:
-            self._evaluate_beside(version)
+        self._store.after_commit(self._snapshot, version=version, row=self._row, last=last, evaluates=evaluates)
+        if observer is not None and evaluates:
+            observer.begin(version, dict(self._row))
         resume()
         if version == self._stop_at:
             self._stop_reason = self._stop_reason or Message("step {step} reached", step=version)
@@ -450,24 +412,16 @@ class CoordinatorRuntime:
 
     def _await_evaluation(self) -> None:
         """The one that goes on; unless a person asks for the end meanwhile."""
-        while self._beside is not None and not self._interrupted and not self._beside.wait(WAIT_SECONDS):
+        while self._observer is not None and not self._interrupted and not self._observer.wait(WAIT_SECONDS):
             pass
         self._take_evaluation()
 
-    def _evaluate_beside(self, version: int) -> None:
-        """Its checkpoint is kept until it is known whether it is the best."""
-        assert self._beside is not None
-        self._store.hold(self._snapshot, version=version)
-        self._evaluated_row = dict(self._row)
-        self._beside.begin(version)
-
     def _take_evaluation(self) -> None:
-        """Log the row of an evaluated version again, with what was found."""
-        found = self._beside.take() if self._beside is not None else None
+        """Log the row of a version that was evaluated beside the run again, with what was found."""
+        found = self._observer.take() if self._observer is not None else None
         if found is None:
             return
-        version, scalars = found
-        row = {**self._evaluated_row, **scalars}
+        version, row = found
         self._log_row(version, row)
         self._store.evaluated(row, version=version)
         if "val_loss" in row:
@@ -499,7 +453,7 @@ class CoordinatorRuntime:
 
     def _tell_progress(self) -> None:
         """How far the step is, by what workers say of their leases: it may take minutes."""
-        ledger, total = self._work.ledger, self._coordinator.rules.units_per_round
+        ledger, total = self._work.ledger, self._rules.units_per_round
         done = dict.fromkeys(ledger.uncounted, 0.0)
         for lease in ledger.leases.values():
             for unit in lease.units:

@@ -3,10 +3,11 @@
 import copy
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +29,20 @@ from cuadrilla.train.sinks import Scalars
 
 log = logging.getLogger(__name__)
 
+Row = Mapping[str, Any]
+
 EVALUATION_BATCH = 16
 EVALUATIONS_PER_RUN = 10
 STORIES_PER_BATCH = 100
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Observer:
-    """Evaluates and samples the weights of record when a commit crosses the sections' token intervals."""
+    """Evaluates and samples the weights of record when a commit crosses the sections' token intervals.
+
+    `beside`: a copy of them, in a thread of its own, while workers in other processes go on. The thread is a daemon:
+    Ctrl-C does not wait for it.
+    """
 
     task: Task
     model: nn.Module
@@ -46,16 +53,15 @@ class Observer:
     round_tokens: int
     total_tokens: int
     samples: Path
-
-    def __call__(self, version: int) -> Scalars:
-        """What to log beside the commit of `version`; {} when nothing is due. Counts planned tokens."""
-        return self.observe(version, self.model)
+    beside: bool = False
+    _running: tuple[int, Row, AsyncResult[Scalars]] | None = None
 
     def due(self, version: int) -> bool:
         return self._evaluates(version) or self._samples(version)
 
-    def observe(self, version: int, model: nn.Module) -> Scalars:
-        """What is due, of a model that has the weights of this version."""
+    def observe(self, version: int, model: nn.Module | None = None) -> Scalars:
+        """What to log beside the commit of `version`, whose weights `model` has; {} when nothing is due."""
+        model = model or self.model
         found: dict[str, float | int | str] = {}
         if self._evaluates(version):
             measures = evaluate(self.task, model, section=self.evaluate, device=self.device, precision=self.precision)
@@ -67,6 +73,32 @@ class Observer:
                 found["sample"] = text
         return found
 
+    def begin(self, version: int, row: Row) -> None:
+        """Observe a copy of the weights as they are now; `row` is what is known of them. What was begun before has been
+        taken."""
+        assert self._running is None
+        model, threads, pool = copy.deepcopy(self.model), torch.get_num_threads(), ThreadPool(1)
+
+        def work() -> Scalars:
+            torch.set_num_threads(threads)  # a new thread would use all cores
+            return self.observe(version, model)
+
+        self._running = version, row, pool.apply_async(work)
+        pool.close()  # its thread ends when that is done
+
+    def wait(self, seconds: float) -> bool:
+        """Whether what was begun is done, after so long at most."""
+        if self._running is not None:
+            self._running[2].wait(seconds)
+        return self._running is None or self._running[2].ready()
+
+    def take(self) -> tuple[int, Row] | None:
+        """The version and its row with what was found, once that is there. Raises what the evaluation raised."""
+        if self._running is None or not self._running[2].ready():
+            return None
+        (version, row, found), self._running = self._running, None
+        return version, {**row, **found.get()}
+
     def _evaluates(self, version: int) -> bool:
         return self._crossed(self._every, version)
 
@@ -77,6 +109,11 @@ class Observer:
     def _every(self) -> int:
         return self.evaluate.every_tokens or max(self.total_tokens // EVALUATIONS_PER_RUN, 1)
 
+    def _crossed(self, every: int, version: int) -> bool:
+        """Counts planned tokens."""
+        tokens = version * self.round_tokens
+        return tokens >= self.total_tokens or tokens // every > (tokens - self.round_tokens) // every
+
     def _keep(self, text: str, version: int) -> None:
         """A sample that cannot be written is no reason to stop a training."""
         path = self.samples / f"v{version:08d}.txt"
@@ -85,50 +122,6 @@ class Observer:
             write_atomic(path, text + "\n")
         except ResourceError as error:
             log.warning("%s", error.message)
-
-    def _crossed(self, every: int, version: int) -> bool:
-        tokens = version * self.round_tokens
-        return tokens >= self.total_tokens or tokens // every > (tokens - self.round_tokens) // every
-
-
-class Beside:
-    """Evaluates and samples a copy of the weights in a thread of its own, while workers in other processes go on.
-
-    The thread is a daemon: Ctrl-C does not wait for it.
-    """
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._running: tuple[int, AsyncResult[Scalars]] | None = None
-
-    def due(self, version: int) -> bool:
-        return self._observer.due(version)
-
-    def begin(self, version: int) -> None:
-        """Of the weights as they are now. What was begun before has been taken."""
-        assert self._running is None
-        model, threads = copy.deepcopy(self._observer.model), torch.get_num_threads()
-        pool = ThreadPool(1)
-        self._running = version, pool.apply_async(self._observe, (version, model, threads))
-        pool.close()  # its threads end when that is done
-
-    def _observe(self, version: int, model: nn.Module, threads: int) -> Scalars:
-        torch.set_num_threads(threads)  # a new thread would use all cores
-        return self._observer.observe(version, model)
-
-    def wait(self, seconds: float) -> bool:
-        """Whether what was begun is done, after so long at most."""
-        if self._running is not None:
-            self._running[1].wait(seconds)
-        return self._running is None or self._running[1].ready()
-
-    def take(self) -> tuple[int, Scalars] | None:
-        """The version and what to log with it, once it is there; raises what the evaluation raised."""
-        if self._running is None or not self._running[1].ready():
-            return None
-        version, found = self._running
-        self._running = None
-        return version, found.get()
 
 
 def evaluate(

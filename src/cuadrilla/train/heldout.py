@@ -29,29 +29,19 @@ class HeldOut:
     _losses: list[float] = field(default_factory=list)
 
     @classmethod
-    def of(cls, best: tuple[float, int] | None, rows: Iterable[Mapping[str, Any]], *, version: int) -> "HeldOut":
-        """As it was when `version` was committed, from the rows of a run whose `best` checkpoint is known."""
-        held_out = cls(best=best)
+    def of(cls, rows: Iterable[Mapping[str, Any]], *, upto: int) -> "HeldOut":
+        """As it was when version `upto` was committed, from the rows of a run."""
+        held_out = cls()
         for row in rows:
-            loss = row.get("val_loss")
-            if not isinstance(row.get("version"), int) or row["version"] > version:
-                continue
-            held_out._take(row)
-            if not isinstance(loss, int | float):
-                continue
-            train = held_out._mean()
-            if best is None or row["version"] <= best[1]:
-                held_out.train_at_best = train
-            else:
-                held_out.since_best += 1
-            held_out.last, held_out.train_last = loss, train
+            if isinstance(row.get("version"), int) and row["version"] <= upto:
+                held_out.add(row, version=row["version"])
         return held_out
 
     def add(self, row: Mapping[str, Any], *, version: int) -> bool:
         """Whether this row's evaluation is the best so far."""
         self._take(row)
         loss = row.get("val_loss")
-        return loss is not None and self.judge(loss, version=version)
+        return isinstance(loss, int | float) and self.judge(loss, version=version)
 
     def judge(self, loss: float, *, version: int) -> bool:
         """Whether this evaluation is the best so far; it may be of an earlier version than the last row."""

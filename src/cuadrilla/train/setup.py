@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,10 @@ from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.outer import Outer
 from cuadrilla.sync.strategy import MergeHalf, Recipe, Strategy, trainable
 from cuadrilla.train.checkpoint import check_shapes, list_checkpoints
-from cuadrilla.train.coordinate import CoordinatorRuntime, Length, model_tensors
-from cuadrilla.train.evaluate import Beside, Observer
+from cuadrilla.train.coordinate import CoordinatorRuntime, model_tensors
+from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
 from cuadrilla.train.kernels import PASS_TOKENS
@@ -50,13 +49,39 @@ SPARE_DISK_BYTES = 2**30
 FREE_ON_RESUME = ("alarm.", "tune.", "checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device",
                   "train.threads", "train.compile", "train.pass_sequences", "data.folder", "task.path",
                   "task.data", "model.gradient_checkpointing")  # fmt: skip
-ALLOWED_ON_RESUME = ("optim.", "schedule.", "outer.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
+ALLOWED_ON_RESUME = ("optim.", "schedule.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
                      "train.precision")  # fmt: skip
-NEVER_ON_RESUME = ("optim.kind", "outer.every")  # they decide what the optimizer's state holds
+NEVER_ON_RESUME = ("optim.kind",)  # it decides what the optimizer's state holds
 
 
 DRAWING = threading.RLock()
 """Torch's global generator: one process may coordinate several runs, and each has its seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long a run is. `unit_tokens`: planned tokens of a unit; it may hold less or more, and `max_unit_tokens` at
+    most, where the task knows that.
+    """
+
+    num_versions: int
+    units_per_round: int
+    unit_tokens: int
+    max_unit_tokens: int | None = None
+    steps_per_round: int = 1
+
+    @property
+    def num_steps(self) -> int:
+        """Of the optimizer."""
+        return self.num_versions * self.steps_per_round
+
+    @property
+    def round_tokens(self) -> int:
+        return self.units_per_round * self.unit_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        return self.num_versions * self.round_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,18 +229,28 @@ def assemble(
     if isinstance(task, language.LanguageTask):
         _keep_tokenizer(task, run)
     coordinator = make_coordinator(config, strategy, state, length=length, fingerprint=code_fingerprint(task, model))
-    observer = make_observer(config, run, task=task, model=model, device=device, precision=precision, length=length)
+    observer = Observer(
+        task=task,
+        model=model,
+        device=device,
+        precision=precision,
+        evaluate=config.evaluate,
+        sample=config.sample,
+        round_tokens=length.round_tokens,
+        total_tokens=length.total_tokens,
+        samples=run.samples,
+        beside=isinstance(config.engine, CrewEngine),
+    )
     coordination = CoordinatorRuntime(
         coordinator=coordinator,
         merge=merge,
         guard=guard,
         store=store,
-        length=length,
         sinks=sinks,
-        observe=observer,
-        beside=Beside(observer) if isinstance(config.engine, CrewEngine) else None,
+        observer=observer,
         stop_at=stop_at,
         patience=config.evaluate.patience,
+        max_unit_tokens=length.max_unit_tokens,
         node_logs=NodeLogs(run.nodes),
         clock=clock,
     )
@@ -241,30 +276,6 @@ def _initial_model(config: Config, run: RunDir, *, task: Task) -> nn.Module:
         sent = run.initial
         load_initial(model, sent if sent.is_dir() else run.path / config.model.init, task=task)
     return model
-
-
-def make_observer(
-    config: Config,
-    run: RunDir,
-    *,
-    task: Task,
-    model: nn.Module,
-    device: torch.device,
-    precision: Precision,
-    length: Length,
-) -> Observer:
-    """Evaluates and samples when it is due."""
-    return Observer(
-        task=task,
-        model=model,
-        device=device,
-        precision=precision,
-        evaluate=config.evaluate,
-        sample=config.sample,
-        round_tokens=length.round_tokens,
-        total_tokens=length.total_tokens,
-        samples=run.samples,
-    )
 
 
 def make_coordinator(
@@ -309,7 +320,6 @@ def compile_blocks(model: nn.Module) -> None:
 
 def make_recipe(config: Config, *, task: Task, length: Length, precision: Precision) -> Recipe:
     """How this run's parameters are updated: the same on the coordinator's machine and on a worker's."""
-    outer = config.outer
 
     def is_matrix(name: str, parameter: nn.Parameter) -> bool:
         return parameter.ndim == 2 and not name.startswith(task.defaults.not_matrices)
@@ -320,7 +330,6 @@ def make_recipe(config: Config, *, task: Task, length: Length, precision: Precis
         clip_norm=config.train.clip_norm,
         units_per_round=length.units_per_round,
         unit_tokens=length.unit_tokens,
-        make_outer=partial(Outer, every=outer.every, lr=outer.lr, momentum=outer.momentum) if outer.every else None,
     )
 
 

@@ -13,13 +13,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from cuadrilla.config import CheckpointSection
@@ -44,41 +43,6 @@ Hear = Callable[[str, Mapping[str, Any]], None]
 
 
 def _nobody(_kind: str, _fields: Mapping[str, Any]) -> None: ...
-
-
-class Keeper(Protocol):
-    """What is on disk of a run: `Store`, or a virtual disk."""
-
-    @property
-    def unlogged(self) -> Mapping[str, Any] | None:
-        """The row of the step that the journal led to, if its coordinator was killed before it could write one."""
-
-    @property
-    def held_out(self) -> HeldOut: ...
-
-    def journal(self, header: Mapping[str, Any], update: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Make a merged update durable before it is applied."""
-
-    def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None: ...
-
-    def save(self, snapshot: Snapshot, *, version: int) -> None:
-        """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
-
-    def hold(self, snapshot: Snapshot, *, version: int) -> None:
-        """Save this version, which is being evaluated, and keep it until `evaluated`."""
-
-    def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
-        """What was held has this row; others may have been committed since."""
-
-    def roll_back(self) -> None:
-        """Weights and optimizer of the newest checkpoint."""
-
-    def event(self, kind: str, **fields: Any) -> None: ...
-
-    def trying(self, what: object) -> AbstractContextManager[None]:
-        """A block that writes `what`: a ResourceError in it is an alarm, and goes no further."""
-
-    def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +81,8 @@ class Store:
     _status_at: float = -1e9
     held_out: HeldOut = field(default_factory=HeldOut)
     _save_now: bool = False
-    _held: list[int] = field(default_factory=list)
+    _evaluated: int | None = None
+    """The version that is being evaluated: its checkpoint may turn out to be the best."""
 
     def __post_init__(self) -> None:
         self._journal = Journal(self.run.journal)
@@ -138,7 +103,6 @@ class Store:
         if found is None:
             return None
         changed = check(found.state["identity"])
-        files.check_shapes(self.tensors, found.model, path=found.path)
         self._load(found)
         guard.load_state(found.state["guard"])
         self._saved_version = found.version
@@ -155,9 +119,7 @@ class Store:
             if state["version"] == segment or not has_segment(self.run.journal, state["version"]):
                 break
             segment = state["version"]
-        best = files.best_of(found.path)
-        rows = last_rows(self.run.metrics)
-        self.held_out = HeldOut.of(best, rows, version=state["version"])
+        self.held_out = HeldOut.of(last_rows(self.run.metrics), upto=state["version"])
         return state
 
     def _refuse_redo(self, version: int) -> None:
@@ -200,14 +162,12 @@ class Store:
         guard.load_state(header["guard"])
         if header["verdict"] == Verdict.OK.value:
             self.merge.load_update(record.update)
-            factor = self.merge.step(norm=header["norm"], tokens=header["planned_tokens"], version=record.version)
+            factor = self.merge.step(norm=header["norm"], tokens=header["planned_tokens"])
             row |= {"lr_factor": factor} if row else {}
         return row
 
-    @torch.no_grad()
     def _load(self, found: files.Checkpoint) -> None:
-        for name, tensor in self.tensors.items():
-            tensor.copy_(found.model[name])
+        files.take_over(self.tensors, found.model, path=found.path)
         self.merge.load_state_tensors(found.optimizer)
 
     # -- while it trains -----------------------------------------------------------------------------------------------
@@ -228,15 +188,21 @@ class Store:
             self._journal.append(header, update())
             self._save_now = False
 
-    def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
-        """Save if it is due, and say how the run stands. The last version is saved by the finish."""
+    def after_commit(
+        self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool, evaluates: bool = False
+    ) -> None:
+        """Save if it is due, and say how the run stands. The last version is saved by the finish.
+
+        `evaluates`: this version is being evaluated beside the run; its checkpoint stays until `evaluated`.
+        """
+        self._evaluated = version if evaluates else self._evaluated
         best = self.held_out.add(row, version=version)
         now = self.clock()
         interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
         due = due or (bool(self.section.every_steps) and version % self.section.every_steps == 0)
-        due = due or version in self.section.keep_steps
-        if not last and (due or best or self._save_now):
+        due = due or version in self.section.keep_steps or evaluates or best
+        if not last and (due or self._save_now):
             self._save_meanwhile(snapshot, version=version)
         else:
             self._take_saved(wait=False)
@@ -261,10 +227,11 @@ class Store:
         self._begin_segment(version)
         self._settle(version, began=began)
 
-    def hold(self, snapshot: Snapshot, *, version: int) -> None:
-        """Save a version that is being evaluated; until that is done its checkpoint stays."""
-        self._held = [version]
-        self._save_meanwhile(snapshot, version=version)
+    def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
+        """What was evaluated beside the run has this row; others may have been committed since."""
+        self._evaluated = None
+        if "val_loss" in row:
+            self.held_out.judge(row["val_loss"], version=version)
 
     def _save_meanwhile(self, snapshot: Snapshot, *, version: int) -> None:
         """Save a version after which the run goes on, in the background if it may; what fails is an alarm.
@@ -307,7 +274,7 @@ class Store:
             self._settle(saving.version, began=saving.began)
 
     def _state(self, snapshot: Snapshot, version: int) -> dict[str, Any]:
-        return {"version": version, **snapshot(), "best": self.held_out.best, "identity": self.identity}
+        return {"version": version, **snapshot(), "identity": self.identity}
 
     def _begin_segment(self, version: int) -> None:
         self._journal.discard_from(version)
@@ -318,19 +285,12 @@ class Store:
         """A checkpoint is whole: older ones and what leads to it may go."""
         self._saved_version, self._saved_at = version, self.clock()
         self._save_seconds = self._saved_at - began
-        protect = [*self._held, *self.section.keep_steps, *([self.held_out.best[1]] if self.held_out.best else [])]
+        best = self.held_out.best
+        protect = {*self.section.keep_steps, self._evaluated, best and best[1]}
         files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect=protect)
         newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # a best one may be very old
         self._journal.prune(oldest_checkpoint=files.version_of(newest[0]))
         self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
-
-    def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
-        """What was held has this row. A best one is noted beside the checkpoints: the newest may be another by now."""
-        self._held = []
-        if "val_loss" not in row or not self.held_out.judge(row["val_loss"], version=version):
-            return
-        with self.trying(files.BEST):
-            files.note_best(self.run.checkpoints, loss=row["val_loss"], version=version)
 
     def _ensure_segment(self, version: int) -> None:
         """After a restart: nothing follows this checkpoint yet, and what will must not wait for the next one.

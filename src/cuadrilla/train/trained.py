@@ -13,7 +13,6 @@ from cuadrilla.config import Config, LanguageTaskSection, TrainSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
-from cuadrilla.messages import Message
 from cuadrilla.model.generate import for_inference, generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf, state_from_hf
@@ -24,39 +23,12 @@ from cuadrilla.model.task import Task
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import RunDir, require_regular, typed
 from cuadrilla.runfile import read_run_config
-from cuadrilla.train.checkpoint import (
-    CHECKPOINT_NAME,
-    CheckpointChoice,
-    check_shapes,
-    choose_checkpoint,
-    load_checkpoint,
-)
+from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, load_model
 from cuadrilla.train.coordinate import model_tensors
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
 
 USUAL_SAMPLING = Sampling(temperature=0.8, max_tokens=200)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """Which step of a run a model is from, as `version`; 0 is what the run is to begin with."""
-
-    version: int
-    newest: int
-
-    @classmethod
-    def of(cls, choice: CheckpointChoice | None) -> "Step":
-        return cls(version=choice.version, newest=choice.newest) if choice else cls(version=0, newest=0)
-
-    def __str__(self) -> str:
-        if self.version == self.newest:
-            return Message("step {step}", step=self.version)
-        return Message(
-            "step {step} (lowest held-out loss; the newest is {newest}: --newest)",
-            step=self.version,
-            newest=self.newest,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +44,16 @@ class Trained:
 
 
 def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> Trained:
-    """A model from its run directory, in the precision it asks for. `newest`: see `find_best`; a checkpoint that `run`
-    names is taken in any case.
+    """A model from its run directory, in the precision it asks for. `newest`: see `choose_step`.
 
     Raises ConfigError, DataError, CheckpointError.
     """
     config = read_run_config(run)
     task = make_task(config, run.path)
-    choice = choose_checkpoint(run, newest=newest)
+    step = choose_step(run, newest=newest)
     model = make_model(task, seed=config.run.seed)
-    if choice is not None:
-        found = load_checkpoint(choice.path)
-        tensors = model_tensors(model)
-        check_shapes(tensors, found.model, path=found.path)
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                tensor.copy_(found.model[name])
+    if step.path is not None:
+        load_model(step.path, model_tensors(model))
     elif config.model.init:
         load_initial(model, run.path / config.model.init, task=task)
     else:
@@ -101,7 +67,7 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
         model=model.to(chosen).eval(),
         device=chosen,
         precision=arithmetic,
-        step=Step.of(choice),
+        step=step,
     )
 
 
@@ -172,7 +138,7 @@ class LanguageModel:
 
 def open_model(path: Path, *, device: str = "auto", newest: bool = False, precision: str = "auto") -> LanguageModel:
     """Of a run (its folder or run file, or one of its checkpoints), or of a folder in Hugging Face's layout. `newest`:
-    see `find_best`.
+    see `choose_step`.
 
     `precision` auto: what the run asks for, or what is best here. Raises ConfigError, DataError, CheckpointError,
     DeviceError.
@@ -211,7 +177,7 @@ def run_of(path: Path) -> RunDir | None:
 
 
 def find_stored(run: RunDir, *, newest: bool = False) -> Stored:
-    """Of a language model, without loading it. `newest`: see `find_best`.
+    """Of a language model, without loading it. `newest`: see `choose_step`.
 
     Raises ConfigError, DataError, CheckpointError.
     """
@@ -220,17 +186,17 @@ def find_stored(run: RunDir, *, newest: bool = False) -> Stored:
         hint = "name a run with task.kind = language"
         raise ConfigError("{path} is not a language model", path=run.path, hint=hint)
     tokenizer_path, tokens = _tokenizer_of(run, config)
-    choice = choose_checkpoint(run, newest=newest)
-    if choice is None and not config.model.init:
+    step = choose_step(run, newest=newest)
+    if step.path is None and not config.model.init:
         raise _untrained(run)
     return Stored(
         run=run,
         run_config=config,
         config=shape_of(config.model, tokens=tokens),
         tokenizer_path=tokenizer_path,
-        step=Step.of(choice),
-        file=choice.path / "model.safetensors" if choice else run.path / config.model.init / WEIGHTS,
-        imported=choice is None,
+        step=step,
+        file=step.path / "model.safetensors" if step.path else run.path / config.model.init / WEIGHTS,
+        imported=step.path is None,
     )
 
 

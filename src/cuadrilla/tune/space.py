@@ -96,7 +96,7 @@ class Space:
 
     def _require_searched(self, key: str, *, rungs: int) -> None:
         if key.startswith(NOT_SEARCHED):
-            hint = "choose settings of run, data, model, train, optim, schedule, outer, sample or guard"
+            hint = "choose settings of run, data, model, train, optim, schedule, sample or guard"
             raise ConfigError("tune.space.{key}: this is not what a search chooses", key=key, hint=hint)
         if key in LENGTHS and rungs > 1:
             hint = "leave out one of the two"

@@ -24,7 +24,7 @@ from cuadrilla.tune.search import Job
 from cuadrilla.tune.space import Values
 
 if TYPE_CHECKING:
-    from cuadrilla.train.coordinate import Length
+    from cuadrilla.train.setup import Length
 
 
 @dataclass(frozen=True, kw_only=True)
