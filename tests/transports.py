@@ -3,6 +3,7 @@
 import copy
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +19,6 @@ from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.setup import RunContext
 from cuadrilla.train.thread import CoordinatorThread
 from tests.crews import join
@@ -91,26 +91,15 @@ class _Crew:
         return self.runtime.serve(poll, every_seconds=TICK_SECONDS)
 
     def work(self, name: str, speed: float, port: int) -> None:
-        model = copy.deepcopy(self.context.model)
+        own = replace(self.context, model=copy.deepcopy(self.context.model), speed=speed)
         identity = join(self.folder / name, name=name, crew=self.keys, nodes=self.nodes)
         connection = Connection(f"127.0.0.1:{port}", identity=identity)
-        session = connection.session(
-            parameters=Layout.of(self.context.strategy.version_like(model, self.context.recipe))
-        )
+        session = connection.session(parameters=own.parameters)
         link: Link = PracticeLink(session, shape=Shape(speed=speed))
         if self.wrap_link is not None:
             link = self.wrap_link(name, link)
-        settings = WorkerSettings(
-            run=self.context.config.run,
-            train=self.context.config.train,
-            device=self.context.device,
-            precision=self.context.precision,
-            speed_hint=speed,
-            pass_lock=self.pass_lock,
-        )
-        sync = self.context.strategy.worker(model, self.context.recipe)
         try:
-            train(link, task=self.context.task, model=model, sync=sync, worker=settings)
+            own.work(link, pass_lock=self.pass_lock)
         except (Died, CuadrillaError, RuntimeError) as error:
             self.errors.append(error)
         finally:

@@ -1,49 +1,18 @@
 """What a worker computes with in a process that has no coordinator: loaded once, kept over sessions."""
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from cuadrilla.config import Config
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.memory import keep_freed_memory
-from cuadrilla.link.base import Link, Stop
-from cuadrilla.link.wire import Layout
-from cuadrilla.model.task import Task
-from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.statistics import refuse_private_buffers
-from cuadrilla.sync.strategy import Recipe, Strategy
-from cuadrilla.train.kernels import choose_kernels
-from cuadrilla.train.loop import WorkerSettings, train
-from cuadrilla.train.precision import choose_device, choose_precision
-from cuadrilla.train.setup import compile_blocks, make_model_to_train, make_recipe, make_task, measure_length
+from cuadrilla.train import setup
+from cuadrilla.train.setup import Equipment, compile_blocks, make_model_to_train, make_task
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Equipment:
-    """For one worker."""
-
-    config: Config
-    task: Task
-    model: nn.Module
-    settings: WorkerSettings
-    strategy: Strategy
-    recipe: Recipe
-
-    @property
-    def parameters(self) -> Layout:
-        """Of a version, as it arrives."""
-        return Layout.of(self.strategy.version_like(self.model, self.recipe))
-
-    def work(self, link: Link) -> Stop:
-        """One session, from Hello to Stop. Raises LinkError when it breaks."""
-        sync = self.strategy.worker(self.model, self.recipe)
-        return train(link, task=self.task, model=self.model, sync=sync, worker=self.settings)
 
 
 def set_threads(config: Config, *, cores: int) -> None:
@@ -64,30 +33,10 @@ def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, spe
     """
     set_threads(config, cores=cores or num_cores())
     task = make_task(config, folder)
-    place = choose_device(device or config.train.device)
-    model = make_model_to_train(config, task)
-    model.to(place)
-    refuse_private_buffers(model)
+    equipment = setup.equip(config, task, make_model_to_train(config, task), device=device, speed=speed)
+    refuse_private_buffers(equipment.model)
     if config.train.compile:
-        compile_blocks(model)
-    precision = choose_precision(config.train.precision, device=place)
-    choice = choose_kernels(model, device=place, dtype=precision.dtype, strict=config.sync.strict)
-    if choice.reason:
-        log.info("kernels: %s", choice)
-    strategy = make_strategy(config.sync)
-    length = measure_length(config, task)
-    return Equipment(
-        config=config,
-        task=task,
-        model=model,
-        settings=WorkerSettings(
-            run=config.run,
-            train=config.train,
-            device=place,
-            precision=precision,
-            speed_hint=speed,
-            pass_tokens=choice.pass_tokens,
-        ),
-        strategy=strategy,
-        recipe=make_recipe(config, task=task, length=length, precision=precision),
-    )
+        compile_blocks(equipment.model)
+    if equipment.kernels.reason:
+        log.info("kernels: %s", equipment.kernels)
+    return equipment

@@ -32,7 +32,7 @@ from torch import nn
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # exported without saying so
 
 from cuadrilla.config import Config
-from cuadrilla.crew.equipment import Equipment, equip, num_cores
+from cuadrilla.crew.equipment import equip, num_cores
 from cuadrilla.crew.local import run_local
 from cuadrilla.crew.pulse import Pulse
 from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem, LinkError
@@ -50,7 +50,7 @@ from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
 from cuadrilla.train.precision import choose_device
-from cuadrilla.train.setup import RunContext
+from cuadrilla.train.setup import Equipment, RunContext
 from cuadrilla.train.sinks import finite
 
 START_MINUTES = 10
@@ -271,8 +271,7 @@ def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[
 
     `config`: as all ranks have it; that of the context has what followed from the text.
     """
-    parameters = Layout.of(context.strategy.version_like(context.model, context.recipe))
-    island.form(config, context.task, context.model, parameters=parameters)
+    island.form(config, context.task, context.model, parameters=context.parameters)
     refuse_private_buffers(context.model)
     tell(Message("island     {island}", island=island))
     told: list[IslandLink] = []

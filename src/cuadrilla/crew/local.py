@@ -5,11 +5,11 @@ have a model of their own, a chosen speed, and the in-process link.
 """
 
 import copy
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,8 +23,6 @@ from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.messages import Message
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.kernels import choose_kernels
-from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.setup import RunContext, compile_blocks
 from cuadrilla.train.thread import CoordinatorThread
 
@@ -48,22 +46,15 @@ def run_local(
     speeds = context.config.engine.workers
     before = torch.get_num_threads()
     set_threads(context.config, cores=max(1, (cores or num_cores()) // len(speeds)))
-    choice = choose_kernels(
-        context.model,
-        device=context.device,
-        dtype=context.precision.dtype,
-        strict=context.config.sync.strict,
-    )
-    if choice.reason:
-        tell(Message("kernels    {choice}", choice=choice))
-    context = dataclasses.replace(context, pass_tokens=choice.pass_tokens)
+    if context.kernels.reason:
+        tell(Message("kernels    {choice}", choice=context.kernels))
     alone, runtime = len(speeds) == 1, CoordinatorThread(context.coordination)
     server = InProcServer(context.coordination.receive if alone else runtime.deliver)
     try:
         context.coordination.open(server.send)
         if context.coordination.outcome is None and alone:
             model = copy.deepcopy(context.model) if context.strategy.moves_weights else context.model
-            _work("worker-1", context, server, model=model, speed=speeds[0], wrap_link=wrap_link, pass_lock=None)
+            _work("worker-1", replace(context, model=model, speed=speeds[0]), server, wrap_link=wrap_link)
         elif context.coordination.outcome is None:
             _work_in_threads(context, runtime, server, wrap_link=wrap_link)
     finally:
@@ -82,12 +73,12 @@ def _work_in_threads(
     for index, speed in enumerate(context.config.engine.workers, start=1):
         name = f"worker-{index}"
         alive.add(name)
-        model = copy.deepcopy(context.model)
-        refuse_private_buffers(model)
+        own = replace(context, model=copy.deepcopy(context.model), speed=speed)
+        refuse_private_buffers(own.model)
 
-        def body(name: str = name, model: nn.Module = model, speed: float = speed) -> None:
+        def body(name: str = name, own: RunContext = own) -> None:
             try:
-                _work(name, context, server, model=model, speed=speed, wrap_link=wrap_link, pass_lock=pass_lock)
+                _work(name, own, server, wrap_link=wrap_link, pass_lock=pass_lock)
                 alive.discard(name)
             except BaseException as error:
                 if context.coordination.failure is None:
@@ -120,29 +111,18 @@ def _work(
     context: RunContext,
     server: InProcServer,
     *,
-    model: nn.Module,
-    speed: float,
     wrap_link: WrapLink | None,
-    pass_lock: AbstractContextManager[object] | None,
+    pass_lock: AbstractContextManager[object] | None = None,
 ) -> None:
-    practice = PracticeLink(server.connect(name), shape=Shape(speed=speed))
+    """One worker with the model and the speed of `context`."""
+    practice = PracticeLink(server.connect(name), shape=Shape(speed=context.speed))
     link: Link = practice if wrap_link is None else wrap_link(name, practice)
-    settings = WorkerSettings(
-        run=context.config.run,
-        train=context.config.train,
-        device=context.device,
-        precision=context.precision,
-        speed_hint=speed,
-        pass_tokens=context.pass_tokens,
-        pass_lock=pass_lock,
-    )
     if context.config.train.compile:
-        compile_blocks(model)
-    sync = context.strategy.worker(model, context.recipe)
+        compile_blocks(context.model)
     report = partial(context.coordination.reported, name)
     try:
         with reporting(report, facts=machine_facts(context.device), link=practice, folder=context.store.run.path):
-            train(link, task=context.task, model=model, sync=sync, worker=settings)
+            context.work(link, pass_lock=pass_lock)
     finally:
         link.close()
 

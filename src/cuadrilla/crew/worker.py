@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cuadrilla.config import Config
 from cuadrilla.crew.children import Children, cuadrilla_command
-from cuadrilla.crew.equipment import Equipment, equip
+from cuadrilla.crew.equipment import equip
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.errors import LinkError
@@ -29,6 +29,7 @@ from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import DeviceChoice, Use
+from cuadrilla.train.setup import Equipment
 
 if TYPE_CHECKING:
     from cuadrilla.crew.island import Island
@@ -211,7 +212,7 @@ class _Worker:
         link: Link = practice
         if self._island is not None:
             link = self._island.link(inner=link, farewell=session.farewell)
-        facts, send = machine_facts(equipment.settings.device), partial(self._send, session)
+        facts, send = machine_facts(equipment.device), partial(self._send, session)
         with (
             reporting(send, facts=facts, link=practice, round_trip=session.round_trip, lines=self._lines),
             policy.watching(partial(self._hold, session)) if policy is not None else nullcontext(),

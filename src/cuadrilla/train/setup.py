@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch import nn
 from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection
 from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
+from cuadrilla.link.base import Link, Stop
+from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
 from cuadrilla.model import language
 from cuadrilla.model.blocks import blocks_of, recompute
@@ -36,7 +39,8 @@ from cuadrilla.train.coordinate import CoordinatorRuntime, model_tensors
 from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
-from cuadrilla.train.kernels import PASS_TOKENS
+from cuadrilla.train.kernels import KernelChoice, choose_kernels
+from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
@@ -85,22 +89,78 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """Everything an engine needs to start workers. `model` holds the weights of record."""
+class Equipment:
+    """What a run is trained with, on any of its machines. `speed`: how fast this worker is thought to be."""
 
     config: Config
     task: Task
     model: nn.Module
     device: torch.device
     precision: Precision
+    kernels: KernelChoice
     length: Length
     strategy: Strategy
     recipe: Recipe
+    speed: float = 1.0
+
+    @property
+    def parameters(self) -> Layout:
+        """Of a version, as it arrives."""
+        return Layout.of(self.strategy.version_like(self.model, self.recipe))
+
+    def work(self, link: Link, *, pass_lock: AbstractContextManager[object] | None = None) -> Stop:
+        """One session of a worker, from Hello to Stop. `pass_lock`: of those that share torch's global generator.
+
+        Raises what `train` raises.
+        """
+        settings = WorkerSettings(
+            run=self.config.run,
+            train=self.config.train,
+            device=self.device,
+            precision=self.precision,
+            speed_hint=self.speed,
+            pass_tokens=self.kernels.pass_tokens,
+            pass_lock=pass_lock,
+        )
+        sync = self.strategy.worker(self.model, self.recipe)
+        return train(link, task=self.task, model=self.model, sync=sync, worker=settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext(Equipment):
+    """And on the coordinator's, where `model` holds the weights of record."""
+
     coordination: CoordinatorRuntime
     store: Store
     resumed_at: int
-    pass_tokens: int = PASS_TOKENS
-    """Most of a pass on a processor."""
+
+
+def equip(
+    config: Config,
+    task: Task,
+    model: nn.Module,
+    *,
+    device: str = "",
+    speed: float = 1.0,
+    strategy: Strategy | None = None,
+) -> Equipment:
+    """For a run on `device` ("": what the run says), where `model` is put. Raises DeviceError, DataError."""
+    place = choose_device(device or config.train.device)
+    precision = choose_precision(config.train.precision, device=place)
+    precision.apply(model)
+    length = measure_length(config, task)
+    return Equipment(
+        config=config,
+        task=task,
+        model=model.to(place),
+        device=place,
+        precision=precision,
+        kernels=choose_kernels(model, device=place, dtype=precision.dtype, strict=config.sync.strict),
+        length=length,
+        strategy=strategy or make_strategy(config.sync),
+        recipe=make_recipe(config, task=task, length=length, precision=precision),
+        speed=speed,
+    )
 
 
 def make_task(config: Config, folder: Path) -> Task:
@@ -212,28 +272,21 @@ def assemble(
     `clock`: seconds; who is missed when is decided by it.
     Raises CheckpointError, ConfigError, ResourceError.
     """
-    device = choose_device(config.train.device)
-    precision = choose_precision(config.train.precision, device=device)
     config, _ = decide(config, run)
-    length = measure_length(config, task)
-    model = _initial_model(config, run, task=task)
-    precision.apply(model)
-    model.to(device)
-    strategy = strategy or make_strategy(config.sync)
-    _check_supported(config, model, precision)
-    recipe = make_recipe(config, task=task, length=length, precision=precision)
-    merge = strategy.merge(model, recipe)
+    equipment = equip(config, task, _initial_model(config, run, task=task), strategy=strategy)
+    model, length = equipment.model, equipment.length
+    _check_supported(config, model, equipment.precision)
+    merge = equipment.strategy.merge(model, equipment.recipe)
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
     state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
     if isinstance(task, language.LanguageTask):
         _keep_tokenizer(task, run)
-    coordinator = make_coordinator(config, strategy, state, length=length, fingerprint=code_fingerprint(task, model))
     observer = Observer(
         task=task,
         model=model,
-        device=device,
-        precision=precision,
+        device=equipment.device,
+        precision=equipment.precision,
         evaluate=config.evaluate,
         sample=config.sample,
         round_tokens=length.round_tokens,
@@ -241,6 +294,7 @@ def assemble(
         samples=run.samples,
         beside=isinstance(config.engine, CrewEngine),
     )
+    coordinator = make_coordinator(equipment, state)
     coordination = CoordinatorRuntime(
         coordinator=coordinator,
         merge=merge,
@@ -254,19 +308,7 @@ def assemble(
         node_logs=NodeLogs(run.nodes),
         clock=clock,
     )
-    return RunContext(
-        config=config,
-        task=task,
-        model=model,
-        device=device,
-        precision=precision,
-        length=length,
-        strategy=strategy,
-        recipe=recipe,
-        coordination=coordination,
-        store=store,
-        resumed_at=coordinator.version,
-    )
+    return RunContext(**vars(equipment), coordination=coordination, store=store, resumed_at=coordinator.version)
 
 
 def _initial_model(config: Config, run: RunDir, *, task: Task) -> nn.Module:
@@ -278,28 +320,22 @@ def _initial_model(config: Config, run: RunDir, *, task: Task) -> nn.Module:
     return model
 
 
-def make_coordinator(
-    config: Config,
-    strategy: Strategy,
-    state: Mapping[str, Any] | None,
-    *,
-    length: Length,
-    fingerprint: Mapping[str, str],
-) -> Coordinator:
+def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> Coordinator:
     """The state machine of the run's strategy, as it was in `state` if there is one."""
+    config, length = equipment.config, equipment.length
     crew = config.engine if isinstance(config.engine, CrewEngine) else None  # threads of one process are not missed
     rules = Rules(
         units_per_round=length.units_per_round,
         planned_tokens=length.round_tokens,
         num_versions=length.num_versions,
-        steps_per_round=strategy.steps_per_round,
+        steps_per_round=equipment.strategy.steps_per_round,
         quorum=len(config.engine.workers),
-        fingerprint=fingerprint if crew else {},  # one process has one
+        fingerprint=code_fingerprint(equipment.task, equipment.model) if crew else {},  # one process has one
         same_environment=config.sync.strict,
         lost_after_seconds=crew.lost_after_seconds if crew else None,
         hung_after_seconds=crew.hung_after_seconds if crew else None,
     )
-    rounds = strategy.rounds(share=share_units)
+    rounds = equipment.strategy.rounds(share=share_units)
     made = Coordinator.restore(state, rules=rules, rounds=rounds) if state else Coordinator(rules=rules, rounds=rounds)
     # An answer to a lease of an earlier process must never fit one of this process.
     made.work.ledger.next_lease_id = 1 + secrets.randbits(48)
