@@ -11,7 +11,6 @@ from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_hf
 from cuadrilla.cli.output import options
 from cuadrilla.data.shards import TOKENIZER, read_manifest
-from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.rundir import RunDir, last_rows
@@ -52,49 +51,23 @@ def test_a_run_and_its_export_have_the_same_figures(
 ) -> None:
     (tmp_path / "texto.txt").write_text("La niña fue a la plaza.\n\n" * 3)
     (tmp_path / "pares.csv").write_text("good,bad\nLa niña come,La niña comen\nEl niño come,El niña come\n")
-    (tmp_path / "final.txt").write_text("La niña fue a la plaza.\nHabía una vez un niño.\n")
     # The run was trained in fp32; a folder of others takes what is fast here, which may be bf16.
     found = as_json(
         capsys, monkeypatch, language.path, exported, text=[tmp_path / "texto.txt"], pairs=10,
-        pairs_file=[tmp_path / "pares.csv"], last_word=[tmp_path / "final.txt"], samples=3, sample_tokens=20,
+        pairs_file=[tmp_path / "pares.csv"],
     )  # fmt: skip
     ours, theirs = found
     assert (ours["version"], theirs["version"]) == (find_stored(language).step.version, None)
     assert ours["parameters"] == theirs["parameters"]
     names = [(figure["name"], figure["of"], figure["count"]) for figure in ours["figures"]]
-    assert names[:4] == [
+    assert names == [
         ("bits_per_byte", "texto.txt", len("La niña fue a la plaza.\n\n".encode()) * 3 - 2),
         ("pairs_right", "built-in stories", 10),
         ("pairs_right", "pares.csv", 2),
-        ("last_word_right", "final.txt", 2),
     ]
-    assert names[4][0] == "distinct_1"
     for a, b in zip(ours["figures"][:1], theirs["figures"][:1], strict=True):
         assert a["value"] == pytest.approx(b["value"], rel=0.01)
         assert a["value"] == pytest.approx(a["total"] / a["count"])
-
-
-def test_a_figure_that_a_model_has_not_leaves_the_others_in_place(
-    language: RunDir, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = load_hf(exported)
-    end = Tokenizer.load(exported / "tokenizer.json").end_of_text
-    with torch.no_grad():  # whatever it reads, it ends
-        model.transformer.ln_f.weight.zero_()
-        model.transformer.ln_f.bias.copy_(1e4 * model.transformer.wte.weight[end])
-    save_hf(model, tmp_path / "silent", tokenizer_path=exported / "tokenizer.json")
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "texto.txt").write_text(f"La niña {name} fue a la plaza.")
-    texts = [tmp_path / name / "texto.txt" for name in "ab"]
-    for paths in ([tmp_path / "silent", language.path], [language.path, tmp_path / "silent"]):
-        capsys.readouterr()
-        evaluate(paths, device="cpu", text=texts, samples=2, sample_tokens=20)
-        table = capsys.readouterr().out
-        assert table.count("bits_per_byte") == 2
-        (row,) = (line for line in table.splitlines() if line.startswith("distinct_1"))
-        silent = row.split("2 samples")[1].split()[0 if paths[0].name == "silent" else -1]
-        assert silent == "none"
 
 
 def test_without_a_text_all_are_measured_on_the_first_runs_held_out_text(
@@ -150,7 +123,7 @@ def test_what_cannot_be_compared_is_refused(language: RunDir, exported: Path, tm
     with pytest.raises(ConfigError, match="is not a run"):
         evaluate([exported])
     with pytest.raises(ConfigError, match="neither a run nor a model"):
-        evaluate([tmp_path], samples=1)
+        evaluate([tmp_path], pairs=1)
     (tmp_path / "t.txt").write_bytes(b"PK\x03\x04" + bytes(50))
     with pytest.raises(DataError, match="not text"):
         evaluate([exported], text=[tmp_path / "t.txt"])
@@ -159,4 +132,4 @@ def test_what_cannot_be_compared_is_refused(language: RunDir, exported: Path, tm
         if file.name != "tokenizer.json":
             (exported.parent / "other" / file.name).write_bytes(file.read_bytes())
     with pytest.raises(DataError, match=r"has no tokenizer\.json"):
-        evaluate([exported.parent / "other"], samples=1)
+        evaluate([exported.parent / "other"], pairs=1)

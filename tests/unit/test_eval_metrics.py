@@ -1,6 +1,5 @@
 """Figures that compare models: against sums by hand, and what the files they are measured on may look like."""
 
-import json
 import math
 from pathlib import Path
 
@@ -10,13 +9,11 @@ import torch
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.train.eval_data import Passage, TextPair, read_pairs, read_passages, read_texts, split_last_word
+from cuadrilla.train.eval_data import TextPair, read_pairs, read_texts
 from cuadrilla.train.eval_metrics import (
     cut_windows,
-    last_word_figure,
     pair_figure,
     text_figure,
-    variety_of,
 )
 
 pytestmark = pytest.mark.unit
@@ -97,48 +94,6 @@ def test_pairs_have_a_count_and_an_interval_that_holds_at_one(model: GPT2, token
     assert mixed.error == pytest.approx(0.25)  # sqrt(0.75 * 0.25 / 3)
 
 
-def test_the_last_word_is_right_only_when_all_of_it_is_written(model: GPT2, tokenizer: Tokenizer) -> None:
-    passage = split_last_word(SENTENCE)
-    assert passage is not None
-    assert len(tokenizer.encode(passage.word)) == 1
-    longer = Passage(context=SENTENCE.removesuffix(" el niño bebe agua"), word=" el niño bebe agua")
-    assert len(tokenizer.encode(longer.word)) > 1
-    wrong = [Passage(context=passage.context, word=" pan"), Passage(context=longer.context, word=" el niño bebe pan")]
-    assert last_word_figure(model, tokenizer, [passage, longer], of="w").value == 1.0
-    assert last_word_figure(model, tokenizer, wrong, of="w").value == 0.0
-    too_long = Passage(context="agua " * 50 + longer.context, word=longer.word)
-    assert last_word_figure(model, tokenizer, [passage, too_long, *wrong], of="w").count == 4
-
-
-@pytest.mark.parametrize(
-    ("text", "context", "word"),
-    [
-        ("Se fue a su casa.", "Se fue a su", " casa"),
-        ("Dijo: «¡Adiós!»\n", "Dijo: «¡", "Adiós"),
-        ("una línea\notra", "una línea\n", "otra"),
-        ("el coche-cama…", "el", " coche-cama"),
-        ("el año 1605", "el año", " 1605"),
-    ],
-)
-def test_the_last_word_of_a_passage(text: str, context: str, word: str) -> None:
-    assert split_last_word(text) == Passage(context=context, word=word)
-
-
-@pytest.mark.parametrize("text", ["", "una", "¡Hola!", " ... "])
-def test_a_single_word_is_no_passage(text: str) -> None:
-    assert split_last_word(text) is None
-
-
-def test_variety_against_hand_counts() -> None:
-    figures = {figure.name: figure for figure in variety_of(["a b a b a b", "c d. C D!"], of="x")}
-    assert (figures["distinct_1"].total, figures["distinct_1"].count) == (4, 10)
-    assert (figures["distinct_2"].total, figures["distinct_2"].count) == (4, 8)  # ab ba cd dc
-    assert figures["repetition"].value == pytest.approx((1 / 3 + 0) / 2)  # abab baba abab | cdcd
-    # Leaving one sample out gives 2/4 and 2/6; the jackknife's error of two values is half their distance.
-    assert figures["distinct_1"].error == pytest.approx((2 / 4 - 2 / 6) / 2)
-    assert variety_of(["", "!"], of="x") == []
-
-
 @pytest.mark.parametrize(
     ("name", "raw"),
     [
@@ -183,17 +138,6 @@ def test_tables_without_pairs_are_refused_by_line(name: str, raw: str, says: str
         read_pairs(tmp_path / name)
     assert says in caught.value.message
     assert caught.value.hint or "unexpected" in says
-
-
-def test_passages_are_read_from_lines_and_from_json(tmp_path: Path) -> None:
-    texts = ["Se fue a su casa.", "Una\u2028línea que no lo es"]
-    (tmp_path / "w.txt").write_text("\n\n".join(texts), encoding="utf-8")
-    (tmp_path / "w.jsonl").write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts))
-    assert read_passages(tmp_path / "w.txt") == read_passages(tmp_path / "w.jsonl")
-    assert [passage.word for passage in read_passages(tmp_path / "w.txt")] == [" casa", " es"]
-    (tmp_path / "w.txt").write_text("dos palabras\nuna\n")
-    with pytest.raises(DataError, match="line 2: no passage of two words"):
-        read_passages(tmp_path / "w.txt")
 
 
 def test_texts_are_decoded_and_cleaned_as_a_corpus(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cuadrilla.data.tokenizer import Tokenizer
     from cuadrilla.model.language import Pair
     from cuadrilla.rundir import RunDir
-    from cuadrilla.train.eval_data import Passage
     from cuadrilla.train.eval_metrics import Figure
     from cuadrilla.train.trained import LanguageModel
 
@@ -35,9 +34,6 @@ class Measurement:
     pairs: int
     texts: tuple[Path, ...]
     pair_files: tuple[Path, ...]
-    last_words: tuple[Path, ...]
-    samples: int
-    sample_tokens: int
     temperature: float
     seed: int
     device: str
@@ -46,7 +42,7 @@ class Measurement:
     @property
     def compares(self) -> bool:
         """Whether anything is asked for that is measured alike for all language models."""
-        return bool(self.texts or self.pair_files or self.last_words or self.samples)
+        return bool(self.texts or self.pair_files)
 
 
 def evaluate(
@@ -62,12 +58,7 @@ def evaluate(
         list[Path] | None,
         typer.Option(help="Minimal pairs in .tsv, .csv or .jsonl with columns good and bad; may be repeated."),
     ] = None,
-    last_word: Annotated[
-        list[Path] | None, typer.Option(help="Passages, one per line; the model has to predict the last word.")
-    ] = None,
-    samples: Annotated[int, typer.Option(min=0, help="Generate this many texts; measure repetition and variety.")] = 0,
-    sample_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens in each sample.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0, help="For stories and samples.")] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0, help="For stories.")] = 0.8,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
     newest: Newest = False,
@@ -79,8 +70,7 @@ def evaluate(
     options.json |= json
     wanted = Measurement(
         sequences=sequences, stories=stories, pairs=pairs, texts=tuple(text or ()),
-        pair_files=tuple(pairs_file or ()), last_words=tuple(last_word or ()), samples=samples,
-        sample_tokens=sample_tokens, temperature=temperature, seed=seed, device=device, newest=newest,
+        pair_files=tuple(pairs_file or ()), temperature=temperature, seed=seed, device=device, newest=newest,
     )  # fmt: skip
     run = run_of(models[0])
     if len(models) == 1 and run is not None and not wanted.compares:
@@ -151,7 +141,7 @@ def _compare(paths: Sequence[Path], wanted: Measurement) -> None:
     for path in paths:
         model = open_model(path, device=wanted.device, newest=wanted.newest)
         say("{path}: {model}", path=path, model=about(model))
-        figures.append(_measure(model, wanted, tests))
+        figures.append(_measure(model, tests))
         size = sum(parameter.numel() for parameter in model.model.parameters())
         measured.append({"model": str(path), "version": model.step and model.step.version, "parameters": size})
     if options.json:
@@ -163,10 +153,9 @@ def _compare(paths: Sequence[Path], wanted: Measurement) -> None:
         )
         return
     rows: list[dict[str, str]] = [{"measure": "parameters", "on": "", **_columns(measured, "parameters")}]
-    keyed = [_keyed(found) for found in figures]
-    for key in dict.fromkeys(key for found in keyed for key in found):
-        shown = {row["model"]: _figure(found.get(key)) for row, found in zip(measured, keyed, strict=True)}
-        rows.append({"measure": key[0], "on": key[1], **shown})
+    for same in zip(*figures, strict=True):
+        shown = {row["model"]: _shown(each.value, error=each.error) for row, each in zip(measured, same, strict=True)}
+        rows.append({"measure": same[0].name, "on": same[0].of, **shown})
     emit_table(rows)
     for path, found in zip(paths[1:], _differences(figures)[1:], strict=True):
         for each in found:
@@ -196,7 +185,6 @@ class _Tests:
     texts: "list[tuple[str, int, Callable[[], Iterator[str]]]]"
     """Name, bytes, documents."""
     pairs: "list[tuple[str, Sequence[Pair]]]"
-    passages: "list[tuple[str, Sequence[Passage]]]"
 
 
 def _open_tests(paths: Sequence[Path], wanted: Measurement) -> _Tests:
@@ -204,7 +192,7 @@ def _open_tests(paths: Sequence[Path], wanted: Measurement) -> _Tests:
     from cuadrilla.data import cuentos
     from cuadrilla.train import eval_data
 
-    tests = _Tests(texts=[], pairs=[], passages=[])
+    tests = _Tests(texts=[], pairs=[])
     if not (wanted.compares or wanted.pairs):
         name, folder, num_bytes, tokenizer = _held_out_of(paths)
         tests.texts.append((name, num_bytes, partial(eval_data.held_out_texts, folder, tokenizer)))
@@ -216,7 +204,6 @@ def _open_tests(paths: Sequence[Path], wanted: Measurement) -> _Tests:
             (Message("built-in stories"), list(cuentos.minimal_pairs(wanted.pairs, seed=STORY_PAIRS_SEED)))
         )
     tests.pairs.extend((path.name, eval_data.read_pairs(path)) for path in wanted.pair_files)
-    tests.passages.extend((path.name, eval_data.read_passages(path)) for path in wanted.last_words)
     return tests
 
 
@@ -246,8 +233,7 @@ def _held_out_of(paths: Sequence[Path]) -> "tuple[str, Path, int, Tokenizer]":
     )
 
 
-def _measure(model: "LanguageModel", wanted: Measurement, tests: _Tests) -> "list[Figure]":
-    from cuadrilla.model.sampling import Sampling
+def _measure(model: "LanguageModel", tests: _Tests) -> "list[Figure]":
     from cuadrilla.train import eval_metrics
 
     pair = (model.model, model.tokenizer)
@@ -259,13 +245,6 @@ def _measure(model: "LanguageModel", wanted: Measurement, tests: _Tests) -> "lis
         for name, pairs in tests.pairs:
             progress(Message("pairs of {name}", name=name), 0, 0)
             found.append(eval_metrics.pair_figure(*pair, pairs, of=name))
-        for name, passages in tests.passages:
-            progress(Message("last words of {name}", name=name), 0, 0)
-            found.append(eval_metrics.last_word_figure(*pair, passages, of=name))
-        if wanted.samples:
-            progress(Message("writing {number} samples", number=wanted.samples), 0, 0)
-            sampling = Sampling(temperature=wanted.temperature, max_tokens=wanted.sample_tokens, seed=wanted.seed)
-            found += eval_metrics.variety_figures(*pair, num_samples=wanted.samples, sampling=sampling)
     return found
 
 
@@ -282,38 +261,18 @@ def _as_json(figure: "Figure") -> dict[str, Any]:
 
 
 def _differences(figures: "Sequence[Sequence[Figure]]") -> list[list[dict[str, Any]]]:
-    """Of each model from the first one, for each figure that both have of the same items."""
+    """Of each model from the first one, for each figure of which both have the same items."""
     from cuadrilla.train import eval_metrics
 
-    first = _keyed(figures[0])
-    rows: list[list[dict[str, Any]]] = []
-    for found in figures:
-        rows.append([])
-        for key, figure in _keyed(found).items():
-            if found is not figures[0] and key in first and (each := eval_metrics.difference(figure, first[key])):
-                rows[-1].append({"name": figure.name, "of": figure.of, **asdict(each)})
+    rows: list[list[dict[str, Any]]] = [[]]
+    for found in figures[1:]:
+        pairs = ((figure, eval_metrics.difference(figure, of)) for figure, of in zip(found, figures[0], strict=True))
+        rows.append([{"name": figure.name, "of": figure.of, **asdict(each)} for figure, each in pairs if each])
     return rows
 
 
 def _columns(rows: Sequence[dict[str, Any]], key: str) -> dict[str, str]:
     return {row["model"]: f"{row[key]:,}" for row in rows}
-
-
-def _keyed(figures: "Sequence[Figure]") -> "dict[tuple[str, str, int], Figure]":
-    """By measure, what it was measured on, and the how-manieth of that name: a model may lack some of another's."""
-    seen: Counter[tuple[str, str]] = Counter()
-    found = {}
-    for figure in figures:
-        key = (figure.name, figure.of)
-        found[*key, seen[key]] = figure
-        seen[key] += 1
-    return found
-
-
-def _figure(figure: "Figure | None") -> str:
-    if figure is None:
-        return "none"
-    return f"{figure.value:.4f}" + ("" if figure.error is None else f" ± {figure.error:.4f}")
 
 
 def _shown(value: object, *, error: object = None) -> str:

@@ -35,7 +35,7 @@ def export_hf(
 ) -> None:
     """A folder that Hugging Face's transformers opens, with a model card."""
     from cuadrilla.model.hf import FILES, save_hf
-    from cuadrilla.train.card import gather, model_card
+    from cuadrilla.train.card import model_card
     from cuadrilla.train.trained import find_stored
 
     options.json |= json
@@ -47,7 +47,7 @@ def export_hf(
     for name in (*FILES, CARD):
         remove_leftovers(to / name)
     save_hf(stored.load(), to, tokenizer_path=stored.tokenizer_path)
-    write_atomic(to / CARD, model_card(gather(stored)))
+    write_atomic(to / CARD, model_card(stored))
     _report(to, step=stored.step, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
 
 
@@ -61,7 +61,7 @@ def export_gguf(
 ) -> None:
     """One file for llama.cpp and the programs built on it."""
     from cuadrilla.model.gguf import Description, write_gguf
-    from cuadrilla.train.card import gather, licences
+    from cuadrilla.train.card import licences, manifest_of, num_parameters
     from cuadrilla.train.trained import find_stored
 
     options.json |= json
@@ -69,11 +69,10 @@ def export_gguf(
         proposed = to / "model.gguf" if to.is_dir() else to.with_suffix(".gguf")
         raise ConfigError("{to} is not the name of a GGUF file", to=to, path=typed(proposed), hint="--to {path}")
     stored = find_stored(_run_dir(run), newest=newest)
-    facts = gather(stored)
     about = Description(
-        name=facts.name,
-        description=f"GPT-2, {facts.num_parameters:,} parameters, step {facts.version:,}",
-        licence=", ".join(licences(facts.manifest)),
+        name=stored.name,
+        description=f"GPT-2, {num_parameters(stored.config):,} parameters, step {stored.step.version:,}",
+        licence=", ".join(licences(manifest_of(stored))),
     )
     write_gguf(to, config=stored.config, tokenizer_path=stored.tokenizer_path, read=stored.read, half=f16, about=about)
     _report(to, step=stored.step, num_bytes=to.stat().st_size)

@@ -5,65 +5,67 @@ Everything is read from the run: nothing is said that the run does not know. Mis
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from cuadrilla.data.shards import Manifest, Source, read_manifest
+from cuadrilla.data.shards import Manifest, read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.pretrained import ORIGIN
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl, read_regular
+from cuadrilla.rundir import last_rows, read_jsonl, read_regular
 from cuadrilla.train.trained import Stored
 from cuadrilla.version import __version__
 
 MAX_SOURCES = 40
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- gpt2
+- cuadrilla
+---
+
+# {name}
+
+A GPT-2 language model trained with cuadrilla {cuadrilla}. It continues text; it does not follow instructions.
+
+| | |
+|---|---|
+{facts}
+
+## Data
+
+{data}
+
+## Use
+
+```python
+from transformers import pipeline
+
+write = pipeline("text-generation", model="PATH_OF_THIS_FOLDER")
+print(write("Había una vez", max_new_tokens=50)[0]["generated_text"])
+```
+
+## En español
+
+{spanish}
+"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CardFacts:
-    """What the card says. `bits_per_byte` is that of the version that is exported, if it was evaluated."""
-
-    name: str
-    shape: GPT2Config
-    num_parameters: int
-    version: int
-    tokens: int | None
-    bits_per_byte: float | None
-    manifest: Manifest | None
-    begun_from: str
-    machine: str
-    workers: tuple[str, ...]
-    settings: str
-
-
-def gather(stored: Stored) -> CardFacts:
-    """What the run's files say about this model. A data folder that has gone away leaves its part out."""
-    run, config = stored.run, stored.run_config
-    rows = [row for row in last_rows(run.metrics) if row.get("version", 0) <= stored.step.version]
+def model_card(stored: Stored) -> str:
+    """Markdown with the front matter that model hubs read."""
+    rows = [row for row in last_rows(stored.run.metrics) if row.get("version", 0) <= stored.step.version]
     measured = [row["val_bits_per_byte"] for row in rows if "val_bits_per_byte" in row]
-    try:
-        manifest = read_manifest(run.path / config.data.folder)
-    except DataError:
-        manifest = None
-    workers = {str(event.get("worker")) for event in read_jsonl(run.events) if event.get("event") == "joined"}
-    train, optim = config.train, config.optim
-    return CardFacts(
-        name=run.path.resolve().name,
-        shape=stored.config,
-        num_parameters=num_parameters(stored.config),
-        version=stored.step.version,
-        tokens=rows[-1].get("tokens") if rows else None,
-        bits_per_byte=measured[-1] if measured else None,
-        manifest=manifest,
-        begun_from=_origin(run.path / config.model.init) if config.model.init else "",
-        machine=_machine(run),
-        workers=tuple(sorted(workers)),
-        settings=f"{optim.kind}, learning rate {optim.lr:g}, {train.batch_sequences} sequences in a batch, "
-        f"seed {config.run.seed}",
+    tokens, bits = rows[-1].get("tokens") if rows else None, measured[-1] if measured else None
+    facts = _facts(stored, tokens=tokens, bits_per_byte=bits)
+    return CARD.format(
+        name=stored.name,
+        cuadrilla=__version__,
+        facts="\n".join(f"| {key} | {_cell(value)} |" for key, value in facts.items() if value),
+        data="\n\n".join(_data(manifest_of(stored))),
+        spanish=_spanish(stored, tokens=tokens, bits_per_byte=bits),
     )
 
 
@@ -73,66 +75,50 @@ def num_parameters(shape: GPT2Config) -> int:
         return sum(parameter.numel() for parameter in GPT2(shape).parameters())
 
 
+def manifest_of(stored: Stored) -> Manifest | None:
+    """That of the data a model was trained on; None once the data folder has gone away."""
+    try:
+        return read_manifest(stored.run.path / stored.run_config.data.folder)
+    except DataError:
+        return None
+
+
 def licences(manifest: Manifest | None) -> list[str]:
     """The licences of the sources, without repetition, in their order."""
     return list(dict.fromkeys(source.licence for source in manifest.sources)) if manifest else []
 
 
-def model_card(facts: CardFacts) -> str:
-    """Markdown with the front matter that model hubs read."""
-    parts = [
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- gpt2\n- cuadrilla\n---",
-        f"# {facts.name}",
-        f"A GPT-2 language model trained with cuadrilla {__version__}. It continues text; it does not follow "
-        "instructions.",
-        _table(_rows(facts)),
-        "## Data",
-        *_data(facts.manifest),
-        "## Use",
-        "```python\nfrom transformers import pipeline\n\n"
-        'write = pipeline("text-generation", model="PATH_OF_THIS_FOLDER")\n'
-        'print(write("Había una vez", max_new_tokens=50)[0]["generated_text"])\n```',
-        "## En español",
-        _spanish(facts),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _rows(facts: CardFacts) -> list[tuple[str, str]]:
-    shape = facts.shape
-    rows = [
-        ("parameters", f"{facts.num_parameters:,}"),
-        ("layers, heads, width", f"{shape.layers}, {shape.heads}, {shape.width}"),
-        ("context", f"{shape.context:,} tokens"),
-        ("vocabulary", f"{shape.vocab_size:,} (byte-level BPE)"),
-        ("begun from", facts.begun_from or "random weights"),
-        ("steps", f"{facts.version:,}"),
-    ]
-    if facts.tokens is not None:
-        rows.append(("tokens seen in training", f"{facts.tokens:,}"))
-    if facts.bits_per_byte is not None:
-        rows.append(("bits per byte, held-out text", f"{facts.bits_per_byte:.4f}"))
-    rows.append(("settings", facts.settings))
-    if facts.machine:
-        rows.append(("coordinator", facts.machine))
-    if facts.workers:
-        rows.append(("workers", f"{len(facts.workers)}: {', '.join(facts.workers[:MAX_SOURCES])}"))
-    return rows
+def _facts(stored: Stored, *, tokens: int | None, bits_per_byte: float | None) -> Mapping[str, str]:
+    """What the run's files say about this model; "" for what they do not."""
+    shape, config = stored.config, stored.run_config
+    events = read_jsonl(stored.run.events)
+    workers = sorted({str(event.get("worker")) for event in events if event.get("event") == "joined"})
+    return {
+        "parameters": f"{num_parameters(shape):,}",
+        "layers, heads, width": f"{shape.layers}, {shape.heads}, {shape.width}",
+        "context": f"{shape.context:,} tokens",
+        "vocabulary": f"{shape.vocab_size:,} (byte-level BPE)",
+        "begun from": _origin(stored) if config.model.init else "random weights",
+        "steps": f"{stored.step.version:,}",
+        "tokens seen in training": "" if tokens is None else f"{tokens:,}",
+        "bits per byte, held-out text": "" if bits_per_byte is None else f"{bits_per_byte:.4f}",
+        "settings": f"{config.optim.kind}, learning rate {config.optim.lr:g}, "
+        f"{config.train.batch_sequences} sequences in a batch, seed {config.run.seed}",
+        "coordinator": _machine(stored),
+        "workers": (workers and f"{len(workers)}: {', '.join(workers[:MAX_SOURCES])}") or "",
+    }
 
 
 def _data(manifest: Manifest | None) -> list[str]:
     if manifest is None:
         return ["The data folder was not there when this card was written."]
-    train = manifest.splits["train"]
-    shown = manifest.sources[:MAX_SOURCES]
-    table = "\n".join(
-        ["| source | documents | bytes | licence |", "|---|---|---|---|", *(_source_row(source) for source in shown)]
-    )
+    train, shown, rest = manifest.splits["train"], manifest.sources[:MAX_SOURCES], manifest.sources[MAX_SOURCES:]
+    table = ["| source | documents | bytes | licence |", "|---|---|---|---|"]
+    table += [f"| {_cell(it.name)} | {it.num_documents:,} | {it.num_bytes:,} | {_cell(it.licence)} |" for it in shown]
     parts = [
         f"{train.num_documents:,} documents, {train.num_bytes:,} bytes, {train.num_tokens:,} tokens to train on.",
-        table,
+        "\n".join(table),
     ]
-    rest = manifest.sources[MAX_SOURCES:]
     if rest:
         counted = Counter(source.licence for source in rest)
         parts.append(f"and {len(rest):,} more: " + ", ".join(f"{n:,} × {licence}" for licence, n in counted.items()))
@@ -141,21 +127,17 @@ def _data(manifest: Manifest | None) -> list[str]:
     return parts
 
 
-def _source_row(source: Source) -> str:
-    return f"| {_cell(source.name)} | {source.num_documents:,} | {source.num_bytes:,} | {_cell(source.licence)} |"
-
-
-def _spanish(facts: CardFacts) -> str:
+def _spanish(stored: Stored, *, tokens: int | None, bits_per_byte: float | None) -> str:
     sentences = [
-        f"Modelo de lenguaje GPT-2 de {_dotted(facts.num_parameters)} parámetros, entrenado con cuadrilla.",
+        f"Modelo de lenguaje GPT-2 de {_dotted(num_parameters(stored.config))} parámetros, entrenado con cuadrilla.",
         "Continúa textos; no sigue instrucciones.",
     ]
-    if facts.tokens is not None:
-        sentences.append(f"Ha visto {_dotted(facts.tokens)} tokens.")
-    if facts.bits_per_byte is not None:
-        bits = f"{facts.bits_per_byte:.4f}".replace(".", ",")
+    if tokens is not None:
+        sentences.append(f"Ha visto {_dotted(tokens)} tokens.")
+    if bits_per_byte is not None:
+        bits = f"{bits_per_byte:.4f}".replace(".", ",")
         sentences.append(f"Necesita {bits} bits por byte en texto reservado.")
-    if found := licences(facts.manifest):
+    if found := licences(manifest_of(stored)):
         sentences.append(f"Licencias de los textos: {', '.join(found)}.")
     return " ".join(sentences)
 
@@ -164,8 +146,9 @@ def _dotted(number: int) -> str:
     return f"{number:,}".replace(",", ".")
 
 
-def _origin(folder: Path) -> str:
-    """What `cuadrilla import` has noted about the weights in this folder."""
+def _origin(stored: Stored) -> str:
+    """What `cuadrilla import` has noted about the weights that the run began with."""
+    folder = stored.run.path / stored.run_config.model.init
     try:
         values: Any = json.loads(read_regular(folder / ORIGIN))
         return f"{values['name']} (licence {values['licence']}; SHA-256 of its weights {values['sha256']})"
@@ -173,17 +156,12 @@ def _origin(folder: Path) -> str:
         return f"the weights in {folder.name}"
 
 
-def _machine(run: RunDir) -> str:
+def _machine(stored: Stored) -> str:
     try:
-        values: Any = json.loads(read_regular(run.env))
+        values: Any = json.loads(read_regular(stored.run.env))
     except (OSError, ValueError):
         return ""
-    known = (values.get("cpu"), values.get("system")) if isinstance(values, dict) else ()
-    return ", ".join(str(value) for value in known if value)
-
-
-def _table(rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows)])
+    return ", ".join(str(value) for name in ("cpu", "system") if (value := values.get(name)))
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What models are tested on, read from files: texts, minimal pairs, passages whose last word is to be guessed.
+"""What models are tested on, read from files: texts and minimal pairs.
 
 Files are decoded as those of a corpus are (any common encoding), and texts cleaned and cut into documents as
 `cuadrilla data prepare` does, so that a text gives the same figure here as in a held-out split.
@@ -7,7 +7,6 @@ Files are decoded as those of a corpus are (any common encoding), and texts clea
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,6 @@ BAD = ("bad", "sentence_bad", "wrong_sen", "incorrect", "ungrammatical")
 READ_TOKENS = 2**16
 SEPARATORS = {".tsv": "\t", ".csv": ","}
 
-_LETTER = re.compile(r"[^\W_]")
-_LAST_WORD = re.compile(r" ?[^\W_]+(?:['’\-][^\W_]+)*(?=[\W_]*$)")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextPair:
@@ -38,14 +34,6 @@ class TextPair:
     good: str
     bad: str
     context: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passage:
-    """`word` begins with the blank before it, if there is one; what follows it is left away."""
-
-    context: str
-    word: str
 
 
 def read_texts(path: Path) -> Iterator[str]:
@@ -89,36 +77,6 @@ def read_pairs(path: Path) -> list[TextPair]:
     if not pairs:
         raise DataError("{path} holds no pairs", path=path, hint="one pair per line, under a header")
     return pairs
-
-
-def read_passages(path: Path) -> list[Passage]:
-    """One passage in a line, or in the `text` of a line of JSON. Raises DataError."""
-    if path.suffix.lower() == ".jsonl":
-        texts = [(line, row.get("text")) for line, row in _rows(path)]
-    else:
-        texts = list(_lines(path))
-    passages = []
-    for line, text in texts:
-        passage = split_last_word(text) if isinstance(text, str) else None
-        if passage is None:
-            raise DataError(
-                "{path}, line {line}: no passage of two words or more",
-                path=path,
-                line=line,
-                hint='one passage per line, or {"text": "..."} on each line of a .jsonl',
-            )
-        passages.append(passage)
-    if not passages:
-        raise DataError("{path} holds no passages", path=path, hint="one passage per line")
-    return passages
-
-
-def split_last_word(text: str) -> Passage | None:
-    """What comes before the last word, and that word without what follows it; None if there is no such split."""
-    found = _LAST_WORD.search(text)
-    if found is None or not _LETTER.search(text[: found.start()]):
-        return None
-    return Passage(context=text[: found.start()], word=found[0])
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

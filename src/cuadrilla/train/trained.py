@@ -87,6 +87,10 @@ class Stored:
     imported: bool = False
     """In Hugging Face's layout."""
 
+    @property
+    def name(self) -> str:
+        return self.run.path.resolve().name
+
     def read(self, name: str) -> Tensor:
         """One parameter, in fp32 on the CPU. Raises CheckpointError."""
         try:
