@@ -44,7 +44,7 @@ def test_muon_is_torchs_muon(dtype, monkeypatch):
     ):
         generator = torch.Generator().manual_seed(1)
         layers = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-        optimizer = make([{"params": layers}], lr=0.02, momentum=0.9, weight_decay=0.1)
+        optimizer = make(layers, lr=0.02, momentum=0.9, weight_decay=0.1)
         for _ in range(5):
             for layer in layers[:-1]:
                 layer.grad = torch.randn(layer.shape, generator=generator)

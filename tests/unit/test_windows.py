@@ -78,7 +78,7 @@ def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> 
     merge = Windows(steps_per_round=STEPS).merge(model, recipe(rates, ADAMW))
     answers = [lane(merge, gradient=2.0, tokens=tokens, rates=[], optimizer=ADAMW) for tokens in (15, 5)]
     merge.reduce(answers, planned_tokens=80)
-    merge.step(norm=1.0, tokens=240, version=3)
+    merge.step(norm=1.0, tokens=240)
     assert rates == [180, 200, 220, 240, 240]  # the last one is what is told of the window
     weight, mean, square, section = 0.0, 0.0, 0.0, AdamWSection(kind="adamw")
     for step in range(1, STEPS + 1):
@@ -97,7 +97,7 @@ def test_one_lane_with_adamw_is_adamw_alone() -> None:
     model, alone = (nn.ParameterDict({"w": torch.zeros(3)}) for _ in range(2))
     merge = Windows(steps_per_round=STEPS).merge(model, recipe([], ADAMW))
     merge.reduce([lane(merge, gradient=3.0, tokens=20, rates=[], optimizer=ADAMW)], planned_tokens=80)
-    merge.step(norm=1.0, tokens=240, version=3)
+    merge.step(norm=1.0, tokens=240)
     optimizer = ADAMW(alone)
     for _ in range(STEPS):
         alone["w"].grad = torch.full((3,), 3.0)

@@ -33,16 +33,18 @@ OptimSection = MuonSection | AdamWSection | SGDSection
 
 
 class Optimizer(ABC):
-    """Groups of parameters with their settings, and a state for each parameter, as torch.optim.Optimizer has them: that
-    one loads torch's compiler, which takes a second of every start."""
+    """Parameters that are updated alike, and the state of each. Not torch.optim.Optimizer: that one loads torch's
+    compiler, which takes a second of every start."""
 
-    def __init__(self, groups: Sequence[dict[str, Any]], **defaults: Any) -> None:
-        self.param_groups = [{**defaults, **group} for group in groups]
+    def __init__(self, params: Sequence[nn.Parameter], *, lr: float, weight_decay: float) -> None:
+        self.params = params
+        self.lr = lr
+        self.weight_decay = weight_decay
         self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
 
     @abstractmethod
-    def step(self) -> None:
-        """Of all parameters that have a gradient."""
+    def step(self, factor: float = 1.0) -> None:
+        """Of all parameters that have a gradient, at `factor` times the learning rate."""
 
     @abstractmethod
     def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
@@ -53,60 +55,50 @@ class Optimizer(ABC):
             self.state[parameter] = self.new_state(parameter)
         return self.state[parameter]
 
+    @property
+    def with_gradient(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.params if parameter.grad is not None]
+
 
 class Optimizers:
-    """Several optimizers that step together; each group keeps its base learning rate beside the current one."""
+    """Several optimizers that step together."""
 
     def __init__(self, parts: Sequence[Optimizer], *, names: Mapping[Tensor, str]) -> None:
-        self._parts = parts
+        self._parts = [part for part in parts if part.params]
         self._names = names
-        self.adaptive = frozenset(
-            names[p]
-            for part in parts
-            if isinstance(part, AdamW)
-            for group in part.param_groups
-            for p in group["params"]
-        )
-        for part in self._parts:
-            for group in part.param_groups:
-                group["base_lr"] = group["lr"]
+        self.adaptive = frozenset(names[p] for part in self._parts if isinstance(part, AdamW) for p in part.params)
 
     def start(self) -> None:
         for part in self._parts:
-            for group in part.param_groups:
-                for parameter in group["params"]:
-                    part.state_of(parameter)
+            for parameter in part.params:
+                part.state_of(parameter)
 
     def step(self, factor: float, *, squares: Mapping[str, Tensor] | None = None) -> None:
         for part in self._parts:
-            for group in part.param_groups:
-                group["lr"] = group["base_lr"] * factor
             if squares is not None and isinstance(part, AdamW):
-                part.step_with({p: squares[name] for p, name in self._names.items() if name in self.adaptive})
+                part.step_with({p: squares[self._names[p]] for p in part.params}, factor=factor)
             else:
-                part.step()
+                part.step(factor)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for part in self._parts:
-            for parameter, state in part.state.items():
-                for key, value in state.items():
-                    found[f"{key}.{self._names[parameter]}"] = torch.as_tensor(value)
-        return found
+        return {
+            f"{key}.{self._names[parameter]}": torch.as_tensor(value)
+            for part in self._parts
+            for parameter, state in part.state.items()
+            for key, value in state.items()
+        }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises CheckpointError when the state was written by another optimizer."""
-        grouped: dict[str, dict[str, Tensor]] = {}
+        grouped: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
         for full, tensor in tensors.items():
             key, _, name = full.partition(".")
-            grouped.setdefault(name, {})[key] = tensor
+            grouped[name][key] = tensor
         for part in self._parts:
             part.state.clear()  # the checkpoint of step 0 has none: rolling back to it starts afresh
-            for group in part.param_groups:
-                for parameter in group["params"]:
-                    state = grouped.pop(self._names[parameter], None)
-                    if state is not None:
-                        part.state[parameter] = {key: _place(key, value, parameter) for key, value in state.items()}
+            for parameter in part.params:
+                if state := grouped.pop(self._names[parameter], None):
+                    part.state[parameter] = {key: _place(key, value, parameter) for key, value in state.items()}
         if grouped:
             raise CheckpointError(
                 "the optimizer's state names unknown parameters: {names}",
@@ -129,28 +121,29 @@ class Muon(Optimizer):
     """
 
     def __init__(
-        self, groups: Sequence[dict[str, Any]], *, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype
+        self, params: Sequence[nn.Parameter], *, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype
     ) -> None:
-        super().__init__(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self._momentum = momentum
         self._dtype = dtype
 
     @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            for batch in _alike([p for p in group["params"] if p.grad is not None]):
-                rows, columns = batch[0].shape
-                stacked_KMN = torch.stack([self._momentum(p, beta=group["momentum"]) for p in batch])
-                updates_KMN = orthogonalised(stacked_KMN.to(self._dtype))
-                for parameter, update_MN in zip(batch, updates_KMN.unbind(), strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(update_MN, alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
+    def step(self, factor: float = 1.0) -> None:
+        lr = self.lr * factor
+        for batch in _alike(self.with_gradient):
+            rows, columns = batch[0].shape
+            stacked_KMN = torch.stack([self._averaged(parameter) for parameter in batch])
+            updates_KMN = orthogonalised(stacked_KMN.to(self._dtype))
+            for parameter, update_MN in zip(batch, updates_KMN.unbind(), strict=True):
+                parameter.mul_(1 - lr * self.weight_decay)
+                parameter.add_(update_MN, alpha=-lr * math.sqrt(max(1, rows / columns)))
 
-    def _momentum(self, parameter: nn.Parameter, *, beta: float) -> Tensor:
-        """Nesterov's."""
+    def _averaged(self, parameter: nn.Parameter) -> Tensor:
+        """Its gradient with Nesterov's momentum."""
         gradient = parameter.grad
         assert gradient is not None
-        average = self.state_of(parameter)["momentum_buffer"].lerp_(gradient, 1 - beta)
-        return gradient.lerp(average, beta)
+        average = self.state_of(parameter)["momentum_buffer"].lerp_(gradient, 1 - self._momentum)
+        return gradient.lerp(average, self._momentum)
 
     def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
         return {"momentum_buffer": torch.zeros_like(parameter)}
@@ -183,48 +176,47 @@ def orthogonalised(matrices_KMN: Tensor) -> Tensor:
 class AdamW(Optimizer):
     """torch.optim.AdamW, bit by bit; `fused`: one kernel for all parameters, where the device has it."""
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float], fused: bool) -> None:
-        super().__init__(groups, lr=lr, betas=betas, fused=fused, eps=ADAM_EPSILON)
-        self._fused = fused
+    def __init__(
+        self, params: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self._betas = betas
+        self._fused = bool(params) and params[0].device.type in ("cpu", "cuda", "mps", "xpu")
 
     @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            states = [self.state_of(p) for p in params]
-            beta1, beta2 = group["betas"]
-            adamw(
-                params,
-                [p.grad for p in params],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                [state["step"] for state in states],
-                fused=group["fused"],
-                amsgrad=False,
-                beta1=beta1,
-                beta2=beta2,
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=False,
-            )
+    def step(self, factor: float = 1.0) -> None:
+        params = self.with_gradient
+        states = [self.state_of(p) for p in params]
+        adamw(
+            list(params),
+            [p.grad for p in params if p.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=self._fused,
+            amsgrad=False,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            lr=self.lr * factor,
+            weight_decay=self.weight_decay,
+            eps=ADAM_EPSILON,
+            maximize=False,
+        )
 
     @torch.no_grad()
-    def step_with(self, squares: Mapping[Tensor, Tensor]) -> None:
+    def step_with(self, squares: Mapping[Tensor, Tensor], *, factor: float) -> None:
         """A step whose second moments follow these instead of the squares of `.grad`."""
-        for group in self.param_groups:
-            rate, (beta1, beta2) = group["lr"], group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state_of(parameter)
-                number = float(state["step"].add_(1))
-                mean = state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
-                root = state["exp_avg_sq"].lerp_(squares[parameter], 1 - beta2).sqrt()
-                root.div_(math.sqrt(1 - beta2**number)).add_(group["eps"])
-                parameter.mul_(1 - rate * group["weight_decay"])
-                parameter.addcdiv_(mean, root, value=-rate / (1 - beta1**number))
+        rate, (beta1, beta2) = self.lr * factor, self._betas
+        for parameter in self.with_gradient:
+            assert parameter.grad is not None
+            state = self.state_of(parameter)
+            number = float(state["step"].add_(1))
+            mean = state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
+            root = state["exp_avg_sq"].lerp_(squares[parameter], 1 - beta2).sqrt()
+            root.div_(math.sqrt(1 - beta2**number)).add_(ADAM_EPSILON)
+            parameter.mul_(1 - rate * self.weight_decay)
+            parameter.addcdiv_(mean, root, value=-rate / (1 - beta1**number))
 
     def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
         step = torch.zeros((), device=parameter.device if self._fused else "cpu")
@@ -234,18 +226,17 @@ class AdamW(Optimizer):
 class SGD(Optimizer):
     """torch.optim.SGD(nesterov=True), weight decay included:  m ← β m + g,  θ ← θ − η (g + β m)."""
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, lr: float, momentum: float) -> None:
-        super().__init__(groups, lr=lr, momentum=momentum)
+    def __init__(self, params: Sequence[nn.Parameter], *, lr: float, momentum: float, weight_decay: float) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self._momentum = momentum
 
     @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
-                average = self.state_of(parameter)["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
-                parameter.sub_(gradient.add_(average, alpha=group["momentum"]), alpha=group["lr"])
+    def step(self, factor: float = 1.0) -> None:
+        for parameter in self.with_gradient:
+            assert parameter.grad is not None
+            gradient = parameter.grad.add(parameter, alpha=self.weight_decay)
+            average = self.state_of(parameter)["momentum_buffer"].mul_(self._momentum).add_(gradient)
+            parameter.sub_(gradient.add_(average, alpha=self._momentum), alpha=self.lr * factor)
 
     def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
         return {"momentum_buffer": torch.zeros_like(parameter)}
@@ -260,50 +251,29 @@ def make_optimizer(
     """
 
     def make(params: Parameters) -> Optimizers:
-        names: dict[Tensor, str] = {parameter: name for name, parameter in params.items()}
+        matrices = [p for name, p in params.items() if isinstance(section, MuonSection) and is_matrix(name, p)]
+        for_muon = set(map(id, matrices))
+        others = [p for p in params.values() if id(p) not in for_muon]
+        groups = (  # gains and biases have no decay
+            ([p for p in others if p.ndim >= 2], section.weight_decay or 0.0),
+            ([p for p in others if p.ndim < 2], 0.0),
+        )
+        parts: list[Optimizer]
         match section:
-            case AdamWSection():
-                return Optimizers([_adamw(list(params.values()), section, lr=section.lr)], names=names)
-            case SGDSection():
-                return Optimizers([_sgd(list(params.values()), section)], names=names)
-            case MuonSection():
-                matrices = [p for name, p in params.items() if is_matrix(name, p)]
-                others = [p for name, p in params.items() if not is_matrix(name, p)]
-                parts = [_muon(matrices, section, dtype=dtype)] if matrices else []
-                return Optimizers(
-                    parts + ([_adamw(others, section, lr=section.adamw_lr)] if others else []), names=names
-                )
+            case SGDSection(lr=lr, momentum=momentum):
+                parts = [SGD(group, lr=lr, momentum=momentum, weight_decay=decay) for group, decay in groups]
+            case MuonSection(adamw_lr=lr) | AdamWSection(lr=lr):
+                betas = (section.beta1, section.beta2)
+                parts = [AdamW(group, lr=lr, betas=betas, weight_decay=decay) for group, decay in groups]
+        if isinstance(section, MuonSection):
+            muon = Muon(
+                matrices,
+                lr=section.lr,
+                momentum=section.momentum,
+                weight_decay=section.weight_decay or 0.0,
+                dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16,
+            )
+            parts = [muon, *parts]
+        return Optimizers(parts, names={parameter: name for name, parameter in params.items()})
 
     return make
-
-
-def _muon(params: list[nn.Parameter], section: MuonSection, *, dtype: torch.dtype) -> Muon:
-    return Muon(
-        [{"params": params}],
-        lr=section.lr,
-        momentum=section.momentum,
-        weight_decay=section.weight_decay or 0.0,
-        dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16,
-    )
-
-
-def _adamw(params: list[nn.Parameter], section: MuonSection | AdamWSection, *, lr: float) -> AdamW:
-    device = params[0].device.type
-    return AdamW(
-        _groups(params, weight_decay=section.weight_decay or 0.0),
-        lr=lr,
-        betas=(section.beta1, section.beta2),
-        fused=device in ("cpu", "cuda", "mps", "xpu"),
-    )
-
-
-def _sgd(params: list[nn.Parameter], section: SGDSection) -> SGD:
-    return SGD(_groups(params, weight_decay=section.weight_decay), lr=section.lr, momentum=section.momentum)
-
-
-def _groups(params: list[nn.Parameter], *, weight_decay: float) -> list[dict[str, Any]]:
-    """Decay for matrices only; gains and biases have none."""
-    decayed = [p for p in params if p.ndim >= 2]
-    plain = [p for p in params if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
