@@ -5,7 +5,7 @@ commit is announced. After a crash: newest verified checkpoint, then every recor
 state of the last commit, because the same code applies the same updates. A segment `journal/v%08d.log` holds the
 records that follow that checkpoint; segments before the newest few checkpoints are removed.
 
-    record = length (8) | CRC-32 of all else (4) | header length (4) | header JSON | tensors, raw, in its order
+    record = length (8) | CRC-32 of all else (4) | header length (4) | header JSON | the update as safetensors
 """
 
 import json
@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
+import safetensors.torch
 from torch import Tensor
 
-from cuadrilla.dtypes import DTYPES, dtype_name
-from cuadrilla.errors import CheckpointError, ResourceError
+from cuadrilla.errors import ResourceError
+from cuadrilla.link.wire import Layout
 from cuadrilla.rundir import fsync_folder, make_private, storage_errors
 
 _FRAME = struct.Struct("<QII")
-_LENGTHS = struct.Struct("<QI")
-MAX_HEADER_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +59,8 @@ class Journal:
     def append(self, header: Mapping[str, Any], update: Mapping[str, Tensor]) -> None:
         """Durable when it returns. Raises ResourceError, and TaskError for numbers of a type that is not kept."""
         assert self._file is not None, "begin_segment first"
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in update.items()}
-        layout = [[name, dtype_name(t.dtype), list(t.shape)] for name, t in tensors.items()]
-        head = json.dumps({**header, "tensors": layout}).encode()
-        payload = [t.flatten().view(torch.uint8).numpy().data for t in tensors.values() if t.numel()]
+        head = json.dumps(header).encode()
+        payload = [memoryview(part) for part in Layout.of(update).parts(update)]
         total = len(head) + sum(part.nbytes for part in payload)
         crc = zlib.crc32(head, _length_crc(total, len(head)))
         for part in payload:
@@ -72,7 +68,8 @@ class Journal:
         try:
             self._write(_FRAME.pack(total, crc, len(head)), head, *payload)
         except ResourceError:
-            self._drop()  # its tail is torn: the next checkpoint begins another segment
+            with suppress(OSError):  # closing flushes what could not be written
+                self.close()  # its tail is torn: the next checkpoint begins another segment
             raise
 
     def _write(self, *parts: bytes | memoryview) -> None:
@@ -82,12 +79,6 @@ class Journal:
                 self._file.write(part)
             self._file.flush()
             os.fsync(self._file.fileno())
-
-    def _drop(self) -> None:
-        assert self._file is not None
-        with suppress(OSError):  # closing flushes what could not be written
-            self._file.close()
-        self._file = None
 
     @property
     def is_open(self) -> bool:
@@ -110,9 +101,9 @@ class Journal:
         return [(path, int(path.stem[1:])) for path in self._folder.glob("v*.log")]
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 def read_segment(folder: Path, version: int) -> Iterator[JournalRecord]:
@@ -132,7 +123,7 @@ def has_segment(folder: Path, version: int) -> bool:
 
 def _length_crc(total: int, head_bytes: int) -> int:
     """The lengths are under the CRC too: a flipped bit in them must not move the border of header and tensors."""
-    return zlib.crc32(_LENGTHS.pack(total, head_bytes))
+    return zlib.crc32(struct.pack("<QI", total, head_bytes))
 
 
 def _read_record(file: BinaryIO, *, size: int) -> JournalRecord | None:
@@ -140,34 +131,13 @@ def _read_record(file: BinaryIO, *, size: int) -> JournalRecord | None:
     if len(frame) < _FRAME.size:
         return None
     total, crc, head_bytes = _FRAME.unpack(frame)
-    if total > size - file.tell() or head_bytes > min(total, MAX_HEADER_BYTES):
+    if total > size - file.tell() or head_bytes > total:
         return None
-    body = bytearray(file.read(total))
+    body = file.read(total)
     if len(body) < total or zlib.crc32(body, _length_crc(total, head_bytes)) != crc:
         return None
-    try:
-        header = json.loads(body[:head_bytes])
-        return JournalRecord(header=header, update=_unpack(header["tensors"], body, offset=head_bytes))
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(
-            "the journal {path} has a record of an unknown form: {reason}", path=file.name, reason=error
-        ) from error
-
-
-def _unpack(layout: list[Any], body: bytearray, *, offset: int) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name, type_name, shape in layout:
-        dtype = DTYPES[type_name]
-        count = 1
-        for length in shape:
-            count *= length
-        found[name] = (
-            torch.frombuffer(body, dtype=dtype, count=count, offset=offset).reshape(shape)
-            if count
-            else torch.empty(shape, dtype=dtype)
-        )
-        offset += count * dtype.itemsize
-    return found
+    header, update = json.loads(body[:head_bytes]), safetensors.torch.load(body[head_bytes:])
+    return JournalRecord(header=header, update=update)
 
 
 def _segment(folder: Path, version: int) -> Path:
