@@ -48,35 +48,41 @@ log = logging.getLogger(__name__)
 
 def message_of(kind: str, fields: Mapping[str, Any], *, run: str) -> dict[str, str] | None:
     """What a person is told of an event of a run, each value one line; None for most events."""
-    worker = one_line(str(fields.get("worker", "")), most=MAX_NAME)
-    reason = fields.get("reason") or ""
-    match kind:
-        case "finished" if fields.get("complete"):
-            event, title = "finished", Message("cuadrilla: {run} has finished", run=run)
-            text = Message("{run}: all {steps} steps are done", run=run, steps=fields.get("version"))
-        case "finished":
-            event, title = "stopped", Message("cuadrilla: {run} has stopped", run=run)
-            told = "{run}: stopped at step {step}: {reason}"
-            text = Message(told, run=run, step=fields.get("version"), reason=reason)
-        case "failed":
-            event, title = "failed", Message("cuadrilla: {run} has failed", run=run)
-            text = Message("{run}: {reason}", run=run, reason=reason)
-        case "left" | "evicted":
-            event, title = "left", Message("cuadrilla: {run}: a worker has left", run=run)
-            text = Message("{run}: {worker} has left", run=run, worker=worker)
-            text = Message("{text}: {reason}", text=text, reason=reason) if reason else text
-        case "late":
-            event, title = "late", Message("cuadrilla: {run}: a worker is late", run=run)
-            text = Message("{run}: {worker} is late; others are given its work, too", run=run, worker=worker)
-        case "alarm":
-            event, title = "alarm", Message("cuadrilla: {run}: a file could not be written", run=run)
-            text = Message("{run}: {reason}", run=run, reason=fields.get("message") or "")
-        case _:
-            return None
+    said = _said_of(kind, fields, run=run)
+    if said is None:
+        return None
+    event, title, text = said
     shown = {
         name: one_line(each.in_language(language()), most=MAX_TEXT) for name, each in (("title", title), ("text", text))
     }
     return {**shown, "run": run, "event": event, "time": datetime.now(tz=UTC).isoformat(timespec="seconds")}
+
+
+def _said_of(kind: str, fields: Mapping[str, Any], *, run: str) -> tuple[str, Message, Message] | None:
+    """(event as `alarm.on` has it, title, text)."""
+    worker = one_line(str(fields.get("worker", "")), most=MAX_NAME)
+    reason, step = fields.get("reason") or "", fields.get("version")
+    match kind:
+        case "finished" if fields.get("complete"):
+            text = Message("{run}: all {steps} steps are done", run=run, steps=step)
+            return "finished", Message("cuadrilla: {run} has finished", run=run), text
+        case "finished":
+            text = Message("{run}: stopped at step {step}: {reason}", run=run, step=step, reason=reason)
+            return "stopped", Message("cuadrilla: {run} has stopped", run=run), text
+        case "failed":
+            text = Message("{run}: {reason}", run=run, reason=reason)
+            return "failed", Message("cuadrilla: {run} has failed", run=run), text
+        case "left" | "evicted":
+            text = Message("{run}: {worker} has left", run=run, worker=worker)
+            text = Message("{text}: {reason}", text=text, reason=reason) if reason else text
+            return "left", Message("cuadrilla: {run}: a worker has left", run=run), text
+        case "late":
+            text = Message("{run}: {worker} is late; others are given its work, too", run=run, worker=worker)
+            return "late", Message("cuadrilla: {run}: a worker is late", run=run), text
+        case "alarm":
+            text = Message("{run}: {reason}", run=run, reason=fields.get("message") or "")
+            return "alarm", Message("cuadrilla: {run}: a file could not be written", run=run), text
+    return None
 
 
 def check_addresses(path: Path) -> None:
@@ -95,20 +101,19 @@ def check_addresses(path: Path) -> None:
 
 
 class Alarms:
-    """Of one run on its coordinator's machine. `hear` may be called by any thread."""
+    """Of one run on its coordinator's machine; for the thread that trains."""
 
     def __init__(self, section: AlarmSection, *, run: RunDir, limit_seconds: float = LIMIT_SECONDS) -> None:
         """Raises ConfigError for an `address_file` that a new run cannot use; one that goes on is only warned."""
         self._section, self._limit_seconds = section, limit_seconds
         self._run = one_line(run.path.resolve().name, most=MAX_NAME)
         self._programs: dict[str, list[str]] = {"alarm.command": section.command} if section.command else {}
-        self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[dict[str, str] | None] = queue.SimpleQueue()
         self._told_at: dict[str, float] = {}
-        self._is_over = False
-        self._cut_at = self._cut_last_at = math.inf
-        self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
+        self._is_over = self._is_given_up = False
+        self._cut_at = math.inf
+        self._thread = threading.Thread(target=self._work, name="alarms", daemon=True)
         if section.address_file:
             path = run.path / section.address_file
             # -P: a file json.py in the folder where somebody works must not stand in for the real one.
@@ -120,30 +125,40 @@ class Alarms:
                     raise
                 self._warn(error.message)
 
-    # -- from any thread; they wait for nothing, and raise nothing -----------------------------------------------------
+    def __enter__(self) -> "Alarms":
+        self._thread.start()
+        return self
 
     def hear(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """An event of the run, as it is in its events."""
-        message = message_of(kind, fields, run=self._run) if self._programs else None
-        if message is None:
-            return
-        with self._lock:
-            if self._is_over:
-                return
-            self._is_over = message["event"] in FINAL
-            if message["event"] in self._section.on and (self._is_over or self._has_room(message["event"])):
+        """An event of the run, as it is in its events. Waits for nothing, and raises nothing."""
+        message = message_of(kind, fields, run=self._run) if self._programs and not self._is_over else None
+        if message is not None:
+            event = message["event"]
+            self._is_over = event in FINAL
+            if event in self._section.on and (self._is_over or self._has_room(event)):
                 self._waiting.put(message)
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="alarms", daemon=True)
-                    self._thread.start()
 
     def _has_room(self, event: str) -> bool:
         """Not within `least_seconds` of another message of the kind, nor where many wait."""
         now = time.monotonic()
-        if now - self._told_at.get(event, -float("inf")) < self._section.least_seconds:
+        if now - self._told_at.get(event, -math.inf) < self._section.least_seconds:
             return False
         self._told_at[event] = now
         return self._waiting.qsize() < MAX_WAITING
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Tell of a failure, unless it is in what was typed, and wait for the last message."""
+        if isinstance(error, Exception) and not isinstance(error, ConfigError):
+            self.hear("failed", {"reason": reason_of(error)})
+        self._is_over, self._cut_at = True, time.monotonic() + MOMENT_SECONDS
+        self._waiting.put(None)
+        try:
+            self._thread.join(len(self._programs) * self._limit_seconds + 2 * MOMENT_SECONDS)
+        finally:  # also after a second Ctrl-C
+            self._is_given_up = True
+            self._thread.join(MOMENT_SECONDS)
 
     # -- in its thread -------------------------------------------------------------------------------------------------
 
@@ -155,13 +170,12 @@ class Alarms:
     def _send(self, message: Mapping[str, str]) -> None:
         """What is not the last message has a moment once the run is over."""
         problems, is_last, said = list[Message](), message["event"] in FINAL, json.dumps(message).encode()
+
+        def stop() -> bool:
+            return self._is_given_up or (not is_last and time.monotonic() > self._cut_at)
+
         for name, argv in self._programs.items():
-            answer = run_program(
-                argv,
-                seconds=self._limit_seconds,
-                stdin=said,
-                stop=lambda: time.monotonic() > (self._cut_last_at if is_last else self._cut_at),
-            )
+            answer = run_program(argv, seconds=self._limit_seconds, stdin=said, stop=stop)
             if answer is None:
                 problems.append(Message("{program} cannot be started", program=name))
             elif answer.code is None:
@@ -178,28 +192,6 @@ class Alarms:
         level = logging.INFO if problem in self._warned else logging.WARNING
         self._warned.add(problem)
         log.log(level, "a message of [alarm] was not sent: %s", problem)
-
-    # -- from the thread that trains -----------------------------------------------------------------------------------
-
-    def __enter__(self) -> "Alarms":
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        """Tell of a failure, unless it is in what was typed, and wait for the last message."""
-        if isinstance(error, Exception) and not isinstance(error, ConfigError):
-            self.hear("failed", {"reason": reason_of(error)})
-        with self._lock:
-            self._is_over = True
-        self._cut_at = time.monotonic() + MOMENT_SECONDS
-        self._waiting.put(None)
-        if self._thread is not None:
-            try:
-                self._thread.join(len(self._programs) * self._limit_seconds + 2 * MOMENT_SECONDS)
-            finally:  # also after a second Ctrl-C
-                self._cut_last_at = self._cut_at = 0.0
-                self._thread.join(MOMENT_SECONDS)
 
 
 def reason_of(error: Exception) -> str:
