@@ -17,7 +17,7 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import resolve
 from cuadrilla.train.checkpoint import list_checkpoints, version_of
-from cuadrilla.train.journal import read_segment
+from cuadrilla.train.journal import read_records
 from cuadrilla.train.setup import assemble
 from tests.faults import Script, play
 from tests.runs import RUN_FILE, execute, final_sha256, metrics, prepare, workers
@@ -32,7 +32,7 @@ def crash(folder: Path, *sets: str) -> None:
     wrap, _ = play(*CRASHED)
     with pytest.raises(Exception, match="scripted"):
         execute(folder, RaggedRegression(), *CREW, *sets, wrap_link=wrap)
-    assert [record.version for record in read_segment(RunDir(folder).journal, 0)] == [1, 2, 3, 4, 5]
+    assert [record.version for record in read_records(RunDir(folder).journal, 0)] == [1, 2, 3, 4, 5]
 
 
 def test_the_journal_gives_back_every_announced_step(tmp_path: Path) -> None:

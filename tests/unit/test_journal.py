@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cuadrilla.dtypes import DTYPES
 from cuadrilla.errors import TaskError
-from cuadrilla.train.journal import Journal, read_segment
+from cuadrilla.train.journal import Journal, read_records
 
 pytestmark = pytest.mark.unit
 
@@ -29,11 +29,11 @@ def write(folder: Path, *, count: int) -> list[int]:
 
 def test_round_trip(tmp_path: Path) -> None:
     write(tmp_path, count=3)
-    records = list(read_segment(tmp_path, 5))
+    records = list(read_records(tmp_path, 5))
     assert [record.version for record in records] == [6, 7, 8]
     assert torch.equal(records[2].update["w"], torch.full((3, 4), 8.0))
     assert records[0].update["s"].shape == ()
-    assert not list(read_segment(tmp_path, 4))
+    assert not list(read_records(tmp_path, 4))
 
 
 def test_every_truncation_gives_the_whole_records_before_it(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_every_truncation_gives_the_whole_records_before_it(tmp_path: Path) -> N
     raw = path.read_bytes()
     for cut in range(len(raw)):
         path.write_bytes(raw[:cut])
-        assert len(list(read_segment(tmp_path, 5))) == sum(size <= cut for size in sizes)
+        assert len(list(read_records(tmp_path, 5))) == sum(size <= cut for size in sizes)
 
 
 @settings(deadline=None)
@@ -52,12 +52,12 @@ def test_a_flipped_bit_never_gives_a_wrong_record(
 ) -> None:
     folder = tmp_path_factory.mktemp("journal")
     write(folder, count=3)
-    good = {record.version: record for record in read_segment(folder, 5)}
+    good = {record.version: record for record in read_records(folder, 5)}
     path = folder / "v00000005.log"
     raw = bytearray(path.read_bytes())
     raw[int(position * len(raw))] ^= 1 << bit
     path.write_bytes(raw)
-    for record in read_segment(folder, 5):
+    for record in read_records(folder, 5):
         assert record.header == good[record.version].header
         assert all(torch.equal(t, good[record.version].update[name]) for name, t in record.update.items())
 
@@ -89,7 +89,7 @@ def test_every_type_of_numbers_that_travels_is_kept(tmp_path: Path, dtype: torch
     with closing(Journal(tmp_path)) as journal:
         journal.begin_segment(0)
         journal.append({"version": 1}, update)
-    [record] = read_segment(tmp_path, 0)
+    [record] = read_records(tmp_path, 0)
     assert all(torch.equal(record.update[name], update[name]) for name in update)
     assert all(record.update[name].dtype == dtype for name in update)
 
@@ -99,4 +99,4 @@ def test_a_type_of_numbers_that_could_not_be_read_is_not_written(tmp_path: Path)
         journal.begin_segment(0)
         with pytest.raises(TaskError, match="complex64 can be neither sent nor kept"):
             journal.append({"version": 1}, {"a": torch.zeros(2, dtype=torch.complex64)})
-    assert not [*read_segment(tmp_path, 0)]
+    assert not [*read_records(tmp_path, 0)]

@@ -38,7 +38,7 @@ from cuadrilla.train.checkpoint import (
     verify_checkpoint,
     version_of,
 )
-from cuadrilla.train.journal import read_segment
+from cuadrilla.train.journal import read_records
 
 PAUSE_SECONDS, ASK_SECONDS = 2.0, 2.0
 KEPT_CHECKPOINTS = 2
@@ -200,8 +200,5 @@ def newest_version(run: RunDir) -> int:
     if checkpoint is None:
         hint = "there is nothing to continue from: recover the old machine's disk"
         raise CheckpointError("no checkpoint was copied to {path} yet", path=run.path, hint=hint)
-    before, version = -1, version_of(checkpoint)
-    while version > before:
-        before = version
-        version = max((record.version for record in read_segment(run.journal, version)), default=version)
-    return version
+    version = version_of(checkpoint)
+    return max((record.version for record in read_records(run.journal, version)), default=version)

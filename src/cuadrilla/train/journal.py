@@ -106,19 +106,17 @@ class Journal:
             file.close()
 
 
-def read_segment(folder: Path, version: int) -> Iterator[JournalRecord]:
-    """Records that follow the checkpoint of `version`; stops at a torn tail."""
-    path = _segment(folder, version)
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        size = path.stat().st_size
-        while (record := _read_record(file, size=size)) is not None:
-            yield record
-
-
-def has_segment(folder: Path, version: int) -> bool:
-    return _segment(folder, version).is_file()
+def read_records(folder: Path, version: int) -> Iterator[JournalRecord]:
+    """The records that follow the checkpoint of `version`, through the segments of later ones; stops at a torn tail."""
+    while (path := _segment(folder, version)).is_file():
+        last = version
+        with open(path, "rb") as file:
+            while (record := _read_record(file, size=path.stat().st_size)) is not None:
+                last = record.version
+                yield record
+        if last == version:
+            return
+        version = last
 
 
 def _length_crc(total: int, head_bytes: int) -> int:

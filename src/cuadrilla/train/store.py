@@ -8,7 +8,6 @@ about 2 % of the time: the interval grows to fifty times the seconds a save take
 its next segment at once: until the checkpoint is whole, the one before and both segments lead to the same state.
 """
 
-import copy
 import logging
 import os
 import time
@@ -29,7 +28,7 @@ from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.heldout import HeldOut
-from cuadrilla.train.journal import Journal, JournalRecord, has_segment, read_segment
+from cuadrilla.train.journal import Journal, read_records
 from cuadrilla.train.sinks import finite
 
 MAX_SAVE_OVERHEAD = 0.02
@@ -111,60 +110,44 @@ class Store:
             if files.version_of(damaged) > found.version:
                 files.set_aside(damaged)
         if changed:
-            self._refuse_redo(found.version)
+            if next(read_records(self.run.journal, found.version), None) is not None:
+                raise ConfigError(
+                    "steps in the journal were made with the old settings and must be redone with them first",
+                    hint="run once with the old values and --stop-at 1, then change them",
+                )
             self._saved_version = -1  # save at once, so that the checkpoint says what it is trained with from now on
-        segment = found.version
-        while has_segment(self.run.journal, segment):
-            state = self._redo(segment, state, guard)
-            if state["version"] == segment or not has_segment(self.run.journal, state["version"]):
-                break
-            segment = state["version"]
+        state = self._redo(state, guard)
         self.held_out = HeldOut.of(last_rows(self.run.metrics), upto=state["version"])
         return state
 
-    def _refuse_redo(self, version: int) -> None:
-        if next(read_segment(self.run.journal, version), None) is not None:
-            raise ConfigError(
-                "steps in the journal were made with the old settings and must be redone with them first",
-                hint="run once with the old values and --stop-at 1, then change them",
-            )
-
-    def _redo(self, segment: int, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
-        redone, row = 0, {}
-        for record in read_segment(self.run.journal, segment):
-            if record.version != state["version"] + 1:
+    def _redo(self, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
+        """The coordinator's state after the records that follow `state`."""
+        before, row = state["version"], {}
+        for record in read_records(self.run.journal, before):
+            header, version = record.header, record.version
+            if version != state["version"] + 1:
                 raise CheckpointError(
                     "the journal of step {segment} goes from step {before} to {after}",
-                    segment=segment,
+                    segment=before,
                     before=state["version"],
-                    after=record.version,
+                    after=version,
                     hint="move {journal} away to go on from the checkpoint",
                     journal=self.run.journal,
                 )
-            row = self._redo_record(record, guard)
-            state = {
-                "version": record.version,
-                "tokens": record.header["tokens"],
-                "ledger": Ledger.redone(state["ledger"], record.header["units"]),
-            }
-            redone += 1
-        if redone:
+            guard.load_state(header["guard"])
+            row = header["row"]
+            if header["verdict"] == Verdict.OK.value:
+                self.merge.load_update(record.update)
+                factor = self.merge.step(norm=header["norm"], tokens=header["planned_tokens"])
+                row |= {"lr_factor": factor}
+            ledger = Ledger.redone(state["ledger"], header["units"])
+            state = {"version": version, "tokens": header["tokens"], "ledger": ledger}
+        if redone := state["version"] - before:
             logged = any(row["version"] == state["version"] for row in read_jsonl(self.run.metrics))
-            self.unlogged = row if row and not logged else None
-            log.info("redid %d steps from the journal of step %d", redone, segment)
+            self.unlogged = None if logged else row
+            log.info("redid %d steps from the journal of step %d", redone, before)
             self.event("redone", version=state["version"], steps=redone)
         return state
-
-    def _redo_record(self, record: JournalRecord, guard: Guard) -> dict[str, Any]:
-        """The row that goes with it; {} in a journal of an earlier version."""
-        header = record.header
-        row: dict[str, Any] = header.get("row", {})
-        guard.load_state(header["guard"])
-        if header["verdict"] == Verdict.OK.value:
-            self.merge.load_update(record.update)
-            factor = self.merge.step(norm=header["norm"], tokens=header["planned_tokens"])
-            row |= {"lr_factor": factor} if row else {}
-        return row
 
     def _load(self, found: files.Checkpoint) -> None:
         files.take_over(self.tensors, found.model, path=found.path)
@@ -203,64 +186,50 @@ class Store:
         due = due or (bool(self.section.every_steps) and version % self.section.every_steps == 0)
         due = due or version in self.section.keep_steps or evaluates or best
         if not last and (due or self._save_now):
-            self._save_meanwhile(snapshot, version=version)
+            self._saved_at = now  # also where it fails
+            beside = self.beside and not self._save_now  # what comes after could not be redone else
+            with self.trying(self.run.journal if beside else self.run.checkpoints):
+                self.save(snapshot, version=version, beside=beside)
         else:
             self._take_saved(wait=False)
         if now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
             self.status("running", version=version, row=row)
 
-    def save(self, snapshot: Snapshot, *, version: int) -> None:
-        """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
+    def save(self, snapshot: Snapshot, *, version: int, beside: bool = False) -> None:
+        """Write a checkpoint of this version unless it is there already. Raises ResourceError.
+
+        `beside`: a copy, in a thread of its own; it counts once it is whole.
+        """
         self._take_saved(wait=True)
         if version == self._saved_version:
-            self._ensure_segment(version)
+            if not self._journal.is_open:  # after a restart: what follows must not wait for the next checkpoint
+                with self.trying(self.run.journal):
+                    self._begin_segment(version)
             return
-        began = self.clock()
-        files.save_checkpoint(
-            self.run.checkpoints,
-            model=self.tensors,
-            optimizer=self.merge.state_tensors(),
-            state=self._state(snapshot, version),
-        )
-        self._saved_version, self._saved_at, self._save_now = version, self.clock(), False
-        self._begin_segment(version)
-        self._settle(version, began=began)
+        began, kept = self.clock(), _copied if beside else dict
+        parts = {
+            "model": kept(self.tensors),
+            "optimizer": kept(self.merge.state_tensors()),
+            "state": {"version": version, **snapshot(), "identity": self.identity},
+        }
+        if beside:
+            pool = ThreadPool(1)
+            written = pool.apply_async(files.save_checkpoint, (self.run.checkpoints,), parts)
+            pool.close()  # its thread ends when that is done
+            self._saving = _Saving(version=version, began=began, written=written)
+            self._begin_segment(version)
+        else:
+            files.save_checkpoint(self.run.checkpoints, **parts)
+            self._saved_version, self._save_now = version, False
+            self._begin_segment(version)
+            self._settle(version, began=began)
 
     def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
         """What was evaluated beside the run has this row; others may have been committed since."""
         self._evaluated = None
         if "val_loss" in row:
             self.held_out.judge(row["val_loss"], version=version)
-
-    def _save_meanwhile(self, snapshot: Snapshot, *, version: int) -> None:
-        """Save a version after which the run goes on, in the background if it may; what fails is an alarm.
-
-        Not in the background where the journal does not lead there (`_save_now`): what came after could not be redone.
-        """
-        self._saved_at = self.clock()  # also where it fails
-        if not self.beside or self._save_now:
-            with self.trying(self.run.checkpoints):
-                self.save(snapshot, version=version)
-            return
-        self._take_saved(wait=True)
-        with self.trying(self.run.journal):
-            if version != self._saved_version:
-                self._begin_saving(snapshot, version=version)
-
-    def _begin_saving(self, snapshot: Snapshot, *, version: int) -> None:
-        began = self.clock()
-        copies = {
-            "model": _copied(self.tensors),
-            "optimizer": _copied(self.merge.state_tensors()),
-            "state": copy.deepcopy(self._state(snapshot, version)),
-        }
-        pool = ThreadPool(1)
-        written = pool.apply_async(files.save_checkpoint, (self.run.checkpoints,), copies)
-        pool.close()  # its thread ends when that is done
-        self._saving = _Saving(version=version, began=began, written=written)
-        self._saved_at = began
-        self._begin_segment(version)
 
     def _take_saved(self, *, wait: bool) -> None:
         """What was written beside the run counts, once it is there."""
@@ -273,10 +242,8 @@ class Store:
             saving.written.get()
             self._settle(saving.version, began=saving.began)
 
-    def _state(self, snapshot: Snapshot, version: int) -> dict[str, Any]:
-        return {"version": version, **snapshot(), "identity": self.identity}
-
     def _begin_segment(self, version: int) -> None:
+        """Segments further on followed a checkpoint that was lost: they would be redone when the run gets there."""
         self._journal.discard_from(version)
         if self.with_journal:
             self._journal.begin_segment(version)
@@ -291,15 +258,6 @@ class Store:
         newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # a best one may be very old
         self._journal.prune(oldest_checkpoint=files.version_of(newest[0]))
         self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
-
-    def _ensure_segment(self, version: int) -> None:
-        """After a restart: nothing follows this checkpoint yet, and what will must not wait for the next one.
-
-        Segments further on would be redone when the run gets there: they followed a checkpoint that was lost.
-        """
-        if not self._journal.is_open:
-            with self.trying(self.run.journal):
-                self._begin_segment(version)
 
     def roll_back(self) -> None:
         """Weights and optimizer of the newest checkpoint; the run's version, tokens and position stay as they are."""
