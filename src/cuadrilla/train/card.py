@@ -1,6 +1,7 @@
-"""The README.md of an exported model: what it was trained on, where, for how long, how good it is, how to use it.
+"""The README.md of an exported model: what it was trained on, for how long, how good it is, how to use it.
 
-Everything is read from the run: nothing is said that the run does not know. Missing facts are left out.
+Everything is read from the run: nothing is said that the run does not know. Missing facts are left out, and so is what
+a model that is published should not tell: on whose machines it was trained.
 """
 
 import json
@@ -14,7 +15,7 @@ from cuadrilla.data.shards import Manifest, read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.pretrained import ORIGIN
-from cuadrilla.rundir import last_rows, read_jsonl, read_regular
+from cuadrilla.rundir import last_rows, read_regular
 from cuadrilla.train.trained import Stored
 from cuadrilla.version import __version__
 
@@ -50,22 +51,17 @@ print(write("Había una vez", max_new_tokens=50)[0]["generated_text"])
 
 ## En español
 
-{spanish}
+Modelo de lenguaje GPT-2, entrenado con cuadrilla. Continúa textos; no sigue instrucciones.
 """
 
 
 def model_card(stored: Stored) -> str:
     """Markdown with the front matter that model hubs read."""
-    rows = [row for row in last_rows(stored.run.metrics) if row.get("version", 0) <= stored.step.version]
-    measured = [row["val_bits_per_byte"] for row in rows if "val_bits_per_byte" in row]
-    tokens, bits = rows[-1].get("tokens") if rows else None, measured[-1] if measured else None
-    facts = _facts(stored, tokens=tokens, bits_per_byte=bits)
     return CARD.format(
         name=stored.name,
         cuadrilla=__version__,
-        facts="\n".join(f"| {key} | {_cell(value)} |" for key, value in facts.items() if value),
+        facts="\n".join(f"| {key} | {_cell(value)} |" for key, value in _facts(stored).items()),
         data="\n\n".join(_data(manifest_of(stored))),
-        spanish=_spanish(stored, tokens=tokens, bits_per_byte=bits),
     )
 
 
@@ -88,25 +84,25 @@ def licences(manifest: Manifest | None) -> list[str]:
     return list(dict.fromkeys(source.licence for source in manifest.sources)) if manifest else []
 
 
-def _facts(stored: Stored, *, tokens: int | None, bits_per_byte: float | None) -> Mapping[str, str]:
-    """What the run's files say about this model; "" for what they do not."""
+def _facts(stored: Stored) -> Mapping[str, str]:
+    """What the run's files say about this model."""
     shape, config = stored.config, stored.run_config
-    events = read_jsonl(stored.run.events)
-    workers = sorted({str(event.get("worker")) for event in events if event.get("event") == "joined"})
-    return {
+    facts = {
         "parameters": f"{num_parameters(shape):,}",
         "layers, heads, width": f"{shape.layers}, {shape.heads}, {shape.width}",
         "context": f"{shape.context:,} tokens",
         "vocabulary": f"{shape.vocab_size:,} (byte-level BPE)",
         "begun from": _origin(stored) if config.model.init else "random weights",
         "steps": f"{stored.step.version:,}",
-        "tokens seen in training": "" if tokens is None else f"{tokens:,}",
-        "bits per byte, held-out text": "" if bits_per_byte is None else f"{bits_per_byte:.4f}",
         "settings": f"{config.optim.kind}, learning rate {config.optim.lr:g}, "
         f"{config.train.batch_sequences} sequences in a batch, seed {config.run.seed}",
-        "coordinator": _machine(stored),
-        "workers": (workers and f"{len(workers)}: {', '.join(workers[:MAX_SOURCES])}") or "",
     }
+    rows = [row for row in last_rows(stored.run.metrics) if row.get("version", 0) <= stored.step.version]
+    if rows:
+        facts["tokens seen in training"] = f"{rows[-1]['tokens']:,}"
+    if measured := [row["val_bits_per_byte"] for row in rows if "val_bits_per_byte" in row]:
+        facts["bits per byte, held-out text"] = f"{measured[-1]:.4f}"
+    return facts
 
 
 def _data(manifest: Manifest | None) -> list[str]:
@@ -127,25 +123,6 @@ def _data(manifest: Manifest | None) -> list[str]:
     return parts
 
 
-def _spanish(stored: Stored, *, tokens: int | None, bits_per_byte: float | None) -> str:
-    sentences = [
-        f"Modelo de lenguaje GPT-2 de {_dotted(num_parameters(stored.config))} parámetros, entrenado con cuadrilla.",
-        "Continúa textos; no sigue instrucciones.",
-    ]
-    if tokens is not None:
-        sentences.append(f"Ha visto {_dotted(tokens)} tokens.")
-    if bits_per_byte is not None:
-        bits = f"{bits_per_byte:.4f}".replace(".", ",")
-        sentences.append(f"Necesita {bits} bits por byte en texto reservado.")
-    if found := licences(manifest_of(stored)):
-        sentences.append(f"Licencias de los textos: {', '.join(found)}.")
-    return " ".join(sentences)
-
-
-def _dotted(number: int) -> str:
-    return f"{number:,}".replace(",", ".")
-
-
 def _origin(stored: Stored) -> str:
     """What `cuadrilla import` has noted about the weights that the run began with."""
     folder = stored.run.path / stored.run_config.model.init
@@ -154,14 +131,6 @@ def _origin(stored: Stored) -> str:
         return f"{values['name']} (licence {values['licence']}; SHA-256 of its weights {values['sha256']})"
     except (OSError, ValueError, KeyError, TypeError):
         return f"the weights in {folder.name}"
-
-
-def _machine(stored: Stored) -> str:
-    try:
-        values: Any = json.loads(read_regular(stored.run.env))
-    except (OSError, ValueError):
-        return ""
-    return ", ".join(str(value) for name in ("cpu", "system") if (value := values.get(name)))
 
 
 def _cell(text: str) -> str:
