@@ -39,7 +39,7 @@ from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.sinks import Meter, Sink, Watcher
 from cuadrilla.train.store import Store
-from cuadrilla.train.suspects import OUTLIER, ZERO, Suspects
+from cuadrilla.train.suspects import Suspects
 
 log = logging.getLogger(__name__)
 
@@ -316,13 +316,10 @@ class CoordinatorRuntime:
             verdict = self._guard.judge(loss=nothing, norm=nothing) if action.skipped else Verdict.SKIP
         else:
             reduced = self._merge.reduce(action.answers, planned_tokens=self._rules.planned_tokens)
-            if self._compute_again(action, reduced.bad, Message("non-finite")):
-                return
-            if self._compute_again(action, self._suspects.without_effect(action), ZERO):
-                return
-            if self._guard.doubts(loss=loss, norm=reduced.norm) and self._compute_again(
-                action, self._suspects.outliers(action), OUTLIER
-            ):
+            is_doubted = self._guard.doubts(loss=loss, norm=reduced.norm)
+            bad, why = self._suspects.find(action, reduced, is_doubted=is_doubted)
+            if bad:
+                self._compute_again(action, bad, why)
                 return
             if reduced.norm == 0 and loss:
                 self._log_incident(Message("the gradient is exactly zero"), action, level=logging.WARNING)
@@ -333,15 +330,14 @@ class CoordinatorRuntime:
         self._suspects.forget()
         self._handle(events.Merged(confirmed=confirmed))
 
-    def _compute_again(self, action: events.Merge, bad: Sequence[int], what: Message) -> bool:
-        """Send the units of contributions that cannot be right to others; False if there are none."""
-        for answer in (action.answers[index] for index in bad):
-            worker, units = answer.grant.worker, answer.grant.units
-            log.warning("a contribution of %s is computed again: %s (units %s)", worker, what, units[:8])
-            self._store.event(what, worker=worker, lease=answer.grant.lease_id, version=action.version, units=units)
-        if bad:
-            self._handle(events.Merged(bad_leases=tuple(action.answers[index].grant.lease_id for index in bad)))
-        return bool(bad)
+    def _compute_again(self, action: events.Merge, bad: Sequence[int], why: Message) -> None:
+        """Give the units of contributions that cannot be right to others."""
+        leases = [action.answers[index].grant for index in bad]
+        for lease in leases:
+            log.warning("a contribution of %s is computed again: %s (units %s)", lease.worker, why, lease.units[:8])
+            named = {"worker": lease.worker, "lease": lease.lease_id, "version": action.version, "units": lease.units}
+            self._store.event(why, **named)
+        self._handle(events.Merged(bad_leases=tuple(lease.lease_id for lease in leases)))
 
     def _apply(self, action: events.Merge, *, verdict: Verdict, tokens: int) -> None:
         header = {"version": action.version, "units": action.units, "skipped": action.skipped, "tokens": tokens}

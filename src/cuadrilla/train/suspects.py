@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
-from cuadrilla.sync.strategy import MergeHalf, outliers
+from cuadrilla.sync.strategy import MergeHalf, Reduced, outliers
 
-ZERO, OUTLIER = Message("all-zero gradient"), Message("outlier")
+NON_FINITE, ZERO, OUTLIER = Message("non-finite"), Message("all-zero gradient"), Message("outlier")
 
 
 class Suspects:
@@ -32,13 +32,16 @@ class Suspects:
         self._seen.clear()
         self.confirmed.clear()
 
-    def without_effect(self, action: events.Merge) -> list[int]:
-        """The all-zero contributions, by number, that nobody has computed again yet."""
-        return self._unconfirmed(action, self._merge.without_effect(action.answers), ZERO)
-
-    def outliers(self, action: events.Merge) -> list[int]:
-        """The contributions of a strange size, by number, that nobody has computed again yet."""
-        return self._unconfirmed(action, outliers(self._merge.norms(action.answers)), OUTLIER)
+    def find(self, action: events.Merge, reduced: Reduced, *, is_doubted: bool) -> tuple[Sequence[int], Message]:
+        """The contributions, by number, that are computed again, and why: non-finite ones, and of the all-zero ones and
+        in an update that `is_doubted` of those of a strange size what nobody has computed again yet.
+        """
+        if reduced.bad:
+            return reduced.bad, NON_FINITE
+        if zero := self._unconfirmed(action, self._merge.without_effect(action.answers), ZERO):
+            return zero, ZERO
+        strange = outliers(self._merge.norms(action.answers)) if is_doubted else ()
+        return self._unconfirmed(action, strange, OUTLIER), OUTLIER
 
     def _unconfirmed(self, action: events.Merge, found: Sequence[int], what: Message) -> list[int]:
         """Those of `found` whose units did not look so before; what did is confirmed, with all that it was leased with.
