@@ -110,7 +110,7 @@ class Play:
         (loss / tokens).backward()
         if self.recipe.clip_norm:
             nn.utils.clip_grad_norm_(self.params.values(), self.recipe.clip_norm)
-        optimizer.step(self.recipe.lr_factor((step + 1) * self.recipe.units_per_round * self.recipe.unit_tokens))
+        optimizer.step(self.recipe.lr_factor((step + 1) * self.recipe.round_tokens))
         return tokens
 
     @torch.no_grad()

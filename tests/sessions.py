@@ -82,8 +82,7 @@ def recipe_of(
         make_optimizer=make_optimizer,
         lr_factor=lambda _tokens: lr_factor,
         clip_norm=clip_norm,
-        units_per_round=4,
-        unit_tokens=1,
+        round_tokens=4,
     )
 
 

@@ -28,7 +28,7 @@ def recipe(rates: list[int], optimizer: Callable[[Parameters], Stepper] = MOMENT
         rates.append(tokens)
         return 1.0
 
-    return Recipe(make_optimizer=optimizer, lr_factor=factor, clip_norm=0.0, units_per_round=8, unit_tokens=10)
+    return Recipe(make_optimizer=optimizer, lr_factor=factor, clip_norm=0.0, round_tokens=80)
 
 
 def lane(

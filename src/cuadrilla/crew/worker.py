@@ -222,7 +222,7 @@ class _Worker:
     def _owner_lines(self, equipment: Equipment) -> OwnerLines | None:
         if self._node.report is None:
             return None
-        units, counted = equipment.recipe.units_per_round, equipment.task.defaults.counted
+        units, counted = equipment.length.units_per_round, equipment.task.defaults.counted
         return OwnerLines(self._node.report, units_per_round=units, counted=counted)
 
     def _hold(self, session: GrpcLink, reason: str) -> None:

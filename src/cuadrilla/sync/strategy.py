@@ -57,14 +57,13 @@ class Recipe:
     """How parameters are updated, by whichever half does it: equal on all machines.
 
     `lr_factor` of the planned tokens up to a step, its own included. `clip_norm` 0: none.
-    `unit_tokens`: planned tokens of a unit.
+    `round_tokens`: planned ones.
     """
 
     make_optimizer: Callable[[Parameters], Stepper]
     lr_factor: Callable[[int], float]
     clip_norm: float
-    units_per_round: int
-    unit_tokens: int
+    round_tokens: int
 
 
 @dataclass(kw_only=True)

@@ -241,7 +241,7 @@ class WindowsMerge:
 
     def _rates(self, tokens: int) -> list[float]:
         """Of the steps of the window that ends at so many planned tokens."""
-        window = self._recipe.units_per_round * self._recipe.unit_tokens
+        window = self._recipe.round_tokens
         return [
             self._recipe.lr_factor(tokens - window + window * (step + 1) // self._steps) for step in range(self._steps)
         ]

@@ -157,6 +157,8 @@ class CoordinatorRuntime:
         """Checkpoint and stop at the next message of any worker. Safe in a signal handler."""
         self._stop_reason, self._interrupted = reason, True
 
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
     def deliver(self, worker: str, message: ToCoordinator, *, raises: bool = False) -> None:
         """A worker's message. What makes the run fail is in `failure`."""
         with self._failing_together(raises=raises):
@@ -195,6 +197,10 @@ class CoordinatorRuntime:
             self._stop_if_asked()
             self._handle(events.Tick())
 
+    def _stop_if_asked(self) -> None:
+        if self._stop_reason and self.outcome is None:
+            self._handle(events.StopRequested(reason=self._stop_reason))
+
     def _decide(self, worker: str, message: ToCoordinator) -> list[events.Action]:
         """What a message of another process leads to; one that cannot be handled ends its sender's session only."""
         try:
@@ -205,40 +211,6 @@ class CoordinatorRuntime:
             left = events.Said(worker=worker, message=Goodbye(reason=reason))
             stop = events.Send(worker=worker, message=Stop(reason=reason))
             return [*self._coordinator.handle(left, self._clock()), stop]
-
-    def _stop_if_asked(self) -> None:
-        if self._stop_reason and self.outcome is None:
-            self._handle(events.StopRequested(reason=self._stop_reason))
-
-    @contextmanager
-    def _failing_together(self, *, raises: bool = False) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.fail(error)
-            if raises:
-                raise
-
-    def fail(self, error: BaseException) -> None:
-        """Remember the first reason and send everyone home."""
-        self.note_failure(error)
-        self._coordinator.finished = True
-        for member in list(self._coordinator.crew.members):
-            self._send(member, Stop(reason=Message("the run failed")))
-
-    def note_failure(self, error: BaseException) -> None:
-        """The first reason is the run's: it is in its status and its events, once. Who interrupts a run stops it."""
-        if self.failure is not None:
-            return
-        self.failure = error
-        if self.outcome is not None:  # its last word has been said
-            return
-        version, failed = self._coordinator.version, isinstance(error, Exception)
-        self._store.status("failed" if failed else "stopped", version=version, row=self._row)
-        if isinstance(error, Exception):
-            self._store.event("failed", reason=reason_of(error))
-        else:
-            self._store.event("finished", version=version, complete=False, reason=Message("interrupted"))
 
     def _said(self, worker: str, message: ToCoordinator) -> events.Said:
         """What the state machine is told: an answer is only valid if its numbers can be."""
@@ -268,6 +240,21 @@ class CoordinatorRuntime:
             and abs(message.loss_sum) <= MAX_LOSS * max(message.tokens, 1)
             and self._merge.is_plausible(message.tensors, num_units=num_units)
         )
+
+    def _tell_progress(self) -> None:
+        """How far the step is, by what workers say of their leases: it may take minutes."""
+        ledger, total = self._work.ledger, self._rules.units_per_round
+        done = dict.fromkeys(ledger.uncounted, 0.0)
+        for lease in ledger.leases.values():
+            for unit in lease.units:
+                done[unit] = max(done.get(unit, 0.0), self._parts.get(lease.worker, 0.0))
+        part = (total - len(done) + sum(done.values())) / total
+        if 0 < part < 1:
+            for sink in self._sinks:
+                if isinstance(sink, Watcher):
+                    sink.working(self._coordinator.version + 1, part)
+
+    # -- what the state machine wants done -----------------------------------------------------------------------------
 
     def _handle(self, event: events.Event) -> None:
         self._perform(self._coordinator.handle(event, self._clock()))
@@ -300,6 +287,8 @@ class CoordinatorRuntime:
                 self._store.event("evicted", worker=worker, reason=message.reason)
                 log.warning("%s: %s", worker, message.reason)
         self._send(worker, message)
+
+    # -- a round becomes a version: merge, judge, journal, step --------------------------------------------------------
 
     def _merge_round(self, action: events.Merge) -> None:
         """Reduce, judge, journal, step; tell the state machine. Bad contributions are named and nothing changes."""
@@ -383,6 +372,8 @@ class CoordinatorRuntime:
         )
         log.log(level, "%s", Message("step {step}: {what} ({text})", step=action.version, what=what, text=text))
 
+    # -- a version is committed: evaluate, log, save -------------------------------------------------------------------
+
     def _commit(self, action: events.Commit) -> None:
         version = action.merge.version
         self._meter.add(action.tokens - action.merge.tokens_before)
@@ -447,19 +438,6 @@ class CoordinatorRuntime:
             evaluations=held_out.since_best,
         )
 
-    def _tell_progress(self) -> None:
-        """How far the step is, by what workers say of their leases: it may take minutes."""
-        ledger, total = self._work.ledger, self._rules.units_per_round
-        done = dict.fromkeys(ledger.uncounted, 0.0)
-        for lease in ledger.leases.values():
-            for unit in lease.units:
-                done[unit] = max(done.get(unit, 0.0), self._parts.get(lease.worker, 0.0))
-        part = (total - len(done) + sum(done.values())) / total
-        if 0 < part < 1:
-            for sink in self._sinks:
-                if isinstance(sink, Watcher):
-                    sink.working(self._coordinator.version + 1, part)
-
     def _log_row(self, version: int, row: Mapping[str, Any]) -> None:
         for sink in self._sinks:
             with self._store.trying(sink):
@@ -467,6 +445,8 @@ class CoordinatorRuntime:
 
     def _snapshot(self) -> dict[str, Any]:
         return {"coordinator": self._coordinator.snapshot(), "guard": self._guard.state()}
+
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self, action: events.Finish) -> None:
         version, tokens = self._work.version, self._work.tokens
@@ -485,6 +465,36 @@ class CoordinatorRuntime:
             last_row=self._row,
             best=self._store.held_out.best[1] if self._store.held_out.best else None,
         )
+
+    @contextmanager
+    def _failing_together(self, *, raises: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            if raises:
+                raise
+
+    def fail(self, error: BaseException) -> None:
+        """Remember the first reason and send everyone home."""
+        self.note_failure(error)
+        self._coordinator.finished = True
+        for member in list(self._coordinator.crew.members):
+            self._send(member, Stop(reason=Message("the run failed")))
+
+    def note_failure(self, error: BaseException) -> None:
+        """The first reason is the run's: it is in its status and its events, once. Who interrupts a run stops it."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        if self.outcome is not None:  # its last word has been said
+            return
+        version, failed = self._coordinator.version, isinstance(error, Exception)
+        self._store.status("failed" if failed else "stopped", version=version, row=self._row)
+        if isinstance(error, Exception):
+            self._store.event("failed", reason=reason_of(error))
+        else:
+            self._store.event("finished", version=version, complete=False, reason=Message("interrupted"))
 
 
 def _nobody(_worker: str, _message: ToWorker) -> None:

@@ -364,8 +364,7 @@ def make_recipe(config: Config, *, task: Task, length: Length, precision: Precis
         make_optimizer=make_optimizer(config.optim, is_matrix=is_matrix, dtype=precision.dtype),
         lr_factor=make_schedule(config.schedule, total_tokens=length.total_tokens),
         clip_norm=config.train.clip_norm,
-        units_per_round=length.units_per_round,
-        unit_tokens=length.unit_tokens,
+        round_tokens=length.round_tokens,
     )
 
 
