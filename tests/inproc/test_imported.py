@@ -92,7 +92,7 @@ def test_what_is_not_plain_about_it_stays_so(published: Path, tmp_path: Path) ->
     save_hf(GPT2(peculiar), published, tokenizer_path=published / "tokenizer.json")
     run = RunDir(tmp_path / "run")
     import_model(published, to=run.path)
-    assert torch.equal(find_stored(run).read("lm_head.weight"), load_hf(published).head.weight)
+    assert torch.equal(find_stored(run).load().state_dict()["lm_head.weight"], load_hf(published).head.weight)
     prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
     train(run, "train.steps=2", "optim.kind=muon")
     export_hf(run.path, to=tmp_path / "again")

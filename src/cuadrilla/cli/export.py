@@ -74,7 +74,8 @@ def export_gguf(
         description=f"GPT-2, {num_parameters(stored.config):,} parameters, step {stored.step.version:,}",
         licence=", ".join(licences(manifest_of(stored))),
     )
-    write_gguf(to, config=stored.config, tokenizer_path=stored.tokenizer_path, read=stored.read, half=f16, about=about)
+    read = stored.load().state_dict().__getitem__
+    write_gguf(to, config=stored.config, tokenizer_path=stored.tokenizer_path, read=read, half=f16, about=about)
     _report(to, step=stored.step, num_bytes=to.stat().st_size)
 
 

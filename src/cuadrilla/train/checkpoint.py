@@ -181,15 +181,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     verify_checkpoint(path)
     return Checkpoint(
         path=path,
-        model=_read_tensors(path / "model.safetensors"),
+        model=read_model(path),
         optimizer=_read_tensors(path / "optimizer.safetensors"),
         state=_read_json(path / "state.json"),
     )
 
 
-def load_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Give a model's `tensors` the values of a verified checkpoint. Raises CheckpointError for one of another model."""
-    take_over(tensors, _read_tensors(path / "model.safetensors"), path=path)
+def read_model(path: Path) -> dict[str, Tensor]:
+    """The weights in a checkpoint that is verified. Raises CheckpointError."""
+    return _read_tensors(path / "model.safetensors")
 
 
 @torch.no_grad()

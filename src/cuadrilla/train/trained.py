@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import safetensors
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cuadrilla.config import Config, LanguageTaskSection, TrainSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
@@ -15,15 +14,14 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
 from cuadrilla.model.generate import for_inference, generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.model.hf import load_hf, state_from_hf
+from cuadrilla.model.hf import load_hf
 from cuadrilla.model.language import shape_of
 from cuadrilla.model.pretrained import read_pretrained
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
-from cuadrilla.model.weights import WEIGHTS
-from cuadrilla.rundir import RunDir, require_regular, typed
+from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_config
-from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, load_model
+from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, read_model, take_over
 from cuadrilla.train.coordinate import model_tensors
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
@@ -53,7 +51,7 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
     step = choose_step(run, newest=newest)
     model = make_model(task, seed=config.run.seed)
     if step.path is not None:
-        load_model(step.path, model_tensors(model))
+        take_over(model_tensors(model), read_model(step.path), path=step.path)
     elif config.model.init:
         load_initial(model, run.path / config.model.init, task=task)
     else:
@@ -73,50 +71,27 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A run's language model where it lies on disk; its tensors can be read one by one.
-
-    A checkpoint, verified; or what the run is to begin with, which is checked when it is loaded.
-    """
+    """A run's language model where it lies on disk: a verified checkpoint, or what the run is to begin with."""
 
     run: RunDir
     run_config: Config
     config: GPT2Config
     tokenizer_path: Path
     step: Step
-    file: Path
-    imported: bool = False
-    """In Hugging Face's layout."""
 
     @property
     def name(self) -> str:
         return self.run.path.resolve().name
 
-    def read(self, name: str) -> Tensor:
-        """One parameter, in fp32 on the CPU. Raises CheckpointError."""
-        try:
-            require_regular(self.file)
-            with safetensors.safe_open(self.file, framework="pt") as file:
-                tensor: Tensor = file.get_tensor(name)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise CheckpointError(
-                "{path}: {reason}",
-                path=self.file,
-                reason=error,
-                hint="a running training may have removed it",
-            ) from error
-        if not self.imported:
-            return tensor.float()
-        return state_from_hf({name: tensor}, name=str(self.file), tied=self.config.tied)[name]
-
     def load(self) -> GPT2:
-        """The whole model. Raises CheckpointError."""
-        if self.imported:
-            return load_hf(self.file.parent)
+        """The whole model, in fp32 on the CPU. Raises CheckpointError."""
+        if self.step.path is None:
+            return load_hf(self.run.path / self.run_config.model.init)
         with torch.device("meta"):
             model = GPT2(self.config)
-        state = {name: self.read(name) for name in model.state_dict()}
-        check_shapes(model.state_dict(), state, path=self.file)
-        model.load_state_dict(state, assign=True)
+        found = read_model(self.step.path)
+        check_shapes(model.state_dict(), found, path=self.step.path)
+        model.load_state_dict(found, assign=True)
         return model
 
 
@@ -199,8 +174,6 @@ def find_stored(run: RunDir, *, newest: bool = False) -> Stored:
         config=shape_of(config.model, tokens=tokens),
         tokenizer_path=tokenizer_path,
         step=step,
-        file=step.path / "model.safetensors" if step.path else run.path / config.model.init / WEIGHTS,
-        imported=step.path is None,
     )
 
 
