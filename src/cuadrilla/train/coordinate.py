@@ -159,15 +159,17 @@ class CoordinatorRuntime:
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
-    def deliver(self, worker: str, message: ToCoordinator, *, raises: bool = False) -> None:
-        """A worker's message. What makes the run fail is in `failure`."""
-        with self._failing_together(raises=raises):
+    def receive(self, worker: str, message: ToCoordinator) -> None:
+        """The message of a worker in this thread. Raises what makes the run fail."""
+        with self._failing_together(raises=True):
+            self._stop_if_asked()
+            self._handle(self._said(worker, message))
+
+    def deliver(self, worker: str, message: ToCoordinator) -> None:
+        """As `receive`, for transports to other threads and processes: what makes the run fail is in `failure`."""
+        with self._failing_together():
             self._stop_if_asked()  # not only at the next tick: another step may be made until then
             self._perform(self._decide(worker, message))
-
-    def receive(self, worker: str, message: ToCoordinator) -> None:
-        """As `deliver`, from a worker in this thread. Raises what has made the run fail."""
-        self.deliver(worker, message, raises=True)
 
     def left(self, worker: str, reason: str) -> None:
         """A transport reports that a worker died."""

@@ -131,11 +131,10 @@ def _read_record(file: BinaryIO, *, size: int) -> JournalRecord | None:
     total, crc, head_bytes = _FRAME.unpack(frame)
     if total > size - file.tell() or head_bytes > total:
         return None
-    body = file.read(total)
-    if len(body) < total or zlib.crc32(body, _length_crc(total, head_bytes)) != crc:
+    head, blob = file.read(head_bytes), file.read(total - head_bytes)
+    if zlib.crc32(blob, zlib.crc32(head, _length_crc(total, head_bytes))) != crc:
         return None
-    header, update = json.loads(body[:head_bytes]), safetensors.torch.load(body[head_bytes:])
-    return JournalRecord(header=header, update=update)
+    return JournalRecord(header=json.loads(head), update=safetensors.torch.load(blob))
 
 
 def _segment(folder: Path, version: int) -> Path:
