@@ -5,18 +5,19 @@
 A step of the crew is one unit for each of the speeds' sum; in the same time the fastest machine alone does steps of its
 own units. `alone`: that machine, also in longer runs with schedules of their own, which is the scale of the others: a
 variant's `speed` is how many times longer the best machine alone trains for the same held-out loss; that of `exact` is
-the ideal. Windows: each lane trains H steps from the state of record, each step with its own units; then weights, and
-what else the variant merges, are means by tokens. The first `--exact` part of the steps merges gradients. Losses are in
-nats, of 256 held-out sequences at the end.
+the ideal. `windows` are the product's. The other variants: each lane trains H steps from the state of record, each step
+with its own units; then weights, and what else the variant merges, are means by tokens. The first `--exact` part of the
+steps merges gradients. Losses are in nats, of 256 held-out sequences at the end.
 """
 
 import argparse
+import copy
 import itertools
 import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,8 +25,13 @@ from torch import Tensor, nn
 
 from bench.common import configure, report
 from cuadrilla.data.loader import UnitLoader
+from cuadrilla.link.base import Contribution, Lease
 from cuadrilla.model.task import loss_of
-from cuadrilla.sync.strategy import Stepper, trainable
+from cuadrilla.sync.events import Answer
+from cuadrilla.sync.ledger import Grant
+from cuadrilla.sync.strategy import Stepper, Sums, trainable
+from cuadrilla.sync.windows import Windows
+from cuadrilla.train.loop import add_loss
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.setup import make_model_to_train, make_recipe, make_task, measure_length
 
@@ -55,31 +61,31 @@ precision = "fp32"
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """`steps` of a window, 0: gradients are merged at each step. `state`: of the optimizer, which parts are merged, by
-    the beginning of their names; what is not, each lane keeps for itself. `outer`: rate and momentum of a Nesterov step
-    on the change of the weights. `bits` of what travels up, in blocks of 64, with error feedback for weights.
+    """`steps` of a window, 0: gradients are merged at each step. `product`: by its strategy. Otherwise `state`: of the
+    optimizer, which parts are merged, by the beginning of their names; what is not, each lane keeps for itself.
+    `outer`: rate and momentum of a Nesterov step on the change of the weights.
     """
 
     steps: int = 0
+    product: bool = False
     state: tuple[str, ...] = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
     outer: tuple[float, float] | None = None
-    bits: int = 0
     optim: str = 'kind = "muon"'
 
 
 ALL: dict[str, Variant] = {
     "exact": Variant(),
-    **{f"state H={h}": Variant(steps=h) for h in (2, 4, 8, 16, 30)},
+    **{f"windows H={h}": Variant(steps=h, product=True) for h in (2, 4, 8, 16, 30)},
+    **{f"state H={h}": Variant(steps=h) for h in (4, 8, 16)},
     **{f"weights only H={h}": Variant(steps=h, state=()) for h in (4, 8, 16)},
     **{f"outer {r}/{m} H=8": Variant(steps=8, state=(), outer=(r, m)) for r, m in ((0.7, 0.5), (0.7, 0.9))},
     **{f"state, outer {r}/{m} H=8": Variant(steps=8, outer=(r, m)) for r, m in ((1.0, 0.3), (1.2, 0.0))},
-    **{f"state, {b} bits H=8": Variant(steps=8, bits=b) for b in (8, 4)},
     "exact, momentum 0.98": Variant(optim='kind = "muon"\nmomentum = 0.98'),
-    "state H=8, momentum 0.98": Variant(steps=8, optim='kind = "muon"\nmomentum = 0.98'),
-    "state H=8, momentum 0.9": Variant(steps=8, optim='kind = "muon"\nmomentum = 0.9'),
+    "windows H=8, momentum 0.98": Variant(steps=8, product=True, optim='kind = "muon"\nmomentum = 0.98'),
     "adamw exact": Variant(optim='kind = "adamw"'),
     "adamw outer 0.7/0.9 H=50, equal mean": Variant(steps=50, state=(), outer=(0.7, 0.9), optim='kind = "adamw"'),
     "adamw state H=8": Variant(steps=8, optim='kind = "adamw"'),
+    "adamw windows H=8": Variant(steps=8, product=True, optim='kind = "adamw"'),
 }
 
 
@@ -131,8 +137,10 @@ def train(play: Play, variant: Variant, *, exact_part: float) -> float:
     """Held-out loss at the end."""
     play.model.train()
     optimizer, step, size = play.new_optimizer(), 0, sum(play.lanes)
-    record = Record(play, variant)
-    exact_until = play.steps if not variant.steps else math.ceil(exact_part * play.steps)
+    record = Product(play, variant.steps) if variant.product else Record(play, variant)
+    exact_until = (
+        play.steps if not variant.steps else math.ceil(exact_part * play.steps / variant.steps) * variant.steps
+    )
     while step < exact_until:
         play.step(optimizer, range(step * size, (step + 1) * size), step=step)
         step += 1
@@ -144,13 +152,56 @@ def train(play: Play, variant: Variant, *, exact_part: float) -> float:
     return play.loss()
 
 
+class Product:
+    """The halves of the product's strategy: one worker, which computes lane after lane, and the merge."""
+
+    def __init__(self, play: Play, steps: int) -> None:
+        self._play, strategy = play, Windows(steps_per_round=steps)
+        recipe = replace(play.recipe, units_per_round=steps * sum(play.lanes))
+        self._model = copy.deepcopy(play.model)
+        self._worker = strategy.worker(play.model, recipe)
+        self._merge = strategy.merge(self._model, recipe)
+
+    def take(self, optimizer: Stepper) -> None:
+        """As they are now, for all lanes."""
+        self._model.load_state_dict(self._play.model.state_dict())
+        self._merge.load_state_tensors(optimizer.state_tensors())
+
+    def window(self, optimizer: Stepper, *, step: int, steps: int) -> None:
+        """All lanes of a window, one after the other, and their merge; the model is then that of record."""
+        del optimizer
+        play, answers, first = self._play, list[Answer](), step * sum(self._play.lanes)
+        planned = steps * sum(play.lanes) * play.recipe.unit_tokens
+        self._worker.apply(self._merge.version())
+        for number, lane in enumerate(play.lanes):
+            units = tuple(range(first, first + steps * lane))
+            first += steps * lane
+            self._worker.begin(Lease(lease_id=number, version=step // steps, units=units, planned_tokens=planned))
+            sums = Sums()
+            for begin in range(0, len(units), lane):
+                add_loss(sums, *self._pass(units[begin : begin + lane], planned))
+                self._worker.local_step(sums)
+            said = Contribution(
+                lease_id=number, tokens=sums.tokens, loss_sum=sums.loss, tensors=self._worker.contribute()
+            )
+            answers.append(Answer(grant=Grant(lease_id=number, worker=str(number), units=units), said=said))
+        norm = self._merge.reduce(answers, planned_tokens=planned).norm
+        self._merge.step(norm=norm, tokens=planned * (step // steps + 1), version=step // steps + 1)
+        play.model.load_state_dict(self._model.state_dict())
+
+    def _pass(self, units: Sequence[int], planned: int) -> tuple[Tensor, int]:
+        play = self._play
+        loss, tokens = loss_of(play.task, play.model, play.loader.batch(play.loader.indices(units)))
+        torch.autograd.backward([loss / planned])
+        return loss, tokens
+
+
 class Record:
     """The state of record, and what each lane keeps for itself."""
 
     def __init__(self, play: Play, variant: Variant) -> None:
         self._play, self._variant = play, variant
         self._own: list[dict[str, Tensor]] = [{} for _ in play.lanes]
-        self._errors: list[dict[str, Tensor]] = [{} for _ in play.lanes]
         self._velocity: dict[str, Tensor] = {}
 
     def take(self, optimizer: Stepper) -> None:
@@ -173,31 +224,17 @@ class Record:
             first += steps * units
             total += counted
             change = {name: p.detach() - self._weights[name] for name, p in play.params.items()}
-            for name, tensor in self._coded(change, lane).items():
+            for name, tensor in change.items():
                 changes[name].add_(tensor, alpha=counted)
             self._own[lane] = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
             for name, total_state in states.items():
-                value = self._own[lane][name]
-                total_state.add_(quantised(value, self._variant.bits) if self._large(name) else value, alpha=counted)
+                total_state.add_(self._own[lane][name], alpha=counted)
         self._state.update({name: tensor / total for name, tensor in states.items()})
         self._move({name: tensor / total for name, tensor in changes.items()})
         self._load(optimizer, 0)
 
     def _merged(self, name: str) -> bool:
         return name.startswith(self._variant.state) if self._variant.state else False
-
-    def _large(self, name: str) -> bool:
-        return bool(self._variant.bits) and name.startswith(("momentum_buffer", "exp_avg."))
-
-    def _coded(self, change: dict[str, Tensor], lane: int) -> dict[str, Tensor]:
-        """As it arrives; what was lost is kept for the next window."""
-        if not self._variant.bits:
-            return change
-        kept = self._errors[lane]
-        wanted = {name: tensor + kept[name] if name in kept else tensor for name, tensor in change.items()}
-        sent = {name: quantised(tensor, self._variant.bits) for name, tensor in wanted.items()}
-        self._errors[lane] = {name: tensor - sent[name] for name, tensor in wanted.items()}
-        return sent
 
     def _move(self, change: Mapping[str, Tensor]) -> None:
         for name, tensor in change.items():
@@ -214,14 +251,6 @@ class Record:
             parameter.copy_(self._weights[name])
         own = {name: tensor for name, tensor in self._own[lane].items() if not self._merged(name)}
         optimizer.load_state_tensors({name: t.clone() for name, t in {**self._state, **own}.items()})
-
-
-def quantised(tensor: Tensor, bits: int, *, block: int = 64) -> Tensor:
-    """What arrives of a tensor: blocks, each with its largest magnitude as the scale of whole numbers of these bits."""
-    flat = nn.functional.pad(tensor.reshape(-1), (0, -tensor.numel() % block)).view(-1, block)
-    most = 2 ** (bits - 1) - 1
-    scale = flat.abs().amax(1, keepdim=True).clamp_min(1e-30) / most
-    return ((flat / scale).round() * scale).reshape(-1)[: tensor.numel()].view_as(tensor)
 
 
 def times_longer(loss: float, alone: Mapping[float, float]) -> float:

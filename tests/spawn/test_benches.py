@@ -32,7 +32,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "goodput": "--minutes 1 --seconds 3",
     "grid": "TEXT --set train.epochs=0.1 --set optim.weight_decay=0,1 --characters 20000 --seeds 1 --vocabulary 300",
     "kernels": "--preset micro --rounds 1 --threads 1",
-    "lanes": "DATA --steps 3 --seeds 1 --speeds 2,1 --length 16 --only exact,state~H=2,state;~4~bits~H=8",
+    "lanes": "DATA --steps 3 --seeds 1 --speeds 2,1 --length 16 --only exact,windows~H=2,state~H=4",
     "late": "--times 1 --batch 16",
     "link": "--parameters 50000 --rate 0 --rounds 1",
     "loop": "--size micro --steps 6 --threads 1",
