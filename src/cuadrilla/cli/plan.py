@@ -1,0 +1,187 @@
+"""`cuadrilla plan`: what a crew would bring to a run, before anything is installed or trained."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cuadrilla.cli.config import RunFile, Sets
+from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.progress import in_words
+from cuadrilla.config import Config, CrewEngine
+from cuadrilla.link.practice import parse_shape
+from cuadrilla.messages import Message
+from cuadrilla.plan.decide import decide
+from cuadrilla.plan.machines import described, read_crew
+from cuadrilla.plan.predict import Crew, MachineSpec, Prediction, predict
+from cuadrilla.rundir import RunDir, typed
+from cuadrilla.runfile import read_run_file
+
+if TYPE_CHECKING:
+    from cuadrilla.train.measure import Measured
+
+MANY = 4
+"""So many alike are shown by the first and the last."""
+LITTLE = 1.1
+"""A crew that is so little faster than its best machine is not worth its cables."""
+
+
+def plan(
+    run: RunFile = Path("run.toml"),
+    crew: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|NAME", help="Machines that you describe, or 4070ti+m2-wifi, 5x3050-1gbe, classroom-30."
+        ),
+    ] = "",
+    sets: Sets = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Say how fast a run would train on a crew, with which settings, and which machines to leave out.
+
+    Measures this machine with the run's own model and data, for about ten seconds. Without --crew: the practice crew
+    of the run file, or this machine alone.
+    """
+    from cuadrilla.train.measure import measure
+
+    options.json |= as_json
+    resolved, folder = read_run_file(run, sets=sets or []), run if run.is_dir() else run.parent
+    described_crew = read_crew(crew) if crew else None  # an error in it is said before anything is measured
+    config, _ = decide(resolved.config, RunDir(folder))
+    say("measuring this machine with {run}: about ten seconds", run=typed(run))
+    found = measure(config, folder)
+    operations = 6.0 * found.num_weights
+    machines = (
+        described(described_crew, here=found.tokens_per_second, operations=operations)
+        if described_crew
+        else _practice(config, found)
+    )
+    predictions = predict(machines, found.work)
+    if options.json:
+        emit_json(_as_json(machines, predictions, found))
+    else:
+        _report(machines, predictions, found, run=run)
+
+
+def _practice(config: Config, found: "Measured") -> Crew:
+    """The workers of the run file."""
+    link = config.engine.link if isinstance(config.engine, CrewEngine) else ""
+    shape = parse_shape(link, speed=1.0)
+    limits = {"bytes_per_second": shape.bits_per_second / 8, "delay_seconds": shape.delay_seconds} if link else {}
+    return Crew(
+        machines=[
+            MachineSpec(name=f"worker-{number}", tokens_per_second=speed * found.tokens_per_second, **limits)
+            for number, speed in enumerate(config.engine.workers or [1.0], 1)
+        ]
+    )
+
+
+def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run: Path) -> None:
+    best = _chosen(predictions)
+    units = sum(best.shares.values())
+    emit_table(
+        [
+            {
+                "machine": _names(group),
+                "tokens/s": f"{group[0].tokens_per_second:,.0f}",
+                "share": f"{100 * best.shares.get(group[0].name, 0) / units:.1f} %",
+            }
+            for group in _alike(crew, best)
+        ]
+    )
+    emit("")
+    emit_table(
+        [
+            {
+                "sync": _kind(each),
+                "tokens/s": f"{each.tokens_per_second:,.0f}",
+                "waiting": f"{100 * each.waiting:.0f} %",
+                "MB/s at the coordinator": f"{each.bytes_per_second / 1e6:.1f}",
+                "as fast as the best alone": f"{each.gain:.2f}",
+            }
+            for each in predictions
+        ]
+    )
+    emit(
+        Message(
+            "\nhere: {rate:,.0f} tokens/s on {device}, {memory:.1f} GB at most; a checkpoint has {saved:.2f} GB\n"
+            "{tokens:,} tokens take about {time}\n"
+            "all machines without a network between them: {ceiling:.2f} times the best alone",
+            rate=found.tokens_per_second,
+            device=found.device,
+            memory=found.peak_bytes / 1e9,
+            saved=found.saved_bytes / 1e9,
+            tokens=found.total_tokens,
+            time=in_words(found.total_tokens / best.tokens_per_second),
+            ceiling=crew.ceiling,
+        )
+    )
+    for line in _advice(crew, predictions):
+        emit(line)
+    kind = "exact" if best.steps <= 1 else "windows"
+    steps = f" --set sync.steps={best.steps}" if best.steps > 1 else ""
+    say("\nnext: cuadrilla train {run} --set sync.kind={kind}{steps}", run=typed(run), kind=kind, steps=steps)
+
+
+def _alike(crew: Crew, best: Prediction) -> list[list[MachineSpec]]:
+    """Machines of one kind and one share, as one row."""
+    groups: dict[tuple[MachineSpec, int], list[MachineSpec]] = {}
+    for machine in crew.machines:
+        groups.setdefault((replace(machine, name=""), best.shares.get(machine.name, 0)), []).append(machine)
+    return list(groups.values())
+
+
+def _names(group: list[MachineSpec]) -> str:
+    names = [machine.name for machine in group]
+    return ", ".join(names) if len(names) < MANY else f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def _kind(prediction: Prediction) -> Message:
+    match prediction.steps:
+        case 0:
+            return Message("the best alone")
+        case 1:
+            return Message("exact")
+        case steps:
+            return Message("windows of {steps} steps", steps=steps)
+
+
+def _chosen(predictions: list[Prediction]) -> Prediction:
+    """The best, or alone where a crew is hardly better."""
+    return next(each for each in predictions if each.steps == 0 or each.gain >= LITTLE)
+
+
+def _advice(crew: Crew, predictions: list[Prediction]) -> list[Message]:
+    """What a person would want to be told."""
+    best = _chosen(predictions)
+    if len(crew.machines) == 1:
+        return []
+    if best.steps == 0:
+        percent = 100 * (predictions[0].gain - 1)
+        return [
+            Message(
+                "train alone on {name}: the others would bring {percent:.0f} %", name=crew.best.name, percent=percent
+            )
+        ]
+    idle = [_names(group) for group in _alike(crew, best) if group[0].name not in best.shares]
+    problem = "leave out, or give other work: {names}; they would bring nothing to speak of"
+    return [Message(problem, names=", ".join(idle))] if idle else []
+
+
+def _as_json(crew: Crew, predictions: list[Prediction], found: "Measured") -> dict[str, Any]:
+    return {
+        "machines": [
+            {
+                "name": machine.name,
+                "tokens_per_second": machine.tokens_per_second,
+                "units": _chosen(predictions).shares.get(machine.name, 0),
+            }
+            for machine in crew.machines
+        ],
+        "ceiling": crew.ceiling,
+        "chosen": vars(_chosen(predictions)),
+        "predictions": [vars(each) for each in predictions],
+        "measured": {**vars(found), "work": vars(found.work)},
+        "seconds": found.total_tokens / _chosen(predictions).tokens_per_second,
+    }

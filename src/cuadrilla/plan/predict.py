@@ -1,0 +1,167 @@
+"""What a crew would bring, told before it trains: how soon it comes to a loss, by which strategy, and with whom.
+
+    round    = max over workers of (transfer + units / speed) + the coordinator's step        units dealt as in training
+    transfer = (version + contribution) / the slower of the worker's link and its part of the coordinator's + 2 delays
+    gain     = tokens per second · what they teach / tokens per second of the best machine alone
+
+In windows each worker makes each step as well, and a window teaches less than as many exact steps:
+`WHAT_WINDOWS_TEACH`. Transfers do not overlap with computing, as in training. Pure; times in seconds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cuadrilla.plan.share import Pace, share_units
+
+WHAT_WINDOWS_TEACH = {1: 1.0, 8: 0.92, 16: 0.84}
+"""By the steps of a window, of the speed of `exact` at equal tokens per second (`bench.lanes`, docs/experiments.md)."""
+WINDOWS = (2, 4, 8, 16)
+"""The steps that are tried. Longer windows were not measured."""
+WORTH = 0.02
+"""A machine that adds less than this part is better left to other work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSpec:
+    """`bytes_per_second`, each way, and `delay_seconds` to the coordinator; infinite and 0 for its own machine."""
+
+    name: str
+    tokens_per_second: float
+    bytes_per_second: float = math.inf
+    delay_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """`bytes_per_second`: of the coordinator's own link, which all the others share."""
+
+    machines: Sequence[MachineSpec]
+    bytes_per_second: float = math.inf
+
+    @property
+    def best(self) -> MachineSpec:
+        return max(self.machines, key=lambda machine: machine.tokens_per_second)
+
+    @property
+    def coordinator(self) -> MachineSpec:
+        """The machine that the others' links lead to; in practice, where all links are shaped, the best one's."""
+        here = [machine for machine in self.machines if math.isinf(machine.bytes_per_second)]
+        return replace(self, machines=here).best if here else self.best
+
+    @property
+    def ceiling(self) -> float:
+        """All machines beside the best one, if there were no network between them."""
+        return sum(machine.tokens_per_second for machine in self.machines) / self.best.tokens_per_second
+
+    def without(self, machine: MachineSpec) -> "Crew":
+        return replace(self, machines=[other for other in self.machines if other is not machine])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A run's. Bytes are those of a version and a contribution together. `step_tokens`: whose passes take a machine as
+    long as a step of the optimizer.
+    """
+
+    units_per_step: int
+    unit_tokens: int
+    step_tokens: float
+    exact_bytes: int
+    window_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """`steps` of a round; 0: the best machine alone. `shares`: units of a round by machine. `waiting`: part of the
+    machines' time, weighted by their speeds. `bytes_per_second`: at the coordinator. `gain`: see the module.
+    """
+
+    steps: int
+    shares: dict[str, int]
+    tokens_per_second: float
+    waiting: float
+    bytes_per_second: float
+    gain: float
+
+
+def predict(crew: Crew, work: Workload) -> list[Prediction]:
+    """The best machine alone, exact steps, and windows, each with the machines that are worth it; the best first."""
+    alone = predict_alone(crew.best, work)
+    crews = [_worth_it(crew, work, steps=steps, alone=alone.tokens_per_second) for steps in (1, *WINDOWS)]
+    found = [alone, *(prediction for prediction in crews if len(prediction.shares) > 1)]
+    return sorted(found, key=lambda prediction: (-prediction.gain, prediction.steps))
+
+
+def predict_alone(machine: MachineSpec, work: Workload) -> Prediction:
+    """Without a network."""
+    tokens = work.units_per_step * work.unit_tokens
+    return Prediction(
+        steps=0,
+        shares={machine.name: work.units_per_step},
+        tokens_per_second=machine.tokens_per_second * tokens / (tokens + work.step_tokens),
+        waiting=0.0,
+        bytes_per_second=0.0,
+        gain=1.0,
+    )
+
+
+def predict_crew(crew: Crew, work: Workload, *, steps: int, alone: float) -> Prediction:
+    """With all machines that get a share, in rounds of so many steps. `alone`: tokens per second to compare with."""
+    paces = _paces(crew, work, steps=steps)
+    shares = {name: share for name, share in share_units(work.units_per_step, paces=paces).items() if share}
+    round_seconds = max(paces[name].seconds(share) for name, share in shares.items())
+    round_seconds += work.step_tokens / crew.coordinator.tokens_per_second
+    tokens_per_second = steps * work.units_per_step * work.unit_tokens / round_seconds
+    members = [machine for machine in crew.machines if machine.name in shares]
+    remote = [machine for machine in members if math.isfinite(machine.bytes_per_second)]
+    return Prediction(
+        steps=steps,
+        shares={name: steps * share for name, share in shares.items()},
+        tokens_per_second=tokens_per_second,
+        waiting=1 - tokens_per_second / sum(machine.tokens_per_second for machine in members),
+        bytes_per_second=len(remote) * _bytes(work, steps) / round_seconds,
+        gain=tokens_per_second * teaches(steps) / alone,
+    )
+
+
+def _worth_it(crew: Crew, work: Workload, *, steps: int, alone: float) -> Prediction:
+    """Who brings least leaves, as long as that costs nothing to speak of."""
+    best = predict_crew(crew, work, steps=steps, alone=alone)
+    while len(crew.machines) > 1:
+        kinds = {replace(machine, name=""): machine for machine in crew.machines}  # of equal ones any may leave
+        smaller = [crew.without(machine) for machine in kinds.values()]
+        predictions = [predict_crew(each, work, steps=steps, alone=alone) for each in smaller]
+        index = max(range(len(smaller)), key=lambda number: predictions[number].gain)
+        if predictions[index].gain * (1 + WORTH) < best.gain:
+            break
+        crew, best = smaller[index], predictions[index]
+    return best
+
+
+def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:
+    """Of groups of `steps` units."""
+    remote = sum(math.isfinite(machine.bytes_per_second) for machine in crew.machines)
+    part = crew.bytes_per_second / max(remote, 1)
+
+    def pace(machine: MachineSpec) -> Pace:
+        fixed = steps * work.step_tokens / machine.tokens_per_second if steps > 1 else 0.0
+        if math.isfinite(machine.bytes_per_second):
+            fixed += _bytes(work, steps) / min(machine.bytes_per_second, part) + 2 * machine.delay_seconds
+        return Pace(units_per_second=machine.tokens_per_second / work.unit_tokens / steps, fixed_seconds=fixed)
+
+    return {machine.name: pace(machine) for machine in crew.machines}
+
+
+def _bytes(work: Workload, steps: int) -> int:
+    return work.exact_bytes if steps == 1 else work.window_bytes
+
+
+def teaches(steps: int) -> float:
+    """Between the measured ones a straight line over the logarithm of the steps."""
+    below = max(known for known in WHAT_WINDOWS_TEACH if known <= steps)
+    above = min((known for known in WHAT_WINDOWS_TEACH if known >= steps), default=below)
+    if above == below:
+        return WHAT_WINDOWS_TEACH[below]
+    part = math.log(steps / below) / math.log(above / below)
+    return WHAT_WINDOWS_TEACH[below] + part * (WHAT_WINDOWS_TEACH[above] - WHAT_WINDOWS_TEACH[below])

@@ -1,0 +1,145 @@
+"""How fast this machine trains a run's model: the loop itself, with leases that nobody waits for."""
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cuadrilla.config import Config
+from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.plan.predict import Workload
+from cuadrilla.sync.exact import Exact
+from cuadrilla.sync.strategy import Recipe, Strategy, trainable
+from cuadrilla.sync.windows import Windows
+from cuadrilla.train.kernels import choose_kernels
+from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.precision import choose_device, choose_precision
+from cuadrilla.train.setup import make_model_to_train, make_recipe, make_task, measure_length
+
+LEASE_SECONDS, NUM_LEASES = 2.0, 3
+MAX_UNITS = 4096
+"""Of a lease."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """`peak_bytes`: of the device's memory; on a processor of this whole process. `saved_bytes`: of a checkpoint."""
+
+    tokens_per_second: float
+    device: str
+    peak_bytes: int
+    saved_bytes: int
+    num_weights: int
+    total_tokens: int
+    work: Workload
+
+
+def measure(config: Config, folder: Path) -> Measured:
+    """For a run whose paths are relative to `folder`, on its device, in about eight seconds. The passes shrink until
+    they fit into memory, as in training. Raises TaskError, DataError, ConfigError, DeviceError, ResourceError.
+    """
+    task, device = make_task(config, folder), choose_device(config.train.device)
+    model, precision = (
+        make_model_to_train(config, task).to(device),
+        choose_precision(config.train.precision, device=device),
+    )
+    length, strategy = measure_length(config, task), Exact()
+    recipe = make_recipe(config, task=task, length=length, precision=precision)
+    kernels = choose_kernels(model, device=device, dtype=precision.dtype, strict=config.sync.strict)
+    settings = WorkerSettings(
+        run=config.run, train=config.train, device=device, precision=precision, pass_tokens=kernels.pass_tokens
+    )
+    leases = _Leases(weights=dict(strategy.merge(model, recipe).version()), device=device)
+    train(leases, task=task, model=model, sync=strategy.worker(model, recipe), worker=settings)
+    windows = Windows(steps_per_round=2)
+    tokens_per_second = statistics.median(leases.rates[1:]) * length.unit_tokens
+    return Measured(
+        tokens_per_second=tokens_per_second,
+        device=str(device),
+        peak_bytes=_peak_bytes(device),
+        saved_bytes=_size(windows.version_like(model, recipe)),
+        num_weights=sum(parameter.numel() for parameter in model.parameters()),
+        total_tokens=length.total_tokens,
+        work=Workload(
+            units_per_step=length.units_per_round // length.steps_per_round,
+            unit_tokens=length.unit_tokens,
+            step_tokens=_step_seconds(model, recipe, device) * tokens_per_second,
+            exact_bytes=_round_bytes(strategy, model, recipe),
+            window_bytes=_round_bytes(windows, model, recipe),
+        ),
+    )
+
+
+def _step_seconds(model: nn.Module, recipe: Recipe, device: torch.device) -> float:
+    """Of the optimizer; the first time does not count. The weights are of no use any more."""
+    optimizer, seconds = recipe.make_optimizer(trainable(model)), list[float]()
+    for _ in range(1 + NUM_LEASES):
+        for parameter in trainable(model).values():
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        began = time.monotonic()
+        optimizer.step(0.0)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        seconds.append(time.monotonic() - began)
+    return statistics.median(seconds[1:])
+
+
+def _round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
+    return _size(strategy.version_like(model, recipe)) + _size(strategy.contribution_like(model, recipe))
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@dataclass(kw_only=True)
+class _Leases:
+    """A coordinator's side of a link: the weights, a lease of one unit, and then leases of some seconds."""
+
+    weights: Tensors
+    device: torch.device
+    units: int = 1
+    first: int = 0
+    began: float = 0.0
+    rates: list[float] = field(default_factory=list)
+    """Units per second of each answer."""
+
+    def next_event(self) -> ToWorker:
+        if not self.began:
+            self.began = time.monotonic()
+            return Version(version=0)
+        if len(self.rates) > NUM_LEASES:
+            return Stop(reason="")
+        units, self.first = range(self.first, self.first + self.units), self.first + self.units
+        self.began = time.monotonic()
+        return Lease(lease_id=1, version=0, units=tuple(units), planned_tokens=1)
+
+    def call(self, message: ToCoordinator) -> None:
+        if isinstance(message, Contribution):
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize(self.device)
+            self.rates.append(self.units / (time.monotonic() - self.began))
+            self.units = min(max(1, round(LEASE_SECONDS * self.rates[-1])), MAX_UNITS)
+
+    def interrupted(self) -> bool:
+        return False
+
+    def download(self, ref: TensorRef) -> Tensors:
+        del ref
+        return self.weights
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,120 @@
+"""The plan by hand: what a crew brings, by which strategy, with whom; machines that are described."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.errors import ConfigError
+from cuadrilla.plan.machines import PRESETS, described, read_crew
+from cuadrilla.plan.predict import Crew, MachineSpec, Workload, predict, teaches
+
+WORK = Workload(units_per_step=16, unit_tokens=100, step_tokens=0.0, exact_bytes=1000, window_bytes=2000)
+PC = MachineSpec(name="pc", tokens_per_second=800.0)
+MAC = MachineSpec(name="mac", tokens_per_second=800.0, bytes_per_second=1000.0, delay_seconds=0.5)
+OLD = MachineSpec(name="old", tokens_per_second=8.0, bytes_per_second=1000.0)
+
+
+def test_without_a_network_exact_reaches_the_ceiling() -> None:
+    crew = Crew(machines=[PC, replace(PC, name="second", tokens_per_second=400.0)])
+    best = predict(crew, replace(WORK, units_per_step=12))[0]
+    assert (best.steps, best.shares) == (1, {"pc": 8, "second": 4})
+    assert best.tokens_per_second == pytest.approx(1200)
+    assert best.gain == pytest.approx(crew.ceiling) == pytest.approx(1.5)
+    assert best.waiting == pytest.approx(0, abs=1e-9)
+
+
+def test_a_round_is_the_slowest_transfer_and_its_units() -> None:
+    """The mac needs 2 s for 1,000 bytes and two delays, and an eighth of a second for a unit, as the pc does."""
+    long = replace(WORK, units_per_step=160)
+    found = {each.steps: each for each in predict(Crew(machines=[PC, MAC]), long)}
+    assert found[1].shares == {"pc": 88, "mac": 72}  # 11 s, and 2 + 9 s
+    assert found[1].tokens_per_second == pytest.approx(16_000 / 11)
+    assert found[1].bytes_per_second == pytest.approx(1000 / 11)
+    assert found[8].shares == {"pc": 8 * 81, "mac": 8 * 79}  # in eight steps 81 s, and 3 + 79 s
+    assert found[8].tokens_per_second == pytest.approx(8 * 16_000 / 82)
+    assert found[8].gain == pytest.approx(8 * 16_000 / 82 / 800 * teaches(8))
+
+
+def test_a_hopeless_link_leaves_the_best_machine_alone() -> None:
+    found = predict(Crew(machines=[PC, replace(MAC, bytes_per_second=1.0)]), WORK)
+    assert [each.steps for each in found] == [0]
+    assert (found[0].gain, found[0].shares) == (1.0, {"pc": 16})
+
+
+def test_who_brings_nothing_is_left_out() -> None:
+    long = replace(WORK, units_per_step=1600)
+    best = predict(Crew(machines=[PC, MAC, OLD]), long)[0]
+    assert set(best.shares) == {"pc", "mac"}
+
+
+def test_a_coordinators_link_is_shared() -> None:
+    fast = [replace(MAC, name=f"mac {number}", bytes_per_second=1e9, delay_seconds=0.0) for number in range(4)]
+    free, narrow = (Crew(machines=[PC, *fast], bytes_per_second=each) for each in (math.inf, 4000.0))
+    work = replace(WORK, units_per_step=100)
+    rates = [next(each for each in predict(crew, work) if each.steps == 1).tokens_per_second for crew in (free, narrow)]
+    assert rates[0] == pytest.approx(4000, rel=1e-3)
+    assert rates[1] < rates[0]
+
+
+def test_optimizer_steps_cost_the_coordinator_and_in_windows_every_worker() -> None:
+    crew, work = Crew(machines=[PC, replace(PC, name="second")]), replace(WORK, step_tokens=160.0)
+    found = {each.steps: each.tokens_per_second for each in predict(crew, work)}
+    assert found[0] == pytest.approx(1600 / 2.2)
+    assert found[1] == pytest.approx(1600 / 1.2)
+    assert found[4] == pytest.approx(4 * 1600 / (4 * 1.2 + 0.2))
+
+
+def test_what_longer_windows_teach_lies_between_the_measured_ones() -> None:
+    assert teaches(1) == 1.0
+    assert teaches(8) < teaches(4) < teaches(2) < 1.0
+    assert teaches(1000) == min(teaches(steps) for steps in (8, 16, 1000))
+
+
+def test_presets_have_numbers() -> None:
+    for file in PRESETS.values():
+        crew = described(file, here=1.0, operations=1e9)
+        assert crew.ceiling > 1
+        assert math.isinf(crew.coordinator.bytes_per_second)
+
+
+def test_a_file_describes_machines(tmp_path: Path) -> None:
+    path = tmp_path / "crew.toml"
+    path.write_text(
+        'link = "80kbit"\n[[machine]]\nname = "a"\nspeed = 2.0\n'
+        '[[machine]]\nname = "b"\ncount = 2\ntflops = 1.0\nlink = "8kbit+10ms"\n'
+    )
+    crew = described(read_crew(str(path)), here=50.0, operations=1e10)
+    assert crew.bytes_per_second == 10_000
+    assert list(crew.machines) == [
+        MachineSpec(name="a", tokens_per_second=100.0),
+        MachineSpec(name="b 1", tokens_per_second=100.0, bytes_per_second=1000.0, delay_seconds=0.01),
+        MachineSpec(name="b 2", tokens_per_second=100.0, bytes_per_second=1000.0, delay_seconds=0.01),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "machine"),
+        ("[[machine]]\nspeed = 1.0", "name"),
+        ('[[machine]]\nname = "a"\nspede = 1.0', "spede"),
+        ('[[machine]]\nname = "a"', "its speed is needed, once"),
+        ('[[machine]]\nname = "a"\nspeed = 1.0\ntflops = 1.0', "its speed is needed, once"),
+        ('[[machine]]\nname = "a"\nspeed = -1.0', "speed"),
+        ('[[machine]]\nname = "a"\nspeed = 1.0\nlink = "fast"', "bandwidth"),
+        ('[[machine]]\nname = "a"\nspeed = 1.0\n[[machine]]\nname = "a"\nspeed = 1.0', "one name"),
+        ("[[machine", "crew.toml"),
+    ],
+)
+def test_a_file_that_cannot_be_right_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "crew.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        described(read_crew(str(path)), here=1.0, operations=1.0)
+
+
+def test_no_file_and_no_preset() -> None:
+    with pytest.raises(ConfigError, match="cannot read 5x3050"):
+        read_crew("5x3050")
