@@ -61,13 +61,14 @@ precision = "fp32"
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """`steps` of a window, 0: gradients are merged at each step. `product`: by its strategy. Otherwise `state`: of the
-    optimizer, which parts are merged, by the beginning of their names; what is not, each lane keeps for itself.
-    `outer`: rate and momentum of a Nesterov step on the change of the weights.
+    """`steps` of a window, 0: gradients are merged at each step. `product`: by its strategy, with `bits` on the wire.
+    Otherwise `state`: of the optimizer, which parts are merged, by the beginning of their names; what is not, each lane
+    keeps for itself. `outer`: rate and momentum of a Nesterov step on the change of the weights.
     """
 
     steps: int = 0
     product: bool = False
+    bits: int = 8
     state: tuple[str, ...] = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
     outer: tuple[float, float] | None = None
     optim: str = 'kind = "muon"'
@@ -76,6 +77,7 @@ class Variant:
 ALL: dict[str, Variant] = {
     "exact": Variant(),
     **{f"windows H={h}": Variant(steps=h, product=True) for h in (2, 4, 8, 16, 30)},
+    "windows H=8, 32 bits": Variant(steps=8, product=True, bits=32),
     **{f"state H={h}": Variant(steps=h) for h in (4, 8, 16)},
     **{f"weights only H={h}": Variant(steps=h, state=()) for h in (4, 8, 16)},
     **{f"outer {r}/{m} H=8": Variant(steps=8, state=(), outer=(r, m)) for r, m in ((0.7, 0.5), (0.7, 0.9))},
@@ -137,7 +139,7 @@ def train(play: Play, variant: Variant, *, exact_part: float) -> float:
     """Held-out loss at the end."""
     play.model.train()
     optimizer, step, size = play.new_optimizer(), 0, sum(play.lanes)
-    record = Product(play, variant.steps) if variant.product else Record(play, variant)
+    record = Product(play, variant) if variant.product else Record(play, variant)
     exact_until = (
         play.steps if not variant.steps else math.ceil(exact_part * play.steps / variant.steps) * variant.steps
     )
@@ -155,9 +157,9 @@ def train(play: Play, variant: Variant, *, exact_part: float) -> float:
 class Product:
     """The halves of the product's strategy: one worker, which computes lane after lane, and the merge."""
 
-    def __init__(self, play: Play, steps: int) -> None:
-        self._play, strategy = play, Windows(steps_per_round=steps)
-        recipe = replace(play.recipe, units_per_round=steps * sum(play.lanes))
+    def __init__(self, play: Play, variant: Variant) -> None:
+        self._play, strategy = play, Windows(steps_per_round=variant.steps, bits=variant.bits)
+        recipe = replace(play.recipe, round_tokens=variant.steps * play.recipe.round_tokens)
         self._model = copy.deepcopy(play.model)
         self._worker = strategy.worker(play.model, recipe)
         self._merge = strategy.merge(self._model, recipe)
@@ -171,7 +173,7 @@ class Product:
         """All lanes of a window, one after the other, and their merge; the model is then that of record."""
         del optimizer
         play, answers, first = self._play, list[Answer](), step * sum(self._play.lanes)
-        planned = steps * sum(play.lanes) * play.recipe.unit_tokens
+        planned = steps * play.recipe.round_tokens
         self._worker.apply(self._merge.version())
         for number, lane in enumerate(play.lanes):
             units = tuple(range(first, first + steps * lane))
@@ -186,7 +188,7 @@ class Product:
             )
             answers.append(Answer(grant=Grant(lease_id=number, worker=str(number), units=units), said=said))
         norm = self._merge.reduce(answers, planned_tokens=planned).norm
-        self._merge.step(norm=norm, tokens=planned * (step // steps + 1), version=step // steps + 1)
+        self._merge.step(norm=norm, tokens=planned * (step // steps + 1))
         play.model.load_state_dict(self._model.state_dict())
 
     def _pass(self, units: Sequence[int], planned: int) -> tuple[Tensor, int]:

@@ -44,8 +44,8 @@ STRICT = ("strict", "strict windows", "strict windows of many steps")
 STRATEGIES: dict[str, Strategy] = {
     "exact": Exact(),
     "strict": Exact(strict=True),
-    "windows": Windows(steps_per_round=1),
-    "strict windows": Windows(steps_per_round=1, strict_lanes=LANES),
+    "windows": Windows(steps_per_round=1, bits=32),
+    "strict windows": Windows(steps_per_round=1, bits=32, strict_lanes=LANES),
     "average": Average(),
 }
 MANY_STEPS: dict[str, Strategy] = {

@@ -11,4 +11,6 @@ def make_strategy(section: ExactSync | WindowsSync) -> Strategy:
         case ExactSync(strict=strict):
             return Exact(strict=strict)
         case WindowsSync():
-            return Windows(steps_per_round=section.steps, strict_lanes=section.lanes if section.strict else ())
+            return Windows(
+                steps_per_round=section.steps, bits=section.bits, strict_lanes=section.lanes if section.strict else ()
+            )

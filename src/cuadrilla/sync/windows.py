@@ -20,7 +20,9 @@ such as a rare token's row, would move by that lane's part of the step alone, an
 gradients would slow down all of them. The sum of gradients has neither fault, and their squares are as noisy as those
 of the whole step.
 
-With one step of plain gradient descent it is the exact strategy.
+On the wire numbers have 8 bits (`compact.py`), weights and squares 16: a lane starts near the state of record, and what
+it gives is a difference to where it started. So errors do not add up, and nothing has to be remembered about them.
+With one step of plain gradient descent, and 32 bits, it is the exact strategy.
 
 *Strict*: lanes are cut before it is known who computes them (`lanes.py`), a pass is a unit, and the merge adds lanes up
 in their order. The weights then have one SHA-256 for any number of workers and any faults.
@@ -36,6 +38,7 @@ from torch import Tensor, nn
 
 from cuadrilla.errors import TaskError
 from cuadrilla.link.base import Contribution, Lease, Tensors
+from cuadrilla.sync.compact import compacted, expanded, names_of
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.lanes import LaneRounds
 from cuadrilla.sync.statistics import statistics_of
@@ -57,17 +60,21 @@ STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """The strategy of `sync.kind = "windows"`; see the module. `strict_lanes`: their relative sizes, in strict mode."""
+    """The strategy of `sync.kind = "windows"`; see the module. `strict_lanes`: their relative sizes, in strict mode.
+    `bits` of most numbers on the wire: 8 or 32.
+    """
 
     steps_per_round: int
+    bits: int = 8
     strict_lanes: Sequence[float] = ()
     moves_weights: bool = True
 
     def worker(self, model: nn.Module, recipe: Recipe) -> "WindowsWorker":
-        return WindowsWorker(model, recipe, steps_per_round=self.steps_per_round, strict=bool(self.strict_lanes))
+        strict = bool(self.strict_lanes)
+        return WindowsWorker(model, recipe, steps_per_round=self.steps_per_round, strict=strict, bits=self.bits)
 
     def merge(self, model: nn.Module, recipe: Recipe) -> "WindowsMerge":
-        return WindowsMerge(model, recipe, steps_per_round=self.steps_per_round)
+        return WindowsMerge(model, recipe, steps_per_round=self.steps_per_round, bits=self.bits)
 
     def rounds(self, *, share: Share) -> Rounds:
         return LaneRounds(share=share, sizes=self.strict_lanes) if self.strict_lanes else WholeRounds(share=share)
@@ -75,12 +82,12 @@ class Windows:
     def version_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
         """Trainable parameters and the optimizer's state."""
         params, optimizer = _unplaced(model, recipe)
-        return {**params, **_named(optimizer.state_tensors())}
+        return _version(params, optimizer, bits=self.bits)
 
     def contribution_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
         """Changes of the parameters and the optimizer's state, or gradients and their squares."""
         params, optimizer = _unplaced(model, recipe)
-        return _contribution(params, optimizer, gradients=params, squares=params)
+        return _contribution(params, optimizer, gradients=params, squares=params, bits=self.bits)
 
 
 def _unplaced(model: nn.Module, recipe: Recipe) -> tuple[Parameters, Stepper]:
@@ -93,7 +100,7 @@ def _unplaced(model: nn.Module, recipe: Recipe) -> tuple[Parameters, Stepper]:
 class WindowsWorker:
     """The worker half. Raises TaskError for a model with running statistics, which are no weights."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, *, steps_per_round: int, strict: bool) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, *, steps_per_round: int, strict: bool, bits: int) -> None:
         if statistics_of(model):
             raise TaskError(
                 "windows do not merge the running statistics of BatchNorm",
@@ -101,7 +108,7 @@ class WindowsWorker:
             )
         self.params: Parameters = trainable(model)
         self.steps_per_round, self.one_unit_per_micro_step = steps_per_round, strict
-        self._recipe = recipe
+        self._recipe, self._bits = recipe, bits
         self._optimizer = recipe.make_optimizer(self.params)
         self._record: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
@@ -154,19 +161,21 @@ class WindowsWorker:
     def contribute(self) -> Tensors:
         """Tensors of their own: the next lease begins with others."""
         changes = {name: parameter.detach() - self._record[name] for name, parameter in self.params.items()}
-        return _contribution(changes, self._optimizer, gradients=self._gradients, squares=self._squares)
+        return _contribution(
+            changes, self._optimizer, gradients=self._gradients, squares=self._squares, bits=self._bits
+        )
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
         """Take over a committed version; the parameters follow when a lease begins."""
         place = next(iter(self.params.values())).device
-        self._record = {name: tensor.detach().to(place, copy=True) for name, tensor in version.items()}
+        self._record = {name: expanded(version, name).detach().to(place, copy=True) for name in names_of(version)}
 
 
 class WindowsMerge:
     """The merge half: its model's parameters and its optimizer's state are those of record."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, *, steps_per_round: int) -> None:
-        self._params, self._recipe, self._steps = trainable(model), recipe, steps_per_round
+    def __init__(self, model: nn.Module, recipe: Recipe, *, steps_per_round: int, bits: int) -> None:
+        self._params, self._recipe, self._steps, self._bits = trainable(model), recipe, steps_per_round, bits
         self._optimizer = recipe.make_optimizer(self._params)
         self._optimizer.start()
         smallest_first = sorted(self._params, key=lambda name: self._params[name].numel())
@@ -174,19 +183,19 @@ class WindowsMerge:
         self._mean: dict[str, Tensor] = {}
 
     def version(self) -> Mapping[str, Tensor]:
-        return {**self._params, **_named(self._optimizer.state_tensors())}
+        return _version(self._params, self._optimizer, bits=self._bits)
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
         """Means by tokens, added up in the order of the answers; gradients are means of the planned tokens already."""
         tokens = sum(answer.said.tokens for answer in answers)
         self._mean = {}
-        for name, like in answers[0].said.tensors.items():
-            mean = torch.zeros_like(like, dtype=torch.float32, device=self._place)
+        for name in names_of(answers[0].said.tensors):
+            mean = torch.zeros(answers[0].said.tensors[name].shape, device=self._place)
             for answer in answers:
                 weight = answer.said.tokens / tokens
                 if name.startswith((GRADIENT, SQUARE)):
                     weight = (planned_tokens / tokens) ** (2 if name.startswith(SQUARE) else 1)
-                mean.add_(answer.said.tensors[name].to(mean.device), alpha=weight)
+                mean.add_(expanded(answer.said.tensors, name).to(mean.device), alpha=weight)
             self._mean[name] = mean.round_() if mean.ndim == 0 else mean  # counts of steps are alike
         whole = float(nn.utils.get_total_norm(self._mean.values()))
         norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._ways]))
@@ -205,7 +214,8 @@ class WindowsMerge:
 
     def _length(self, said: Contribution, *, total: int) -> float:
         scales = {name: total / said.tokens if name.startswith(GRADIENT) else 1.0 for name in self._ways}
-        return float(nn.utils.get_total_norm([said.tensors[name].double() * scales[name] for name in self._ways]))
+        ways = [expanded(said.tensors, name).double() * scales[name] for name in self._ways]
+        return float(nn.utils.get_total_norm(ways))
 
     def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
         return without_effect(answers, names=self._ways)
@@ -253,18 +263,33 @@ class WindowsMerge:
         self._optimizer.load_state_tensors(tensors)
 
 
+def _version(params: Mapping[str, Tensor], optimizer: Stepper, *, bits: int) -> dict[str, Tensor]:
+    """The state of record: itself with 32 bits."""
+    state = _named(optimizer.state_tensors())
+    if bits == 32:
+        return {**params, **state}
+    halves = (*params, *(STATE + name for name in optimizer.state_tensors() if name.startswith("exp_avg_sq.")))
+    return compacted({**params, **state}, halves=halves)
+
+
 def _contribution(
-    changes: Mapping[str, Tensor], optimizer: Stepper, *, gradients: Mapping[str, Tensor], squares: Mapping[str, Tensor]
+    changes: Mapping[str, Tensor],
+    optimizer: Stepper,
+    *,
+    gradients: Mapping[str, Tensor],
+    squares: Mapping[str, Tensor],
+    bits: int,
 ) -> dict[str, Tensor]:
     """Of adaptive parameters gradients and squares, of the others changes and state."""
     adaptive = optimizer.adaptive
     state = {name: t for name, t in optimizer.state_tensors().items() if name.partition(".")[2] not in adaptive}
-    return {
+    whole = {
         **{name: change for name, change in changes.items() if name not in adaptive},
         **_named(state),
         **{GRADIENT + name: gradient for name, gradient in gradients.items() if name in adaptive},
         **{SQUARE + name: square for name, square in squares.items() if name in adaptive},
     }
+    return whole if bits == 32 else compacted(whole, halves=(SQUARE,))
 
 
 def _named(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
