@@ -147,8 +147,8 @@ class IdlePolicy:
             return None
         if self._told_apart is None:
             self._told_apart = not read_facts().container  # there the numbers of processes are its host's
-        alone = not works and self._root == os.getpid()
-        found = others_on(cards, ours=self._own_processes(), told_apart=self._told_apart, all_are_others=alone)
+        alone, ours = not works and self._root == os.getpid(), {process.pid for process in self._own()}
+        found = others_on(cards, ours=ours, told_apart=self._told_apart, all_are_others=alone)
         if works and found is None and not self._told_of_gpus:
             self._told_of_gpus = True
             log.info(
@@ -158,10 +158,12 @@ class IdlePolicy:
             )
         return found
 
-    def _own_processes(self) -> set[int]:
+    def _own(self) -> list[psutil.Process]:
+        """The root and what it has started."""
         with suppress(psutil.Error):
-            return {self._root, *(process.pid for process in psutil.Process(self._root).children(recursive=True))}
-        return {self._root, os.getpid()}
+            root = psutil.Process(self._root)
+            return [root, *root.children(recursive=True)]
+        return [psutil.Process()]
 
     def _others(self) -> float | None:
         """Part of all cores since the last look."""
@@ -180,9 +182,8 @@ class IdlePolicy:
 
     def _own_seconds(self) -> float:
         """Beside what is counted as nice: Ray's workers are."""
-        root = psutil.Process(self._root)
         seconds = 0.0
-        for process in (root, *root.children(recursive=True)):
+        for process in self._own():
             with suppress(psutil.Error):
                 times = process.cpu_times()
                 is_nice = os.name == "posix" and process.nice() > 0

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ class Node:
     """When the coordinator last said something, in monotonic seconds."""
     standbys: tuple[str, ...] = ()
     """Where the run goes on if the coordinator is gone for good."""
-    _has_told: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._identity = self.identity or load_node(self.crew.folder)
@@ -70,9 +69,7 @@ class Node:
             return read_run_config(self.run), self.run.path
         self.learn()  # it has answered; to fetch may end with the question whether its code may run
         found = fetch(connection, description, home=self.home, report=self.tell, data=self.data, approved=self.approved)
-        if not self._has_told:
-            self.tell_working()
-        self._has_told = True
+        self.tell_working()
         return found
 
     def tell_working(self) -> None:
