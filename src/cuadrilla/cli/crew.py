@@ -273,13 +273,13 @@ def join(
 
 def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
     """Until the run, or the coordinator's last job, ends; why it ended."""
-    from cuadrilla.crew.bundle import require_same_version
+    from cuadrilla.crew.bundle import require_work
     from cuadrilla.crew.devices import choose_uses
     from cuadrilla.crew.worker import LEAVES, once, work_on_all
     from cuadrilla.link.client import Connection
 
     description = once(node, Connection.describe)
-    require_same_version(description)
+    require_work(description, jobs=description.takes_jobs)
     if not description.takes_jobs:
         return work_on_all(node, choose_uses(devices, threads=threads, config=load_dumped(description.config)))
     from cuadrilla.jobs.node import do_jobs

@@ -8,7 +8,6 @@ its hash once (`cuadrilla join --trust`); data are fetched after that. Nothing b
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,8 +36,6 @@ FILE = re.compile(
 CODE, DATA = "code", "data"
 MAX_FILES = 10_000
 """They are announced in one message."""
-
-log = logging.getLogger(__name__)
 
 
 class NotTrusted(Refused):
@@ -129,9 +126,7 @@ def fetch(
     nothing of it is fetched. `approved`: whoever started this process may run any code here. Raises LinkError, Refused
     (another version of cuadrilla, or `data` holds other data), NotTrusted, ConfigError, ResourceError.
     """
-    require_same_version(description)  # before its settings are read: they may not be understood
-    if description.takes_jobs:
-        raise Refused("the coordinator gives whole runs to machines", hint="cuadrilla join, without torchrun")
+    require_work(description, jobs=False)  # before its settings are read: they may not be understood
     config, files = load_dumped(description.config), description.files
     try:
         _require_usual(config, files)
@@ -149,8 +144,8 @@ def fetch(
     return (config if code else config.moved(lambda _: DATA)), folder
 
 
-def require_same_version(description: RunDescription) -> None:
-    """Raises Refused."""
+def require_work(description: RunDescription, *, jobs: bool) -> None:
+    """Raises Refused for a coordinator of another version, or with other work: one run for all machines, or `jobs`."""
     if description.cuadrilla not in ("", __version__):
         raise Refused(
             "the coordinator runs cuadrilla {theirs}, this machine {ours}",
@@ -158,6 +153,8 @@ def require_same_version(description: RunDescription) -> None:
             ours=__version__,
             hint="install the same version on both machines",
         )
+    if description.takes_jobs != jobs:
+        raise Refused("the coordinator has other work for this machine", hint="cuadrilla join, without torchrun")
 
 
 def _require_trust(code: Sequence[OfferedFile], folder: Path, *, home: Home) -> None:

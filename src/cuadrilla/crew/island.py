@@ -16,7 +16,6 @@ Invariants
 import dataclasses
 import hashlib
 import json
-import logging
 import os
 import platform
 from collections import Counter
@@ -63,8 +62,6 @@ LAST_SECONDS = 5.0
 SHOWN_DIGITS = 12
 START, ALIKE, END = SUBJECTS = ("start", "alike", "end")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-log = logging.getLogger(__name__)
 
 Facts = Mapping[str, Any]
 Stopping = Callable[[Callable[[str], None]], AbstractContextManager[None]]

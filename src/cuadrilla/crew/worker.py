@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from cuadrilla.config import Config
+from cuadrilla.crew.bundle import require_work
 from cuadrilla.crew.children import Children, cuadrilla_command
 from cuadrilla.crew.equipment import equip
 from cuadrilla.crew.node import Node
@@ -189,8 +190,8 @@ class _Worker:
         is_back = self._equipment is not None
         if self._equipment is None:
             self._equipment = self._equip(*self._node.prepare(connection, description))
-        elif description.takes_jobs:
-            raise Refused("the coordinator has other work for this machine", hint="cuadrilla join")
+        else:
+            require_work(description, jobs=False)
         self._held = False
         work = partial(self._train, self._equipment, is_back=is_back)
         stop = in_session(connection, self._node, parameters=self._equipment.parameters, work=work)

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from cuadrilla.config import CheckpointSection, Config, LocalEngine
-from cuadrilla.crew.bundle import fetch, require_same_version
+from cuadrilla.crew.bundle import fetch, require_work
 from cuadrilla.crew.idle_policy import IdlePolicy
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
@@ -160,7 +160,7 @@ class JobWorker:
 
     def serve(self, connection: Connection) -> Stop | None:
         """One session, from Hello to Stop; None where it left by itself. Raises LinkError when it breaks."""
-        _require_jobs(connection.describe())
+        require_work(connection.describe(), jobs=True)
         self.held = ""
         work = partial(self._work, connection)
         stop = in_session(connection, self.node, parameters=Layout(()), work=work)
@@ -330,12 +330,6 @@ class JobWorker:
     @property
     def _home(self) -> Home:
         return Home.of_user()
-
-
-def _require_jobs(description: RunDescription) -> None:
-    if not description.takes_jobs:
-        raise Refused("the coordinator trains one run with all its machines", hint="cuadrilla join")
-    require_same_version(description)
 
 
 def settings_here(config: Config, files: Path, *, goes_on: bool) -> Config:
