@@ -38,7 +38,7 @@ class CrewFile(Section):
     machine: Annotated[list[MachineSection], Field(min_length=1, max_length=1000)]
 
 
-# A training's share of what is printed on the box: assumed (docs/experiments.md, "Not measured"), and said so.
+# What a training gets out of a card is assumed, a third to a half of what is printed on its box.
 PRESETS = {
     "4070ti+m2-wifi": CrewFile(
         machine=[

@@ -213,10 +213,11 @@ class Membership:
         member.measurements += 1
 
     def unanswered(self, leases: Iterable[Grant]) -> None:
-        """Their workers are no faster than that shows."""
+        """Their workers are no faster than that shows: a measurement, too, or they would be tried in each round."""
         for lease in leases:
             member, held = self.members[lease.worker], self.now - lease.at
             at_most = len(lease.units) / max(held, MIN_HELD_SECONDS)
+            member.measurements += 1
             if not member.units_per_second or at_most < member.units_per_second:
                 member.units_per_second = at_most
 

@@ -1,0 +1,263 @@
+"""The plan against the coordinator itself, under a virtual clock: 12 crews that are described, and up to 64 machines.
+
+    python -m bench.scale [--rounds 20] [--nodes 2,8,32,64]
+
+The product's coordinator deals units and leases; machines and links are modelled: a worker downloads the version,
+computes, uploads; the transfers of a direction share the coordinator's link fairly. So nothing depends on how busy this
+machine is. `error`: of the predicted tokens per second of exact steps and of windows of 8. `chosen is best`: no other
+strategy that was simulated has 2 % more.
+"""
+
+import argparse
+import heapq
+import itertools
+import math
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bench.common import report
+from cuadrilla.link.base import Contribution, Hello, Lease, Version
+from cuadrilla.plan.predict import WINDOWS, Crew, MachineSpec, Workload, predict, predict_alone, predict_crew, teaches
+from cuadrilla.plan.share import share_units
+from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.events import Action, Event, Finish, Merge, Merged, Said, Send, Tick
+from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.work import WholeRounds
+
+TFLOPS = {"4070 Ti": 40.0, "3050": 4.8, "M2": 1.25, "CPU": 0.2}
+"""What a training gets out of them: assumed."""
+CREWS = {"unequal": ("4070 Ti", "3050", "M2", "CPU"), "equal": ("3050",) * 4}
+LINKS = {"100 Mbit/s": 11.75e6, "1 Gbit/s": 117.5e6, "10 Gbit/s": 1175e6}
+SIZES = {"10 M": 10e6, "124 M": 124e6}
+UNIT_TOKENS, UNITS_PER_STEP = 4096, 64
+WARM_UP = 10
+"""Rounds in which the coordinator measures its crew."""
+
+
+@dataclass(kw_only=True)
+class Flow:
+    """Bytes on their way; `most` per second of the machine's own link."""
+
+    left: float
+    most: float
+    then: Callable[[], None]
+    rate: float = 0.0
+
+
+@dataclass(kw_only=True)
+class World:
+    """A clock, what will happen when, and the coordinator's link in both directions."""
+
+    bytes_per_second: float
+    now: float = 0.0
+    later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    flows: dict[str, list[Flow]] = field(default_factory=lambda: {"down": [], "up": []})
+    numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    def after(self, seconds: float, then: Callable[[], None]) -> None:
+        heapq.heappush(self.later, (self.now + seconds, next(self.numbers), then))
+
+    def transfer(self, direction: str, num_bytes: float, *, most: float, then: Callable[[], None]) -> None:
+        if math.isinf(most):
+            return self.after(0.0, then)
+        self.flows[direction].append(Flow(left=num_bytes, most=most, then=then))
+        self._share(direction)
+
+    def step(self) -> None:
+        """To the next thing that happens."""
+        flowing = [(flow.left / flow.rate, name, flow) for name, flows in self.flows.items() for flow in flows]
+        first = min(flowing, key=lambda each: each[0], default=None)
+        at = self.later[0][0] - self.now if self.later else math.inf
+        seconds = min(at, first[0] if first else math.inf)
+        for _, _, flow in flowing:
+            flow.left -= flow.rate * seconds
+        self.now += seconds
+        if first and first[0] <= at:
+            self.flows[first[1]].remove(first[2])
+            self._share(first[1])
+            first[2].then()
+        else:
+            heapq.heappop(self.later)[2]()
+
+    def _share(self, direction: str) -> None:
+        """Fairly: who cannot use its part leaves the rest to the others."""
+        left, flows = self.bytes_per_second, sorted(self.flows[direction], key=lambda flow: flow.most)
+        for index, flow in enumerate(flows):
+            flow.rate = min(flow.most, left / (len(flows) - index))
+            left -= flow.rate
+
+
+@dataclass(kw_only=True)
+class Worker:
+    spec: MachineSpec
+    waiting: "deque[Lease]" = field(default_factory=deque)
+    has_version: bool = True
+    busy: bool = False
+
+
+class Run:
+    """A training of this crew by its real coordinator."""
+
+    def __init__(self, crew: Crew, work: Workload, *, steps: int) -> None:
+        self.world, self.work, self.steps = World(bytes_per_second=crew.bytes_per_second), work, steps
+        self.workers = {machine.name: Worker(spec=machine) for machine in crew.machines}
+        self.step_seconds = work.step_tokens / crew.coordinator.tokens_per_second
+        self.bytes = (work.exact_bytes if steps == 1 else work.window_bytes) / 2
+        self.committed: list[float] = []
+        planned = steps * work.units_per_step * work.unit_tokens
+        rules = Rules(
+            units_per_round=steps * work.units_per_step,
+            planned_tokens=planned,
+            num_versions=10**9,
+            steps_per_round=steps,
+            quorum=len(self.workers),
+        )
+        self.coordinator = Coordinator(rules=rules, rounds=WholeRounds(share=share_units))
+
+    def tokens_per_second(self, *, rounds: int) -> float:
+        """Once the coordinator knows its crew."""
+        self._do(self.coordinator.start())
+        for name, worker in self.workers.items():
+            self._hear(Said(worker=name, message=Hello(speed_hint=worker.spec.tokens_per_second)))
+        self._tick()
+        while len(self.committed) < WARM_UP + rounds:
+            self.world.step()
+        seconds = self.committed[-1] - self.committed[WARM_UP - 1]
+        return rounds * self.steps * self.work.units_per_step * self.work.unit_tokens / seconds
+
+    def _tick(self) -> None:
+        self._hear(Tick())
+        self.world.after(1.0, self._tick)
+
+    def _hear(self, event: Event) -> None:
+        self._do(self.coordinator.handle(event, self.world.now))
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(message=Version()):
+                    self.workers[action.worker].has_version = False
+                case Send(message=Lease() as lease):
+                    self.workers[action.worker].waiting.append(lease)
+                    self._go_on(self.workers[action.worker])
+                case Merge():
+                    self.world.after(self.step_seconds, self._merged)
+                case Finish():
+                    raise AssertionError(action.reason)
+
+    def _merged(self) -> None:
+        self.committed.append(self.world.now)
+        self._hear(Merged())
+
+    def _go_on(self, worker: Worker) -> None:
+        if worker.busy or not worker.waiting:
+            return
+        worker.busy, spec = True, worker.spec
+        lease, began = worker.waiting.pop(), self.world.now
+        worker.waiting.clear()
+        tokens = len(lease.units) * self.work.unit_tokens
+        local_steps = self.steps * self.work.step_tokens if self.steps > 1 else 0.0
+        computing = (tokens + local_steps) / spec.tokens_per_second
+        most = spec.bytes_per_second
+
+        def compute() -> None:
+            worker.has_version = True
+            self.world.after(computing + 2 * spec.delay_seconds, upload)
+
+        def upload() -> None:
+            self.world.transfer("up", self.bytes, most=most, then=answer)
+
+        def answer() -> None:
+            worker.busy, seconds = False, self.world.now - began
+            said = Contribution(
+                lease_id=lease.lease_id, tokens=tokens, loss_sum=0.0, tensors={}, transfer_seconds=seconds - computing
+            )
+            self._hear(Said(worker=spec.name, message=said))
+            self._go_on(worker)
+
+        if worker.has_version:
+            compute()
+        else:
+            self.world.transfer("down", self.bytes, most=most, then=compute)
+
+
+def crew_of(names: Sequence[str], *, weights: float, bytes_per_second: float) -> Crew:
+    """The first one coordinates."""
+    machines = [
+        MachineSpec(
+            name=f"{number} {name}",
+            tokens_per_second=TFLOPS[name] * 1e12 / (6 * weights),
+            **({} if number == 0 else {"bytes_per_second": bytes_per_second, "delay_seconds": 0.001}),
+        )
+        for number, name in enumerate(names)
+    ]
+    return Crew(machines=machines, bytes_per_second=bytes_per_second)
+
+
+def work_of(weights: float) -> Workload:
+    """Bytes as `train/measure.py` finds them for a GPT-2: exact 4 + 4, windows about 5.5 for each weight."""
+    return Workload(
+        units_per_step=UNITS_PER_STEP,
+        unit_tokens=UNIT_TOKENS,
+        step_tokens=0.01 * UNITS_PER_STEP * UNIT_TOKENS,
+        exact_bytes=round(8 * weights),
+        window_bytes=round(5.5 * weights),
+    )
+
+
+def cell(crew: Crew, work: Workload, *, rounds: int) -> dict[str, float | int | bool]:
+    """What was predicted and what the coordinator made of it."""
+    alone = predict_alone(crew.best, work).tokens_per_second
+    found: dict[int, float] = {0: alone}
+    errors = {}
+    for steps in (1, *WINDOWS):
+        found[steps] = Run(crew, work, steps=steps).tokens_per_second(rounds=rounds)
+        predicted = predict_crew(crew, work, steps=steps, alone=alone).tokens_per_second
+        errors[steps] = predicted / found[steps] - 1
+    gains = {steps: rate * (teaches(steps) if steps else 1.0) / alone for steps, rate in found.items()}
+    chosen = predict(crew, work)[0].steps
+    return {
+        "chosen": chosen,
+        "gain": gains[chosen],
+        "ceiling": crew.ceiling,
+        "chosen is best": gains[chosen] * 1.02 >= max(gains.values()),
+        "exact": gains[1],
+        "error of exact": errors[1],
+        "error of windows of 8": errors[8],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--nodes", default="2,8,32,64")
+    arguments = parser.parse_args()
+    cells, many = {}, {}
+    for (crew, names), (link, rate), (size, weights) in itertools.product(CREWS.items(), LINKS.items(), SIZES.items()):
+        made = crew_of(names, weights=weights, bytes_per_second=rate)
+        name = f"{crew}, {link}, {size}"
+        cells[name] = cell(made, work_of(weights), rounds=arguments.rounds)
+        print(name, cells[name], file=sys.stderr, flush=True)
+    for number in (int(word) for word in arguments.nodes.split(",")):
+        began = time.perf_counter()
+        made = crew_of(("3050",) * number, weights=124e6, bytes_per_second=LINKS["1 Gbit/s"])
+        many[str(number)] = (
+            Run(made, work_of(124e6), steps=16).tokens_per_second(rounds=3) / made.best.tokens_per_second
+        )
+        print(number, many[str(number)], f"{time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    errors = [abs(each[key]) for each in cells.values() for key in ("error of exact", "error of windows of 8")]
+    report(
+        "scale",
+        cells=cells,
+        chosen_is_best=sum(bool(each["chosen is best"]) for each in cells.values()) / len(cells),
+        error={"median": statistics.median(errors), "most": max(errors)},
+        times_one_machine_windows_of_16=many,
+    )
+
+
+if __name__ == "__main__":
+    main()
