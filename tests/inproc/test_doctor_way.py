@@ -18,9 +18,9 @@ from cuadrilla.doctor.diagnosis import Diagnosis
 from cuadrilla.doctor.way import compared, exchange, walk
 from cuadrilla.home import Home, Joined
 from cuadrilla.link import check as link_check
+from cuadrilla.link import wire
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import Measure, NodeReport, Progress
-from cuadrilla.link.calls import SERVICE
+from cuadrilla.link.base import Check, Measure, NodeReport, Progress
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import load_node, open_coordinator
 from cuadrilla.link.nodes import AllowList
@@ -195,12 +195,13 @@ def test_who_does_not_go_on_with_a_measurement_is_in_nobody_s_way(nodes: tuple[C
     (ana, luis), end = nodes, threading.Event()
 
     def silence() -> Iterator[bytes]:
+        yield wire.encode(Check())
         yield b"hola"
         end.wait(timeout=150)
 
-    never_read = ana._call("unary_stream", "Receive")(Measure(seconds=1000))
+    never_read = ana.stream("Call", iter([Measure(seconds=1000)]))
     next(never_read)  # the measurement has begun
-    silent = ana._channel.stream_unary(f"/{SERVICE}/Check").future(silence(), timeout=150, metadata=ana._metadata)
+    silent = ana.stream("Call", silence(), seconds=150)
     assert luis.receive_for(0.01) > 0
     assert luis.send_for(0.01, bytes(1000)) > 0
     never_read.cancel()

@@ -21,7 +21,6 @@ from cuadrilla.jobs.crew import CrewExecutor
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import PAUSED, Hello, Stop
-from cuadrilla.link.calls import SERVICE
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import Identity, open_coordinator
 from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, Assignment, JobNews, Keep, Recall
@@ -65,8 +64,8 @@ class Machine:
         crew.until(lambda: name in crew.executor.places)
 
     def order(self) -> Assignment | Recall:
-        order = self.session.next_order(timeout_seconds=CEILING_SECONDS)
-        assert order is not None
+        order = self.session.next_order(seconds=CEILING_SECONDS)
+        assert isinstance(order, Assignment | Recall)
         return order
 
     def send(self, job: str, version: int, *, change: Callable[[Path], None] | None = None) -> None:
@@ -78,7 +77,7 @@ class Machine:
             change(folder)
         for name in NAMES:
             self.session.keep(f"{job}/checkpoints/{folder.name}/{name}", folder / name)
-        self.session.tell(JobNews(job=job, kept=version))
+        self.session.call(JobNews(job=job, kept=version))
 
     def rows(self, *, to: int) -> tuple[dict[str, Any], ...]:
         rows = [row for row in read_jsonl(self._trained.metrics) if row["version"] <= to]
@@ -154,10 +153,10 @@ def test_a_job_to_its_end(crew: Jobs, trained: RunDir) -> None:
     assert [file.path for file in order.files] == ["code/task.py"]
     assert order.begun == ()
     ana.connection.fetch(order.files[0], to=crew.folder / "fetched.py")
-    ana.session.tell(JobNews(job="0000-0", rows=ana.rows(to=STEPS)))
+    ana.session.call(JobNews(job="0000-0", rows=ana.rows(to=STEPS)))
     for version in (2, 4, STEPS):
         ana.send("0000-0", version)
-    ana.session.tell(JobNews(job="0000-0", ended=COMPLETE))
+    ana.session.call(JobNews(job="0000-0", ended=COMPLETE))
     left = crew.ends()
     assert (left.complete, left.reason, left.place) == (True, "", "ana")
     run = crew.run("0000-0")
@@ -173,7 +172,7 @@ def test_a_job_to_its_end(crew: Jobs, trained: RunDir) -> None:
 def test_another_machine_goes_on_from_what_the_first_has_sent(crew: Jobs) -> None:
     ana, luis = crew.joins("ana"), crew.joins("luis")
     crew.gives("0000-0", ana)
-    ana.session.tell(JobNews(job="0000-0", rows=ana.rows(to=5)))
+    ana.session.call(JobNews(job="0000-0", rows=ana.rows(to=5)))
     ana.send("0000-0", 4)
     crew.until(lambda: crew.versions("0000-0") == [4])
     ana.close()
@@ -195,7 +194,7 @@ def test_a_job_is_recalled_and_given_back(crew: Jobs) -> None:
     crew.executor.preempt("0000-0")
     assert ana.order() == Recall(job="0000-0")
     ana.send("0000-0", 4)
-    ana.session.tell(JobNews(job="0000-0", ended=GIVEN_BACK))
+    ana.session.call(JobNews(job="0000-0", ended=GIVEN_BACK))
     left = crew.ends()
     assert (left.complete, left.reason) == (False, "")
     assert crew.versions("0000-0") == [4]
@@ -212,7 +211,7 @@ def test_a_machine_that_is_paused_saves_first(crew: Jobs, monkeypatch: pytest.Mo
     assert ana.order() == Recall(job="0000-0")
     if saves:
         ana.send("0000-0", 4)
-        ana.session.tell(JobNews(job="0000-0", ended=GIVEN_BACK))
+        ana.session.call(JobNews(job="0000-0", ended=GIVEN_BACK))
     left = crew.ends()
     assert (left.complete, left.reason) == (False, "")
     crew.until(lambda: not crew.executor.places)
@@ -298,10 +297,10 @@ def test_who_says_that_a_run_is_complete_must_have_sent_its_end(
     for tries in range(2):
         crew.gives("0000-0", mala)
         if tries == 0:
-            mala.session.tell(JobNews(job="0000-0", rows=mala.rows(to=rows)))
+            mala.session.call(JobNews(job="0000-0", rows=mala.rows(to=rows)))
         for version in versions:
             mala.send("0000-0", version)
-        mala.session.tell(JobNews(job="0000-0", ended=COMPLETE))
+        mala.session.call(JobNews(job="0000-0", ended=COMPLETE))
         left = crew.ends()
         assert not left.complete
     assert "has not sent" in left.reason
@@ -311,15 +310,15 @@ def test_a_run_that_ends_with_weights_that_are_not_finite_is_its_machine_s_failu
     """Nobody goes on from them, and an honest machine completes the run."""
     mala = crew.joins("mala")
     crew.gives("0000-0", mala)
-    mala.session.tell(JobNews(job="0000-0", rows=mala.rows(to=STEPS)))
+    mala.session.call(JobNews(job="0000-0", rows=mala.rows(to=STEPS)))
     mala.send("0000-0", STEPS, change=not_finite("model.safetensors"))
-    mala.session.tell(JobNews(job="0000-0", ended=COMPLETE))
+    mala.session.call(JobNews(job="0000-0", ended=COMPLETE))
     assert not crew.ends().complete
     buena = crew.joins("buena")
     assert not any("checkpoints" in file.path for file in crew.gives("0000-0", buena).begun)
-    buena.session.tell(JobNews(job="0000-0", rows=buena.rows(to=STEPS)))
+    buena.session.call(JobNews(job="0000-0", rows=buena.rows(to=STEPS)))
     buena.send("0000-0", STEPS)
-    buena.session.tell(JobNews(job="0000-0", ended=COMPLETE))
+    buena.session.call(JobNews(job="0000-0", ended=COMPLETE))
     left = crew.ends()
     assert (left.place, left.complete) == ("buena", True)
 
@@ -327,10 +326,10 @@ def test_a_run_that_ends_with_weights_that_are_not_finite_is_its_machine_s_failu
 def test_one_failure_is_the_machine_s_and_two_are_the_job_s(crew: Jobs) -> None:
     ana, luis = crew.joins("ana"), crew.joins("luis")
     crew.gives("0000-0", ana)
-    ana.session.tell(JobNews(job="0000-0", ended=FAILED, reason="no memory"))
+    ana.session.call(JobNews(job="0000-0", ended=FAILED, reason="no memory"))
     assert crew.ends().reason == ""
     crew.gives("0000-0", luis)
-    luis.session.tell(JobNews(job="0000-0", ended=FAILED, reason="no memory"))
+    luis.session.call(JobNews(job="0000-0", ended=FAILED, reason="no memory"))
     assert crew.ends().reason == "no memory"
 
 
@@ -351,19 +350,15 @@ REFUSED = [
 
 def keeps(connection: Connection, *messages: object) -> str:
     """How a call ends that sends these."""
-    call = connection._channel.stream_unary(f"/{SERVICE}/Keep")
-    try:
-        call(map(raw, messages), timeout=CEILING_SECONDS, metadata=connection._metadata)
-    except grpc.RpcError as error:
-        assert isinstance(error, grpc.Call)
-        return str(error.code().name)
-    return "OK"
+    call = connection.stream("Call", iter(messages), seconds=CEILING_SECONDS)
+    with contextlib.suppress(grpc.RpcError):
+        list(call)
+    return str(call.code().name)
 
 
 def keeping(connection: Connection, stream: Held) -> Any:
     """A call that goes on."""
-    call = connection._channel.stream_unary(f"/{SERVICE}/Keep")
-    return call.future(iter(stream), timeout=CEILING_SECONDS, metadata=connection._metadata)
+    return connection.stream("Call", iter(stream), seconds=CEILING_SECONDS)
 
 
 def test_files_that_nobody_wants_are_refused(crew: Jobs) -> None:
@@ -396,8 +391,8 @@ def test_who_has_no_job_sends_nothing(crew: Jobs, trained: RunDir) -> None:
         assert keeps(stranger, file, b"x") == "PERMISSION_DENIED"
     AllowList(crew._home.nodes).remove("luis")
     assert keeps(idle.connection, file, b"x") == "PERMISSION_DENIED"
-    idle.session.tell(JobNews(job="0000-0", rows=({"version": 1, "loss": 0.0},), ended=COMPLETE))
-    ana.session.tell(JobNews(job="0000-0", rows=({"version": 1, "loss": 1.0},)))
+    idle.session.call(JobNews(job="0000-0", rows=({"version": 1, "loss": 0.0},), ended=COMPLETE))
+    ana.session.call(JobNews(job="0000-0", rows=({"version": 1, "loss": 1.0},)))
     crew.until(lambda: crew.run("0000-0").metrics.exists())
     assert [row["loss"] for row in read_jsonl(crew.run("0000-0").metrics)] == [1.0]
     assert list(crew.executor.busy) == ["ana"]
@@ -440,7 +435,7 @@ def test_numbers_of_steps_that_the_job_does_not_have(crew: Jobs) -> None:
     mala = crew.joins("mala")
     crew.gives("0000-0", mala)
     rows = ({"version": STEPS + 1, "val_loss": 0.0}, {"version": 10**11, "val_loss": 0.0}, {"version": 1, "loss": 2.0})
-    mala.session.tell(JobNews(job="0000-0", rows=rows, kept=10**11))
+    mala.session.call(JobNews(job="0000-0", rows=rows, kept=10**11))
     crew.until(lambda: crew.run("0000-0").metrics.exists())
     assert list(read_jsonl(crew.run("0000-0").metrics)) == [{"version": 1, "loss": 2.0}]
 

@@ -15,11 +15,17 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import (
     MAX_DEVICES,
     MAX_LINES,
+    Check,
     Contribution,
+    Describe,
+    Download,
     Enroll,
+    Follow,
     Goodbye,
     Hello,
     Lease,
+    Leave,
+    Measure,
     NodeReport,
     Refused,
     SaidLine,
@@ -29,6 +35,7 @@ from cuadrilla.link.calls import MAX_CALLS
 from cuadrilla.link.client import TOLD, Connection
 from cuadrilla.link.identity import Identity
 from cuadrilla.link.invite import hash_secret, new_secret
+from cuadrilla.link.jobs import Keep
 from cuadrilla.link.nodes import AllowList
 from tests.crews import join
 from tests.hostile import (
@@ -50,11 +57,12 @@ from tests.hostile import (
 
 # Who may call what
 
-LET_IN = {"Describe": "OK", "Session": "OK", "Upload": "FAILED_PRECONDITION", "Keep": "FAILED_PRECONDITION"}
-LET_IN |= {"Download": "INVALID_ARGUMENT", "Check": "OK", "Receive": "INVALID_ARGUMENT"}
-LET_IN |= {"Follow": "PERMISSION_DENIED"}  # for standbys that were named
-LET_IN |= {"Leave": "OK"}  # the last one that it can call
-"""What a listed node without a session gets: the method itself answers."""
+LET_IN: dict[object, str] = {"Session": "OK", Describe(): "OK", Check(): "OK", Measure(seconds=0.0): "OK"}
+LET_IN |= {raw(upload()): "INVALID_ARGUMENT", Keep(name="x", num_bytes=1): "INVALID_ARGUMENT"}
+LET_IN |= {Download(sha256="x"): "INVALID_ARGUMENT", b"": "INVALID_ARGUMENT"}
+LET_IN |= {Follow(address="127.0.0.2:1"): "PERMISSION_DENIED"}  # for standbys that were named
+LET_IN |= {Leave(): "OK"}  # the last one that it can call
+"""What a listed node without a session gets: it is answered itself."""
 
 
 REFUSED = "PERMISSION_DENIED"
@@ -76,16 +84,18 @@ def caller(kind: str, crew: Crew) -> Identity:
     return crew.stranger
 
 
-STREAMS = ("Session", "Upload", "Keep")
-
-
 @pytest.mark.parametrize("kind", ["node", "kicked", "of another crew", "nearly right", "stranger"])
 def test_who_may_call_what(crew: Crew, kind: str) -> None:
     """The secret of an open invite opens `Enroll` alone, and a node's token everything else."""
     secret = new_secret()
     crew.server.adopt_invites({hash_secret(secret): 5})
     with abuser(crew, caller(kind, crew)) as client:
-        got = {method: client.status(method, [] if method in STREAMS else [b""], secret=secret) for method in LET_IN}
+        got = {
+            asked: client.status("Session", [], secret=secret)
+            if asked == "Session"
+            else client.status("Call", [asked], secret=secret)
+            for asked in LET_IN
+        }
         assert got == (LET_IN if kind == "node" else dict.fromkeys(LET_IN, REFUSED))
         message = Enroll(name="berta")
         assert client.status("Enroll", [message], secret=secret[:-1]) == REFUSED
@@ -201,7 +211,7 @@ NUM_STALLED = 300
 
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [("stranger", "Enroll"), ("stranger", "Describe"), ("node", "Describe"), ("node", "Upload"), ("node", "Session")],
+    [("stranger", "Enroll"), ("stranger", "Call"), ("node", "Call"), ("node", "Session")],
 )
 def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, method: str) -> None:
     """Calls without a message, ten on a connection; another node is answered after each of them."""
@@ -250,7 +260,7 @@ def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
     with abuser(crew, identity) as client:
         old = client.stream("Session", older)
         assert isinstance(crew.heard.next("mala"), Hello)
-        uploading = client.stream("Upload", late)
+        uploading = client.stream("Call", late)
         assert late.waits.wait(CEILING_SECONDS)
         assert crew.works()
         connection = Connection(crew.address, identity=identity)
@@ -345,9 +355,7 @@ def test_the_calls_of_a_node_are_counted_and_end_when_it_is_kicked(crew: Crew) -
     identity = crew.node("mala")
     clients = [Abuser(crew, identity) for _ in range(6)]
     helds = [Held([]) for _ in range(72)]
-    calls = [
-        clients[number % 6].stream("Download", held, device=f"xpu:{number // 6}") for number, held in enumerate(helds)
-    ]
+    calls = [clients[number % 6].stream("Call", held, device=f"xpu:{number // 6}") for number, held in enumerate(helds)]
     wait_for(lambda: sum(call.done() for call in calls) >= len(calls) - MAX_CALLS)
     assert {call.code().name for call in calls if call.done()} == {"RESOURCE_EXHAUSTED"}
     assert crew.works()

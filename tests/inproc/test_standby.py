@@ -108,7 +108,7 @@ def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator) -> No
     assert {path.name for path in following.copy.run.journal.iterdir()} == {"v00000003.log", "v00000004.log"}
     Home(crew.folder).pause(nodes=frozenset({"luis"}), here=False)
     following.until(lambda: following.known["paused"] == ["luis"])
-    assert following.known["server.key"].encode() == (crew.folder / "crew" / "server.key").read_bytes()
+    assert following.known["coordinator.json"].encode() == (crew.folder / "crew" / "coordinator.json").read_bytes()
     assert {stat.S_IMODE(path.stat().st_mode) for path in crew.standby.rglob("*.*") if path.is_file()} == {0o600}
 
 
@@ -195,7 +195,7 @@ def test_others_get_nothing(crew: Coordinator) -> None:
             next(crew.eva.follow(address, manifest=b""))
     assert crew.server._standby.addresses() == []
     following = Following(crew)
-    for path in ("../crew/server.key", "run/run.toml", "/etc/passwd", "run/journal/v00000001.log/../x", ""):
+    for path in ("../crew/coordinator.json", "run/run.toml", "/etc/passwd", "run/journal/v00000001.log/../x", ""):
         with pytest.raises(LinkError, match="files that no run has"):
             following.copy.take(path, b"x", 1)
     following.until_checkpoint(0)

@@ -58,7 +58,9 @@ def server(talk: Callable[[socket.socket], object]) -> Iterator[tuple[int, list[
 def tls_server(folder: Path, *, highest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> Callable[[socket.socket], object]:
     """Shows the server certificate in `folder`; returns what the client sent after the handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    keys, pem = open_coordinator(folder), folder / "server.pem"
+    pem.write_bytes(keys.certificate + keys.key)
+    context.load_cert_chain(pem)
     context.maximum_version = highest
 
     def talk(connection: socket.socket) -> object:

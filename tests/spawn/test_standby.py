@@ -81,7 +81,7 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     assert "as far as is known, nothing is lost" in said
     assert [worker.wait(timeout=150) for worker in workers] == [0, 0]
     assert is_what_one_worker_gives(copy, begun_in=run)
-    keys = [replica(eva) / "standby.json", Home(eva.home).crew / "server.key"]
+    keys = [replica(eva) / "standby.json", Home(eva.home).crew / "coordinator.json"]
     assert [stat.S_IMODE(file.stat().st_mode) for file in keys] == [0o600] * 2
     private = (replica(eva), copy.path, copy.checkpoints, copy.journal, Home(eva.home).cache)
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in private} == {0o700}

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
+from cuadrilla.link.base import Refused, check_node_name
 from cuadrilla.link.invite import (
     SECRET_BYTES,
     VALID_SECONDS,
     Invite,
     Invites,
-    Redemption,
-    check_node_name,
     hash_secret,
     new_secret,
 )
@@ -258,34 +257,39 @@ def opened(invites: Invites, uses: int = 1, *, now: float = 0.0) -> bytes:
     return secret
 
 
-def let_in(invites: Invites, secret: bytes, *, now: float = 1.0) -> Redemption:
-    outcome = invites.look_up(secret, now=now)
-    if outcome is Redemption.ACCEPTED:
-        invites.use(secret)
-    return outcome
+GOOD, USED_UP, EXPIRED, WRONG = "", "the invite has been used", "the invite has expired", "is not from this crew"
+
+
+def let_in(invites: Invites, secret: bytes, *, now: float = 1.0) -> str:
+    try:
+        invites.check(secret, now=now)
+    except Refused as error:
+        return next(reason for reason in (USED_UP, EXPIRED, WRONG) if reason in error.message)
+    invites.use(secret)
+    return GOOD
 
 
 @pytest.mark.parametrize("uses", [1, 3])
 def test_an_invite_is_good_so_often(uses: int) -> None:
     invites = Invites()
     secret, other = opened(invites, uses), opened(invites)
-    assert [let_in(invites, secret) for _ in range(uses + 1)] == [Redemption.ACCEPTED] * uses + [Redemption.USED_UP]
-    assert let_in(invites, secret, now=VALID_SECONDS + 1) is Redemption.USED_UP  # used before it could expire
-    assert let_in(invites, other) is Redemption.ACCEPTED
+    assert [let_in(invites, secret) for _ in range(uses + 1)] == [GOOD] * uses + [USED_UP]
+    assert let_in(invites, secret, now=VALID_SECONDS + 1) == USED_UP  # used before it could expire
+    assert let_in(invites, other) == GOOD
 
 
 def test_fifteen_minutes() -> None:
     assert VALID_SECONDS == 900.0
     invites = Invites()
     early, late = opened(invites, 2, now=100.0), opened(invites, now=500.0)
-    assert let_in(invites, early, now=999.999) is Redemption.ACCEPTED
-    assert let_in(invites, early, now=1000.0) is Redemption.EXPIRED
-    assert let_in(invites, late, now=1000.0) is Redemption.ACCEPTED
+    assert let_in(invites, early, now=999.999) == GOOD
+    assert let_in(invites, early, now=1000.0) == EXPIRED
+    assert let_in(invites, late, now=1000.0) == GOOD
 
 
 def test_guesses_close_no_invite() -> None:
     invites = Invites()
     secret = opened(invites)
     for guess in (b"", bytes(3), secret[:-1], secret + b"\0", *(index.to_bytes(SECRET_BYTES) for index in range(1000))):
-        assert let_in(invites, guess) is Redemption.WRONG
-    assert let_in(invites, secret) is Redemption.ACCEPTED
+        assert let_in(invites, guess) == WRONG
+    assert let_in(invites, secret) == GOOD

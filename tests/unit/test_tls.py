@@ -1,5 +1,6 @@
 """Keys, certificates and tokens in real files: made once, private, checked at every start."""
 
+import json
 import os
 import ssl
 import stat
@@ -11,6 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from cuadrilla.errors import LinkError
+from cuadrilla.link import wire
+from cuadrilla.link.base import Enrolled
 from cuadrilla.link.identity import (
     CoordinatorKeys,
     Identity,
@@ -27,8 +31,7 @@ from tests.crews import join, refused
 pytestmark = pytest.mark.unit
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX file modes")
-PRIVATE = ("crew/server.key", "node/token")
-FILES = (*PRIVATE, "crew/server.pem", "node/crew.pem")
+PRIVATE = ("crew/coordinator.json", "node/node.json")
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ def test_secrets_are_private_whatever_the_umask(tmp_path: Path) -> None:
         os.umask(before)
     assert [stat.S_IMODE((tmp_path / file).stat().st_mode) for file in PRIVATE] == [0o600, 0o600]
     assert [stat.S_IMODE((tmp_path / folder).stat().st_mode) for folder in ("crew", "node")] == [0o700, 0o700]
-    assert {file.name for file in (tmp_path / "crew").iterdir()} == {"server.key", "server.pem"}
+    assert {file.name for file in (tmp_path / "crew").iterdir()} == {"coordinator.json"}
 
 
 def test_nothing_secret_is_shown(tmp_path: Path, crew: CoordinatorKeys) -> None:
@@ -81,35 +84,46 @@ def test_a_secret_that_others_can_read(tmp_path: Path, crew: CoordinatorKeys, fi
     assert "chmod 600" in error.hint
 
 
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize(("content", "word"), [(None, "is missing"), (b" \n", "is empty"), (b"hola", "does not hold")])
-def test_damaged(tmp_path: Path, crew: CoordinatorKeys, file: str, content: bytes | None, word: str) -> None:
+@pytest.mark.parametrize("file", PRIVATE)
+@pytest.mark.parametrize("content", [" \n", "hola", "[]", "{}", '{"key": 1, "certificate": "x", "token": null}'])
+def test_damaged(tmp_path: Path, crew: CoordinatorKeys, file: str, content: str) -> None:
     path = tmp_path / file
-    if content is None:
-        path.unlink()
-    else:
-        path.write_bytes(content)
+    path.write_text(content)
     error = refused(start(path.parent))
-    assert str(path) in error.message
-    assert word in error.message
+    assert f"{path} is empty, or does not hold" in error.message
 
 
-def test_a_certificate_of_another_key(tmp_path: Path, crew: CoordinatorKeys) -> None:
-    (tmp_path / "crew" / "server.pem").write_bytes(open_coordinator(tmp_path / "other").certificate)
-    assert "do not belong together" in refused(start(tmp_path / "crew")).message
+@pytest.mark.parametrize("field", ["key", "certificate", "token"])
+def test_a_part_that_is_none(tmp_path: Path, crew: CoordinatorKeys, field: str) -> None:
+    path = tmp_path / ("crew/coordinator.json" if field == "key" else "node/node.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: "hola"}))
+    assert "does not hold" in refused(start(path.parent)).message
 
 
-@pytest.mark.parametrize("key", [rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1())])
-def test_a_key_of_another_kind(tmp_path: Path, crew: CoordinatorKeys, key: rsa.RSAPrivateKey) -> None:
+def test_a_node_that_has_joined_nothing(tmp_path: Path) -> None:
+    assert "is missing" in refused(start(tmp_path / "node")).message
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        rsa.generate_private_key(65537, 2048),
+        ec.generate_private_key(ec.SECP384R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    ],
+)
+def test_a_certificate_of_another_key(tmp_path: Path, crew: CoordinatorKeys, key: rsa.RSAPrivateKey) -> None:
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (tmp_path / "crew" / "server.key").write_bytes(key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
-    refused(start(tmp_path / "crew"))
+    path, raw = tmp_path / "crew" / "coordinator.json", key.private_bytes(pem, pkcs8, serialization.NoEncryption())
+    path.write_text(json.dumps({**json.loads(path.read_text()), "key": raw.decode()}))
+    assert "does not hold a private key and its certificate" in refused(start(tmp_path / "crew")).message
 
 
 @pytest.mark.parametrize("token", ["", "x", 44 * "x", 42 * "x" + "\n", 42 * "x" + "é"])
-def test_an_answer_that_holds_no_token_is_not_kept(tmp_path: Path, crew: CoordinatorKeys, token: str) -> None:
-    refused(lambda: save_node(tmp_path / "other", token=token, certificate=crew.certificate))
-    assert not (tmp_path / "other").exists()
+def test_an_answer_that_holds_no_token_is_none(token: str) -> None:
+    with pytest.raises(LinkError, match="cannot be used"):
+        wire.decode(f"Enrolled {json.dumps({'name': 'ana', 'token': token})}".encode(), Enrolled)
+    assert wire.decode(wire.encode(Enrolled(name="ana", token=new_token())), Enrolled)
 
 
 def test_a_token_has_256_random_bits() -> None:

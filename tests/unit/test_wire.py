@@ -14,7 +14,7 @@ from cuadrilla.dtypes import DTYPES
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.base import MAX_TEXT, Contribution, Goodbye, Hello, Lease, Progress, Stop, Version
-from cuadrilla.link.wire import Assembly, Layout, Memory, chunks
+from cuadrilla.link.wire import Layout, Memory, chunks, gathered
 
 pytestmark = pytest.mark.unit
 
@@ -49,11 +49,8 @@ def test_tensors_come_out_bit_for_bit(entries, chunk_bytes) -> None:
     layout = Layout.of(tensors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "CHUNK_BYTES", chunk_bytes)
-        assembly = Assembly(layout.num_bytes)
-        for chunk in chunks(layout.parts(tensors)):
-            assembly.add(chunk)
-    assembly.check_complete()
-    received = layout.unpack(assembly.blob)
+        blob = gathered(chunks(layout.parts(tensors)), layout.num_bytes, memory=Memory())
+    received = layout.unpack(blob)
     assert received.keys() == tensors.keys()
     assert all(same_bits(received[name], tensors[name]) for name in tensors)
 
@@ -96,10 +93,11 @@ def test_another_dtype_than_the_layouts_is_converted() -> None:
 
 @pytest.mark.parametrize("chunk", [b"", b"123456789"])
 def test_nothing_is_written_beyond_the_end(chunk) -> None:
-    assembly = Assembly(8)
+    memory = Memory()
+    memory.take(8)
     with pytest.raises(LinkError, match="empty, or longer"):
-        assembly.add(chunk)
-    assert "blob" not in vars(assembly), "memory was taken"
+        gathered([chunk], 8, memory=memory)
+    assert len(memory._free) == 1, "memory was taken"
 
 
 def test_tensors_of_another_model_are_refused() -> None:
@@ -112,12 +110,9 @@ def test_a_whole_that_ends_early_is_not_complete() -> None:
     tensors = {"a": torch.zeros(wire.CHUNK_BYTES // 4)}
     layout = Layout.of(tensors)
     first, last = chunks(layout.parts(tensors))
-    assembly = Assembly(layout.num_bytes)
-    assembly.add(first)
     with pytest.raises(LinkError, match="ends early"):
-        assembly.check_complete()
-    assembly.add(last)
-    assembly.check_complete()
+        gathered([first], layout.num_bytes, memory=Memory())
+    assert gathered([first, last], layout.num_bytes, memory=Memory()) == layout.pack(tensors)
 
 
 MESSAGES = [

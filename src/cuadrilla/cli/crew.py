@@ -141,8 +141,9 @@ def refuse_if_promoted(home: Home) -> None:
     """Two coordinators would train two models. Raises LinkError."""
     for address in read_object(home.standbys_file).get("addresses", {}).values():
         from cuadrilla.crew.standby import is_there  # loads torch, which the parent does without
+        from cuadrilla.link.identity import open_coordinator
 
-        if is_there(address, certificate=(home.crew / "server.pem").read_bytes()):
+        if is_there(address, certificate=open_coordinator(home.crew).certificate):
             raise LinkError(
                 "a standby has taken over this crew and coordinates it at {address}",
                 address=address,

@@ -9,9 +9,10 @@ from dataclasses import replace
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.link.address import Address
+from cuadrilla.link.base import check_node_name
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import Identity, load_node, pinned_certificate, save_node
-from cuadrilla.link.invite import Invite, check_node_name
+from cuadrilla.link.invite import Invite
 from cuadrilla.messages import Message
 
 

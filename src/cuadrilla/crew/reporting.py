@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -116,6 +116,6 @@ def machine_facts(device: torch.device | None = None) -> dict[str, str]:
 def _report(
     sampler: Sampler, *, link: PracticeLink | None, round_trip: float | None, lines: LinesKept | None
 ) -> NodeReport:
-    spent = asdict(link.poll()) if link is not None else {}
+    report = link.poll() if link is not None else NodeReport()
     said, dropped = lines.take() if lines is not None else ((), 0)
-    return NodeReport(usage=sampler.sample(), round_trip_seconds=round_trip, lines=said, dropped=dropped, **spent)
+    return replace(report, usage=sampler.sample(), round_trip_seconds=round_trip, lines=said, dropped=dropped)

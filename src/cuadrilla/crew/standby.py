@@ -26,7 +26,7 @@ from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined, read_object
 from cuadrilla.link.base import KnownTerm, Refused
 from cuadrilla.link.client import Connection
-from cuadrilla.link.identity import COORDINATOR_FILES, Identity, key_hash, load_node
+from cuadrilla.link.identity import COORDINATOR_FILE, Identity, key_hash, load_node, open_coordinator
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, fsync_folder, make_private, open_private, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
@@ -148,8 +148,8 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
 
 def _check_free(home: Home, crew: Joined) -> None:
     """A machine coordinates one crew: it cannot take over a second one beside its own. Raises ConfigError."""
-    own = home.crew / "server.pem"
-    if own.exists() and home.joined_folder(key_hash(own.read_bytes())) != crew.folder:
+    has_own = (home.crew / COORDINATOR_FILE).exists()
+    if has_own and home.joined_folder(key_hash(open_coordinator(home.crew).certificate)) != crew.folder:
         raise ConfigError(
             "this machine has a crew of its own: {folder}",
             folder=home.crew,
@@ -187,7 +187,7 @@ def promote(home: Home, crew: Joined) -> int:
     folder = home.standby_folder(crew)
     known, version = read_object(folder / "standby.json"), newest_version(RunDir(folder / "run"))
     make_private(home.crew)
-    for name in (*COORDINATOR_FILES, "nodes.json"):
+    for name in (COORDINATOR_FILE, "nodes.json"):
         write_atomic(home.crew / name, known[name], private=True)
     home.pause(nodes=frozenset(known["paused"]), here=home.is_paused)
     home.begin_term(crew.term + 1)

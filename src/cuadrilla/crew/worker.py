@@ -234,7 +234,7 @@ class _Worker:
 
     def _send(self, session: GrpcLink, report: NodeReport) -> None:
         """Raises LinkError."""
-        session.report(replace(report, phase="paused") if self._held else report)
+        session.call(replace(report, phase="paused") if self._held else report)
 
 
 def work_on_all(node: Node, choice: DeviceChoice) -> str:

@@ -11,12 +11,13 @@ Invariants
   again: another machine goes on. Nor is the failure of one machine (`retries.py`).
 """
 
+import itertools
 import json
 import logging
 import queue
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +36,11 @@ from cuadrilla.link.jobs import (
     DEVICE,
     FAILED,
     JobNews,
+    Keep,
     Recall,
 )
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.offer import Offer
+from cuadrilla.link.offer import Offer, take_file
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
@@ -194,20 +196,20 @@ class CrewExecutor:
         self._alive(worker)
         self._heard.put(lambda: self._take(worker, news))
 
-    def place_for(self, worker: str, name: str) -> Path:
-        """Raises LinkError."""
+    def keep(self, worker: str, file: Keep, chunks: Iterator[bytes]) -> None:
+        """Raises LinkError, ResourceError."""
         assigned = self._assigned.get(worker)
-        job, _, path = name.partition("/")
+        job, _, path = file.name.partition("/")
         if assigned is None or assigned.job != job:
             raise not_wanted()
-        return assigned.place_for(path)
 
-    def goes_on(self, worker: str, place: Path) -> None:
-        """Raises LinkError."""
-        assigned = self._assigned.get(worker)
-        if assigned is None or assigned.incoming not in place.parents:
-            raise not_wanted()
-        self._alive(worker)
+        def wanted() -> Iterator[bytes]:
+            for chunk in itertools.chain(chunks, [b""]):
+                if self._assigned.get(worker) is not assigned:
+                    raise not_wanted()
+                yield chunk
+
+        take_file(assigned.place_for(path), wanted())
 
     def file(self, sha256: str) -> Path | None:
         found = [assigned.files[sha256] for assigned in list(self._assigned.values()) if sha256 in assigned.files]

@@ -172,7 +172,7 @@ class JobWorker:
         facts = machine_facts()
         try:
             with (
-                reporting(session.report, facts=facts, round_trip=session.round_trip, lines=self.lines),
+                reporting(session.call, facts=facts, round_trip=session.round_trip, lines=self.lines),
                 self.idle_policy.watching(self._hold),
             ):
                 return self._follow(session, connection)
@@ -185,16 +185,14 @@ class JobWorker:
     def _follow(self, session: GrpcLink, connection: Connection) -> Stop:
         """Do what the coordinator says until it says stop, or until this machine is wanted back."""
         while True:
-            if session.interrupted():
-                event = session.next_event()
-                if isinstance(event, Stop):
-                    return event
             if self.leaving.is_set():
                 self.held = LEAVES
             if self.held and self._saved():
                 session.call(Goodbye(reason=self.held))
                 return Stop(reason=self.held, again=True)
-            match session.next_order(timeout_seconds=LOOK_SECONDS):
+            match session.next_order(seconds=LOOK_SECONDS):
+                case Stop() as stop:
+                    return stop
                 case Assignment() as order:
                     self._try(order, session, connection)
                 case Recall() as order if self._doing is not None and self._doing.name == order.job:
@@ -208,7 +206,7 @@ class JobWorker:
             self._begin(order, connection)
         except CuadrillaError as error:
             if isinstance(error, Refused) or not isinstance(error, LinkError):
-                session.tell(JobNews(job=order.job, ended=GIVEN_BACK, reason=error.message))
+                session.call(JobNews(job=order.job, ended=GIVEN_BACK, reason=error.message))
                 session.call(Goodbye(reason=error.message))
             raise
 
@@ -277,7 +275,7 @@ class JobWorker:
         self._send(doing, session)
         ended = GIVEN_BACK if left is None else COMPLETE if left.complete else FAILED if left.reason else GIVEN_BACK
         reason = left.reason if left is not None and ended == FAILED else ""
-        session.tell(JobNews(job=doing.name, ended=ended, reason=reason))
+        session.call(JobNews(job=doing.name, ended=ended, reason=reason))
         log.info("job        %s: %s", doing.name, ended, extra=TALK)
         shutil.rmtree(doing.run.path, ignore_errors=True)
         self._doing = None
@@ -291,7 +289,7 @@ class JobWorker:
         for number, rows in enumerate(_new_rows(doing)):
             if number >= PROMPT_NEWS:
                 time.sleep(NEWS_PAUSE_SECONDS)
-            session.tell(JobNews(job=doing.name, rows=rows))
+            session.call(JobNews(job=doing.name, rows=rows))
         for path in there:
             version = version_of(path)
             if version in doing.sent or version not in wanted or not version:  # anybody can begin
@@ -301,7 +299,7 @@ class JobWorker:
                     break
                 session.keep(f"{doing.name}/checkpoints/{path.name}/{name}", path / name)
             else:
-                session.tell(JobNews(job=doing.name, kept=version))
+                session.call(JobNews(job=doing.name, kept=version))
             doing.sent.add(version)
 
     def _preempt(self) -> None:

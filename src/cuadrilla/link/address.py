@@ -151,36 +151,34 @@ def check_free(address: str) -> None:
     that happened to get it as its own end. Those go away, and are waited for.
     """
     place = Address.parse(address)
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     until = time.monotonic() + BIND_SECONDS
     while True:
         try:
-            family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
             socket.create_server((place.host, place.port), family=family).close()
-        except OSError as error:
-            if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME) or isinstance(error, socket.gaierror):
-                cards = read_cards()
-                raise LinkError(
-                    "cannot listen on {address}: this machine has no such address",
-                    address=address,
-                    hint="name one that it has with --listen ({addresses}), or leave --listen out",
-                    addresses=", ".join([*near(cards), *near(cards, version=6)]) or Message("none"),
-                ) from None
-            if error.errno != errno.EADDRINUSE or _somebody_listens(place.host, place.port):
-                raise LinkError(
-                    "cannot listen on {address}: {reason}",
-                    address=address,
-                    reason=os.strerror(error.errno or 0),
-                    hint="another program has that port; choose one with --listen",
-                ) from None
-            if time.monotonic() > until:
-                raise LinkError(
-                    "cannot listen on {address}: the port stays in use although nobody listens there",
-                    address=address,
-                    hint="choose another with --listen, or try again in a minute",
-                ) from None
-            time.sleep(BIND_PAUSE_SECONDS)
-        else:
             return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or _somebody_listens(place.host, place.port):
+                raise _cannot_listen(address, error) from None
+            if time.monotonic() > until:
+                problem = "cannot listen on {address}: the port stays in use although nobody listens there"
+                hint = "choose another with --listen, or try again in a minute"
+                raise LinkError(problem, address=address, hint=hint) from None
+            time.sleep(BIND_PAUSE_SECONDS)
+
+
+def _cannot_listen(address: str, error: OSError) -> LinkError:
+    if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
+        reason = os.strerror(error.errno or 0)
+        hint = "another program has that port; choose one with --listen"
+        return LinkError("cannot listen on {address}: {reason}", address=address, reason=reason, hint=hint)
+    cards = read_cards()
+    return LinkError(
+        "cannot listen on {address}: this machine has no such address",
+        address=address,
+        hint="name one that it has with --listen ({addresses}), or leave --listen out",
+        addresses=", ".join([*near(cards), *near(cards, version=6)]) or Message("none"),
+    )
 
 
 def _somebody_listens(host: str, port: int) -> bool:

@@ -8,7 +8,7 @@ they are checked when a message arrives, and not when one is made here.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -38,6 +38,9 @@ JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 """What a job is called on the link, and in file names."""
 OWN_WORKER = re.compile(r"(here|place)(-[0-9]+)?|ray-.*")
 """What workers are called that the coordinator starts, here or on a Ray cluster: no node may be."""
+MAX_NAME = 63
+NODE_NAME = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
+TOKEN = "[A-Za-z0-9_-]{43}"
 _DEVICE = re.compile(r"(cpu|mps|cuda|xpu)(:[0-9]{1,2})?(\.[2-9])?")
 
 MAX_UNITS = 2**20
@@ -65,19 +68,19 @@ def worker_name(node: str, device: str) -> str:
     return f"{node}/{device}" if device else node
 
 
+def check_node_name(name: str) -> None:
+    """Raises LinkError unless `name` can be a node's: names are shown on terminals and used in file names."""
+    if not NODE_NAME.fullmatch(name):
+        raise LinkError(
+            "{name!r} cannot be the name of a node",
+            name=name[:80],
+            hint="use up to {most} small letters a to z, digits and hyphens inside, such as laptop-ana",
+            most=MAX_NAME,
+        )
+
+
 def node_of(worker: str) -> str:
     return worker.partition("/")[0]
-
-
-def one_of(words: Collection[str]) -> AfterValidator:
-    """The bound of a text that is one of these."""
-
-    def check(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"none of {words}")
-        return text
-
-    return AfterValidator(check)
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -142,7 +145,7 @@ class Contribution:
 class SaidLine:
     """A line of a worker's log."""
 
-    level: Annotated[str, one_of(LEVELS)]
+    level: Annotated[str, Field(pattern=f"^({'|'.join(LEVELS)})$")]
     text: LogText
 
 
@@ -155,7 +158,7 @@ class NodeReport:
     """
 
     usage: SomeUsage = field(default_factory=Usage)
-    phase: Annotated[str, one_of(("", *PHASES))] = ""
+    phase: Annotated[str, Field(pattern=f"^({'|'.join(PHASES)})?$")] = ""
     waiting_part: Fraction | None = None
     sent_bytes_per_second: Rate | None = None
     received_bytes_per_second: Rate | None = None
@@ -210,8 +213,18 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nothing:
-    """A call or a reply that says all by being there."""
+class Done:
+    """The answer to what needs no other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Describe:
+    """What is trained? Answered by a `RunDescription`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave:
+    """My name is free again, and my token opens nothing any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +239,8 @@ class Enroll:
 class Enrolled:
     """Under which name the node is in the crew, and its token."""
 
-    name: str
-    token: str
+    name: Annotated[str, Field(pattern=f"^{NODE_NAME.pattern}$")]
+    token: Annotated[str, Field(pattern=f"^{TOKEN}$")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +250,11 @@ class Download:
     version: Count | None = None
     sha256: Annotated[str, Field(max_length=64)] = ""
     offset: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Are you there? Bytes that follow are counted and thrown away. Answered by a `Clock`."""
 
 
 @dataclass(frozen=True, kw_only=True)

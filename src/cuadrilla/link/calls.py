@@ -5,20 +5,21 @@ waiting takes a thread of the pool. So who calls stands in the metadata: a token
 """
 
 import threading
-from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import grpc
 
-from cuadrilla.errors import LinkError
+from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import wire
-from cuadrilla.link.base import MAX_DEVICES
+from cuadrilla.link.base import MAX_DEVICES, Busy, Refused
 from cuadrilla.link.identity import CoordinatorKeys
+from cuadrilla.link.nodes import NameTaken
 
-T = TypeVar("T")
+SERVICE = "cuadrilla.crew.Crew"
 MAX_CALLS = 8 * MAX_DEVICES
 """At once, of one node: for each worker a session and the one it replaces, transfers, and some spare."""
 DEVICE_KEY = "cuadrilla-device"
@@ -30,17 +31,9 @@ MAX_MESSAGE_BYTES = 16 * wire.CHUNK_BYTES
 HANDSHAKE_SECONDS = 5.0
 IDLE_SECONDS = 15.0
 """A connection without a call is closed then; a worker's session is a call. A client connects again when it calls."""
-PING_SECONDS = 5.0  # workers ask every 10 s whether the connection lives; more often is abuse
+PING_SECONDS = 5.0  # clients ask every 10 s whether the connection lives; more often is abuse
 DEAD_SECONDS = 30.0
 """A connection that is silent for so long is asked whether its other end is there, and as long for the answer."""
-
-
-SERVICE = "cuadrilla.crew.Crew"
-
-
-def handler(call: Any) -> Any:
-    """For gRPC: bytes come in; one message goes out."""
-    return grpc.stream_unary_rpc_method_handler(call, response_serializer=wire.encode)
 
 
 @dataclass(frozen=True)
@@ -81,57 +74,27 @@ def start_server(address: str, *, handlers: Any, keys: CoordinatorKeys) -> Runni
     return RunningServer(server, pool, port)
 
 
-class Calls:
-    """The calls of each node that are going on. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._calls: defaultdict[str, list[Any]] = defaultdict(list)
-
-    def begin(self, node: str, context: Any) -> None:
-        """Know a call for as long as it lasts; ends it if its node has too many."""
-        with self._lock:
-            full = len(self._calls[node]) >= MAX_CALLS
-            if not full:
-                self._calls[node].append(context)
-        if full:
-            refuse(context, "too many calls at once", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
-        if not context.add_callback(lambda: self._over(node, context)):  # it has ended meanwhile
-            self._over(node, context)
-
-    def end_all_but(self, nodes: Collection[str], *, after: float) -> None:
-        """End the calls of all other nodes, so many seconds from now."""
-        with self._lock:
-            gone = [context for node in self._calls.keys() - nodes for context in self._calls.pop(node)]
-        for context in gone:
-            cut_off(context, after=after)
-
-    def _over(self, node: str, context: Any) -> None:
-        with self._lock:
-            if context in self._calls[node]:
-                self._calls[node].remove(context)
-            if not self._calls[node]:
-                del self._calls[node]
-
-
 def said(context: Any, key: str) -> Any:
     """What a call's metadata says; empty if nothing."""
     return dict(context.invocation_metadata()).get(key, "")
 
 
-def refuse(context: Any, reason: str, *, code: Any = grpc.StatusCode.PERMISSION_DENIED) -> NoReturn:
-    context.abort(code, reason)
-    raise AssertionError("abort raises")
-
-
-def first(requests: Iterator[bytes], kind: type[T], context: Any) -> T:
-    """The first message of a call; ends a call that begins with none of this kind."""
-    raw = next(requests, b"")
+@contextmanager
+def refusing(context: Any) -> Iterator[None]:
+    """Ends a call with what went wrong, as `client.as_link_error` reads it."""
     try:
-        message: T = wire.decode(raw, kind)
-    except LinkError as error:
-        refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
-    return message
+        yield
+    except CuadrillaError as error:
+        match error:
+            case NameTaken():
+                code = grpc.StatusCode.ALREADY_EXISTS
+            case Refused():
+                code = grpc.StatusCode.PERMISSION_DENIED
+            case Busy():
+                code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            case _:
+                code = grpc.StatusCode.INVALID_ARGUMENT
+        context.abort(code, error.message)
 
 
 def cut_off(context: Any, *, after: float) -> None:

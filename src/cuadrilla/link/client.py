@@ -8,10 +8,9 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,8 +23,11 @@ from cuadrilla.link.base import (
     MAX_REASON,
     PAUSED,
     Busy,
+    Check,
     Clock,
     Contribution,
+    Describe,
+    Done,
     Download,
     Enroll,
     Enrolled,
@@ -34,9 +36,9 @@ from cuadrilla.link.base import (
     Goodbye,
     KnownTerm,
     Lease,
+    Leave,
     Measure,
     NodeReport,
-    Nothing,
     Paused,
     Progress,
     Refused,
@@ -50,7 +52,6 @@ from cuadrilla.link.base import (
 from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY
 from cuadrilla.link.identity import SERVER_NAME, UPDATE, Identity
 from cuadrilla.link.inproc import Inbox
-from cuadrilla.link.invite import check_node_name
 from cuadrilla.link.jobs import Assignment, JobNews, Keep, Order, Recall
 from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
 from cuadrilla.messages import Message
@@ -62,16 +63,10 @@ CALL_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0  # the coordinator ends a session one second after its last word
 KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS = 10.0, 15.0
 """A transfer would else take a quarter of an hour (Linux: tcp_retries2) to notice that a router has forgotten its
-connection, or that its own address has changed; between transfers `GrpcLink` is quicker."""
-MAX_ORDERS = 16
-"""Of a coordinator, that wait: it gives the next one when it knows how the last one went."""
-ASK_EVERY_SECONDS, ANSWER_SECONDS = 2.0, 2.0
-SILENT_SECONDS = 6.0
-"""By then the coordinator has given the worker's work to others, unless its run waits longer than usual."""
+connection, or that its own address has changed; between transfers `GrpcLink.round_trip` notices."""
 MEASURE_SECONDS = 40.0
 """A measurement of bandwidth: longer than the coordinator lets one take."""
-ORDERS = (Assignment, Recall)
-TOLD = (Version, Lease, Stop, *ORDERS)
+TOLD = (Version, Lease, Stop, Assignment, Recall)
 """What a coordinator says in a session."""
 
 
@@ -96,10 +91,9 @@ class Connection:
         self._address = address
         self.identity = identity
         self._term = term or KnownTerm()
-        self._memory = wire.Memory(keep=1)
-        self._device = device
-        device_named = ((DEVICE_KEY, device),) if device else ()
-        self._metadata = (*(((TOKEN_KEY, identity.token),) if identity.token else ()), *device_named)
+        self.memory = wire.Memory(keep=1)
+        told = {TOKEN_KEY: identity.token, DEVICE_KEY: device}
+        self._metadata = tuple((key, value) for key, value in told.items() if value)
         self._channel = grpc.secure_channel(address, credentials, options=options)
 
     def enroll(self, name: str, *, secret: bytes, numbered: bool = False) -> tuple[str, str]:
@@ -107,17 +101,18 @@ class Connection:
 
         `numbered`: if that name is another machine's, it with a number behind it will do. Raises LinkError.
         """
-        reply = self._unary("Enroll", Enroll(name=name, numbered=numbered), Enrolled, also=(INVITE_KEY, secret))
-        check_node_name(reply.name)
+        asked, also = Enroll(name=name, numbered=numbered), [(INVITE_KEY, secret)]
+        answer = self.ask(asked, seconds=CALL_SECONDS, method="Enroll", also=also)
+        reply: Enrolled = wire.decode(b"".join(answer), Enrolled)
         return reply.name, reply.token
 
     def leave(self) -> None:
         """This node's name is free again, and its key opens nothing more. Raises LinkError."""
-        self._unary("Leave", Nothing(), Nothing)
+        self.reply(Leave(), Done)
 
     def describe(self) -> RunDescription:
         """Raises LinkError, also for a coordinator of an earlier term."""
-        run = self._unary("Describe", Nothing(), RunDescription)
+        run = self.reply(Describe(), RunDescription)
         self.meet(run.term)
         return run
 
@@ -127,61 +122,41 @@ class Connection:
 
     def fetch(self, file: OfferedFile, *, to: Path, arrived: Callable[[int], None] = lambda _: None) -> None:
         """Download a file and check its hash; a broken download goes on where it stopped. Raises LinkError."""
-        keep_file(file, to=to, read=lambda offset: self._blocks(file, offset), arrived=arrived)
-
-    def _blocks(self, file: OfferedFile, offset: int) -> Iterator[bytes]:
-        arriving = wire.Arriving(file.num_bytes, received=offset)
-        with self._errors():
-            for chunk in self._download(Download(sha256=file.sha256.hex(), offset=offset)):
-                yield arriving.checked(chunk)
+        wanted = Download(sha256=file.sha256.hex())
+        keep_file(file, to=to, read=lambda offset: self.ask(replace(wanted, offset=offset)), arrived=arrived)
 
     def clock(self) -> float:
         """The coordinator's wall clock, in seconds since 1970. Raises LinkError."""
-        return self._unary("Check", Nothing(), Clock).unix_seconds
+        return self.reply(Check(), Clock, seconds=CALL_SECONDS).unix_seconds
 
     def answers(self, seconds: float) -> bool:
         """Whether the coordinator says anything on this connection within these seconds."""
         try:
-            self._unary("Check", Nothing(), Clock, seconds=seconds)
+            self.reply(Check(), Clock, seconds=seconds)
         except LinkError as error:
             return isinstance(error, Refused | Busy)
         return True
 
-    def answers_anew(self, seconds: float) -> bool:
-        """Whether it does on a new one."""
-        with closing(Connection(self._address, identity=self.identity, device=self._device)) as another:
-            return another.answers(seconds)
-
     def receive_for(self, seconds: float) -> int:
         """Bytes that come from the coordinator in these seconds. Raises LinkError."""
-        call = self._call("unary_stream", "Receive")
-        with self._errors():
-            return sum(map(len, call(Measure(seconds=seconds), timeout=MEASURE_SECONDS)))
+        return sum(map(len, self.ask(Measure(seconds=seconds), seconds=MEASURE_SECONDS)))
 
     def send_for(self, seconds: float, chunk: bytes) -> int:
         """Bytes that reach the coordinator in these seconds, in copies of `chunk`. Raises LinkError."""
-        call = self._call("stream_unary", "Check")
         end = time.monotonic() + seconds
         copies = itertools.takewhile(lambda _: time.monotonic() < end, itertools.repeat(chunk))
-        with self._errors():
-            clock: Clock = wire.decode(call(copies, timeout=MEASURE_SECONDS), Clock)
-        return clock.num_bytes
+        return self.reply(Check(), Clock, data=copies, seconds=MEASURE_SECONDS).num_bytes
 
     def follow(self, address: str, *, manifest: bytes) -> Iterator[tuple[str, bytes, int]]:
         """What a standby copies, as it grows: the path of a file, its next bytes, and how many it has by now.
 
         `address`: where it would coordinate; `manifest`: that of its newest checkpoint. Raises LinkError at the end.
         """
-        arriving = self._call("unary_stream", "Follow")(Follow(address=address, manifest=manifest))
-        with self._errors():
-            for head, data in zip(arriving, arriving, strict=False):  # by turns
-                part = wire.decode(head, FilePart)
-                yield part.name, data, part.num_bytes
+        arriving = self.ask(Follow(address=address, manifest=manifest))
+        for head, data in zip(arriving, arriving, strict=False):  # by turns
+            part = wire.decode(head, FilePart)
+            yield part.name, data, part.num_bytes
         raise LinkError("the coordinator ended the session", hint="it is asked again")
-
-    def keep(self, name: str, path: Path) -> None:
-        """Send a file under a name of its own. Raises LinkError."""
-        self._send("Keep", Keep(name=name, num_bytes=path.stat().st_size), wire.file_chunks(path))
 
     def session(self, *, parameters: wire.Layout) -> "GrpcLink":
         """A new session; `parameters` is what a version of this run's model looks like."""
@@ -192,57 +167,39 @@ class Connection:
 
     # -- for GrpcLink --------------------------------------------------------------------------------------------------
 
-    def open_session(self, outgoing: Iterator[object]) -> Any:
-        return self._call("stream_stream", "Session")(outgoing)
-
-    def upload(self, contribution: Contribution) -> None:
-        """Raises LinkError."""
-        layout = wire.Layout.of(contribution.tensors)
-        parts = layout.parts(contribution.tensors) if contribution.valid else ()
-        self._send("Upload", contribution, wire.chunks(parts))
-
-    def version(self, number: int, *, num_bytes: int, check: Callable[[], None]) -> memoryview:
-        """The blob of a version. `check` is called with each chunk. Raises LinkError."""
-        arriving = wire.Assembly(num_bytes, memory=self._memory)
-        with self._errors():
-            for chunk in self._download(Download(version=number)):
-                check()
-                arriving.add(chunk)
-        arriving.check_complete()
-        return arriving.blob
-
-    def _download(self, wanted: Download) -> Any:
-        return self._call("unary_stream", "Download")(wanted)
-
-    def _send(self, method: str, head: object, chunks: Iterable[bytes]) -> None:
-        with self._errors():
-            self._call("stream_unary", method)(itertools.chain([head], chunks))
-
-    def _unary(
-        self,
-        method: str,
-        message: object,
-        reply: type[T],
-        *,
-        seconds: float = CALL_SECONDS,
-        also: tuple[str, bytes] | None = None,
+    def reply(
+        self, message: object, kind: type[T], *, data: Iterable[bytes] = (), seconds: float | None = CALL_SECONDS
     ) -> T:
-        call = self._call("unary_unary", method, *([also] if also else []))
-        with self._errors():
-            found: T = wire.decode(call(message, timeout=seconds), reply)
+        """The message that answers `message` and the bytes that belong to it. Raises LinkError."""
+        found: T = wire.decode(b"".join(self.ask(message, data, seconds=seconds)), kind)
         return found
 
-    def _call(self, kind: str, method: str, *also: tuple[str, bytes]) -> Any:
-        """A method of the coordinator, to be called with what is sent and a `timeout`. `kind`: as gRPC names it."""
-        call = getattr(self._channel, kind)(f"/{SERVICE}/{method}", request_serializer=_serialize)
-        return partial(call, metadata=(*self._metadata, *also))
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def ask(
+        self,
+        message: object,
+        data: Iterable[bytes] = (),
+        *,
+        seconds: float | None = None,
+        method: str = "Call",
+        also: Sequence[tuple[str, bytes]] = (),
+    ) -> Iterator[bytes]:
+        """What answers `message` and the bytes that belong to it; `also`: in the call's metadata. Raises LinkError."""
         try:
-            yield
+            yield from self.stream(method, itertools.chain([message], data), seconds=seconds, also=also)
         except grpc.RpcError as error:
             raise as_link_error(error, address=self._address) from None
+
+    def stream(
+        self,
+        method: str,
+        messages: Iterator[object],
+        *,
+        seconds: float | None = None,
+        also: Sequence[tuple[str, bytes]] = (),
+    ) -> Any:
+        """A call of the coordinator: an iterator over the bytes that come back."""
+        call = self._channel.stream_stream(f"/{SERVICE}/{method}", request_serializer=_serialize)
+        return call(messages, timeout=seconds, metadata=(*self._metadata, *also))
 
 
 class GrpcLink:
@@ -253,22 +210,20 @@ class GrpcLink:
         self._parameters = parameters
         self._outgoing: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._inbox = Inbox()
-        self._orders: queue.Queue[Order] = queue.Queue(MAX_ORDERS)
         self._progress = Progress(micro_steps=0)
-        self._transferring = False
+        self._transfers = 0
+        """How often one has begun or ended."""
         self._broken: LinkError | None = None
         self.heard_at = 0.0
         """When the coordinator last said something, in monotonic seconds; 0 for never."""
         self.standbys: tuple[str, ...] = ()
         """Where the crew would go on without this coordinator."""
-        self._responses = connection.open_session(self._messages())
+        self._responses = connection.stream("Session", self._messages())
         self._reader = threading.Thread(target=self._read, name="reads-coordinator", daemon=True)
         self._reader.start()
-        self._closed = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="asks-coordinator", daemon=True)
-        self._watcher.start()
 
-    def call(self, message: ToCoordinator) -> None:
+    def call(self, message: ToCoordinator | NodeReport | JobNews) -> None:
+        """From any thread, but for contributions."""
         if isinstance(message, Goodbye):  # the coordinator may have hung up already: that is no error
             self._outgoing.put(message)
             self._outgoing.put(None)
@@ -278,44 +233,48 @@ class GrpcLink:
             case Progress():
                 self._progress = message  # goes with the next heartbeat
             case Contribution():
-                with self._transfer():
-                    self._connection.upload(message)
+                layout = wire.Layout.of(message.tensors)
+                self._send(message, wire.chunks(layout.parts(message.tensors) if message.valid else ()))
                 self._progress = replace(self._progress, part=0.0)
             case _:
                 self._outgoing.put(message)
 
-    def report(self, report: NodeReport) -> None:
-        """Tell how this machine is. From any thread; raises LinkError when the session has broken."""
-        self._check()
-        self._outgoing.put(report)
-
-    def tell(self, news: JobNews) -> None:
-        """How it goes on with a job. Raises LinkError when the session has broken."""
-        self._check()
-        self._outgoing.put(news)
-
     def keep(self, name: str, path: Path) -> None:
         """Send a file of a job's run, by the name of the job and its own in the run. Raises LinkError."""
         self._check()
-        with self._transfer():
-            self._connection.keep(name, path)
+        self._send(Keep(name=name, num_bytes=path.stat().st_size), wire.file_chunks(path))
 
-    def next_order(self, *, timeout_seconds: float) -> Order | None:
-        """What to do next, if something comes in time."""
-        with suppress(queue.Empty):
-            return self._orders.get(timeout=timeout_seconds)
-        return None
+    def _send(self, head: object, data: Iterator[bytes]) -> None:
+        with self._transfer():
+            self._connection.reply(head, Done, data=data, seconds=None)
 
     def round_trip(self) -> float | None:
-        """Seconds of a question and its answer just now; None while something else travels. Raises LinkError."""
-        if self._transferring:
+        """Seconds of a question and its answer just now; None while something else travels. Raises LinkError.
+
+        Without an answer the connection is dead, and the session ends: a router may have forgotten it, this machine may
+        have another address, and TCP finds that much later.
+        """
+        transfers, began = self._transfers, time.perf_counter()
+        if transfers % 2:
             return None
-        began = time.perf_counter()
-        self._connection.clock()
+        try:
+            self._connection.clock()
+        except LinkError as error:
+            if self._transfers != transfers:  # it waits behind what has begun to travel
+                return None
+            self._break(error)
+            self._responses.cancel()
+            raise
         return time.perf_counter() - began
 
     def next_event(self) -> ToWorker:
-        return self._inbox.next_event()
+        event: ToWorker = self._inbox.next_event()
+        return event
+
+    def next_order(self, *, seconds: float) -> ToWorker | Order | None:
+        """What comes in these seconds, if something does. Raises LinkError."""
+        event: ToWorker | Order | None = self._inbox.next_event(seconds=seconds)
+        return event
 
     def interrupted(self) -> bool:
         return self._inbox.interrupted()
@@ -324,7 +283,8 @@ class GrpcLink:
         self._check()
         assert isinstance(ref, int)
         with self._transfer():
-            blob = self._connection.version(ref, num_bytes=self._parameters.num_bytes, check=self._check)
+            arriving = self._connection.ask(Download(version=ref))
+            blob = wire.gathered(arriving, self._parameters.num_bytes, memory=self._connection.memory)
         return self._parameters.unpack(blob)
 
     def hold(self, reason: str) -> None:
@@ -337,8 +297,6 @@ class GrpcLink:
         return self._inbox.farewell()
 
     def close(self) -> None:
-        self._closed.set()
-        self._watcher.join()
         self._outgoing.put(None)
         self._reader.join(timeout=CALL_SECONDS)
         self._responses.cancel()
@@ -361,50 +319,16 @@ class GrpcLink:
             for raw in self._responses:
                 message: ToWorker | Order = wire.decode(raw, *TOLD)
                 self.heard_at = time.monotonic()
-                match message:
-                    case Version():
-                        self._connection.meet(message.term)
-                        self.standbys = message.standbys
-                        self._inbox.put(replace(message, parameters=message.version))
-                    case Lease() | Stop():
-                        self._inbox.put(message)
-                    case _:
-                        self._take_order(message)
+                if isinstance(message, Version):
+                    self._connection.meet(message.term)
+                    self.standbys = message.standbys
+                    message = replace(message, parameters=message.version)
+                self._inbox.put(message)
         except grpc.RpcError as error:
             problem = as_link_error(error, address=Message("the coordinator"))
         except LinkError as error:
             problem = error
         self._break(problem)
-
-    def _take_order(self, order: Order) -> None:
-        """Raises LinkError for one that nobody can follow any more."""
-        try:
-            self._orders.put_nowait(order)
-        except queue.Full:
-            told = "the coordinator gives more orders than anybody could follow"
-            raise LinkError(told, hint="it is asked again") from None
-
-    def _watch(self) -> None:
-        """Ask whether the connection lives: a router may have forgotten it, this machine may have another address.
-
-        TCP finds that much later than the coordinator misses its worker. During a transfer nothing is asked, since an
-        answer may wait behind it.
-        """
-        answered = time.monotonic()
-        while not self._closed.wait(ASK_EVERY_SECONDS):
-            if self._transferring or self._connection.answers(ANSWER_SECONDS):
-                answered = time.monotonic()
-            elif time.monotonic() - answered >= SILENT_SECONDS and self._is_dead():
-                told = "the connection is dead: the coordinator answers on another"
-                self._break(LinkError(told, hint="it joins again"))
-                self._responses.cancel()
-                return
-
-    def _is_dead(self) -> bool:
-        """A coordinator that only has no time answers on a new connection neither."""
-        there = self._connection.answers_anew(ANSWER_SECONDS)
-        busy = self._transferring or self._closed.is_set()
-        return there and not busy and not self._connection.answers(ANSWER_SECONDS)
 
     def _break(self, problem: LinkError) -> None:
         self._broken = self._broken or problem
@@ -412,11 +336,11 @@ class GrpcLink:
 
     @contextmanager
     def _transfer(self) -> Iterator[None]:
-        self._transferring = True
+        self._transfers += 1
         try:
             yield
         finally:
-            self._transferring = False
+            self._transfers += 1
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -441,8 +365,6 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             hint = "is the coordinator running?"
             return LinkError("{address} cannot be reached: {reason}", address=address, reason=reason, hint=hint)
-        case grpc.StatusCode.ABORTED:
-            return LinkError("{reason}", reason=reason, hint="it asks again")
         case grpc.StatusCode.UNIMPLEMENTED:
             problem = "{address} does not know this call: {reason}"
             return LinkError(problem, address=address, reason=reason, hint=UPDATE)

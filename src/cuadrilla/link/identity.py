@@ -1,55 +1,56 @@
 """Who is who in a crew: the coordinator by its one self-signed certificate, a node by its token.
 
-    coordinator   server.key  server.pem  nodes.json (names, and the SHA-256 of their tokens: `link/nodes.py`)
-    node          token  crew.pem (the certificate of the crew it joined)
+    coordinator   coordinator.json (key, certificate)  nodes.json (names, and the SHA-256 of their tokens)
+    node          node.json (token, and the certificate of the crew it joined)
 
-Joining: `pinned_certificate` fetches the coordinator's certificate and compares its key with the invite's; the secret
+Joining: `pinned_certificate` fetches the coordinator's certificate and compares its hash with the invite's; the secret
 goes over TLS that trusts exactly that certificate; the answer is a random token, which `save_node` keeps.
 
 Invariants
-* Nothing secret is sent before the coordinator's key was compared with the invite's.
-* The private key never leaves its machine, but for a standby that its owner has named. It and a token are 0600 from
-  their first byte on. A file that others can read, or that is missing, empty or does not fit, stops the start.
+* Nothing secret is sent before the coordinator's certificate was compared with the invite's.
+* The private key never leaves its machine, but for a standby that its owner has named. Both files are 0600 from their
+  first byte on. One that others can read, or that is missing, empty or does not fit, stops the start.
 * A certificate's dates say nothing: clocks of personal machines lie, so it began long ago and never ends.
 """
 
 import hashlib
+import json
 import os
 import re
 import secrets
 import socket
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
+from cuadrilla.link.base import TOKEN
 from cuadrilla.link.invite import Invite
 from cuadrilla.messages import Message
-from cuadrilla.rundir import make_private, typed, write_atomic
+from cuadrilla.rundir import make_private, typed, write_json
 
+T = TypeVar("T")
 SERVER_NAME = "coordinator.cuadrilla"  # what every node expects, wherever the coordinator runs
 BEGINS, NEVER = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280, 4.1.2.5
 CURVE = ec.SECP256R1()
 TOKEN_BYTES = 32
-TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
-COORDINATOR_FILES = ("server.key", "server.pem")
+COORDINATOR_FILE, NODE_FILE = "coordinator.json", "node.json"
 UPDATE = "install the same version of cuadrilla on both machines, then try again"
 NO_TLS = "what answers at {address} does not speak TLS 1.3 ({reason})"
 HUNG_UP = Message("it closed the connection")
 ANOTHER_PROGRAM = Message(
     "check the port: another program may be listening there (on the coordinator: cuadrilla up prints its address)"
 )
-CERTIFICATE = Message("a certificate (PEM)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +71,19 @@ class CoordinatorKeys:
 
 def open_coordinator(folder: Path) -> CoordinatorKeys:
     """The keys in `folder`, made the first time. Raises LinkError."""
-    key_file, certificate_file = (folder / name for name in COORDINATOR_FILES)
-    if not key_file.exists() and not certificate_file.exists():
-        _make_coordinator(folder)
-    key = _read(key_file, what=Message("a private key (P-256, PEM)"), parse=_load_key, private=True)
-    certificate = _read(certificate_file, what=CERTIFICATE, parse=x509.load_pem_x509_certificate)
-    if _spki_hash(_load_key(key).public_key()) != key_hash(certificate):
-        apart = "{path} and {certificate} do not belong together"
-        raise LinkError(apart, path=key_file, certificate=certificate_file.name, hint=_restore(folder))
-    return CoordinatorKeys(key=key, certificate=certificate)
+
+    def parsed(kept: Mapping[str, str]) -> CoordinatorKeys:
+        key, certificate = kept["key"].encode(), kept["certificate"].encode()
+        own = serialization.load_pem_private_key(key, password=None).public_key()
+        if own != x509.load_pem_x509_certificate(certificate).public_key():
+            raise ValueError
+        return CoordinatorKeys(key=key, certificate=certificate)
+
+    path = folder / COORDINATOR_FILE
+    if not path.exists():
+        make_private(folder)
+        write_json(path, _new_keys(), private=True)
+    return _read(path, what=Message("a private key and its certificate (PEM)"), parsed=parsed)
 
 
 def new_token() -> str:
@@ -91,28 +96,28 @@ def token_hash(token: str) -> bytes:
 
 
 def save_node(folder: Path, *, token: str, certificate: bytes) -> Identity:
-    """Keep a token, and the certificate of the coordinator that gave it. Raises LinkError for what is no token."""
-    if not TOKEN.fullmatch(token):
-        raise LinkError("the coordinator's answer cannot be used: it holds no token", hint=UPDATE)
+    """Keep a token, and the certificate of the coordinator that gave it. Raises LinkError, ResourceError."""
     make_private(folder)
-    write_atomic(folder / "crew.pem", certificate)
-    write_atomic(folder / "token", token.encode(), private=True)  # last: with it there, everything is
+    write_json(folder / NODE_FILE, {"token": token, "certificate": certificate.decode()}, private=True)
     return load_node(folder)
 
 
 def load_node(folder: Path) -> Identity:
     """The identity of a node that has joined. Raises LinkError."""
-    certificate = _read(folder / "crew.pem", what=CERTIFICATE, parse=x509.load_pem_x509_certificate)
-    token = _read(folder / "token", what=Message("a token"), parse=_load_token, private=True)
-    return Identity(certificate=certificate, token=_load_token(token))
+
+    def parsed(kept: Mapping[str, str]) -> Identity:
+        certificate = kept["certificate"].encode()
+        x509.load_pem_x509_certificate(certificate)
+        if not re.fullmatch(TOKEN, kept["token"]):
+            raise ValueError
+        return Identity(certificate=certificate, token=kept["token"])
+
+    return _read(folder / NODE_FILE, what=Message("a token and a certificate (PEM)"), parsed=parsed)
 
 
 def key_hash(certificate: bytes) -> bytes:
-    """SHA-256 of the public key (SubjectPublicKeyInfo, DER) of a PEM certificate. Raises LinkError."""
-    try:
-        return _spki_hash(x509.load_pem_x509_certificate(certificate).public_key())
-    except (ValueError, UnsupportedAlgorithm):
-        raise LinkError("the other side's answer does not hold a certificate (PEM)", hint=UPDATE) from None
+    """What an invite says of the coordinator: the SHA-256 of its certificate (PEM), which holds its public key."""
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.decode())).digest()
 
 
 def pinned_certificate(invite: Invite, *, timeout_seconds: float = 5.0) -> bytes:
@@ -166,8 +171,7 @@ def handshake(plain: socket.socket, address: Address) -> tuple[str | None, str |
         raise LinkError(hung_up, address=address, reason=reason, hint=ANOTHER_PROGRAM) from None
 
 
-def _make_coordinator(folder: Path) -> None:
-    make_private(folder)
+def _new_keys() -> dict[str, str]:
     key = ec.generate_private_key(CURVE)
     name = x509.Name.from_rfc4514_string(f"CN={SERVER_NAME}")
     certificate = (
@@ -184,52 +188,25 @@ def _make_coordinator(folder: Path) -> None:
     )
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     raw = key.private_bytes(pem, pkcs8, serialization.NoEncryption())
-    write_atomic(folder / "server.key", raw, private=True)
-    write_atomic(folder / "server.pem", certificate.public_bytes(pem))
+    return {"key": raw.decode(), "certificate": certificate.public_bytes(pem).decode()}
 
 
-def _spki_hash(key: PublicKeyTypes) -> bytes:
-    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(spki).digest()
-
-
-def _load_key(raw: bytes) -> ec.EllipticCurvePrivateKey:
-    """Raises ValueError and others of its kind."""
-    key = serialization.load_pem_private_key(raw, password=None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise TypeError
-    return key
-
-
-def _load_token(raw: bytes) -> str:
-    """Raises ValueError."""
-    token = raw.decode().strip()
-    if not TOKEN.fullmatch(token):
-        raise ValueError
-    return token
-
-
-def _read(path: Path, *, what: str, parse: Callable[[bytes], object], private: bool = False) -> bytes:
-    """The content of a file, which `parse` can read. Raises LinkError, also for a secret that others can read."""
+def _read(path: Path, *, what: str, parsed: Callable[[Mapping[str, str]], T]) -> T:
+    """What `parsed` makes of a private file. Raises LinkError, also for one that others can read."""
+    restore = (
+        "restore {folder} from a backup, or move it away: new keys are made, and machines join again with an invite"
+    )
+    hint = Message(restore, folder=path.parent)
     try:
-        mode, raw = stat.S_IMODE(path.stat().st_mode), path.read_bytes()
-        parse(raw)
+        mode, found = stat.S_IMODE(path.stat().st_mode), parsed(json.loads(path.read_bytes()))
     except FileNotFoundError:
-        raise LinkError("{path} is missing", path=path, hint=_restore(path.parent)) from None
+        raise LinkError("{path} is missing", path=path, hint=hint) from None
     except OSError as error:
-        unreadable = "{path} cannot be read: {reason}"
-        raise LinkError(unreadable, path=path, reason=str(error.strerror), hint=_restore(path.parent)) from None
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise LinkError("{path} cannot be read: {reason}", path=path, reason=str(error.strerror), hint=hint) from None
+    except (ValueError, TypeError, KeyError, AttributeError, UnsupportedAlgorithm):
         useless = "{path} is empty, or does not hold {what}"
-        raise LinkError(useless, path=path, what=what, hint=_restore(path.parent)) from None
-    if private and os.name != "nt" and mode & 0o077:
+        raise LinkError(useless, path=path, what=what, hint=hint) from None
+    if os.name != "nt" and mode & 0o077:
         public = "{path} is open to other users (mode {mode:04o})"
         raise LinkError(public, path=path, mode=mode, hint="chmod 600 {typed}", typed=typed(path))
-    return raw
-
-
-def _restore(folder: Path) -> Message:
-    return Message(
-        "restore {folder} from a backup, or move it away: new keys are made, and machines join again with an invite",
-        folder=folder,
-    )
+    return found

@@ -7,6 +7,8 @@ the resulting messages lie in the workers' queues, so one worker alone needs no 
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
@@ -18,17 +20,20 @@ class Inbox:
     """Filled by one thread, read by another. A LinkError in it is the end of the session, and stays there."""
 
     def __init__(self) -> None:
-        self._incoming: queue.SimpleQueue[ToWorker | LinkError] = queue.SimpleQueue()
-        self._waiting: list[ToWorker | LinkError] = []
+        self._incoming: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._waiting: list[Any] = []
+        self.put = self._incoming.put
 
-    def put(self, event: ToWorker | LinkError) -> None:
-        self._incoming.put(event)
-
-    def next_event(self) -> ToWorker:
-        """The next message that still counts: of leases the newest, and of the versions before it the newest."""
+    def next_event(self, *, seconds: float | None = None) -> Any:
+        """The next message that still counts: of leases the newest, and of the versions before it the newest. None if
+        nothing comes in these seconds. Raises LinkError.
+        """
         if not self._waiting:
-            self._waiting.append(self._incoming.get())
+            with suppress(queue.Empty):
+                self._waiting.append(self._incoming.get(timeout=seconds))
         self._drain()
+        if not self._waiting:
+            return None
         event = self._waiting.pop(0)
         while self._outdated(event):
             event = self._waiting.pop(0)
@@ -37,7 +42,7 @@ class Inbox:
             raise event
         return event
 
-    def _outdated(self, event: ToWorker | LinkError) -> bool:
+    def _outdated(self, event: object) -> bool:
         """A lease is computed with the version before it: one that comes after it makes neither of them outdated."""
         leases = [index for index, later in enumerate(self._waiting) if isinstance(later, Lease)]
         if isinstance(event, Version):
@@ -72,7 +77,7 @@ class InProcServer:
             problem = "a worker named {worker} is already connected"
             raise LinkError(problem, worker=worker, hint="give each worker its own name")
         self._inboxes[worker] = Inbox()
-        return InProcLink(worker, receive=self._receive_one, inbox=self._inboxes[worker], leave=self._disconnect)
+        return InProcLink(self, worker, self._inboxes[worker])
 
     def send(self, worker: str, message: ToWorker) -> None:
         """Put a message into a worker's queue; a worker that has gone gets nothing."""
@@ -80,35 +85,26 @@ class InProcServer:
         if inbox is not None:
             inbox.put(message)
 
-    def _receive_one(self, worker: str, message: ToCoordinator) -> None:
+    def receive(self, worker: str, message: ToCoordinator) -> None:
         with self._lock:
             self._receive(worker, message)
 
-    def _disconnect(self, worker: str) -> None:
+    def disconnect(self, worker: str) -> None:
         self._inboxes.pop(worker, None)
 
 
 class InProcLink:
     """A worker's end."""
 
-    def __init__(
-        self,
-        worker: str,
-        *,
-        receive: Receive,
-        inbox: Inbox,
-        leave: Callable[[str], None],
-    ) -> None:
-        self._worker = worker
-        self._receive = receive
-        self._inbox = inbox
-        self._leave = leave
+    def __init__(self, server: InProcServer, worker: str, inbox: Inbox) -> None:
+        self._server, self._worker, self._inbox = server, worker, inbox
 
     def call(self, message: ToCoordinator) -> None:
-        self._receive(self._worker, message)
+        self._server.receive(self._worker, message)
 
     def next_event(self) -> ToWorker:
-        return self._inbox.next_event()
+        event: ToWorker = self._inbox.next_event()
+        return event
 
     def interrupted(self) -> bool:
         return self._inbox.interrupted()
@@ -118,4 +114,4 @@ class InProcLink:
         return ref
 
     def close(self) -> None:
-        self._leave(self._worker)
+        self._server.disconnect(self._worker)

@@ -3,8 +3,8 @@
     cuadrilla1.HOST:PORT.CODE
 
     HOST      a name, an IPv4 address, or an IPv6 address in brackets
-    CODE      base32 in small letters: SHA-256 of the coordinator's public key (SubjectPublicKeyInfo, DER), who must
-              answer at HOST:PORT; 160 random bits, why it lets this machine in; CRC-32 of HOST:PORT and of all that
+    CODE      base32 in small letters: SHA-256 of the coordinator's certificate (DER), who must answer at HOST:PORT;
+              160 random bits, why it lets this machine in; CRC-32 of HOST:PORT and of all that
 
 Capitals, spaces, line breaks and quotes around the text do no harm, nor a 0 for an o and a 1 for an l in the code.
 
@@ -24,10 +24,10 @@ import secrets
 import unicodedata
 import zlib
 from dataclasses import dataclass, field
-from enum import Enum
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
+from cuadrilla.link.base import Refused
 from cuadrilla.messages import Message
 
 FORMAT = 1
@@ -38,8 +38,6 @@ PREFIX = f"cuadrilla{FORMAT}."
 CODE_CHARS = 90  # 32 + 20 + 4 bytes
 PADDING = "=" * 6
 LOOKALIKES = str.maketrans("01", "ol")
-MAX_NAME = 63
-NODE_NAME = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
 AROUND = "\"'`´“”„‘’«»<>.,;"  # what people and chats put around a text
 INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # Unicode: spaces, line ends, controls, zero-width characters
 
@@ -87,17 +85,6 @@ def new_secret() -> bytes:
     return secrets.token_bytes(SECRET_BYTES)
 
 
-def check_node_name(name: str) -> None:
-    """Raises LinkError unless `name` can be a node's: names are shown on terminals and used in file names."""
-    if not NODE_NAME.fullmatch(name):
-        raise LinkError(
-            "{name!r} cannot be the name of a node",
-            name=name[:80],
-            hint="use up to {most} small letters a to z, digits and hyphens inside, such as laptop-ana",
-            most=MAX_NAME,
-        )
-
-
 def _parse(text: str) -> Invite:
     """`text` without anything around or inside it that does not belong to it, in small letters."""
     version = re.match(r"cuadrilla([0-9]{1,9})\.", text)
@@ -135,44 +122,34 @@ def _broken() -> LinkError:
     )
 
 
-class Redemption(Enum):
-    """What a secret is worth. All but WRONG are told only to one who knows the secret."""
-
-    ACCEPTED = "accepted"
-    EXPIRED = Message("the invite has expired")
-    USED_UP = Message("the invite has been used")
-    WRONG = Message("the secret is not from this crew")
-
-
-@dataclass
-class _Issued:
-    expires: float
-    uses_left: int
-
-
 class Invites:
     """The coordinator's invites. `now` is any clock that never goes back, in seconds. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._issued: dict[bytes, _Issued] = {}
-        """By `hash_secret` of the secret."""
+        self._issued: dict[bytes, tuple[float, int]] = {}
+        """Of an invite, by `hash_secret` of its secret: when it expires, and for how many machines it is still good."""
 
     def adopt(self, secret_hash: bytes, *, uses: int, now: float) -> None:
         """Open an invite for `uses` machines; `hash_secret` of its secret is all that is known here."""
-        self._issued[secret_hash] = _Issued(now + VALID_SECONDS, uses)
+        self._issued[secret_hash] = now + VALID_SECONDS, uses
 
-    def look_up(self, secret: bytes, *, now: float) -> Redemption:
-        """What a secret is worth."""
-        issued = self._issued.get(hash_secret(secret))
-        if issued is None:
-            return Redemption.WRONG
-        if issued.uses_left == 0:
-            return Redemption.USED_UP
-        return Redemption.ACCEPTED if now < issued.expires else Redemption.EXPIRED
+    def check(self, secret: bytes, *, now: float) -> None:
+        """Raises Refused for a secret that is worth nothing; only one who knows it is told more than that."""
+        expires, uses_left = self._issued.get(hash_secret(secret), (0.0, -1))
+        if uses_left < 0:
+            problem = Message("the secret is not from this crew")
+        elif uses_left == 0:
+            problem = Message("the invite has been used")
+        elif now >= expires:
+            problem = Message("the invite has expired")
+        else:
+            return
+        raise Refused(problem, hint="ask for a new invite")
 
     def use(self, secret: bytes) -> None:
-        """One machine was let in with an accepted secret."""
-        self._issued[hash_secret(secret)].uses_left -= 1
+        """One machine was let in with a secret that is good."""
+        expires, uses_left = self._issued[hash_secret(secret)]
+        self._issued[hash_secret(secret)] = expires, uses_left - 1
 
 
 def hash_secret(secret: bytes) -> bytes:

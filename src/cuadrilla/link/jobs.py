@@ -1,21 +1,21 @@
 """Jobs over the crew link, whole runs: what a machine is given to do by itself, and what it says of it.
 
-Nothing that it says is believed: of its rows numbers are kept and nothing else. Its files come by
-`keep.py`. As in `base.py`, annotations are the bounds of what may arrive.
+Nothing that it says is believed: rows are numbers and nothing else. As in `base.py`, annotations are the bounds of what
+may arrive.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
+from pydantic import AfterValidator, Field
 
-from cuadrilla.link.base import JOB_NAME, MAX_TEXT, Count, Reason, one_of
+from cuadrilla.link.base import JOB_NAME, MAX_TEXT, Count, Reason
 from cuadrilla.link.offer import OfferedFile
-from cuadrilla.rundir import finite_json
 
 COMPLETE, GIVEN_BACK, FAILED = "complete", "given back", "failed"
 ENDS = ("", COMPLETE, GIVEN_BACK, FAILED)
@@ -27,17 +27,23 @@ CHECKPOINT_FILE = re.compile(
     r"checkpoints/v([0-9]{8,12})/(model\.safetensors|optimizer\.safetensors|state\.json|manifest\.json)"
 )
 """One name for each: no digits of other scripts, and no number that takes a minute to read."""
-MAX_ROWS, MAX_ROW_CHARACTERS, MAX_ROW_KEYS = 500, 4096, 100
+MAX_ROWS, MAX_ROW_KEYS = 500, 100
 MAX_VERSION, MAX_WHOLE, MAX_NUMBER = 10**12 - 1, 2**63, 1e300
+"""Of a size that other programs read, too, and that can be added up."""
 
-Row = Mapping[str, float]
+Number = (
+    Annotated[int, Field(gt=-MAX_WHOLE, lt=MAX_WHOLE)]
+    | Annotated[float, Field(gt=-MAX_NUMBER, lt=MAX_NUMBER, allow_inf_nan=False)]
+)
+Row = Mapping[str, Number]
 
 
-def _usable_rows(said: object) -> tuple[Row, ...]:
-    """Of what arrived as rows: those that are some."""
-    if not isinstance(said, list) or len(said) > MAX_ROWS:
-        raise ValueError("too many rows, or none")
-    return tuple(row for text in said if isinstance(text, str) and (row := usable_row(text)) is not None)
+def _of_a_step(row: Row) -> Row:
+    if not isinstance(row.get("version"), int) or not 0 <= row["version"] <= MAX_VERSION:
+        raise ValueError("no version")
+    if not all(map(ROW_KEY.fullmatch, row)):
+        raise ValueError("a name that is none")
+    return row
 
 
 def _of_one_checkpoint(files: tuple[OfferedFile, ...]) -> tuple[OfferedFile, ...]:
@@ -50,7 +56,7 @@ def _of_one_checkpoint(files: tuple[OfferedFile, ...]) -> tuple[OfferedFile, ...
 
 
 JobName = Annotated[str, Field(pattern=f"^{JOB_NAME.pattern}$")]
-Rows = Annotated[tuple[Row, ...], PlainValidator(_usable_rows), PlainSerializer(lambda rows: [*map(json.dumps, rows)])]
+StepRow = Annotated[Row, Field(max_length=MAX_ROW_KEYS), AfterValidator(_of_a_step)]
 Begun = Annotated[tuple[OfferedFile, ...], AfterValidator(_of_one_checkpoint)]
 
 
@@ -81,9 +87,9 @@ class JobNews:
     sent, every file of it; 0: none. `ended`: "" as long as it goes on. `reason`: why it failed."""
 
     job: JobName
-    rows: Rows = ()
+    rows: Annotated[tuple[StepRow, ...], Field(max_length=MAX_ROWS)] = ()
     kept: Annotated[int, Field(ge=0, le=MAX_VERSION)] = 0
-    ended: Annotated[str, one_of(ENDS)] = ""
+    ended: Annotated[str, Field(pattern=f"^({'|'.join(ENDS)})$")] = ""
     reason: Reason = ""
 
 
@@ -92,34 +98,26 @@ class JobReceiver(Protocol):
 
     def news(self, worker: str, news: JobNews) -> None: ...
 
-    def place_for(self, worker: str, name: str) -> Path:
-        """The path for a file of a worker's job. Raises LinkError where it is not wanted."""
-
-    def goes_on(self, worker: str, place: Path) -> None:
-        """A part of that file has come: on a slow line heartbeats wait behind it. Raises LinkError where it is not
-        wanted any more."""
+    def keep(self, worker: str, file: "Keep", chunks: Iterator[bytes]) -> None:
+        """A file of a worker's job. Raises LinkError where it is not wanted, or not any more, ResourceError."""
 
     def file(self, sha256: str) -> Path | None:
         """One that the workers of jobs may have, by its hash in hexadecimal."""
 
 
 def usable_row(text: str) -> Row | None:
-    """The numbers of a line of metrics.jsonl; None if it is none."""
-    if len(text) > MAX_ROW_CHARACTERS:
-        return None
+    """What another machine takes of a line of metrics.jsonl, which are numbers; None if there is nothing."""
     try:
-        found = finite_json(text)
-    except (ValueError, RecursionError):
+        found = json.loads(text)
+    except ValueError:
         return None
-    if not isinstance(found, dict) or len(found) > MAX_ROW_KEYS:
-        return None
-    row = {key: value for key, value in found.items() if ROW_KEY.fullmatch(key) and _is_number(value)}
-    version = row.get("version")
-    return row if isinstance(version, int) and 0 <= version <= MAX_VERSION else None
+    row = {key: value for key, value in found.items() if _is_number(value)} if isinstance(found, dict) else {}
+    with suppress(ValueError):
+        return _of_a_step(row)
+    return None
 
 
 def _is_number(value: object) -> bool:
-    """A number of a size that other programs read, too, and that can be added up."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) < (MAX_WHOLE if isinstance(value, int) else MAX_NUMBER)

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import COORDINATOR
+from cuadrilla.link.base import COORDINATOR, MAX_NAME, NODE_NAME, check_node_name
 from cuadrilla.link.identity import new_token, token_hash
-from cuadrilla.link.invite import MAX_NAME, NODE_NAME, check_node_name
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, make_private, write_json
 

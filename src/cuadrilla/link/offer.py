@@ -12,7 +12,7 @@ from pydantic import Field
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Count, Refused, Sha256, Text
-from cuadrilla.link.wire import CHUNK_BYTES, Arriving
+from cuadrilla.link.wire import CHUNK_BYTES
 from cuadrilla.rundir import fsync_folder, make_private, open_private, storage_errors
 
 MAX_PATH = 1000
@@ -68,6 +68,8 @@ def keep_file(
         arrived(begun)
         if begun < file.num_bytes or file.num_bytes == 0:
             for data in read(begun):
+                if target.tell() + len(data) > file.num_bytes:
+                    break
                 target.write(data)
                 arrived(len(data))
     digest = hashlib.sha256()
@@ -84,23 +86,16 @@ def keep_file(
     fsync_folder(to.parent)
 
 
-def take_file(target: Path, arriving: Arriving, chunks: Iterable[bytes], *, check_wanted: Callable[[], None]) -> None:
-    """Write what arrives; it has its name when every byte is on the disk. Raises LinkError, ResourceError.
-
-    `check_wanted`, called with each chunk, raises LinkError once nobody wants the file any more.
-    """
+def take_file(target: Path, chunks: Iterable[bytes]) -> None:
+    """Write what arrives; it has its name when every byte is on the disk. Raises ResourceError, and as `chunks`."""
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     make_private(target.parent)
     try:
-        with storage_errors(part), open(part, "wb", opener=open_private) as file:
-            for chunk in chunks:
-                check_wanted()
-                file.write(arriving.checked(chunk))
-            file.flush()
-            os.fsync(file.fileno())
-        arriving.check_complete()
-        check_wanted()
         with storage_errors(target):
+            with open(part, "wb", opener=open_private) as file:
+                file.writelines(chunks)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)

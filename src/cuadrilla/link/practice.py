@@ -18,7 +18,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.link.base import Contribution, Lease, Link, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import (
+    Contribution,
+    Lease,
+    Link,
+    NodeReport,
+    Progress,
+    TensorRef,
+    Tensors,
+    ToCoordinator,
+    ToWorker,
+)
 from cuadrilla.messages import Message
 
 PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
@@ -49,16 +59,6 @@ def parse_shape(text: str, *, speed: float) -> Shape:
         )
     bits = float(match[1]) * PREFIXES[match[2]]
     return Shape(speed=speed, bits_per_second=bits, delay_seconds=float(match[3] or 0) / 1000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spent:
-    """Of the time since the last poll. Bytes per second while something travelled; None where nothing did."""
-
-    phase: str
-    waiting_part: float
-    sent_bytes_per_second: float | None
-    received_bytes_per_second: float | None
 
 
 class OwnerLines:
@@ -131,8 +131,8 @@ class PracticeLink:
         self._seconds, self._bytes = defaultdict[str, float](float), defaultdict[str, int](int)
         """Of each phase since the last poll."""
 
-    def poll(self) -> Spent:
-        """What it does now, and what became of the time since the last poll."""
+    def poll(self) -> NodeReport:
+        """A report with what it does now, and what became of the time since the last poll."""
         now = self._clock()
         with self._lock:
             if self._phase == "waiting":  # a transfer counts when its bytes are known
@@ -142,7 +142,7 @@ class PracticeLink:
             num_bytes, self._bytes = self._bytes, defaultdict(int)
             began, self._polled_at = self._polled_at, now
         rates = {phase: num_bytes[phase] / max(seconds[phase], 1e-9) for phase in num_bytes}
-        return Spent(
+        return NodeReport(
             phase=self._phase,
             waiting_part=min(1.0, seconds["waiting"] / max(now - began, 1e-9)),
             sent_bytes_per_second=rates.get("sending"),

@@ -4,6 +4,9 @@
 worker, and what workers say goes to a `Receiver`. Messages of one worker are handled in their order, by a thread of its
 own.
 
+There are three calls. `Session` carries a worker's messages both ways, as long as it works. `Enroll` is for strangers.
+`Call` is everything else: a message and the bytes that belong to it, answered by a message or by bytes.
+
 Invariants
 * Who calls is decided by the token in the call's metadata and the list of nodes, at every call. `Enroll` alone asks for
   the secret of an open invite instead.
@@ -14,12 +17,10 @@ Invariants
 * A connection that ends without goodbye is a worker that left; a silent one is found by the coordinator's clock.
 """
 
-import hmac
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -27,7 +28,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from cuadrilla.errors import CuadrillaError, LinkError, ResourceError
+from cuadrilla.errors import LinkError
 from cuadrilla.host.descriptors import allow_descriptors
 from cuadrilla.link import check, wire
 from cuadrilla.link.address import check_free
@@ -37,20 +38,23 @@ from cuadrilla.link.base import (
     NOT_LISTED,
     OWN_WORKER,
     PAUSED,
-    Clock,
+    Busy,
+    Check,
     Contribution,
+    Describe,
+    Done,
     Download,
     Enroll,
     Enrolled,
     Follow,
     Goodbye,
     Hello,
+    Leave,
     Measure,
     NodeReport,
-    Nothing,
     Progress,
+    Refused,
     Stop,
-    Tensors,
     ToCoordinator,
     ToWorker,
     Version,
@@ -60,23 +64,21 @@ from cuadrilla.link.base import (
 from cuadrilla.link.calls import (
     DEVICE_KEY,
     INVITE_KEY,
+    MAX_CALLS,
     MAX_WORKERS,
     SERVICE,
     TOKEN_KEY,
-    Calls,
     RunningServer,
     cut_off,
-    first,
-    handler,
-    refuse,
+    refusing,
     said,
     start_server,
 )
 from cuadrilla.link.identity import CoordinatorKeys
-from cuadrilla.link.invite import Invites, Redemption
+from cuadrilla.link.invite import Invites
 from cuadrilla.link.jobs import JobNews, JobReceiver, Keep, Order
 from cuadrilla.link.nodes import AllowList, NameTaken
-from cuadrilla.link.offer import Offer, RunDescription, offered, take_file
+from cuadrilla.link.offer import Offer, RunDescription, offered
 from cuadrilla.link.standby import StandbyServer
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -84,7 +86,6 @@ from cuadrilla.version import __version__
 
 DESCRIPTORS = 16_384
 """Files of this process: 1,500 connections that say nothing would lock a server whose limit is 1,024."""
-ENROL_SECONDS = 5.0
 END_SECONDS = 1.0
 """A session that is over may say so for this long, then its call is cut off, whether or not the peer reads."""
 STOP_SECONDS = 5.0
@@ -95,6 +96,8 @@ KEPT_UPLOADS = 4
 
 SAID = (Hello, Progress, Goodbye, NodeReport, JobNews)
 """What a worker says in its session; contributions are uploaded."""
+ASKED = (Describe, Leave, Contribution, Keep, Download, Check, Measure, Follow)
+"""What a node says in a call of its own."""
 
 log = logging.getLogger(__name__)
 
@@ -113,54 +116,36 @@ class Receiver(Protocol):
     def left(self, worker: str, reason: str) -> None: ...
 
 
-@dataclass(eq=False, kw_only=True)
-class _Served:
-    """What the workers of a run read and say: its files, its versions, the memory of their answers.
-
-    `contribution`: what the tensors of an answer look like; `parameters`: those of a version.
-    """
-
-    offer: Offer
-    parameters: wire.Layout
-    contribution: wire.Layout
-    upload_memory: wire.Memory = field(default_factory=lambda: wire.Memory(keep=KEPT_UPLOADS))
-    _version_memory: wire.Memory = field(init=False, default_factory=lambda: wire.Memory(keep=1))
-    versions: dict[int, memoryview] = field(init=False, default_factory=dict)
-
-    def publish(self, version: Version) -> None:
-        """Keep its parameters as they are now, for whoever is told of it; once for all of them."""
-        number = version.version
-        if number not in self.versions:
-            assert isinstance(version.parameters, Mapping)
-            if len(self.versions) >= KEPT_VERSIONS:  # first: its memory can hold the new one
-                del self.versions[next(iter(self.versions))]
-            self.versions[number] = self.parameters.pack(version.parameters, memory=self._version_memory)
-
-
 @dataclass(eq=False)
 class _Session:
     worker: str
     context: Any
-    node: str
     outbox: "queue.SimpleQueue[ToWorker | Order | None]" = field(default_factory=queue.SimpleQueue)
     reason: str = Message("the connection ended")
     joined: bool = False
     """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
+    over: bool = False
+    """What it says counts no more, and its end is no news."""
     sending: Any = None
-    """The call that brings a contribution or a file."""
-    receiving: threading.Lock = field(default_factory=threading.Lock)
-    """Held by that call."""
-    arriving: wire.Assembly = field(default_factory=lambda: wire.Assembly(0))
-    """What is here of a contribution."""
+    """The newest call that brings a contribution or a file."""
     progress: Progress = field(default_factory=lambda: Progress(micro_steps=0))
     chunks: int = 0
-    """What has arrived of its contributions is progress too: on a slow line heartbeats wait behind them."""
-    expected: bool = False
-    """Its end is no news: the worker said goodbye, or was told to stop."""
+    """Each that has arrived is progress, too: on a slow line heartbeats wait behind them."""
+
+    @property
+    def node(self) -> str:
+        return node_of(self.worker)
+
+    def check(self) -> None:
+        """Raises LinkError once nothing counts any more that it says."""
+        if self.over or not self.joined:
+            raise LinkError("its session has ended", hint="it joins again")
 
 
 class CrewServer:
-    """Serves one run, or with `jobs` machines that train whole runs. `parameters` and `contribution`: see `_Served`."""
+    """Serves one run, or with `jobs` machines that train whole runs. `parameters`: the tensors of a version;
+    `contribution`: those of an answer.
+    """
 
     def __init__(
         self,
@@ -179,14 +164,17 @@ class CrewServer:
         self._keys = keys
         self._nodes = nodes
         self._receiver = receiver
-        self._served = _Served(offer=offer, parameters=parameters, contribution=contribution)
+        self._offer, self._parameters, self._contribution = offer, parameters, contribution
+        self._versions: dict[int, memoryview] = {}
+        self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._standby = standby or StandbyServer()
         self._jobs = jobs
         self._invites = Invites()
         self._enrolling = threading.Lock()
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
-        self._calls = Calls()
+        self._calls: dict[Any, str] = {}
+        """The node of each call that goes on, by its context."""
         self._servers: list[RunningServer] = []
         self._paused: frozenset[str] = frozenset()
         self._listed = set(nodes.nodes())
@@ -206,7 +194,7 @@ class CrewServer:
         A `Version`'s parameters are copied now: the weights of record may change before the worker has read them.
         """
         if isinstance(message, Version):
-            self._served.publish(message)
+            self._publish(message)
             self._standby.announced = message.version
             message = replace(message, standbys=tuple(self._standby.addresses()), term=self._term)
         with self._lock:
@@ -218,6 +206,15 @@ class CrewServer:
         else:
             session.outbox.put(message)
 
+    def _publish(self, version: Version) -> None:
+        """Keep its parameters as they are now, for whoever is told of it; once for all of them."""
+        if version.version not in self._versions:
+            assert isinstance(version.parameters, Mapping)
+            if len(self._versions) >= KEPT_VERSIONS:  # first: its memory can hold the new one
+                del self._versions[next(iter(self._versions))]
+            packed = self._parameters.pack(version.parameters, memory=self._version_memory)
+            self._versions[version.version] = packed
+
     def adopt_invites(self, invites: Mapping[bytes, int]) -> None:
         """Let new nodes in for a while: SHA-256 of an invite's secret → for how many nodes it is good."""
         with self._enrolling:
@@ -225,33 +222,33 @@ class CrewServer:
                 self._invites.adopt(secret_hash, uses=uses, now=monotonic())
 
     def end_kicked(self) -> None:
-        """End the sessions of nodes that the allow-list does not hold any more."""
+        """End the calls of nodes that the allow-list does not hold any more."""
         with self._lock:
             listed = set(self._nodes.nodes())
             known = self._listed | {session.node for session in self._sessions.values()}
             self._listed = listed
         for name in sorted(known - listed):
             log.info("%s was kicked", name, extra=TALK)
-            self._dismiss(name, KICKED, why=Message("it was kicked"))
-        self._calls.end_all_but(listed, after=END_SECONDS)
-
-    def _dismiss(self, node: str, told: str, *, why: str) -> None:
-        """End the sessions of a node that is none any more."""
-        with self._lock:
-            sessions = [session for session in self._sessions.values() if session.node == node]
-        for session in sessions:
-            self._end(session, Stop(reason=told, refused=True))
-            self._receiver.left(session.worker, why)
+            self._dismiss({name}, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
+        for context, node in list(self._calls.items()):
+            if node not in listed:
+                cut_off(context, after=END_SECONDS)
 
     def pause(self, nodes: frozenset[str]) -> None:
         """These are to wait, and no others: their sessions end, and no new ones begin."""
         with self._lock:
             begun, self._paused = nodes - self._paused, nodes
-            held = [session for session in self._sessions.values() if session.node in begun]
-        for session in held:
-            self._end(session, Stop(reason=PAUSED, again=True))
-            self._receiver.reported(session.worker, NodeReport(phase="paused"))
-            self._receiver.left(session.worker, PAUSED)
+        for worker in self._dismiss(begun, Stop(reason=PAUSED, again=True), why=PAUSED):
+            self._receiver.reported(worker, NodeReport(phase="paused"))
+
+    def _dismiss(self, nodes: Collection[str], stop: Stop, *, why: str) -> list[str]:
+        """End the sessions of these nodes; the workers that had one."""
+        with self._lock:
+            sessions = [session for session in self._sessions.values() if session.node in nodes]
+        for session in sessions:
+            self._end(session, stop)
+            self._receiver.left(session.worker, why)
+        return [session.worker for session in sessions]
 
     def workers(self) -> list[str]:
         """Who has a session now."""
@@ -268,100 +265,17 @@ class CrewServer:
         while self._servers:
             self._servers.pop().stop(STOP_SECONDS)
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
+    # -- a session -----------------------------------------------------------------------------------------------------
 
     def _handlers(self) -> Any:
         stream = grpc.stream_stream_rpc_method_handler
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Enroll": handler(self._enroll),
-                "Leave": handler(self._leave),
-                "Describe": handler(self._describe),
-                "Session": stream(self._session, response_serializer=wire.encode),
-                "Upload": handler(self._upload),
-                "Keep": handler(self._keep),
-                "Download": stream(self._download),
-                "Check": handler(self._check),
-                "Receive": stream(self._receive),
-                "Follow": stream(self._follow),
-            },
-        )
-
-    def _enroll(self, requests: Iterator[bytes], context: Any) -> Enrolled:
-        secret = said(context, INVITE_KEY)
-        with self._enrolling:
-            outcome = self._invites.look_up(secret or b"", now=monotonic())
-        if outcome is not Redemption.ACCEPTED:
-            refuse(context, outcome.value)
-        cut_off(context, after=ENROL_SECONDS)
-        request = first(requests, Enroll, context)
-        try:
-            name, token = self._let_in(request, secret, own=self._listed_name(context) or "")
-        except NameTaken as error:
-            log.info("a machine was not let in: %s; its invite is still good", error.message)
-            refuse(context, error.message, code=grpc.StatusCode.ALREADY_EXISTS)
-        except CuadrillaError as error:
-            refuse(context, error.message)
-        log.info("%s joined the crew", name)
-        if name != request.name:
-            log.info("a new machine calls itself %s, as another does: here it is %s", request.name, name, extra=TALK)
-        return Enrolled(token=token, name=name)
-
-    def _let_in(self, request: Enroll, secret: bytes, *, own: str) -> tuple[str, str]:
-        """The node's name and token, for one use of the invite. Raises CuadrillaError."""
-        if OWN_WORKER.fullmatch(request.name):
-            told = "{name} is what workers of the coordinator's own machine are called"
-            raise NameTaken(told, name=request.name, hint="another name: cuadrilla join --name NAME")
-        with self._enrolling:
-            outcome = self._invites.look_up(secret, now=monotonic())
-            if outcome is not Redemption.ACCEPTED:
-                raise LinkError("{reason}", reason=outcome.value, hint="ask for a new invite")
-            let_in = self._nodes.add(request.name, numbered=request.numbered, own=own)
-            self._invites.use(secret)
-        return let_in
-
-    def _leave(self, _requests: Iterator[bytes], context: Any) -> Nothing:
-        name = self._caller(context)
-        with self._lock:  # nobody takes it for one that was kicked
-            try:
-                self._nodes.remove(name)
-            except CuadrillaError as error:
-                refuse(context, error.message, code=grpc.StatusCode.UNAVAILABLE)
-            self._listed.discard(name)
-        log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
-        self._dismiss(name, Message("this machine has left the crew"), why=Message("it has left the crew"))
-        self._standby.forget(name)
-        return Nothing()
-
-    def _describe(self, _requests: Iterator[bytes], context: Any) -> RunDescription:
-        self._caller(context)
-        offer = self._served.offer
-        return RunDescription(
-            config=offer.config,
-            files=offered(offer.files),
-            cuadrilla=__version__,
-            term=self._term,
-            takes_jobs=self._jobs is not None,
-        )
+        session = stream(self._session, response_serializer=wire.encode)
+        calls = {"Enroll": stream(self._enroll), "Session": session, "Call": stream(self._call)}
+        return grpc.method_handlers_generic_handler(SERVICE, calls)
 
     def _session(self, requests: Iterator[bytes], context: Any) -> Iterator[ToWorker | Order]:
-        worker = self._worker(context)
-        session = _Session(worker, context, node_of(worker))
-        with self._lock:  # a pause either finds the session, or is found
-            if session.node in self._paused:
-                refuse(context, PAUSED, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
-            others = [other for other in self._sessions.values() if other.worker != worker]
-            if len(others) >= MAX_WORKERS:
-                refuse(context, Message("the crew is full: {most} workers", most=MAX_WORKERS))
-            if sum(other.node == session.node for other in others) >= MAX_DEVICES:
-                refuse(context, Message("a node has {most} workers at most", most=MAX_DEVICES))
-            older = self._sessions.get(session.worker)
-            self._sessions[session.worker] = session
-        if older is not None:
-            reason = Message("a newer session of the same node has begun")
-            self._end(older, Stop(reason=reason, refused=True))
-            self._receiver.left(session.worker, reason)
+        with refusing(context):
+            session = self._begin(self._worker(context), context)
         reader = threading.Thread(target=self._read, args=(session, requests), name=f"reads-{session.worker}")
         reader.start()
         try:
@@ -370,13 +284,31 @@ class CrewServer:
         finally:
             self._forget(session)
 
+    def _begin(self, worker: str, context: Any) -> _Session:
+        """A new session, which ends the worker's older one. Raises Refused, Busy."""
+        session = _Session(worker, context)
+        with self._lock:  # a pause either finds the session, or is found
+            if session.node in self._paused:
+                raise Busy(PAUSED)
+            others = [other for other in self._sessions.values() if other.worker != worker]
+            if len(others) >= MAX_WORKERS:
+                raise Refused("the crew is full: {most} workers", most=MAX_WORKERS)
+            if sum(other.node == session.node for other in others) >= MAX_DEVICES:
+                raise Refused("a node has {most} workers at most", most=MAX_DEVICES)
+            older = self._sessions.get(worker)
+            self._sessions[worker] = session
+            if older is not None:
+                older.over = True
+        if older is not None:
+            reason = Message("a newer session of the same node has begun")
+            self._end(older, Stop(reason=reason, refused=True))
+            self._receiver.left(worker, reason)
+        return session
+
     def _read(self, session: _Session, requests: Iterator[bytes]) -> None:
         """Everything one worker says, until its connection ends."""
         try:
             for request in requests:
-                with self._lock:
-                    if self._sessions.get(session.worker) is not session:
-                        return
                 self._take(session, wire.decode(request, *SAID))
         except LinkError as error:
             log.warning("%s: %s", session.worker, error.message)
@@ -393,13 +325,14 @@ class CrewServer:
         """Raises LinkError for what no worker of ours says."""
         worker = session.worker
         match message:
+            case _ if session.over:
+                pass
             case Hello() | Goodbye():
                 if not session.joined:
                     log.info("%s joined", worker, extra=TALK)
-                session.joined = True
-                session.expected = session.expected or isinstance(message, Goodbye)
+                session.joined, session.over = True, isinstance(message, Goodbye)
                 self._receiver.deliver(worker, message)
-            case _ if not session.joined or session.expected:
+            case _ if not session.joined:
                 pass
             case Progress():
                 session.progress = message
@@ -417,142 +350,163 @@ class CrewServer:
 
     def _end(self, session: _Session, stop: Stop) -> None:
         """From now on nothing that it says counts; it may still hear why."""
-        session.expected = True
+        session.over = True
         self._forget(session)
         session.outbox.put(stop)
         session.outbox.put(None)
         cut_off(session.context, after=END_SECONDS)
 
     def _forget(self, session: _Session) -> None:
-        """The session is over; if it is still its worker's newest, the worker has left."""
+        """The session is over; if that is news, its worker has left."""
         with self._lock:
-            newest = self._sessions.get(session.worker) is session
-            if newest:
+            if self._sessions.get(session.worker) is session:
                 del self._sessions[session.worker]
-        if newest and not session.expected:
+            is_news, session.over = not session.over, True
+        if session.sending is not None:
+            session.sending.cancel()
+        if is_news:
             log.warning("%s left: %s", session.worker, session.reason)
             self._receiver.left(session.worker, session.reason)
 
-    def _upload(self, requests: Iterator[bytes], context: Any) -> Nothing:
-        """A contribution; with its last byte the lease is answered."""
-        with self._sending(context) as session:
-            said = first(requests, Contribution, context)
-            if said.valid:
-                said = replace(said, tensors=self._receive_tensors(session, requests))
-            self._check_counts(session)
-            self._receiver.deliver(session.worker, said)
-        return Nothing()
+    # -- calls beside a session ----------------------------------------------------------------------------------------
 
-    def _receive_tensors(self, session: _Session, chunks: Iterator[bytes]) -> Tensors:
-        """Raises LinkError. Only the session holds what has arrived: a call that broke keeps its memory for long."""
-        layout = self._served.contribution
-        session.arriving = wire.Assembly(layout.num_bytes, memory=self._served.upload_memory)
-        for chunk in chunks:
-            self._check_counts(session)
-            session.arriving.add(chunk)
-            session.chunks += 1
-            self._tell_progress(session)
-        session.arriving.check_complete()
-        blob, session.arriving = session.arriving.blob, wire.Assembly(0)
-        return layout.unpack(blob)
+    def _call(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        with refusing(context):
+            worker = self._worker(context)
+            asked = wire.decode(next(requests, b""), *ASKED)
+            match asked:
+                case Contribution() | Keep():
+                    self._receive(self._sender(worker, context), asked, requests)
+                    yield wire.encode(Done())
+                case Describe():
+                    yield wire.encode(self._describe())
+                case Leave():
+                    self._leave(node_of(worker))
+                    yield wire.encode(Done())
+                case Download():
+                    yield from self._download(asked)
+                case Check():
+                    yield wire.encode(check.take(requests))
+                case Measure():
+                    yield from check.give(asked.seconds)
+                case Follow():
+                    yield from self._standby.grown(node_of(worker), asked, goes_on=context.is_active)
 
-    def _check_counts(self, session: _Session) -> None:
-        """Raises LinkError when nothing counts any more that a worker says in this session."""
-        with self._lock:
-            newest = self._sessions.get(session.worker) is session
-        if not newest or not session.joined or session.expected:
-            raise LinkError("its session has ended", hint="it joins again")
+    def _enroll(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        secret = said(context, INVITE_KEY) or b""
+        with refusing(context):
+            with self._enrolling:
+                self._invites.check(secret, now=monotonic())
+            asked = wire.decode(next(requests, b""), Enroll)
+            yield wire.encode(self._let_in(asked, secret, own=self._listed_name(context) or ""))
 
-    def _keep(self, requests: Iterator[bytes], context: Any) -> Nothing:
-        """A file of a job."""
-        with self._sending(context) as session:
-            if (jobs := self._jobs) is None:
-                raise LinkError("nobody wants that file", hint="install the same version there")
-            file, worker = first(requests, Keep, context), session.worker
-            target = jobs.place_for(worker, file.name)
-            arriving = wire.Arriving(file.num_bytes)
-            take_file(target, arriving, requests, check_wanted=lambda: jobs.goes_on(worker, target))
-        return Nothing()
+    def _let_in(self, asked: Enroll, secret: bytes, *, own: str) -> Enrolled:
+        """A name and a token, for one use of the invite. `own`: the machine's name so far. Raises CuadrillaError."""
+        try:
+            if OWN_WORKER.fullmatch(asked.name):
+                told = "{name} is what workers of the coordinator's own machine are called"
+                raise NameTaken(told, name=asked.name, hint="another name: cuadrilla join --name NAME")
+            with self._enrolling:
+                self._invites.check(secret, now=monotonic())
+                name, token = self._nodes.add(asked.name, numbered=asked.numbered, own=own)
+                self._invites.use(secret)
+        except NameTaken as error:
+            log.info("a machine was not let in: %s; its invite is still good", error.message)
+            raise
+        log.info("%s joined the crew", name)
+        if name != asked.name:
+            log.info("a new machine calls itself %s, as another does: here it is %s", asked.name, name, extra=TALK)
+        return Enrolled(token=token, name=name)
 
-    @contextmanager
-    def _sending(self, context: Any) -> Iterator[_Session]:
+    def _describe(self) -> RunDescription:
+        return RunDescription(
+            config=self._offer.config,
+            files=offered(self._offer.files),
+            cuadrilla=__version__,
+            term=self._term,
+            takes_jobs=self._jobs is not None,
+        )
+
+    def _leave(self, name: str) -> None:
+        """Raises CuadrillaError."""
+        with self._lock:  # nobody takes it for one that was kicked
+            self._nodes.remove(name)
+            self._listed.discard(name)
+        log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
+        stop = Stop(reason=Message("this machine has left the crew"), refused=True)
+        self._dismiss({name}, stop, why=Message("it has left the crew"))
+        self._standby.forget(name)
+
+    def _sender(self, worker: str, context: Any) -> _Session:
         """The session of a worker that sends something large: one at a time, the newest, since an older one may wait
-        for a connection that is gone. What cannot be taken ends the call.
+        for a connection that is gone. Raises LinkError.
         """
-        session = self._session_of(context)
         with self._lock:
+            session = self._sessions.get(worker)
+            if session is None:
+                raise LinkError("it has no session", hint="it joins again")
             older, session.sending = session.sending, context
         if older is not None:
             older.cancel()
-        try:
-            with session.receiving:  # the older one ends first
-                yield session
-        except (LinkError, ResourceError) as error:
-            refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
-        finally:
-            with self._lock:
-                session.sending = None if session.sending is context else session.sending
-
-    def _session_of(self, context: Any) -> _Session:
-        """That of the worker that calls; ends a call without one."""
-        worker = self._worker(context)
-        with self._lock:
-            session = self._sessions.get(worker)
-        if session is None:
-            refuse(context, "no session", code=grpc.StatusCode.FAILED_PRECONDITION)
         return session
 
-    def _download(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        self._caller(context)
-        wanted = first(requests, Download, context)
-        packed = None if wanted.version is None else self._served.versions.get(wanted.version)
+    def _receive(self, session: _Session, head: Contribution | Keep, chunks: Iterator[bytes]) -> None:
+        """A contribution, with whose last byte its lease is answered, or a file of a job. Raises LinkError,
+        ResourceError."""
+        chunks = self._counted(session, chunks)
+        if isinstance(head, Keep):
+            if self._jobs is None:
+                raise LinkError("nobody wants that file", hint="install the same version there")
+            self._jobs.keep(session.worker, head, wire.whole(chunks, head.num_bytes))
+            return
+        if head.valid:
+            layout = self._contribution
+            blob = wire.gathered(chunks, layout.num_bytes, memory=self._upload_memory)
+            head = replace(head, tensors=layout.unpack(blob))
+        session.check()
+        session.sending = None  # all of it is here: the end of the session is no reason to cut it off
+        self._receiver.deliver(session.worker, head)
+
+    def _counted(self, session: _Session, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Chunks, each of which is progress of the worker, as long as what it says counts. Raises LinkError."""
+        for chunk in chunks:
+            session.check()
+            yield chunk
+            session.chunks += 1
+            self._tell_progress(session)
+        session.check()
+
+    def _download(self, wanted: Download) -> Iterator[bytes]:
+        """Raises LinkError for what is not offered."""
+        packed = None if wanted.version is None else self._versions.get(wanted.version)
         if packed is not None:
             yield from wire.chunks([packed])
             return
         path = self._file(wanted.sha256)
         if path is None:
-            refuse(context, Message("what is asked for is not here"), code=grpc.StatusCode.NOT_FOUND)
+            raise LinkError("what is asked for is not here")
         yield from wire.file_chunks(path, wanted.offset)
-
-    def _follow(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        name = self._caller(context)
-        try:
-            self._standby.check_named(name)
-            request = first(requests, Follow, context)
-            self._standby.remember(name, request.address)
-        except LinkError as error:
-            refuse(context, error.message)
-        yield from self._standby.grown(request, goes_on=context.is_active)
-
-    def _check(self, requests: Iterator[bytes], context: Any) -> Clock:
-        self._caller(context)
-        return check.take(requests)
-
-    def _receive(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        self._caller(context)
-        yield from check.give(first(requests, Measure, context).seconds)
 
     def _file(self, name: str) -> Path | None:
         """A file of the offer, or of a job, by its SHA-256 in hexadecimal."""
-        for path, sha256 in self._served.offer.files.values():
-            if hmac.compare_digest(sha256.hex().encode(), name.encode()):
+        for path, sha256 in self._offer.files.values():
+            if sha256.hex() == name:
                 return path
         return self._jobs.file(name) if self._jobs is not None else None
 
-    def _caller(self, context: Any) -> str:
-        """The name of the node that calls; ends the call if it is none of this crew's."""
-        return node_of(self._worker(context))
+    # -- who calls -----------------------------------------------------------------------------------------------------
 
     def _worker(self, context: Any) -> str:
-        """The name of the worker that calls: of a node, or of one device of it."""
+        """The name of the worker that calls: of a node, or of one device of it. Raises Refused, Busy, LinkError."""
         name = self._listed_name(context)
         if name is None:
-            refuse(context, NOT_LISTED)
-        try:
-            worker = worker_name(name, said(context, DEVICE_KEY))
-        except LinkError as error:
-            refuse(context, error.message, code=grpc.StatusCode.INVALID_ARGUMENT)
-        self._calls.begin(name, context)
+            raise Refused(NOT_LISTED)
+        worker = worker_name(name, said(context, DEVICE_KEY))
+        if list(self._calls.values()).count(name) >= MAX_CALLS:
+            raise Busy("too many calls at once")
+        self._calls[context] = name
+        if not context.add_callback(lambda: self._calls.pop(context, None)):  # it has ended meanwhile
+            del self._calls[context]
         return worker
 
     def _listed_name(self, context: Any) -> str | None:

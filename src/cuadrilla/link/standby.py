@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link import wire
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import FilePart, Follow
-from cuadrilla.link.identity import COORDINATOR_FILES
+from cuadrilla.link.base import FilePart, Follow, Refused
+from cuadrilla.link.identity import COORDINATOR_FILE
 from cuadrilla.rundir import write_json
 
 LOOK_SECONDS = 0.5
@@ -56,23 +55,23 @@ class StandbyServer:
             self.names -= {name}
             self._addresses.pop(name, None)
 
-    def check_named(self, name: str) -> None:
-        """Raises LinkError for a node that the owner has not named."""
+    def _remember(self, name: str, address: str) -> None:
+        """Where it would coordinate. Raises LinkError for what nobody can dial, Refused for a node that the owner has
+        not named."""
         if name not in self.names:
             told = (
                 "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN"
             )
-            raise LinkError(told, name=name)
-
-    def remember(self, name: str, address: str) -> None:
-        """Where it would coordinate. Raises LinkError for what nobody can dial."""
+            raise Refused(told, name=name)
         Address.parse(address).check_dialled()
         with self._lock:
             self._addresses[name] = address
             write_json(self.home.standbys_file, {"addresses": self._addresses})
 
-    def grown(self, request: Follow, *, goes_on: Callable[[], bool]) -> Iterator[bytes]:
-        """What the standby does not have, as long as its call goes on: a `FilePart`, its bytes, and so on."""
+    def grown(self, name: str, request: Follow, *, goes_on: Callable[[], bool]) -> Iterator[bytes]:
+        """What the standby does not have, as long as its call goes on: a `FilePart`, its bytes, and so on. Raises
+        LinkError, Refused."""
+        self._remember(name, request.address)
         known, journal = b"", dict[Path, int]()
         held, checkpoint = request.manifest, iter(list[bytes]())
         versions = {manifest: version for version, manifest in self._manifests()}
@@ -91,7 +90,7 @@ class StandbyServer:
                 self.closing.wait(LOOK_SECONDS)
 
     def _known(self, address: str) -> bytes:
-        files = {name: (self.home.crew / name).read_text() for name in (*COORDINATOR_FILES, "nodes.json")}
+        files = {name: (self.home.crew / name).read_text() for name in (COORDINATOR_FILE, "nodes.json")}
         other = {"paused": sorted(self.home.paused_nodes), "announced": self.announced, "listen": address}
         return json.dumps({**files, **other}).encode()
 

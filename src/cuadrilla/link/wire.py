@@ -15,7 +15,7 @@ import math
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -190,41 +190,27 @@ def file_chunks(path: Path, offset: int = 0, *, end: int | None = None) -> Itera
             yield data
 
 
-@dataclass
-class Arriving:
-    """Counts what has arrived of a whole of `num_bytes`."""
-
-    num_bytes: int
-    received: int = 0
-
-    def checked(self, data: bytes) -> bytes:
-        """A chunk. Raises LinkError for an empty one, and when there is more than was announced."""
-        self.received += len(data)
-        if not data or self.received > self.num_bytes:
+def whole(chunks: Iterable[bytes], num_bytes: int) -> Iterator[bytes]:
+    """Chunks of what has `num_bytes`. Raises LinkError unless they are all, and each holds something."""
+    received = 0
+    for chunk in chunks:
+        received += len(chunk)
+        if not chunk or received > num_bytes:
             raise _unexpected(Message("it is empty, or longer than announced"))
-        return data
-
-    def check_complete(self) -> None:
-        """Raises LinkError when something is missing."""
-        if self.received < self.num_bytes:
-            raise _unexpected(Message("it ends early"))
+        yield chunk
+    if received < num_bytes:
+        raise _unexpected(Message("it ends early"))
 
 
-@dataclass
-class Assembly(Arriving):
-    """Puts the chunks of a blob together."""
-
-    memory: Memory = field(default_factory=Memory)
-
-    @cached_property
-    def blob(self) -> memoryview:
-        return self.memory.take(self.num_bytes)
-
-    def add(self, data: bytes) -> None:
-        """Raises LinkError for a chunk that is not a part of what was expected."""
-        first = self.received
-        self.checked(data)
-        self.blob[first : self.received] = data
+def gathered(chunks: Iterable[bytes], num_bytes: int, *, memory: Memory) -> memoryview:
+    """A blob of `num_bytes` from its chunks. Raises LinkError, as `whole`."""
+    blob, end = memoryview(b""), 0
+    for chunk in whole(chunks, num_bytes):
+        if not end:
+            blob = memory.take(num_bytes)
+        blob[end : end + len(chunk)] = chunk
+        end += len(chunk)
+    return blob
 
 
 def _unexpected(problem: Message) -> LinkError:
