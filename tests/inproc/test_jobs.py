@@ -413,7 +413,7 @@ def test_an_upload_ends_with_the_job(crew: Jobs) -> None:
     crew.gives("0000-0", ana)
     stream.more.put(b"y")
     stream.more.put(None)
-    assert call.code().name == "INVALID_ARGUMENT"
+    assert call.code().name == "CANCELLED"
     assert [path for path in run.path.rglob("*") if path.is_file() and "incoming" in str(path)] == []
 
 

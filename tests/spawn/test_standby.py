@@ -109,7 +109,7 @@ def test_nobody_becomes_a_standby_without_being_named(
     assert refused.returncode == 5, refused.stderr
     assert "eva has not been named as a standby" in refused.stderr
     assert "cuadrilla up --standby eva" in refused.stderr
-    assert not [*eva.home.rglob("server.*"), *eva.home.rglob("standby.json")]
+    assert not [*eva.home.rglob("coordinator.json"), *eva.home.rglob("standby.json")]
     nothing = eva.run("promote", "--force")
     assert (nothing.returncode, "is not a standby" in nothing.stderr) == (5, True), nothing.stderr
     down(coordinator, crew)

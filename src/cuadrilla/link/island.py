@@ -20,14 +20,12 @@ break, or else one that has the others start anew, each with a new `IslandLink`;
 What travels besides tensors is encoded as on the wire (`wire.py`), never pickled.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -40,7 +38,6 @@ from cuadrilla.link.base import Contribution, Lease, Link, Stop, TensorRef, Tens
 from cuadrilla.link.wire import Layout, decode, encode
 
 T = TypeVar("T")
-Entry = tuple[str, torch.dtype, tuple[int, ...]]
 LOOK_SECONDS = 0.2
 """Between two looks at the store: each is a message to another process."""
 
@@ -122,13 +119,12 @@ class IslandLink:
         """The same tensors at every rank."""
         tensors = self._from_behind(partial(self.inner.download, ref), None) if self.inner is not None else None
         if tensors is None:  # at another rank; or there are none, and nobody will want what is computed with them
-            flat = empty(self.parameters, self.place)
+            values = torch.empty(sum(self.parameters.sizes), dtype=torch.uint8, device=self.place)
         else:
-            flat = flattened(tensors, self.parameters, self.place)
+            values = joined(tensors, self.parameters, self.place)
         with self._together():
-            for values in flat:
-                dist.broadcast(values, src=0)
-        return tensors if tensors is not None else parts(flat, self.parameters)
+            dist.broadcast(values, src=0)
+        return tensors if tensors is not None else self.parameters.views(values)
 
     def ask_to_stop(self) -> None:
         """Rank 0 hears of it when the lease at hand is done. Safe in a signal handler."""
@@ -176,11 +172,11 @@ class IslandLink:
     def _sums(self, tensors: Tensors) -> Tensors:
         """At rank 0; tensors of their own, as a contribution must stay as it is until the next version."""
         layout = Layout.of(tensors)
-        flat = flattened(tensors, layout, self.place)
+        values = joined(tensors, layout, self.place)
         with self._together():
-            for values in flat:
-                dist.reduce(values, dst=0)
-        return parts(flat, layout)
+            for part in by_dtype(values, layout):
+                dist.reduce(part, dst=0)
+        return layout.views(values)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -221,31 +217,18 @@ def part_of(units: Sequence[int], *, rank: int, num_ranks: int) -> tuple[int, ..
     return tuple(units[len(units) * rank // num_ranks : len(units) * (rank + 1) // num_ranks])
 
 
-def flattened(tensors: Tensors, layout: Layout, place: torch.device) -> list[Tensor]:
-    """All values in the order of the layout, one tensor for each dtype: a copy."""
-    return [
-        torch.cat([tensors[name].detach().to(place).reshape(-1) for name, *_ in entries])
-        for _, entries in _by_dtype(layout)
+def joined(tensors: Tensors, layout: Layout, place: torch.device) -> Tensor:
+    """All values in the order of the layout, as bytes: a copy."""
+    values = [
+        tensors[name].detach().to(place).contiguous().reshape(-1).view(torch.uint8) for name, *_ in layout.entries
     ]
+    return torch.cat(values)
 
 
-def empty(layout: Layout, place: torch.device) -> list[Tensor]:
-    """Room for what `flattened` gives."""
-    return [torch.empty(sum(_sizes(entries)), dtype=dtype, device=place) for dtype, entries in _by_dtype(layout)]
-
-
-def parts(flat: Sequence[Tensor], layout: Layout) -> Mapping[str, Tensor]:
-    """Views, by name."""
-    found: dict[str, Tensor] = {}
-    for values, (_, entries) in zip(flat, _by_dtype(layout), strict=True):
-        for (name, _, shape), part in zip(entries, torch.split(values, _sizes(entries)), strict=True):
-            found[name] = part.view(shape)
-    return found
-
-
-def _by_dtype(layout: Layout) -> list[tuple[torch.dtype, list[Entry]]]:
-    return [(dtype, list(entries)) for dtype, entries in groupby(layout.entries, key=itemgetter(1))]
-
-
-def _sizes(entries: Sequence[Entry]) -> list[int]:
-    return [math.prod(shape) for *_, shape in entries]
+def by_dtype(values: Tensor, layout: Layout) -> Iterator[Tensor]:
+    """What `joined` gives, in parts of one dtype."""
+    first = 0
+    for dtype, entries in groupby(zip(layout.entries, layout.sizes, strict=True), key=lambda entry: entry[0][1]):
+        last = first + sum(size for _, size in entries)
+        yield values[first:last].view(dtype)
+        first = last

@@ -111,9 +111,10 @@ def usable_row(text: str) -> Row | None:
         found = json.loads(text)
     except ValueError:
         return None
-    row = {key: value for key, value in found.items() if _is_number(value)} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return None
     with suppress(ValueError):
-        return _of_a_step(row)
+        return _of_a_step({key: value for key, value in found.items() if ROW_KEY.fullmatch(key) and _is_number(value)})
     return None
 
 

@@ -76,7 +76,7 @@ class Layout:
     @classmethod
     def of(cls, tensors: Tensors) -> "Layout":
         """The layout of `tensors`: the widest dtype first, so that each value lies at a multiple of its size."""
-        order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+        order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, str(tensors[name].dtype), name))
         return cls(tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order))
 
     @cached_property
@@ -94,13 +94,18 @@ class Layout:
     @cached_property
     def num_bytes(self) -> int:
         """Of the whole blob."""
-        return len(self.header) + sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in self.entries)
+        return len(self.header) + sum(self.sizes)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of each tensor."""
+        return [math.prod(shape) * dtype.itemsize for _, dtype, shape in self.entries]
 
     def pack(self, tensors: Tensors, *, memory: "Memory | None" = None) -> memoryview:
         """`tensors`, which must have this layout, as a blob: a copy."""
         packed = (memory or Memory()).take(self.num_bytes)
         packed[: len(self.header)] = self.header
-        for (_, target), (name, *_) in zip(self._views(packed), self.entries, strict=True):
+        for name, target in self.views(self._values(packed)).items():
             target.copy_(tensors[name].detach())
         return packed
 
@@ -116,18 +121,17 @@ class Layout:
         """The tensors of a blob, without a copy: they keep it alive. Raises LinkError for one of another layout."""
         if len(blob) != self.num_bytes or bytes(blob[: len(self.header)]) != self.header:
             raise _unexpected(Message("tensors of another model"))
-        return dict(self._views(blob))
+        return self.views(self._values(blob))
 
-    def _views(self, packed: bytearray | memoryview) -> Iterator[tuple[str, Tensor]]:
+    def _values(self, blob: bytearray | memoryview) -> Tensor:
+        """What is behind the header, as bytes."""
         first = len(self.header)
-        for name, dtype, shape in self.entries:
-            count = math.prod(shape)
-            if count:
-                view = torch.frombuffer(packed, dtype=dtype, count=count, offset=first).view(shape)
-            else:
-                view = torch.empty(shape, dtype=dtype)
-            yield name, view
-            first += count * dtype.itemsize
+        return torch.frombuffer(blob, dtype=torch.uint8, offset=first) if len(blob) > first else torch.empty(0).byte()
+
+    def views(self, values: Tensor) -> dict[str, Tensor]:
+        """The tensors that lie in `values`, bytes on any device."""
+        parts = zip(self.entries, torch.split(values, self.sizes), strict=True)
+        return {name: part.view(dtype).view(shape) for (name, dtype, shape), part in parts}
 
 
 def _safetensors_name(dtype: torch.dtype) -> str:
@@ -205,12 +209,15 @@ def whole(chunks: Iterable[bytes], num_bytes: int) -> Iterator[bytes]:
 def gathered(chunks: Iterable[bytes], num_bytes: int, *, memory: Memory) -> memoryview:
     """A blob of `num_bytes` from its chunks. Raises LinkError, as `whole`."""
     blob, end = memoryview(b""), 0
-    for chunk in whole(chunks, num_bytes):
-        if not end:
-            blob = memory.take(num_bytes)
-        blob[end : end + len(chunk)] = chunk
-        end += len(chunk)
-    return blob
+    try:
+        for chunk in whole(chunks, num_bytes):
+            if not end:
+                blob = memory.take(num_bytes)
+            blob[end : end + len(chunk)] = chunk
+            end += len(chunk)
+        return blob
+    finally:
+        del blob  # gRPC keeps the error of a call that broke for long, and with it what was going on
 
 
 def _unexpected(problem: Message) -> LinkError:
