@@ -148,7 +148,7 @@ def start(kind: str, members: Sequence[Member], folder: Path, arguments: argpars
 
 def enrol(folder: Path, *, num_workers: int) -> None:
     """A crew's keys, and those of its nodes."""
-    keys, listed = open_coordinator(folder / "crew"), AllowList(folder / "nodes.json")
+    keys, listed = open_coordinator(folder / "crew"), AllowList(folder / "crew" / "nodes.json")
     for rank in range(1, num_workers + 1):
         name = f"worker-{rank}"
         join(folder / name, name=name, crew=keys, nodes=listed)

@@ -25,9 +25,7 @@ from bench.lan import CARD, LAN
 from bench.link_tensors import Times, check, model
 from cuadrilla.link.base import Contribution, Hello, Progress, ToCoordinator, Version
 from cuadrilla.link.client import Connection
-from cuadrilla.link.identity import load_node, open_coordinator
-from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.offer import Offer
+from cuadrilla.link.identity import load_node
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
 
@@ -43,11 +41,8 @@ class CrewCoordinator:
         self._inbox: queue.SimpleQueue[tuple[str, ToCoordinator]] = queue.SimpleQueue()
         self._version = 0
         self._names = [f"worker-{rank}" for rank in range(1, workers + 1)]
-        keys, nodes = open_coordinator(Path(folder) / "crew"), AllowList(Path(folder) / "nodes.json")
-        layout, offer = Layout.of(self._params), Offer(config="{}", files={})
-        self._server = CrewServer(
-            keys=keys, nodes=nodes, receiver=self, offer=offer, parameters=layout, contribution=layout
-        )
+        layout = Layout.of(self._params)
+        self._server = CrewServer(Path(folder) / "crew", receiver=self, parameters=layout, contribution=layout)
         self._server.serve(f"{address}:{port}")
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:

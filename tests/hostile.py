@@ -37,12 +37,10 @@ from cuadrilla.link.base import (
 )
 from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY
 from cuadrilla.link.client import TOLD, Connection
-from cuadrilla.link.identity import SERVER_NAME, Identity, open_coordinator
-from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.identity import SERVER_NAME, Identity
 from cuadrilla.link.offer import Offer
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.standby import StandbyServer
-from tests.crews import join
 
 MIB = 2**20
 CEILING_SECONDS = 20.0  # for what happens at once unless something is broken
@@ -86,20 +84,19 @@ class Crew:
         self, folder: Path, *, contribution: wire.Layout = LAYOUT, standbys: frozenset[str] = frozenset()
     ) -> None:
         self.folder = folder
-        self.keys = open_coordinator(folder / "crew")
-        self.nodes = AllowList(folder / "crew" / "nodes.json")
         self.heard = Heard()
+        folder.mkdir(exist_ok=True)
         file = folder / "file.bin"
         file.write_bytes(b"shard" * 100)
         self.server = CrewServer(
-            keys=self.keys,
-            nodes=self.nodes,
+            folder / "crew",
             receiver=self.heard,
             offer=Offer(config="{}", files={"file.bin": (file, b"f" * 32)}),
             parameters=LAYOUT,
             contribution=contribution,
             standby=StandbyServer(names=standbys, home=Home(folder), run=folder / "run"),
         )
+        self.keys, self.nodes = self.server.keys, self.server.nodes
         self.port = self.server.serve("127.0.0.1:0")
         self.address = f"127.0.0.1:{self.port}"
         self.leases = 0
@@ -114,7 +111,7 @@ class Crew:
         return Identity(certificate=self.keys.certificate)
 
     def node(self, name: str) -> Identity:
-        return join(self.folder / name, name=name, crew=self.keys, nodes=self.nodes)
+        return self.server.admit(name)
 
     def works(self) -> bool:
         """The honest worker gets a lease and a version, uploads and answers, and the answer is what it sent."""

@@ -12,16 +12,12 @@ from cuadrilla.crew.local import WrapLink, draws_random_numbers, run_local
 from cuadrilla.errors import CuadrillaError
 from cuadrilla.link.base import Link
 from cuadrilla.link.client import Connection
-from cuadrilla.link.identity import open_coordinator
-from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.offer import Offer
 from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import RunContext
 from cuadrilla.train.thread import CoordinatorThread
-from tests.crews import join
 from tests.faults import Died
 
 IN_THREADS = ("inproc", "grpc")
@@ -59,15 +55,11 @@ class _Crew:
         self.context = context
         self.folder = folder
         self.wrap_link = wrap_link
-        self.keys = open_coordinator(folder / "crew")
-        self.nodes = AllowList(folder / "nodes.json")
         self.params = context.strategy.version_like(context.model, context.recipe)
         self.runtime = CoordinatorThread(context.coordination)
         self.server = CrewServer(
-            keys=self.keys,
-            nodes=self.nodes,
+            folder / "crew",
             receiver=self.runtime,
-            offer=Offer(config="{}", files={}),
             parameters=Layout.of(self.params),
             contribution=Layout.of(context.strategy.contribution_like(context.model, context.recipe)),
         )
@@ -92,7 +84,7 @@ class _Crew:
 
     def work(self, name: str, speed: float, port: int) -> None:
         own = replace(self.context, model=copy.deepcopy(self.context.model), speed=speed)
-        identity = join(self.folder / name, name=name, crew=self.keys, nodes=self.nodes)
+        identity = self.server.admit(name)
         connection = Connection(f"127.0.0.1:{port}", identity=identity)
         session = connection.session(parameters=own.parameters)
         link: Link = PracticeLink(session, shape=Shape(speed=speed))

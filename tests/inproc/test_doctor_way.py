@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cuadrilla.doctor import way
 from cuadrilla.doctor.diagnosis import Diagnosis
@@ -22,11 +21,8 @@ from cuadrilla.link import wire
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Check, Measure, NodeReport, Progress
 from cuadrilla.link.client import Connection
-from cuadrilla.link.identity import load_node, open_coordinator
-from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.offer import Offer
+from cuadrilla.link.identity import load_node
 from cuadrilla.link.server import CrewServer
-from cuadrilla.link.wire import Layout
 from tests.crews import join
 from tests.inside import cuadrilla
 from tests.ports import free_port
@@ -50,12 +46,8 @@ class Crew:
     """A coordinator in this process. Its list has the nodes `ana` and `luis`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.keys = folder, open_coordinator(folder / "crew")
-        self.nodes, layout = AllowList(folder / "nodes.json"), Layout.of({"weight": torch.zeros(3)})
-        self.server = CrewServer(
-            keys=self.keys, nodes=self.nodes, receiver=Nobody(), offer=Offer(config="{}", files={}), parameters=layout,
-            contribution=layout,
-        )  # fmt: skip
+        self.folder, self.server = folder, CrewServer(folder / "crew", receiver=Nobody())
+        self.keys, self.nodes = self.server.keys, self.server.nodes
         self.address = Address("127.0.0.1", self.server.serve("127.0.0.1:0"))
 
     def node(self, name: str, *, folder: Path | None = None) -> Joined:

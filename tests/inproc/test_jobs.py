@@ -29,7 +29,6 @@ from cuadrilla.link.wire import Layout
 from cuadrilla.rundir import RunDir, read_jsonl, write_json
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import FILES, MANIFEST, find_newest, list_checkpoints, version_of
-from tests.crews import join
 from tests.hostile import CEILING_SECONDS, Held, raw, wait_for
 from tests.runs import RUN_FILE
 
@@ -97,8 +96,7 @@ class Jobs:
         self.machines: list[Machine] = []
 
     def identity(self, name: str) -> Identity:
-        keys = open_coordinator(self._home.crew)
-        return join(self.folder / "nodes" / name, name=name, crew=keys, nodes=AllowList(self._home.nodes))
+        return self.executor._server.admit(name)
 
     def joins(self, name: str) -> Machine:
         self.machines.append(Machine(self, name, self._trained))

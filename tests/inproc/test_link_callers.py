@@ -1,7 +1,6 @@
 """Who may call what, enrolling, using up what is shared, one identity on two connections."""
 
 import contextlib
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -172,7 +171,6 @@ def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> No
     assert crew.server.workers() == ["ana"]
     session.close()
     connection.close()
-    shutil.rmtree(crew.folder / "eva")
     with closing(Connection(crew.address, identity=crew.node("eva"))) as again:  # another key
         assert again.describe().config
         with pytest.raises(Refused, match="has not been named as a standby"):

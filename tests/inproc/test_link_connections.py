@@ -13,7 +13,7 @@ import pytest
 from cuadrilla.errors import LinkError
 from cuadrilla.link import calls as link_calls
 from cuadrilla.link.base import Contribution, Hello, Lease, Stop
-from cuadrilla.link.calls import SERVICE, TOKEN_KEY, start_server
+from cuadrilla.link.calls import SERVICE, TOKEN_KEY
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import SERVER_NAME
 from tests.hostile import (
@@ -111,13 +111,13 @@ def test_a_connection_that_says_nothing_does_not_last(crew: Crew) -> None:
 def test_a_connection_without_a_call_is_closed(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     """After 15 s, here after one; a session is a call, and a client connects again by itself."""
     monkeypatch.setattr(link_calls, "IDLE_SECONDS", 1.0)
-    server = start_server("127.0.0.1:0", handlers=crew.server._handlers(), keys=crew.keys)
-    address = f"127.0.0.1:{server.port}"
+    port = crew.server.serve("127.0.0.1:0")
+    address = f"127.0.0.1:{port}"
     with closing(Connection(address, identity=crew.node("luis"))) as luis, socket.socket() as plain:
         session = luis.session(parameters=LAYOUT)
         session.call(Hello(speed_hint=1.0))
         assert isinstance(crew.heard.next("luis"), Hello)
-        plain.connect(("127.0.0.1", server.port))
+        plain.connect(("127.0.0.1", port))
         with tls_context().wrap_socket(plain) as stranger:
             stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS))
             assert is_hung_up(stranger, seconds=CEILING_SECONDS)
@@ -129,7 +129,6 @@ def test_a_connection_without_a_call_is_closed(crew: Crew, monkeypatch: pytest.M
             end = time.monotonic() + 2.5
             wait_for(lambda: time.monotonic() > end)
             assert eva.describe().config
-    server.stop(1.0)
 
 
 # HTTP/2 by hand, with the token of a node (RFC 9113)

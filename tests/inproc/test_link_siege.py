@@ -21,7 +21,6 @@ from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
 from cuadrilla.train.setup import RunContext
 from tests import transports
-from tests.crews import join
 from tests.hostile import CEILING_SECONDS, SEEDS, mutated
 from tests.runs import execute, final_sha256, prepare, workers
 from tests.tasks import RaggedRegression
@@ -40,7 +39,7 @@ class Besieged(transports._Crew):
             super().work(name, speed, port)
             return
         chance = random.Random(13)
-        identity = join(self.folder / name, name=name, crew=self.keys, nodes=self.nodes)
+        identity = self.server.admit(name)
         hello = wire.encode(Hello(speed_hint=1.0, environment=said_of(self.context)))
         with closing(Connection(f"127.0.0.1:{port}", identity=identity)) as connection:
             for _ in range(40):

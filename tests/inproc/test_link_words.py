@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,10 +29,10 @@ def impostor(crew: Crew, code: grpc.StatusCode) -> Iterator[str]:
         yield b""
 
     handlers = grpc.method_handlers_generic_handler(SERVICE, {"Call": grpc.stream_stream_rpc_method_handler(refuse)})
-    keys = crew.keys
-    server = start_server("127.0.0.1:0", handlers=handlers, keys=keys)
-    yield f"127.0.0.1:{server.port}"
-    server.stop(0.0)
+    with ThreadPoolExecutor() as pool:
+        server, port = start_server("127.0.0.1:0", handlers=handlers, keys=crew.keys, pool=pool)
+        yield f"127.0.0.1:{port}"
+        server.stop(0.0).wait()
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ class Run:
         (self.digits / "labels.bin").write_bytes(b"0123456789")
         (self.digits / "empty.txt").write_bytes(b"")
         keys, nodes = open_coordinator(folder / "crew"), AllowList(folder / "crew" / "nodes.json")
-        self._keys, self._nodes = keys, nodes
         self.identity = join(folder / "ana", name="ana", crew=keys, nodes=nodes)
         self.server: CrewServer | None = None
 
@@ -71,7 +70,7 @@ class Run:
     def opens(self, offered: Offer) -> Connection:
         self.close()
         parts = {"receiver": Heard(), "parameters": LAYOUT, "contribution": LAYOUT}
-        self.server = CrewServer(keys=self._keys, nodes=self._nodes, offer=offered, **parts)  # type: ignore[arg-type]
+        self.server = CrewServer(self.folder / "crew", offer=offered, **parts)  # type: ignore[arg-type]
         return Connection(f"127.0.0.1:{self.server.serve('127.0.0.1:0')}", identity=self.identity)
 
     def joins(self, *, data: Path | None = None, approved: bool = True) -> tuple[Config, Path]:

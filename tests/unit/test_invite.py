@@ -262,11 +262,10 @@ GOOD, USED_UP, EXPIRED, WRONG = "", "the invite has been used", "the invite has 
 
 def let_in(invites: Invites, secret: bytes, *, now: float = 1.0) -> str:
     try:
-        invites.check(secret, now=now)
+        with invites.letting_in(secret, now=now):
+            return GOOD
     except Refused as error:
         return next(reason for reason in (USED_UP, EXPIRED, WRONG) if reason in error.message)
-    invites.use(secret)
-    return GOOD
 
 
 @pytest.mark.parametrize("uses", [1, 3])

@@ -185,8 +185,7 @@ def _show_invite(home: Home, *, uses: int) -> None:
     crew = home.open_crew()
     secret = new_secret()
     home.leave_invite(hash_secret(secret), uses=uses)
-    address = Address.parse(str(crew["address"]))
-    made = Invite(address=address, key_hash=bytes.fromhex(crew["key_hash"]), secret=secret)
+    made = Invite(address=Address.parse(crew["address"]), key_hash=bytes.fromhex(crew["key_hash"]), secret=secret)
     say(
         "invite     for {uses} machines, 15 minutes; `cuadrilla invite` makes another:"
         if uses > 1

@@ -9,8 +9,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.host.card import Whereabouts
 from cuadrilla.link.address import Address
-from cuadrilla.link.identity import CoordinatorKeys, Identity, key_hash
-from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.identity import key_hash
 from cuadrilla.link.server import CrewServer
 
 FOLLOW_SECONDS = 2.0
@@ -25,8 +24,6 @@ class OpenCrew:
     """
 
     server: CrewServer
-    keys: CoordinatorKeys
-    nodes: AllowList
     listen: Address
     home: Home | None = None
     moved: Callable[[str], None] | None = None
@@ -44,7 +41,7 @@ class OpenCrew:
 
     @property
     def key_hash(self) -> bytes:
-        return key_hash(self.keys.certificate)
+        return key_hash(self.server.keys.certificate)
 
     def open_here(self) -> str:
         """What workers of this machine dial, whatever becomes of its card. Raises LinkError."""
@@ -53,11 +50,6 @@ class OpenCrew:
         here = Address("127.0.0.1", self._at.port)
         self.server.serve(str(here))
         return str(here)
-
-    def admit(self, name: str) -> Identity:
-        """Of a worker that this process starts. That of an earlier run ends."""
-        _, token = self.nodes.add(name, own=name)
-        return Identity(certificate=self.keys.certificate, token=token)
 
     def poll(self) -> None:
         """Who may come, who may not any more, and where to: a few times a second."""

@@ -26,10 +26,8 @@ from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import COORDINATOR
-from cuadrilla.link.identity import open_coordinator, save_node
-from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.offer import Offer
-from cuadrilla.link.server import CrewServer
+from cuadrilla.link.identity import save_node
+from cuadrilla.link.server import NOTHING, CrewServer
 from cuadrilla.link.standby import StandbyServer
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
@@ -82,7 +80,7 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         if engine.kind == "ray":
             from cuadrilla.crew.ray import Launcher
 
-            launcher = Launcher(ranks=engine.ranks, address=crew.address, admit=crew.admit)
+            launcher = Launcher(ranks=engine.ranks, address=crew.address, admit=crew.server.admit)
             stack.callback(launcher.close)
             failure = launcher.failure
         else:
@@ -132,12 +130,10 @@ def _open_crew(
     """Until the end of the block. `runtime` hears the workers. Raises LinkError."""
     home, is_practice = opening.home, opening.home is None and context.config.engine.kind == "crew"
     folder = home.crew if home else private / "crew"
-    keys, nodes = open_coordinator(folder), AllowList(folder / "nodes.json")
     server = CrewServer(
-        keys=keys,
-        nodes=nodes,
+        folder,
         receiver=runtime,
-        offer=Offer(config="", files={}) if is_practice else offer(context.config, run.path),
+        offer=NOTHING if is_practice else offer(context.config, run.path),
         standby=StandbyServer(names=opening.standbys, home=Home(folder.parent), run=run.path),
         term=home.term if home else 0,
         parameters=Layout.of(context.strategy.version_like(context.model, context.recipe)),
@@ -145,7 +141,7 @@ def _open_crew(
     )
     try:
         context.coordination.open(server.send)  # before anybody can come in
-        yield OpenCrew(server=server, keys=keys, nodes=nodes, listen=listen, home=home, moved=opening.moved)
+        yield OpenCrew(server=server, listen=listen, home=home, moved=opening.moved)
     finally:
         server.close()
 
@@ -165,7 +161,7 @@ def _start_workers(children: Children, config: Config, run: RunDir, crew: OpenCr
     here = crew.open_here() if workers else ""
     for number, (speed, use) in enumerate(workers, start=1):
         name = f"{'here' if crew.home is not None else 'worker'}-{number}"
-        identity, folder = crew.admit(name), private / name
+        identity, folder = crew.server.admit(name), private / name
         save_node(folder, token=identity.token, certificate=identity.certificate)
         more = ["--address", here, "--run", str(run.path), "--speed", str(speed), "--link", engine.link]
         command = worker_command(name, use, crew=folder, more=more)

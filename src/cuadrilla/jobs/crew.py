@@ -30,7 +30,6 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.retries import MAX_LOSSES, Retries
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import JOB_NAME, PAUSED, Goodbye, Hello, NodeReport, Progress, Stop, ToCoordinator, node_of
-from cuadrilla.link.identity import open_coordinator
 from cuadrilla.link.jobs import (
     COMPLETE,
     DEVICE,
@@ -39,10 +38,8 @@ from cuadrilla.link.jobs import (
     Keep,
     Recall,
 )
-from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.offer import Offer, take_file
+from cuadrilla.link.offer import take_file
 from cuadrilla.link.server import CrewServer
-from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.rundir import (
@@ -95,18 +92,8 @@ class CrewExecutor:
         self._ended: list[Ended] = []
         self._retries = Retries()
         self._paused: frozenset[str] = frozenset()
-        keys, nodes, nothing = open_coordinator(home.crew), AllowList(home.nodes), Layout(())
-        self._server = CrewServer(
-            keys=keys,
-            nodes=nodes,
-            receiver=self,
-            offer=Offer(config="", files={}),
-            parameters=nothing,
-            contribution=nothing,
-            jobs=self,
-            term=home.term,
-        )
-        self.crew = OpenCrew(server=self._server, keys=keys, nodes=nodes, listen=listen, home=home, moved=moved)
+        self._server = CrewServer(home.crew, receiver=self, jobs=self, term=home.term)
+        self.crew = OpenCrew(server=self._server, listen=listen, home=home, moved=moved)
 
     # -- Executor ------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -36,23 +35,8 @@ DEAD_SECONDS = 30.0
 """A connection that is silent for so long is asked whether its other end is there, and as long for the answer."""
 
 
-@dataclass(frozen=True)
-class RunningServer:
-    """A server and the threads in which it answers."""
-
-    server: Any
-    pool: ThreadPoolExecutor
-    port: int
-
-    def stop(self, seconds: float) -> None:
-        """Give calls that long to end. Threads that have nothing to do end at once, not when they are collected."""
-        self.server.stop(seconds).wait(2 * seconds)
-        self.pool.shutdown(wait=False, cancel_futures=True)
-
-
-def start_server(address: str, *, handlers: Any, keys: CoordinatorKeys) -> RunningServer:
-    """A server at HOST:PORT. Raises LinkError."""
-    pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="crew-link")
+def start_server(address: str, *, handlers: Any, keys: CoordinatorKeys, pool: ThreadPoolExecutor) -> tuple[Any, int]:
+    """gRPC's server at HOST:PORT, and its port; it answers in threads of `pool`. Raises LinkError."""
     options = [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -71,7 +55,7 @@ def start_server(address: str, *, handlers: Any, keys: CoordinatorKeys) -> Runni
         hint = "another program may have taken that port just now; try again"
         raise LinkError("cannot listen on {address}: {reason}", address=address, reason=error, hint=hint) from None
     server.start()
-    return RunningServer(server, pool, port)
+    return server, port
 
 
 def said(context: Any, key: str) -> Any:

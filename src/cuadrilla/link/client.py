@@ -53,9 +53,10 @@ from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY
 from cuadrilla.link.identity import SERVER_NAME, UPDATE, Identity
 from cuadrilla.link.inproc import Inbox
 from cuadrilla.link.jobs import Assignment, JobNews, Keep, Order, Recall
-from cuadrilla.link.offer import OfferedFile, RunDescription, keep_file
+from cuadrilla.link.offer import OfferedFile, RunDescription
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
+from cuadrilla.rundir import file_sha256, fsync_folder, storage_errors
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 1.0
@@ -121,9 +122,29 @@ class Connection:
         self._term.meet(term, address=self._address)
 
     def fetch(self, file: OfferedFile, *, to: Path, arrived: Callable[[int], None] = lambda _: None) -> None:
-        """Download a file and check its hash; a broken download goes on where it stopped. Raises LinkError."""
-        wanted = Download(sha256=file.sha256.hex())
-        keep_file(file, to=to, read=lambda offset: self.ask(replace(wanted, offset=offset)), arrived=arrived)
+        """Download a file and check its hash; a broken download goes on where it stopped. `arrived` hears of bytes.
+
+        Raises LinkError, ResourceError; Refused where to try again is of no use.
+        """
+        part, sha256 = to.with_name(f".{to.name}.{file.sha256.hex()[:16]}.part"), file.sha256.hex()
+        with storage_errors(to), open(part, "ab") as target:
+            begun = target.tell()
+            arrived(begun)
+            if begun < file.num_bytes or file.num_bytes == 0:
+                for data in self.ask(Download(sha256=sha256, offset=begun)):
+                    if target.tell() + len(data) > file.num_bytes:
+                        break
+                    target.write(data)
+                    arrived(len(data))
+        if file_sha256(part) == sha256:
+            part.replace(to)
+            fsync_folder(to.parent)
+            return
+        part.unlink()
+        if begun:  # what was here before may be of something else
+            raise LinkError("{path} arrived damaged", path=file.path, hint="try again")
+        told = "{path} has changed since the coordinator began the run"
+        raise Refused(told, path=file.path, hint="there, stop the run and start it again")
 
     def clock(self) -> float:
         """The coordinator's wall clock, in seconds since 1970. Raises LinkError."""

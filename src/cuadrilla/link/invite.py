@@ -21,8 +21,11 @@ import hashlib
 import hmac
 import re
 import secrets
+import threading
 import unicodedata
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cuadrilla.errors import LinkError
@@ -123,9 +126,10 @@ def _broken() -> LinkError:
 
 
 class Invites:
-    """The coordinator's invites. `now` is any clock that never goes back, in seconds. Not thread-safe."""
+    """The coordinator's invites. `now` is any clock that never goes back, in seconds. Thread-safe."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._issued: dict[bytes, tuple[float, int]] = {}
         """Of an invite, by `hash_secret` of its secret: when it expires, and for how many machines it is still good."""
 
@@ -146,10 +150,14 @@ class Invites:
             return
         raise Refused(problem, hint="ask for a new invite")
 
-    def use(self, secret: bytes) -> None:
-        """One machine was let in with a secret that is good."""
-        expires, uses_left = self._issued[hash_secret(secret)]
-        self._issued[hash_secret(secret)] = expires, uses_left - 1
+    @contextmanager
+    def letting_in(self, secret: bytes, *, now: float) -> Iterator[None]:
+        """Around what lets one machine in; an error in there uses nothing up. Raises Refused."""
+        with self._lock:
+            self.check(secret, now=now)
+            yield
+            expires, uses_left = self._issued[hash_secret(secret)]
+            self._issued[hash_secret(secret)] = expires, uses_left - 1
 
 
 def hash_secret(secret: bytes) -> bytes:

@@ -1,19 +1,16 @@
-"""Files on the link: what the coordinator offers, and how a node keeps it, by hash; what nodes send back of jobs."""
+"""Files on the link: what the coordinator offers, by hash; what nodes send back of jobs."""
 
-import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Count, Refused, Sha256, Text
-from cuadrilla.link.wire import CHUNK_BYTES
-from cuadrilla.rundir import fsync_folder, make_private, open_private, storage_errors
+from cuadrilla.link.base import Count, Sha256, Text
+from cuadrilla.rundir import make_private, open_private, storage_errors
 
 MAX_PATH = 1000
 
@@ -53,37 +50,6 @@ class RunDescription:
     """As in `Version`."""
     takes_jobs: bool = False
     """Nothing is trained together there: a session is given whole runs (`link/jobs.py`)."""
-
-
-def keep_file(
-    file: OfferedFile, *, to: Path, read: Callable[[int], Iterator[bytes]], arrived: Callable[[int], None]
-) -> None:
-    """Write what `read(offset)` yields to `to` and check its hash; a broken download goes on where it stopped.
-
-    Raises LinkError, ResourceError; Refused where to try again is of no use.
-    """
-    part = to.with_name(f".{to.name}.{file.sha256.hex()[:16]}.part")
-    with storage_errors(to), open(part, "ab") as target:
-        begun = target.tell()
-        arrived(begun)
-        if begun < file.num_bytes or file.num_bytes == 0:
-            for data in read(begun):
-                if target.tell() + len(data) > file.num_bytes:
-                    break
-                target.write(data)
-                arrived(len(data))
-    digest = hashlib.sha256()
-    with open(part, "rb") as source:
-        while block := source.read(CHUNK_BYTES):
-            digest.update(block)
-    if digest.digest() != file.sha256:
-        part.unlink()
-        if begun:  # what was here before may be of something else
-            raise LinkError("{path} arrived damaged", path=file.path, hint="try again")
-        told = "{path} has changed since the coordinator began the run"
-        raise Refused(told, path=file.path, hint="there, stop the run and start it again")
-    part.replace(to)
-    fsync_folder(to.parent)
 
 
 def take_file(target: Path, chunks: Iterable[bytes]) -> None:

@@ -21,6 +21,7 @@ import logging
 import queue
 import threading
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -66,15 +67,15 @@ from cuadrilla.link.calls import (
     INVITE_KEY,
     MAX_CALLS,
     MAX_WORKERS,
+    NUM_THREADS,
     SERVICE,
     TOKEN_KEY,
-    RunningServer,
     cut_off,
     refusing,
     said,
     start_server,
 )
-from cuadrilla.link.identity import CoordinatorKeys
+from cuadrilla.link.identity import Identity, open_coordinator
 from cuadrilla.link.invite import Invites
 from cuadrilla.link.jobs import JobNews, JobReceiver, Keep, Order
 from cuadrilla.link.nodes import AllowList, NameTaken
@@ -91,6 +92,7 @@ END_SECONDS = 1.0
 STOP_SECONDS = 5.0
 KEPT_VERSIONS = 2
 """A worker may still be reading the version before the newest one."""
+NOTHING, NO_TENSORS = Offer(config="", files={}), wire.Layout(())
 KEPT_UPLOADS = 4
 """The memory of this many contributions is kept for the next round; more workers pay for fresh memory."""
 
@@ -143,26 +145,24 @@ class _Session:
 
 
 class CrewServer:
-    """Serves one run, or with `jobs` machines that train whole runs. `parameters`: the tensors of a version;
-    `contribution`: those of an answer.
+    """Serves one run, or with `jobs` machines that train whole runs. `folder`: of the crew's keys and nodes;
+    `parameters`: the tensors of a version; `contribution`: those of an answer. Raises LinkError.
     """
 
     def __init__(
         self,
+        folder: Path,
         *,
-        keys: CoordinatorKeys,
-        nodes: AllowList,
         receiver: Receiver,
-        offer: Offer,
-        parameters: wire.Layout,
-        contribution: wire.Layout,
+        offer: Offer = NOTHING,
+        parameters: wire.Layout = NO_TENSORS,
+        contribution: wire.Layout = NO_TENSORS,
         standby: StandbyServer | None = None,
         jobs: JobReceiver | None = None,
         term: int = 0,
     ) -> None:
         self._term = term
-        self._keys = keys
-        self._nodes = nodes
+        self.keys, self.nodes = open_coordinator(folder), AllowList(folder / "nodes.json")
         self._receiver = receiver
         self._offer, self._parameters, self._contribution = offer, parameters, contribution
         self._versions: dict[int, memoryview] = {}
@@ -170,14 +170,14 @@ class CrewServer:
         self._standby = standby or StandbyServer()
         self._jobs = jobs
         self._invites = Invites()
-        self._enrolling = threading.Lock()
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
         self._calls: dict[Any, str] = {}
         """The node of each call that goes on, by its context."""
-        self._servers: list[RunningServer] = []
+        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="crew-link")
+        self._servers: list[Any] = []
         self._paused: frozenset[str] = frozenset()
-        self._listed = set(nodes.nodes())
+        self._listed = set(self.nodes.nodes())
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
@@ -185,8 +185,9 @@ class CrewServer:
         """Listen at HOST:PORT (0: any free port), too; returns the port. Raises LinkError."""
         allow_descriptors(DESCRIPTORS)
         check_free(address)
-        self._servers.append(start_server(address, handlers=self._handlers(), keys=self._keys))
-        return self._servers[-1].port
+        server, port = start_server(address, handlers=self._handlers(), keys=self.keys, pool=self._pool)
+        self._servers.append(server)
+        return port
 
     def send(self, worker: str, message: ToWorker | Order) -> None:
         """Put a message on its way; a worker without a session gets nothing.
@@ -217,14 +218,18 @@ class CrewServer:
 
     def adopt_invites(self, invites: Mapping[bytes, int]) -> None:
         """Let new nodes in for a while: SHA-256 of an invite's secret → for how many nodes it is good."""
-        with self._enrolling:
-            for secret_hash, uses in invites.items():
-                self._invites.adopt(secret_hash, uses=uses, now=monotonic())
+        for secret_hash, uses in invites.items():
+            self._invites.adopt(secret_hash, uses=uses, now=monotonic())
+
+    def admit(self, name: str) -> Identity:
+        """Of a worker that the coordinator starts. That of an earlier run ends."""
+        _, token = self.nodes.add(name, own=name)
+        return Identity(certificate=self.keys.certificate, token=token)
 
     def end_kicked(self) -> None:
         """End the calls of nodes that the allow-list does not hold any more."""
         with self._lock:
-            listed = set(self._nodes.nodes())
+            listed = set(self.nodes.nodes())
             known = self._listed | {session.node for session in self._sessions.values()}
             self._listed = listed
         for name in sorted(known - listed):
@@ -263,7 +268,8 @@ class CrewServer:
             self._end(session, Stop(reason=Message("the run has ended")))
         self._standby.closing.set()
         while self._servers:
-            self._servers.pop().stop(STOP_SECONDS)
+            self._servers.pop().stop(STOP_SECONDS).wait(2 * STOP_SECONDS)
+        self._pool.shutdown(wait=False, cancel_futures=True)  # threads end at once, not when they are collected
 
     # -- a session -----------------------------------------------------------------------------------------------------
 
@@ -395,8 +401,7 @@ class CrewServer:
     def _enroll(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         secret = said(context, INVITE_KEY) or b""
         with refusing(context):
-            with self._enrolling:
-                self._invites.check(secret, now=monotonic())
+            self._invites.check(secret, now=monotonic())
             asked = wire.decode(next(requests, b""), Enroll)
             yield wire.encode(self._let_in(asked, secret, own=self._listed_name(context) or ""))
 
@@ -406,10 +411,8 @@ class CrewServer:
             if OWN_WORKER.fullmatch(asked.name):
                 told = "{name} is what workers of the coordinator's own machine are called"
                 raise NameTaken(told, name=asked.name, hint="another name: cuadrilla join --name NAME")
-            with self._enrolling:
-                self._invites.check(secret, now=monotonic())
-                name, token = self._nodes.add(asked.name, numbered=asked.numbered, own=own)
-                self._invites.use(secret)
+            with self._invites.letting_in(secret, now=monotonic()):
+                name, token = self.nodes.add(asked.name, numbered=asked.numbered, own=own)
         except NameTaken as error:
             log.info("a machine was not let in: %s; its invite is still good", error.message)
             raise
@@ -430,7 +433,7 @@ class CrewServer:
     def _leave(self, name: str) -> None:
         """Raises CuadrillaError."""
         with self._lock:  # nobody takes it for one that was kicked
-            self._nodes.remove(name)
+            self.nodes.remove(name)
             self._listed.discard(name)
         log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
         stop = Stop(reason=Message("this machine has left the crew"), refused=True)
@@ -512,7 +515,7 @@ class CrewServer:
     def _listed_name(self, context: Any) -> str | None:
         """Which node's token a call shows; None for a stranger."""
         try:
-            return self._nodes.name_of(said(context, TOKEN_KEY))
+            return self.nodes.name_of(said(context, TOKEN_KEY))
         except LinkError as error:
             log.warning("%s", error.message)
             return None
