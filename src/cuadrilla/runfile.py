@@ -186,7 +186,7 @@ def resolve(
     try:
         config = Config.model_validate(values)
     except pydantic.ValidationError as error:
-        raise explain(error, values, name) from None
+        raise _explain(error, values, name) from None
     dumped = dump(config)
     origins = {key: origins.get(key, "default") for key in leaves(dumped)}
     return Resolved(config=config, origins=origins)
@@ -323,7 +323,7 @@ def _check_schema(values: dict[str, Any], name: str) -> None:
         )
 
 
-def explain(error: pydantic.ValidationError, values: dict[str, Any], name: str) -> ConfigError:
+def _explain(error: pydantic.ValidationError, values: dict[str, Any], name: str) -> ConfigError:
     """The first problem, in one line, with a "did you mean" for unknown keys and the legal range for values."""
     problem = error.errors()[0]
     location = [str(part) for part in problem["loc"]]

@@ -47,14 +47,16 @@ def plan(
 
     options.json |= as_json
     resolved, folder = read_run_file(run, sets=sets or []), run if run.is_dir() else run.parent
-    described_crew = read_crew(crew) if crew else None  # an error in it is said before anything is measured
+    file = read_crew(crew) if crew else None
+    if file is not None:
+        described(file, here=1.0, operations=1.0)  # an error in it is said before anything is measured
     config, _ = decide(resolved.config, RunDir(folder))
     say("measuring this machine with {run}: about ten seconds", run=typed(run))
     found = measure(config, folder)
     operations = 6.0 * found.num_weights
     machines = (
-        described(described_crew, here=found.tokens_per_second, operations=operations)
-        if described_crew
+        described(file, here=found.tokens_per_second, operations=operations)
+        if file is not None
         else _practice(config, found)
     )
     predictions = predict(machines, found.work)

@@ -12,7 +12,7 @@ from cuadrilla.link.practice import parse_shape
 from cuadrilla.messages import Message
 from cuadrilla.plan.predict import Crew, MachineSpec
 from cuadrilla.rundir import read_regular
-from cuadrilla.runfile import explain, parse_toml
+from cuadrilla.runfile import parse_toml
 
 Positive = Annotated[float, Field(gt=0, le=1e18)]
 
@@ -77,11 +77,17 @@ def read_crew(text: str) -> CrewFile:
             hint="a file that describes the machines, or one of: {presets}",
             presets=", ".join(PRESETS),
         ) from error
-    values = parse_toml(content, name=text)
     try:
-        return CrewFile.model_validate(values)
+        return CrewFile.model_validate(parse_toml(content, name=text))
     except pydantic.ValidationError as error:
-        raise explain(error, values, text) from error
+        problem = error.errors()[0]
+        raise ConfigError(
+            "{name}: {key}: {problem}",
+            name=text,
+            key=".".join(str(part) for part in problem["loc"]),
+            problem=problem["msg"],
+            hint="a [[machine]] has a name, one of speed, tokens_per_second, tflops, and may have a link and a count",
+        ) from error
 
 
 def described(file: CrewFile, *, here: float, operations: float) -> Crew:
