@@ -37,7 +37,7 @@ from cuadrilla.train.alarms import reason_of
 from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.nodelog import NodeLogs
-from cuadrilla.train.sinks import Meter, Sink, Watcher
+from cuadrilla.train.sinks import Sink, Watcher
 from cuadrilla.train.store import Store
 from cuadrilla.train.suspects import Suspects
 
@@ -105,7 +105,7 @@ class CoordinatorRuntime:
         self._max_unit_tokens = max_unit_tokens
         self._node_logs = node_logs
         self._clock = clock
-        self._meter = Meter(clock)
+        self._since = clock()
         self._heard: dict[str, tuple[Progress, float]] = {}
         self._parts: dict[str, float] = {}
         self._suspects = Suspects(merge=merge, event=store.event)
@@ -128,8 +128,7 @@ class CoordinatorRuntime:
         actions = self._coordinator.start()
         version = self._coordinator.version
         if self._store.unlogged is not None:
-            rate, seconds = self._meter.read()
-            self._row = {**self._store.unlogged, "tokens_per_second": rate, "seconds": seconds}
+            self._row = {**self._store.unlogged, **self._speed(0)}
             self._row |= self._observer.observe(version) if self._observer else {}
             self._log_row(version, self._row)
             self._store.after_commit(self._snapshot, version=version, row=self._row, last=False)
@@ -378,10 +377,7 @@ class CoordinatorRuntime:
 
     def _commit(self, action: events.Commit) -> None:
         version = action.merge.version
-        self._meter.add(action.tokens - action.merge.tokens_before)
-        rate, seconds = self._meter.read()
-        self._row |= {"tokens_per_second": rate, "seconds": seconds}
-        resume = self._meter.pause()
+        self._row |= self._speed(action.tokens - action.merge.tokens_before)
         last, observer = version == self._rules.num_versions, self._observer
         beside = observer is not None and observer.beside and not last and observer.due(version)
         if beside or last:
@@ -393,11 +389,16 @@ class CoordinatorRuntime:
         self._store.after_commit(self._snapshot, version=version, row=self._row, last=last, evaluates=evaluates)
         if observer is not None and evaluates:
             observer.begin(version, dict(self._row))
-        resume()
+        self._since = self._clock()
         if version == self._stop_at:
             self._stop_reason = self._stop_reason or Message("step {step} reached", step=version)
         if "val_loss" in self._row:
             self._judge_held_out(version)
+
+    def _speed(self, tokens: int) -> dict[str, float]:
+        """Of a step that counted so many tokens, since the last one was saved and evaluated."""
+        seconds = max(self._clock() - self._since, 1e-9)
+        return {"tokens_per_second": tokens / seconds, "seconds": seconds}
 
     def _await_evaluation(self) -> None:
         """The one that goes on; unless a person asks for the end meanwhile."""

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
@@ -139,13 +140,8 @@ def evaluate(
         for first in range(0, count, EVALUATION_BATCH):
             yield to_device(collate([dataset[int(i)] for i in chosen[first : first + EVALUATION_BATCH]]), device)
 
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), precision.around(model, device):
-            return task.evaluate(model, batches())
-    finally:
-        model.train(was_training)
+    with _not_training(model), torch.no_grad(), precision.around(model, device):
+        return task.evaluate(model, batches())
 
 
 def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -> str:
@@ -153,10 +149,16 @@ def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -
     if not isinstance(task, LanguageTask) or not section.tokens:
         return ""
     sampling = Sampling(temperature=section.temperature, max_tokens=section.tokens, seed=seed)
+    with _not_training(model):
+        return task.sample(model, prompt=section.prompt, sampling=sampling)
+
+
+@contextmanager
+def _not_training(model: nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:
-        return task.sample(model, prompt=section.prompt, sampling=sampling)
+        yield
     finally:
         model.train(was_training)
 

@@ -368,11 +368,6 @@ def make_recipe(config: Config, *, task: Task, length: Length, precision: Precis
     )
 
 
-def has_several_workers(config: Config) -> bool:
-    """Whether more than one worker may take part: in a crew others can join at any time."""
-    return config.engine.kind != "local" or len(config.engine.workers) > 1
-
-
 def _check_supported(config: Config, model: nn.Module, precision: Precision) -> None:
     """Refuse what this version would compute wrongly, before anything is trained."""
     if config.sync.strict and precision.loss_scale != 1:
@@ -384,8 +379,8 @@ def _check_supported(config: Config, model: nn.Module, precision: Precision) -> 
 
 
 def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Module, task: Task) -> Store:
-    section = config.checkpoint
-    with_journal = section.journal == "on" or (section.journal == "auto" and has_several_workers(config))
+    section, crew = config.checkpoint, isinstance(config.engine, CrewEngine)  # others can join it at any time
+    with_journal = section.journal == "on" or (section.journal == "auto" and (crew or len(config.engine.workers) > 1))
     identity = {"config": dump(config.for_others()), "data": task.data_hash()}
     return Store(
         run=run,
@@ -394,7 +389,7 @@ def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Modul
         tensors=model_tensors(model),
         with_journal=with_journal,
         identity=identity,
-        beside=isinstance(config.engine, CrewEngine),
+        beside=crew,
     )
 
 

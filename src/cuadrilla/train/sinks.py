@@ -1,4 +1,4 @@
-"""Where numbers go: the `Sink` protocol with JSONL and TensorBoard behind it, and the meter of tokens per second."""
+"""Where numbers go: the `Sink` protocol with JSONL and TensorBoard behind it."""
 
 import io
 import json
@@ -107,32 +107,3 @@ class TensorBoardSink:
 
     def close(self) -> None:
         _end_with(lambda: self._records.append(b""))
-
-
-class Meter:
-    """Tokens per second since the last reading, from an injected clock."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._tokens = 0
-        self._since = clock()
-
-    def add(self, tokens: int) -> None:
-        self._tokens += tokens
-
-    def read(self) -> tuple[float, float]:
-        """(tokens per second, seconds) since the last call; starts anew."""
-        now = self._clock()
-        seconds = max(now - self._since, 1e-9)
-        rate = self._tokens / seconds
-        self._tokens, self._since = 0, now
-        return rate, seconds
-
-    def pause(self) -> Callable[[], None]:
-        """Leave out what happens until the returned function is called (evaluation, a checkpoint)."""
-        began = self._clock()
-
-        def resume() -> None:
-            self._since += self._clock() - began
-
-        return resume
