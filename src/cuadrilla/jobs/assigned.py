@@ -5,7 +5,6 @@ Invariants
   the job; the end of a run by the checkpoint and the row of its last step.
 """
 
-import logging
 import secrets
 import shutil
 import time
@@ -15,27 +14,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cuadrilla.crew.bundle import offer_whole
-from cuadrilla.errors import CheckpointError, LinkError
+from cuadrilla.errors import LinkError
 from cuadrilla.link.jobs import CHECKPOINT_FILE, METRICS, Assignment
 from cuadrilla.link.offer import offered
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
-from cuadrilla.rundir import FolderLock, RunDir, file_sha256, last_rows, storage_errors, write_json
+from cuadrilla.rundir import FolderLock, RunDir, file_sha256, last_rows, write_json
 from cuadrilla.runfile import dump, read_run_file
 from cuadrilla.train.checkpoint import (
     FILES,
     MANIFEST,
-    NewerFormat,
+    find_newest,
     list_checkpoints,
-    set_aside,
-    verify_checkpoint,
+    set_aside_newer,
     version_of,
 )
 from cuadrilla.train.setup import make_task, measure_length
 from cuadrilla.train.teachers import keep_teachers
 from cuadrilla.user_file import UsersCode
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -132,21 +128,13 @@ def newest_version(run: RunDir) -> int:
 def _begun(run: RunDir) -> dict[str, tuple[Path, bytes]]:
     """The files with which another machine goes on: the rows, and the newest checkpoint that verifies.
 
-    Raises NewerFormat. One that does not is set aside: it would count as newer than all that machines send.
+    Raises CheckpointError if there are some and none verifies. Newer ones would count as newer than all that machines
+    send.
     """
     found = {}
-    for path in reversed(list_checkpoints(run.checkpoints)):
-        try:
-            verify_checkpoint(path)
-        except NewerFormat:
-            raise
-        except CheckpointError as error:
-            log.warning("%s; trying the one before", error.message)
-            with storage_errors(path):
-                set_aside(path)
-            continue
-        found = {f"checkpoints/{path.name}/{name}": path / name for name in (*FILES, MANIFEST)}
-        break
+    if (newest := find_newest(run.checkpoints)) is not None:
+        set_aside_newer(newest)
+        found = {f"checkpoints/{newest.name}/{name}": newest / name for name in (*FILES, MANIFEST)}
     if run.metrics.exists():
         found[METRICS] = run.metrics
     return {name: (path, bytes.fromhex(file_sha256(path))) for name, path in found.items()}

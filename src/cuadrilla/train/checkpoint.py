@@ -278,12 +278,17 @@ def version_of(path: Path) -> int:
     return int(match.group(1))
 
 
-def set_aside(path: Path) -> None:
-    """Rename a checkpoint that does not verify, so that it is neither listed nor counted; its files stay."""
-    aside = path.with_name(f".{path.name}.damaged")
-    if aside.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-    os.rename(path, aside)
+def set_aside_newer(path: Path) -> None:
+    """Rename those after the newest one that verifies, so that they are neither listed nor counted; their files stay.
+
+    Raises ResourceError.
+    """
+    for damaged in list_checkpoints(path.parent):
+        if version_of(damaged) > version_of(path):
+            aside = damaged.with_name(f".{damaged.name}.damaged")
+            with storage_errors(aside):
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(damaged, aside)
 
 
 def prune_checkpoints(folder: Path, *, keep: int, protect: Iterable[int | None]) -> list[Path]:

@@ -106,9 +106,7 @@ class Store:
         guard.load_state(found.state["guard"])
         self._saved_version = found.version
         state: dict[str, Any] = found.state["coordinator"]
-        for damaged in files.list_checkpoints(self.run.checkpoints):
-            if files.version_of(damaged) > found.version:
-                files.set_aside(damaged)
+        files.set_aside_newer(found.path)
         if changed:
             if next(read_records(self.run.journal, found.version), None) is not None:
                 raise ConfigError(
