@@ -39,13 +39,15 @@ class HeldOut:
 
     def add(self, row: Mapping[str, Any], *, version: int) -> bool:
         """Whether this row's evaluation is the best so far."""
-        self._take(row)
-        loss = row.get("val_loss")
-        return isinstance(loss, int | float) and self.judge(loss, version=version)
+        train, held_out = row.get("loss"), row.get("val_loss")
+        if isinstance(train, int | float) and math.isfinite(train):
+            self._losses.append(train)
+        return isinstance(held_out, int | float) and self.judge(held_out, version=version)
 
     def judge(self, loss: float, *, version: int) -> bool:
         """Whether this evaluation is the best so far; it may be of an earlier version than the last row."""
-        self.last, self.train_last = loss, self._mean()
+        self.last, self.train_last = loss, math.fsum(self._losses) / len(self._losses) if self._losses else math.nan
+        self._losses.clear()
         if not math.isfinite(loss) or (self.best is not None and not loss < self.best[0]):
             self.since_best += 1
             return False
@@ -58,14 +60,3 @@ class HeldOut:
         if self.best is None or self.since_best < MEMORISES_AFTER or not self.train_last < self.train_at_best:
             return False
         return self.last - self.best[0] > MEMORISES_RISE * abs(self.best[0])
-
-    def _take(self, row: Mapping[str, Any]) -> None:
-        loss = row.get("loss")
-        if isinstance(loss, int | float) and math.isfinite(loss):
-            self._losses.append(loss)
-
-    def _mean(self) -> float:
-        """Of the training losses since the last call."""
-        mean = math.fsum(self._losses) / len(self._losses) if self._losses else math.nan
-        self._losses.clear()
-        return mean
