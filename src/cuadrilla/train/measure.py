@@ -17,10 +17,7 @@ from cuadrilla.plan.predict import Workload
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.strategy import Recipe, Strategy, trainable
 from cuadrilla.sync.windows import Windows
-from cuadrilla.train.kernels import choose_kernels
-from cuadrilla.train.loop import WorkerSettings, train
-from cuadrilla.train.precision import choose_device, choose_precision
-from cuadrilla.train.setup import make_model_to_train, make_recipe, make_task, measure_length
+from cuadrilla.train.setup import equip, make_model_to_train, make_task
 
 LEASE_SECONDS, NUM_LEASES = 2.0, 3
 MAX_UNITS = 4096
@@ -44,19 +41,11 @@ def measure(config: Config, folder: Path) -> Measured:
     """For a run whose paths are relative to `folder`, on its device, in about eight seconds. The passes shrink until
     they fit into memory, as in training. Raises TaskError, DataError, ConfigError, DeviceError, ResourceError.
     """
-    task, device = make_task(config, folder), choose_device(config.train.device)
-    model, precision = (
-        make_model_to_train(config, task).to(device),
-        choose_precision(config.train.precision, device=device),
-    )
-    length, strategy = measure_length(config, task), Exact()
-    recipe = make_recipe(config, task=task, length=length, precision=precision)
-    kernels = choose_kernels(model, device=device, dtype=precision.dtype, strict=config.sync.strict)
-    settings = WorkerSettings(
-        run=config.run, train=config.train, device=device, precision=precision, pass_tokens=kernels.pass_tokens
-    )
-    leases = _Leases(weights=dict(strategy.merge(model, recipe).version()), device=device)
-    train(leases, task=task, model=model, sync=strategy.worker(model, recipe), worker=settings)
+    task = make_task(config, folder)
+    equipment = equip(config, task, make_model_to_train(config, task), strategy=Exact())
+    model, recipe, device, length = equipment.model, equipment.recipe, equipment.device, equipment.length
+    leases = _Leases(weights=dict(equipment.strategy.merge(model, recipe).version()), device=device)
+    equipment.work(leases)
     windows = Windows(steps_per_round=2)
     tokens_per_second = statistics.median(leases.rates[1:]) * length.unit_tokens
     return Measured(
@@ -70,7 +59,7 @@ def measure(config: Config, folder: Path) -> Measured:
             units_per_step=length.units_per_round // length.steps_per_round,
             unit_tokens=length.unit_tokens,
             step_tokens=_step_seconds(model, recipe, device) * tokens_per_second,
-            exact_bytes=_round_bytes(strategy, model, recipe),
+            exact_bytes=_round_bytes(equipment.strategy, model, recipe),
             window_bytes=_round_bytes(windows, model, recipe),
         ),
     )
