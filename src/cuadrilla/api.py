@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cuadrilla.config import Config, CrewEngine, EvaluateSection
+from cuadrilla.config import Config, CrewEngine
 from cuadrilla.crew.run import Audience, train_run
 from cuadrilla.crew.signals import handling
 from cuadrilla.data.options import PrepareOptions
@@ -35,7 +35,6 @@ from cuadrilla.model.sampling import Sampling
 from cuadrilla.newrun import make_run, settings_text
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import leaves, literal, read_run_config, read_run_file
-from cuadrilla.train import evaluate
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.sinks import Scalars, finite
 from cuadrilla.train.trained import LanguageModel, Trained, load_trained, open_model
@@ -151,14 +150,7 @@ class Run:
 
         Raises ConfigError, DataError, CheckpointError, DeviceError.
         """
-        trained = self.load(device=device, newest=newest)
-        return evaluate.evaluate(
-            trained.task,
-            trained.model,
-            section=EvaluateSection(sequences=sequences),
-            device=trained.device,
-            precision=trained.precision,
-        )
+        return self.load(device=device, newest=newest).evaluate(sequences=sequences)
 
     def load(self, *, device: str = "auto", newest: bool = False) -> Trained:
         """The trained `model` (an nn.Module in evaluation mode) with its `task`, of any kind; needs the run's data.

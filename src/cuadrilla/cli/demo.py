@@ -217,18 +217,15 @@ def demo(
 
 
 def _evaluate(run: RunDir) -> dict[str, Any]:
-    from cuadrilla.config import EvaluateSection
     from cuadrilla.model.gpt2 import GPT2
     from cuadrilla.model.language import LanguageTask
-    from cuadrilla.train.evaluate import evaluate, judge_stories
+    from cuadrilla.train.evaluate import judge_stories
     from cuadrilla.train.trained import load_trained
 
     trained = load_trained(run)
     assert isinstance(trained.task, LanguageTask)
     assert isinstance(trained.model, GPT2)
-    held_out = evaluate(
-        trained.task, trained.model, section=EvaluateSection(), device=trained.device, precision=trained.precision
-    )
+    held_out = trained.evaluate(sequences=trained.config.evaluate.sequences)
     report = judge_stories(
         trained.model, trained.task.tokenizer, num_stories=200, num_pairs=500, temperature=0.8, seed=0
     )

@@ -81,10 +81,9 @@ def evaluate(
 
 def _evaluate_run(run: "RunDir", wanted: Measurement) -> None:
     """One run on its own held-out data."""
-    from cuadrilla.config import EvaluateSection
     from cuadrilla.model.gpt2 import GPT2
     from cuadrilla.model.language import LanguageTask
-    from cuadrilla.train import evaluate as measures
+    from cuadrilla.train.evaluate import judge_stories
     from cuadrilla.train.trained import load_trained
 
     trained = load_trained(run, device=wanted.device, newest=wanted.newest)
@@ -94,18 +93,11 @@ def _evaluate_run(run: "RunDir", wanted: Measurement) -> None:
         device=trained.device,
         precision=trained.precision,
     )
-    result: dict[str, object] = {"version": trained.step.version}
-    result |= measures.evaluate(
-        trained.task,
-        trained.model,
-        section=EvaluateSection(sequences=wanted.sequences),
-        device=trained.device,
-        precision=trained.precision,
-    )
+    result: dict[str, object] = {"version": trained.step.version, **trained.evaluate(sequences=wanted.sequences)}
     if wanted.stories or wanted.pairs:
         if not (isinstance(trained.task, LanguageTask) and isinstance(trained.model, GPT2)):
             raise ConfigError("--stories and --pairs are for language models", hint="leave them out")
-        report = measures.judge_stories(
+        report = judge_stories(
             trained.model, trained.task.tokenizer, num_stories=wanted.stories, num_pairs=wanted.pairs,
             temperature=wanted.temperature, seed=wanted.seed,
         )  # fmt: skip

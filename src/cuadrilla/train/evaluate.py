@@ -65,7 +65,8 @@ class Observer:
         model = model or self.model
         found: dict[str, float | int | str] = {}
         if self._evaluates(version):
-            measures = evaluate(self.task, model, section=self.evaluate, device=self.device, precision=self.precision)
+            number = self.evaluate.sequences
+            measures = evaluate(self.task, model, sequences=number, device=self.device, precision=self.precision)
             found |= {f"val_{name}": value for name, value in measures.items()}
         if self._samples(version):
             text = sample(self.task, model, section=self.sample, seed=version)
@@ -126,14 +127,14 @@ class Observer:
 
 
 def evaluate(
-    task: Task, model: nn.Module, *, section: EvaluateSection, device: torch.device, precision: Precision
+    task: Task, model: nn.Module, *, sequences: int = 0, device: torch.device, precision: Precision
 ) -> dict[str, float]:
-    """The task's own measures over `section.sequences` held-out sequences, spread evenly; {} without held-out data."""
+    """The task's own measures over so many held-out sequences (0: all), spread evenly; {} without held-out data."""
     dataset = task.data("val")
     total = len(dataset)
     if total == 0:
         return {}
-    count = min(section.sequences or total, total)
+    count = min(sequences or total, total)
     chosen = np.linspace(0, total - 1, count).round().astype(np.int64)
 
     def batches() -> Iterator[dict[str, Tensor]]:

@@ -23,6 +23,7 @@ from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, read_model, take_over
 from cuadrilla.train.coordinate import model_tensors
+from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
 
@@ -39,6 +40,10 @@ class Trained:
     device: torch.device
     precision: Precision
     step: Step
+
+    def evaluate(self, *, sequences: int = 0) -> dict[str, float]:
+        """The task's own measures over so many held-out sequences (0: all)."""
+        return evaluate(self.task, self.model, sequences=sequences, device=self.device, precision=self.precision)
 
 
 def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> Trained:
