@@ -34,7 +34,6 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "kernels": "--preset micro --rounds 1 --threads 1",
     "scale": "--rounds 1 --nodes 2",
     "lanes": "DATA --steps 3 --seeds 1 --speeds 2,1 --length 16 --only exact,windows~H=2,state~H=4",
-    "late": "--times 1 --batch 16",
     "link": "--parameters 50000 --rate 0 --rounds 1",
     "novels": "TEXTS --size micro --tokens 2048 --every 3",
     "prepare": "TEXTS --rounds 1 --processes 1",
@@ -43,6 +42,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300 "
     "--teacher 0.1 0 --teacher-set model.layers=1 --taught-set train.teacher_share=0.7",
     "throughput": "--unit-ms 20 40 --units 4 --rounds 1 --steps 1 --repeats 1 --rate 0",
+    "time_to_loss": "DATA --steps 4 --seeds 1 --speeds 2,1 --length 16 --only windows~of~4",
     "train": "--size micro --steps 3 --threads 1",
     "trials": "--cores 1,1 --trials 2 --steps 20 --rate 0",
     "tune": "TEXT --characters 20000 --vocabulary 300 --tokens 20000 --trials 1 --halving-trials 4 --rungs 2 --seeds 1",
@@ -102,7 +102,7 @@ def test_it_measures(
         pytest.skip(f"{needed} is not installed: pip install {needed}")
     if name == "dashboard" and CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt install chromium")
-    if name == "lanes":
+    if name in ("lanes", "time_to_loss"):
         shutil.copytree(stories, tmp_path / "data")
     places = {"TEXTS": str(texts), "TEXT": str(texts / "0.txt"), "DATA": str(tmp_path / "data")}
     words = [places.get(word, word).replace("~", " ") for word in SMALLEST[name].split()]
