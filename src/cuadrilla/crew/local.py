@@ -8,6 +8,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -67,43 +68,35 @@ def _work_in_threads(
     context: RunContext, runtime: CoordinatorThread, server: InProcServer, *, wrap_link: WrapLink | None
 ) -> None:
     """The calling thread coordinates."""
-    pass_lock = threading.Lock() if draws_random_numbers(context.model) else None
-    alive: set[str] = set()
-    threads = []
-    for index, speed in enumerate(context.config.engine.workers, start=1):
-        name = f"worker-{index}"
-        alive.add(name)
-        own = replace(context, model=copy.deepcopy(context.model), speed=speed)
-        refuse_private_buffers(own.model)
-
-        def body(name: str = name, own: RunContext = own) -> None:
-            try:
-                _work(name, own, server, wrap_link=wrap_link, pass_lock=pass_lock)
-                alive.discard(name)
-            except BaseException as error:
-                if context.coordination.failure is None:
-                    log.warning("%s died: %s: %s", name, type(error).__name__, error)
-                    log.info("how %s died:", name, exc_info=True)
-                alive.discard(name)
-                if alive:
-                    runtime.left(name, f"{type(error).__name__}: {error}")
-                else:  # the death of the last one is the run's
-                    runtime.fail(error)
-
-        threads.append(threading.Thread(target=body, name=name, daemon=True))
+    coordination = context.coordination
+    refuse_private_buffers(context.model)
+    owns = {
+        f"worker-{number}": replace(context, model=copy.deepcopy(context.model), speed=speed)
+        for number, speed in enumerate(context.config.engine.workers, start=1)
+    }
+    work = partial(
+        _work,
+        server=server,
+        wrap_link=wrap_link,
+        pass_lock=threading.Lock() if draws_random_numbers(context.model) else None,
+    )
 
     def poll() -> None:
-        if not any(thread.is_alive() for thread in threads) and runtime.has_read_all:
-            context.coordination.fail(AssertionError("the workers have ended, and the run has not"))
+        for name in [name for name, worker in working.items() if worker.done()]:
+            error = working.pop(name).exception()
+            if error is None:
+                continue
+            if coordination.failure is None:
+                log.warning("%s died: %s: %s", name, type(error).__name__, error)
+                log.info("how %s died:", name, exc_info=error)
+            if working:
+                coordination.left(name, f"{type(error).__name__}: {error}")
+            else:  # the death of the last one is the run's
+                coordination.fail(error)
 
-    for thread in threads:
-        thread.start()
-    try:
+    with ThreadPoolExecutor(len(owns)) as pool:
+        working = {name: pool.submit(work, name, own) for name, own in owns.items()}
         runtime.serve(poll, ticks=False)
-    finally:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(timeout=0.2)  # a bound, so that the main thread sees signals
 
 
 def _work(

@@ -36,10 +36,6 @@ class CoordinatorThread:
         """A worker is gone."""
         self._enqueue(partial(self._coordination.left, worker, reason))
 
-    def fail(self, error: BaseException) -> None:
-        """The run cannot go on."""
-        self._enqueue(partial(self._coordination.fail, error))
-
     def heard(self, worker: str, progress: Progress) -> None:
         """A heartbeat: it counts at the next tick, with the time at which it came."""
         self._coordination.heard(worker, progress)
@@ -57,10 +53,6 @@ class CoordinatorThread:
             call()
 
     # -- from the coordinator's thread ---------------------------------------------------------------------------------
-
-    @property
-    def has_read_all(self) -> bool:
-        return self._inbox.empty()
 
     def serve(self, poll: Callable[[], None], *, every_seconds: float = TICK_SECONDS, ticks: bool = True) -> Outcome:
         """Work until the run ends; `poll` now and then notes what else has happened. Raises what made the run fail.
