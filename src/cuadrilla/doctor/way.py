@@ -39,7 +39,6 @@ between them is noticed only by what is lost.
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 NUM_ROUND_TRIPS = 5
 BIG_CLOCK_DIFFERENCE_SECONDS = 60.0
-CHUNK_BYTES = 2**17
 SLOW_BYTES_PER_SECOND = 25e6
 LOPSIDED = 4.0
 EXAMPLE_PARAMETERS, PARAMETER_BYTES = 10_000_000, 4
@@ -223,8 +222,8 @@ class _Calls:
         return self._rate("download", self._connection.receive_for(MEASURE_SECONDS), began)
 
     def upload(self) -> Diagnosis:
-        chunk, began = os.urandom(CHUNK_BYTES), time.monotonic()
-        return self._rate("upload", self._connection.send_for(MEASURE_SECONDS, chunk), began)
+        began = time.monotonic()
+        return self._rate("upload", self._connection.send_for(MEASURE_SECONDS), began)
 
     def _rate(self, direction: str, num_bytes: int, began: float) -> Diagnosis:
         self.rates[direction] = rate = num_bytes / max(time.monotonic() - began, 1e-9)

@@ -26,7 +26,7 @@ def take(requests: Iterator[bytes]) -> Clock:
 
 
 def give(seconds: float) -> Iterator[bytes]:
-    """What a node receives for so long."""
+    """What the other side receives for so long, from the first chunk on."""
     chunk, end = os.urandom(CHUNK_BYTES), time.monotonic() + min(seconds, LIMIT_SECONDS)
     while time.monotonic() < end:
         yield chunk

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import grpc
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link import wire
+from cuadrilla.link import check, wire
 from cuadrilla.link.base import (
     COME_AGAIN,
     MAX_REASON,
@@ -162,11 +162,9 @@ class Connection:
         """Bytes that come from the coordinator in these seconds. Raises LinkError."""
         return sum(map(len, self.ask(Measure(seconds=seconds), seconds=MEASURE_SECONDS)))
 
-    def send_for(self, seconds: float, chunk: bytes) -> int:
-        """Bytes that reach the coordinator in these seconds, in copies of `chunk`. Raises LinkError."""
-        end = time.monotonic() + seconds
-        copies = itertools.takewhile(lambda _: time.monotonic() < end, itertools.repeat(chunk))
-        return self.reply(Check(), Clock, data=copies, seconds=MEASURE_SECONDS).num_bytes
+    def send_for(self, seconds: float) -> int:
+        """Bytes that reach the coordinator in these seconds. Raises LinkError."""
+        return self.reply(Check(), Clock, data=check.give(seconds), seconds=MEASURE_SECONDS).num_bytes
 
     def follow(self, address: str, *, manifest: bytes) -> Iterator[tuple[str, bytes, int]]:
         """What a standby copies, as it grows: the path of a file, its next bytes, and how many it has by now.
