@@ -271,6 +271,12 @@ class WindowsSync(Section):
     """strict: into how many lanes, and of which relative sizes, each step is cut. A machine computes one or several."""
 
 
+class AutoSync(Section):
+    kind: Literal["auto"]
+    """exact, or windows of the length that trains soonest: measured once, when the run begins."""
+    strict: Literal[False] = False
+
+
 class LocalEngine(Section):
     kind: Literal["local"] = "local"
     """Workers in this process, over the in-process link."""
@@ -520,7 +526,7 @@ class Config(Section):
     train: TrainSection = TrainSection()
     optim: Annotated[MuonSection | AdamWSection | SGDSection, Field(discriminator="kind")] = MuonSection()
     schedule: ScheduleSection = ScheduleSection()
-    sync: Annotated[ExactSync | WindowsSync, Field(discriminator="kind")] = ExactSync()
+    sync: Annotated[ExactSync | WindowsSync | AutoSync, Field(discriminator="kind")] = ExactSync()
     engine: Annotated[LocalEngine | CrewEngine, Field(discriminator="kind")] = LocalEngine()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluate: EvaluateSection = EvaluateSection()

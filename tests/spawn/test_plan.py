@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from cuadrilla.config import ExactSync
 from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import read_run_config
 from tests.commands import cuadrilla, make_run
 
 CREW = """
@@ -53,3 +55,22 @@ def test_a_crew_that_cannot_be_read(run: RunDir) -> None:
     done = cuadrilla("plan", str(run.path), "--crew", "nadie")
     assert done.returncode == 2
     assert "classroom-30" in done.stderr
+
+
+def test_auto_chooses_once_and_says_why(run: RunDir) -> None:
+    auto = ("train", str(run.path), "--set", "sync.kind=auto", "--practice", "1.0,0.5@1gbit")
+    done = cuadrilla(*auto, "--stop-at", "1")
+    assert done.returncode == 0, done.stderr
+    assert "times as fast as its best machine alone" in done.stderr
+    chosen = read_run_config(run).sync
+    assert chosen.kind in ("exact", "windows")
+    again = cuadrilla(*auto, "--stop-at", "2")
+    assert again.returncode == 0, again.stderr
+    assert "times as fast" not in again.stderr
+    assert read_run_config(run).sync == chosen
+
+
+def test_auto_is_exact_in_one_process(run: RunDir) -> None:
+    done = cuadrilla("train", str(run.path), "--set", "sync.kind=auto", "--stop-at", "1")
+    assert done.returncode == 0, done.stderr
+    assert read_run_config(run).sync == ExactSync()

@@ -9,11 +9,9 @@ import typer
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.progress import in_words
-from cuadrilla.config import Config, CrewEngine
-from cuadrilla.link.practice import parse_shape
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
-from cuadrilla.plan.machines import described, read_crew
+from cuadrilla.plan.machines import described, practised, read_crew
 from cuadrilla.plan.predict import Crew, MachineSpec, Prediction, predict
 from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_file
@@ -57,26 +55,13 @@ def plan(
     machines = (
         described(file, here=found.tokens_per_second, operations=operations)
         if file is not None
-        else _practice(config, found)
+        else practised(config.engine, here=found.tokens_per_second)
     )
     predictions = predict(machines, found.work)
     if options.json:
         emit_json(_as_json(machines, predictions, found))
     else:
         _report(machines, predictions, found, run=run)
-
-
-def _practice(config: Config, found: "Measured") -> Crew:
-    """The workers of the run file."""
-    link = config.engine.link if isinstance(config.engine, CrewEngine) else ""
-    shape = parse_shape(link, speed=1.0)
-    limits = {"bytes_per_second": shape.bits_per_second / 8, "delay_seconds": shape.delay_seconds} if link else {}
-    return Crew(
-        machines=[
-            MachineSpec(name=f"worker-{number}", tokens_per_second=speed * found.tokens_per_second, **limits)
-            for number, speed in enumerate(config.engine.workers or [1.0], 1)
-        ]
-    )
 
 
 def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run: Path) -> None:

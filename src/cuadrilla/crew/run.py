@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cuadrilla.config import CrewEngine, LocalEngine
+from cuadrilla.config import AutoSync, CrewEngine, LocalEngine
 from cuadrilla.errors import ConfigError
 from cuadrilla.host.environment import read_environment
 from cuadrilla.host.torchrun import Place, find_place
@@ -77,6 +77,7 @@ def train_run(
         coordinating: list[CoordinatorRuntime] = []
         stack.push(partial(_note_failure, folder, coordinating))
         from cuadrilla.crew.local import run_local
+        from cuadrilla.train.measure import settle_sync
         from cuadrilla.train.setup import assemble, make_task
         from cuadrilla.train.sinks import JsonlSink
         from cuadrilla.train.teachers import keep_teachers
@@ -84,6 +85,9 @@ def train_run(
         config, decisions = decide(resolved.config, folder)
         task = make_task(config, folder.path)
         keep_teachers(config, folder, task=task)
+        if isinstance(config.sync, AutoSync):
+            config, reason = settle_sync(config, folder.path)
+            audience.tell(reason)
         if island is not None:
             island.start(config)
             island.take_device(config.train.device)

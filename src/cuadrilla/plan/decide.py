@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cuadrilla.config import Config, LanguageTaskSection, LocalEngine, MuonSection
+from cuadrilla.config import AutoSync, Config, ExactSync, LanguageTaskSection, LocalEngine, MuonSection
 from cuadrilla.data.shards import read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
@@ -53,7 +53,11 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
     Raises ConfigError.
     """
     if has_begun(run) and run.config.exists():
-        return filled(config, settled(read_run_config(run))), []
+        began = read_run_config(run)
+        sync = began.sync if isinstance(config.sync, AutoSync) else config.sync
+        return filled(config.model_copy(update={"sync": sync}), settled(began)), []
+    if isinstance(config.sync, AutoSync) and isinstance(config.engine, LocalEngine):
+        config = config.model_copy(update={"sync": ExactSync()})  # one process has no network
     text = _text_tokens(config, run)
     tokens = config.train.tokens or round(config.train.epochs * text)
     decisions: list[Decision] = []

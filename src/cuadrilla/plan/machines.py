@@ -6,7 +6,7 @@ from typing import Annotated
 import pydantic
 from pydantic import Field
 
-from cuadrilla.config import Section
+from cuadrilla.config import CrewEngine, LocalEngine, Section
 from cuadrilla.errors import ConfigError
 from cuadrilla.link.practice import parse_shape
 from cuadrilla.messages import Message
@@ -88,6 +88,19 @@ def read_crew(text: str) -> CrewFile:
             problem=problem["msg"],
             hint="a [[machine]] has a name, one of speed, tokens_per_second, tflops, and may have a link and a count",
         ) from error
+
+
+def practised(engine: LocalEngine | CrewEngine, *, here: float) -> Crew:
+    """The workers of a run file; `here`: tokens per second of one that is not slowed down."""
+    link = engine.link if isinstance(engine, CrewEngine) else ""
+    shape = parse_shape(link, speed=1.0)
+    limits = {"bytes_per_second": shape.bits_per_second / 8, "delay_seconds": shape.delay_seconds} if link else {}
+    return Crew(
+        machines=[
+            MachineSpec(name=f"worker-{number}", tokens_per_second=speed * here, **limits)
+            for number, speed in enumerate(engine.workers or [1.0], 1)
+        ]
+    )
 
 
 def described(file: CrewFile, *, here: float, operations: float) -> Crew:

@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.config import Config
+from cuadrilla.config import Config, ExactSync, WindowsSync
 from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
-from cuadrilla.plan.predict import Workload
+from cuadrilla.messages import Message
+from cuadrilla.plan.machines import CrewFile, MachineSection, described, practised
+from cuadrilla.plan.predict import Workload, predict
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.strategy import Recipe, Strategy, trainable
 from cuadrilla.sync.windows import Windows
@@ -22,6 +24,10 @@ from cuadrilla.train.setup import equip, make_model_to_train, make_task
 LEASE_SECONDS, NUM_LEASES = 2.0, 3
 MAX_UNITS = 4096
 """Of a lease."""
+LIKE_THIS = CrewFile(
+    machine=[MachineSection(name="this", speed=1.0), MachineSection(name="other", speed=1.0, link="940mbit+1ms")]
+)
+"""Who will join is not known when a run begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +47,40 @@ def measure(config: Config, folder: Path) -> Measured:
     """For a run whose paths are relative to `folder`, on its device, in about eight seconds. The passes shrink until
     they fit into memory, as in training. Raises TaskError, DataError, ConfigError, DeviceError, ResourceError.
     """
+    threads, several = torch.get_num_threads(), len(config.engine.workers) > 1
+    torch.set_num_threads(config.train.threads or (1 if several else threads))  # each of several has one
+    try:
+        return _measure(config, folder)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def settle_sync(config: Config, folder: Path) -> tuple[Config, Message]:
+    """What `sync.kind = "auto"` is for this run, and why: for its practice crew, or for this machine and one like it.
+    Raises what `measure` raises.
+    """
+    found = measure(config, folder)
+    if len(config.engine.workers) > 1:
+        crew = practised(config.engine, here=found.tokens_per_second)
+    else:
+        crew = described(LIKE_THIS, here=found.tokens_per_second, operations=1.0)
+    best = next((each for each in predict(crew, found.work) if each.steps), None)
+    if best is None or best.steps == 1:
+        sync: ExactSync | WindowsSync = ExactSync()
+    else:
+        sync = WindowsSync(kind="windows", steps=best.steps)
+    crews = Message("of {number} workers", number=len(crew.machines))
+    crews = crews if len(config.engine.workers) > 1 else Message("of two machines like this over 1 Gbit/s")
+    reason = Message(
+        "sync       {kind}: a crew {which} is {gain:.2f} times as fast as its best machine alone",
+        kind=Message("windows of {steps} steps", steps=best.steps) if best and best.steps > 1 else Message("exact"),
+        which=crews,
+        gain=best.gain if best else 1.0,
+    )
+    return config.model_copy(update={"sync": sync}), reason
+
+
+def _measure(config: Config, folder: Path) -> Measured:
     task = make_task(config, folder)
     equipment = equip(config, task, make_model_to_train(config, task), strategy=Exact())
     model, recipe, device, length = equipment.model, equipment.recipe, equipment.device, equipment.length
