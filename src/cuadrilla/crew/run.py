@@ -167,6 +167,8 @@ def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Cal
             counted=counted,
         )
     )
+    if context.length.steps_per_round > 1:
+        tell(Message("           each is a window of {steps} optimizer steps", steps=context.length.steps_per_round))
     if context.resumed_at:
         tell(Message("resumed    at step {step}", step=context.resumed_at))
     for decided in decisions:
