@@ -4,7 +4,7 @@ Rank 0 keeps the run directory and coordinates, as it would alone, or has the co
 run needs; the others bring their device and the data, write nothing and get the weights from rank 0.
 
 Invariants
-* The settings are those of rank 0, whatever the run files of the others say.
+* The settings are those of rank 0, whatever the others' run files say, but for where things lie and what computes.
 * Each rank says three things in torch's own store: that it has started (rank 0: what is trained, and where), what must
   be alike (system, data, program), and that it has ended. So before any tensor moves whoever does not fit is named and
   not waited for; a rank that fails says why in place of all three.
@@ -288,21 +288,29 @@ def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[
 
 
 def follow(
-    island: Island, folder: Path | None = None, *, threads: int = 0, stopping: Stopping = lambda _ask: nullcontext()
+    island: Island,
+    own: tuple[Config, Path] | None = None,
+    *,
+    threads: int = 0,
+    stopping: Stopping = lambda _ask: nullcontext(),
 ) -> Facts:
     """Any other rank: work until rank 0 says that the run has ended; how it did, as rank 0 has it.
 
-    `folder`: of its own, with what the run needs; None: that of rank 0, on the same machine. Raises IslandBroken,
-    EnvironmentProblem.
+    `own`: its run, and the folder that its paths are relative to; None: those of rank 0, on the same machine. Raises
+    IslandBroken, EnvironmentProblem.
     """
-    config, theirs = island.start()
-    if folder is None and island.num_machines > 1:
+    config, folder = island.start()
+    if own is not None:
+        mine, folder = own
+        train = config.train.model_copy(update={"device": mine.train.device, "threads": mine.train.threads})
+        config = config.model_copy(update={"train": train, "data": mine.data, "task": mine.task})
+    elif island.num_machines > 1:
         raise EnvironmentProblem(
             "the ranks that join a crew as one worker are on one machine, and these are on {number}",
             number=island.num_machines,
             hint="start torchrun --standalone with `cuadrilla join` on each machine: each is a worker of its own",
         )
-    equipment, link = island.equip(config, folder or theirs, threads=threads), island.link()
+    equipment, link = island.equip(config, folder, threads=threads), island.link()
     with stopping(lambda _reason: link.ask_to_stop()) if stopping is not None else nullcontext():
         while equipment.work(link).again:
             link = island.link()

@@ -248,7 +248,7 @@ def train_rank(name: str, *, address: str, identity: Identity, threads: int) -> 
         if place.leads:
             run_worker(node, use, island=island)
             return
-        follow(island, once(node, node.found_run)[1], threads=threads)
+        follow(island, once(node, node.found_run), threads=threads)
 
 
 def _meet_anew() -> None:

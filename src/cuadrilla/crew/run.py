@@ -69,7 +69,7 @@ def train_run(
             from cuadrilla.crew.island import follow
             from cuadrilla.train.coordinate import Outcome
 
-            return Outcome(**follow(island, folder.path, stopping=audience.stopping))
+            return Outcome(**follow(island, (resolved.config, folder.path), stopping=audience.stopping))
         stack.enter_context(FolderLock(folder.lock, purpose=Message("training")))
         make_private(folder.logs)
         stack.callback(tear_down_logging, set_up_logging(folder.logs, worker="coordinator", verbose=audience.verbose))
