@@ -19,30 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.common import report
-from bench.lanes import LONGER, times_longer
+from bench.lanes import LONGER, RUN, Variant, times_longer
 from cuadrilla.rundir import RunDir, last_rows
 
-RUN = """
-[run]
-seed = {seed}
-[data]
-folder = "{data}"
-[model]
-layers = 3
-heads = 4
-width = 128
-context = {length}
-[train]
-steps = {steps}
-batch_sequences = {batch}
-unit_sequences = 1
-precision = "fp32"
-threads = 1
-[evaluate]
-sequences = 256
-[sample]
-tokens = 0
-"""
+SETTINGS = [("train.threads", "1"), ("evaluate.sequences", "256"), ("sample.tokens", "0")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +35,13 @@ class Trained:
 def train(data: Path, *, batch: int, steps: int, seed: int, length: int, options: Sequence[str] = ()) -> Trained:
     """One run, as it is typed."""
     with tempfile.TemporaryDirectory(prefix="cua-loss-") as name:
-        text = RUN.format(seed=seed, data=data.resolve(), steps=steps, batch=batch, length=length)
+        text = RUN.format(
+            seed=seed, data=data.resolve(), steps=steps, batch=batch, length=length, optim=Variant().optim
+        )
         run = RunDir(Path(name))
         run.run_file.write_text(text)
-        command = [sys.executable, "-m", "cuadrilla", "train", name, *options]
+        settings = [word for key, value in SETTINGS for word in ("--set", f"{key}={value}")]
+        command = [sys.executable, "-m", "cuadrilla", "train", name, *settings, *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr)

@@ -140,7 +140,7 @@ def _chosen(predictions: list[Prediction]) -> Prediction:
 
 
 def _advice(crew: Crew, predictions: list[Prediction]) -> list[Message]:
-    """What a person would want to be told."""
+    """What follows from the plan, in words."""
     best = _chosen(predictions)
     if len(crew.machines) == 1:
         return []
