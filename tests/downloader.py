@@ -1,11 +1,13 @@
 """A download whose patience costs no time and is remembered."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
-from cuadrilla.data.get.download import DownloadPolicy, DownloadRequest, Fetched, fetch
-from cuadrilla.data.get.web import Web
+import pytest
+
+from cuadrilla.data.get import web
+from cuadrilla.data.get.download import DownloadRequest, Fetched, fetch
+from cuadrilla.data.prepare import no_progress
 
 TEXT = random.Random(0).randbytes(300_000).hex().encode()
 OTHER = random.Random(1).randbytes(250_000).hex().encode()
@@ -15,18 +17,15 @@ THIRD = len(TEXT) // 3
 class Downloader:
     """`fetch` from the web into one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.waits: list[float] = []
         self.said: list[str] = []
-        self.policy = DownloadPolicy(sleep=self.waits.append, report=self.said.append)
+        patch.setattr(web, "sleep", self.waits.append)
 
-    def __call__(
-        self, url: str, *, limit: int | None = 10**9, silence_seconds: float = 60.0, **known: object
-    ) -> Fetched:
-        origin = Web(url, silence_seconds=silence_seconds)
-        wanted = DownloadRequest(origin=origin, url=url, **known)  # type: ignore[arg-type]
-        return fetch(wanted, to=self.folder, policy=replace(self.policy, limit_bytes=limit))
+    def __call__(self, url: str, **known: object) -> Fetched:
+        wanted = DownloadRequest(url=url, **known)  # type: ignore[arg-type]
+        return fetch(wanted, to=self.folder, progress=no_progress, report=self.said.append)
 
     def names(self) -> set[str]:
         return {path.name for path in self.folder.rglob("*")}

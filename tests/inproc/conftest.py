@@ -43,8 +43,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def pull(tmp_path: Path) -> Downloader:
-    return Downloader(tmp_path / "corpus")
+def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Downloader:
+    return Downloader(tmp_path / "corpus", monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -3,18 +3,15 @@
 import hashlib
 import json
 import re
-from dataclasses import replace
 
-import httpx2
 import pytest
 
 from cuadrilla.data.get import web
-from cuadrilla.data.get.address import RECORD
-from cuadrilla.data.get.web import Web
+from cuadrilla.data.get.record import RECORD
 from cuadrilla.errors import DataError, LinkError
 from tests.downloader import OTHER, TEXT, THIRD
 from tests.ports import free_port
-from tests.web import chunked, cut, dripped, fixed, moved, serving, silent, whole, zipped
+from tests.web import cut, fixed, moved, serving, silent, whole, zipped
 
 
 def test_a_file_and_its_record(server, pull):
@@ -26,7 +23,7 @@ def test_a_file_and_its_record(server, pull):
     sha256 = hashlib.sha256(TEXT).hexdigest()
     assert row == {
         "url": url, "name": "año 1.txt", "licence": "unknown", "num_bytes": len(TEXT), "sha256": sha256,
-        "vouched_by": "first use", "date": row["date"], "revision": "", "unpacked": {},
+        "vouched_by": "first use", "date": row["date"], "revision": "",
     }  # fmt: skip
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", row["date"])
     assert not done.already
@@ -46,12 +43,10 @@ def test_cut_twice_and_resumed(server, pull):
 
 
 def test_what_a_killed_process_was_writing_is_removed(server, pull):
-    """Killed between the first and the last byte of a state or of the record."""
+    """Killed between the first and the last byte of the record."""
     url = server.on("/a.txt", whole(TEXT))
     pull.folder.mkdir()
-    state = f".{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
-    for name in (state, RECORD):
-        (pull.folder / f".{name}.4321.tmp").write_text("{")
+    (pull.folder / f".{RECORD}.4321.tmp").write_text("{")
     pull(url)
     assert pull.names() == {"a.txt", RECORD}
 
@@ -97,16 +92,16 @@ def test_a_server_that_only_knows_parts_is_refused(server, pull):
         pull(url)
 
 
-def test_all_came_but_the_end_was_not_seen(server, pull):
-    pull.policy = replace(pull.policy, max_tries=1)
+def test_all_came_but_the_end_was_not_seen(server, pull, monkeypatch):
+    monkeypatch.setattr(web, "MAX_TRIES", 1)
     url = server.on("/a.txt", cut(TEXT, after=len(TEXT) - 1), whole(TEXT))
     with pytest.raises(LinkError):
         pull(url)
-    (state,) = pull.folder.glob(".*.json")
-    state.with_suffix(".part").write_bytes(TEXT)
-    pull(url)  # the server says 416: nothing is left to send
+    monkeypatch.undo()
+    (part,) = pull.folder.glob(".*.part")
+    part.write_bytes(TEXT)
+    pull(url)  # the server says 416, and gives all of it once more
     assert (pull.folder / "a.txt").read_bytes() == TEXT
-    assert server.ranges()[-1] == f"bytes={len(TEXT)}-"
 
 
 def test_a_length_that_is_a_lie(server, pull):
@@ -118,27 +113,9 @@ def test_a_length_that_is_a_lie(server, pull):
     assert "a.txt" not in pull.names()
 
 
-def test_more_than_announced(server, pull):
-    with pytest.raises(DataError, match="has 600,000 bytes, not the expected 5,000"):
-        pull(server.on("/b.txt", chunked(TEXT)), num_bytes=5000)
-    with pytest.raises(DataError, match="has 600,000 bytes, not the expected 5"):
-        pull(server.on("/c.txt", whole(TEXT)), num_bytes=5)
-    assert pull.names() == set()
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("a.txt", fixed(200, b"Sign in", kind="text/html; charset=utf-8")),
-        ("a.txt", fixed(200, b"\n <!DOCTYPE html><title>404</title>", kind="text/plain")),
-        ("a.parquet", fixed(200, b"<html><body>Error</body></html>", kind="application/octet-stream")),
-        ("a.txt", fixed(200, b"", ETag='"one"')),
-        ("a.txt", dripped(b"<html>Error</html>")),
-    ],
-)
-def test_something_else_with_status_200(server, pull, name, answer):
+def test_something_else_with_status_200(server, pull):
     with pytest.raises(DataError) as caught:
-        pull(server.on(f"/{name}", answer))
+        pull(server.on("/a.txt", fixed(200, b"Sign in", kind="text/html; charset=utf-8")))
     assert caught.value.hint
     assert pull.names() == set()
 
@@ -148,13 +125,14 @@ def test_a_page_that_is_wanted(server, pull):
     assert (pull.folder / "a.html").read_bytes() == b"<html>"
 
 
-def test_a_server_that_falls_silent(server, pull):
+def test_a_server_that_falls_silent(server, pull, monkeypatch):
+    monkeypatch.setattr(web, "SILENCE_SECONDS", 1.0)
     url = server.on("/a.txt", silent(TEXT, after=THIRD), whole(TEXT))
-    pull(url, silence_seconds=1.0)
+    pull(url)
     assert (pull.folder / "a.txt").read_bytes() == TEXT
     assert server.ranges()[0] is None
     assert server.ranges()[-1] == f"bytes={THIRD}-"
-    assert pull.said[0].startswith("the server fell silent")
+    assert pull.said[0].startswith("the connection broke: ")
 
 
 def test_statuses(server, pull):
@@ -165,20 +143,18 @@ def test_statuses(server, pull):
         pull(server.on("/mine.txt", fixed(403)))
     assert pull.waits == []  # no use to ask again
     pull(server.on("/busy.txt", fixed(503, Retry_After="77"), fixed(429), fixed(500), whole(TEXT)))
-    assert pull.waits[0] == 77
-    assert len(pull.waits) == 3
-    with pytest.raises(LinkError, match="503") as caught:
-        pull(server.on("/later.txt", fixed(503, Retry_After="9999")))
-    assert "9,999 s" in caught.value.hint
+    assert pull.waits == [77, 2, 4]
+    pull(server.on("/later.txt", fixed(503, Retry_After="9999"), whole(TEXT)))
+    assert pull.waits[-1] == 120
     with pytest.raises(LinkError, match="6 tries"):
         pull(server.on("/never.txt", fixed(502)))
 
 
 def test_nobody_listens(pull):
-    with pytest.raises(LinkError, match="6 tries in a row"):
+    """Said at once: a wrong address is likelier than a broken network."""
+    with pytest.raises(LinkError):
         pull(f"http://127.0.0.1:{free_port()}/a.txt")
-    waits = [wait for wait in pull.waits if wait]
-    assert all(2**n * 0.5 <= wait <= 2**n * 1.5 for n, wait in enumerate(waits))
+    assert pull.waits == []
 
 
 def test_redirects(server, pull):
@@ -189,39 +165,24 @@ def test_redirects(server, pull):
     assert (pull.folder / "ok.txt").read_bytes() == TEXT
     with pytest.raises(LinkError, match="maximum allowed redirects"):
         pull(server.on("/loop", moved("/loop")))
-    assert [path for path, _ in server.seen].count("/loop") == 6
     for target in ("file:///etc/passwd", "ftp://127.0.0.1/x", "data:text/plain,x", "http://"):
         with pytest.raises(LinkError, match="/away: "):
             pull(server.on("/away", moved(target)))
-    assert pull.names() == {"ok.txt", RECORD}
+    assert {name for name in pull.names() if not name.startswith(".")} == {"ok.txt", RECORD}
 
 
-def test_never_from_https_to_http():
-    def answer(location):
-        response = httpx2.Response(302, request=httpx2.Request("GET", "https://a.es/x"))
-        response.next_request = httpx2.Request("GET", location)
-        return response
-
-    web._check_redirect(answer("https://b.es/y?sig=1"))
-    with pytest.raises(LinkError, match="from https to http"):
-        web._check_redirect(answer("http://a.es/x"))
-
-
-def test_the_token_stays_with_its_host(server, tmp_path):
+def test_the_token_stays_with_its_host(server, pull):
     with serving() as elsewhere:
         elsewhere.on("/f.txt", whole(TEXT))
         server.on("/there", moved(elsewhere.url("/f.txt")))
-        server.on("/here", moved("/there"))
-        stream = Web(server.url("/here"), token="s3cret").open(0, "")
-        assert b"".join(stream.chunks) == TEXT
-        stream.close()
+        server.on("/here.txt", moved("/there"))
+        pull(server.url("/here.txt"), token="s3cret")
+        assert (pull.folder / "here.txt").read_bytes() == TEXT
         assert [headers.get("Authorization") for _, headers in server.seen] == ["Bearer s3cret"] * 2
         assert "Authorization" not in elsewhere.seen[0][1]
 
 
-def test_encodings(server, pull):
+def test_a_stored_gz_stays_one(server, pull):
+    """Servers label it as gzip-encoded; decoding it would change the file."""
     pull(server.on("/b.txt.gz", fixed(200, zipped(TEXT), Content_Encoding="x-gzip")))
-    assert (pull.folder / "b.txt.gz").read_bytes() == zipped(TEXT)  # the file itself is a .gz
-    for encoding in ("br", "gzip"):
-        with pytest.raises(LinkError, match=f"'{encoding}' although asked not to"):
-            pull(server.on("/c.txt", fixed(200, zipped(TEXT), Content_Encoding=encoding)))
+    assert (pull.folder / "b.txt.gz").read_bytes() == zipped(TEXT)

@@ -2,15 +2,13 @@
 
 import hashlib
 import io
-import json
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cuadrilla.data.get.address import RECORD
-from cuadrilla.data.get.download import TooLargeError
+from cuadrilla.data.get import web
+from cuadrilla.data.get.record import RECORD
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import ConfigError, DataError, LinkError, ResourceError
@@ -27,7 +25,7 @@ def test_hashes(server, pull):
     with pytest.raises(DataError, match=f"has SHA-256 {sha256}"):
         pull(url, sha256="0" * 64)
     assert pull.names() == set()
-    assert pull(url, sha256=sha256, vouched_by="option").record.vouched_by == "option"
+    assert pull(url, sha256=sha256).records[0].vouched_by == "option"
 
 
 def test_trust_on_first_use(server, pull):
@@ -38,7 +36,7 @@ def test_trust_on_first_use(server, pull):
     pull(url)  # the same bytes: fine
     path.unlink()
     server.on("/a.txt", whole(OTHER, etag='"two"'))
-    with pytest.raises(DataError, match="no longer gives the same bytes as on") as caught:
+    with pytest.raises(DataError, match="has SHA-256") as caught:
         pull(url)
     sha256 = hashlib.sha256(OTHER).hexdigest()
     assert f"--sha256 {sha256}" in caught.value.hint
@@ -52,10 +50,10 @@ def test_trust_on_first_use(server, pull):
 def test_nothing_of_others_is_overwritten(server, pull):
     pull.folder.mkdir()
     (pull.folder / "a.txt").write_text("mine")
-    with pytest.raises(DataError, match="not fetched by cuadrilla"):
+    with pytest.raises(DataError, match="did not come from"):
         pull(server.on("/a.txt", whole(TEXT)))
     pull(server.on("/one/b.txt", whole(TEXT)))
-    with pytest.raises(DataError, match="came from another address"):
+    with pytest.raises(DataError, match="did not come from"):
         pull(server.on("/two/b.txt", whole(OTHER)))
     assert (pull.folder / "a.txt").read_text() == "mine"
     assert (pull.folder / "b.txt").read_bytes() == TEXT
@@ -83,7 +81,7 @@ def test_the_texts_of_an_archive(server, pull):
     assert not pull(url, inside="txt").already
     assert (pull.folder / "b.txt").read_bytes() == b"dos"
     other = server.on("/other.zip", whole(archive({"repo/txt/b.txt": b"tres"})))
-    with pytest.raises(DataError, match="came from another address"):
+    with pytest.raises(DataError, match="did not come from"):
         pull(other, inside="txt")
     broken = server.on(
         "/broken.zip", fixed(200, b"PK\x03\x04 nothing", ETag='"one"'), whole(archive({"r/txt/c.txt": b"c"}))
@@ -131,30 +129,11 @@ def test_licences_reach_the_manifest(server, pull, tmp_path):
     assert prepare([given], out=tmp_path / "data", options=options).already
 
 
-ODD_ROW = {key: ["x"] for key in ("url", "name", "licence", "num_bytes", "sha256", "vouched_by", "date")}
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "[]", "[" * 100_000, '{"schema": 1, "files": [{"url": "x"}]}', json.dumps({"schema": 1, "files": [ODD_ROW]})],
-)
+@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"schema": 1, "files": [{"url": "x"}]}'])
 def test_a_record_of_others_says_nothing(tmp_path, content):
     (tmp_path / RECORD).write_text(content)
     (tmp_path / "a.txt").write_text("hola")
     assert licences(tmp_path) == {"a.txt": "unknown"}
-
-
-def test_large_ones_need_consent(server, pull):
-    url = server.on("/a.txt", whole(TEXT))
-    with pytest.raises(TooLargeError, match="600,000"):
-        pull(url, limit=599_999)
-    assert pull.names() == set()
-    unannounced = server.on("/b.txt", chunked(TEXT))
-    with pytest.raises(TooLargeError):
-        pull(unannounced, limit=10_000)
-    assert pull.names() == set()
-    pull(unannounced, limit=None)
-    assert (pull.folder / "b.txt").read_bytes() == TEXT
 
 
 def test_one_process_at_a_time(server, pull):
@@ -165,20 +144,18 @@ def test_one_process_at_a_time(server, pull):
     assert server.seen == []
 
 
-@pytest.mark.parametrize(("damage", "begins"), [("", f"bytes={THIRD}-"), ("state", None), ("part", None)])
-def test_what_a_crash_leaves(server, pull, damage, begins):
+@pytest.mark.parametrize(("damage", "begins"), [("", f"bytes={THIRD}-"), ("tag", None), ("part", None)])
+def test_what_a_crash_leaves(server, pull, monkeypatch, damage, begins):
     """What has arrived counts, if it is known what it is the beginning of."""
     url = server.on("/a.txt", cut(TEXT, after=THIRD))
-    pull.policy = replace(pull.policy, max_tries=1)
-    with pytest.raises(LinkError):
-        pull(url)
+    with monkeypatch.context() as patch:
+        patch.setattr(web, "MAX_TRIES", 1)
+        with pytest.raises(LinkError):
+            pull(url)
     (part,) = pull.folder.glob(".*.part")
-    (state,) = pull.folder.glob(".*.json")
     assert part.stat().st_size == THIRD
-    if damage == "part":
-        part.unlink()
-    elif damage == "state":
-        state.write_text(state.read_text()[:30])
+    if damage:
+        part.with_suffix(f".{damage}").unlink()
     server.seen.clear()
     server.on("/a.txt", whole(TEXT))
     pull(url)
@@ -187,13 +164,13 @@ def test_what_a_crash_leaves(server, pull, damage, begins):
     assert pull.names() == {"a.txt", RECORD}
 
 
-def test_a_full_disk(server, small_disk):
-    pull = Downloader(small_disk / "corpus")
+def test_a_full_disk(server, small_disk, monkeypatch):
+    pull = Downloader(small_disk / "corpus", monkeypatch)
     big = bytes(range(1, 256)) * (SMALL_DISK_BYTES // 255 + 1)
     with pytest.raises(ResourceError, match="No space left"):
         pull(server.on("/unknown.txt", chunked(big)))
     assert not (pull.folder / "unknown.txt").exists()
-    assert pull(server.on("/small.txt", whole(TEXT))).record.num_bytes == len(TEXT)
+    assert pull(server.on("/small.txt", whole(TEXT))).records[0].num_bytes == len(TEXT)
 
 
 def test_names_from_the_server(server, pull):
@@ -202,8 +179,8 @@ def test_names_from_the_server(server, pull):
             ('attachment; filename="../../.ssh/config"', "config"),
             ("attachment; filename*=UTF-8''..%2F..%2F%C3%B1and%C3%BA.txt", "ñandú.txt"),
             ("attachment; filename=source.JSON", "_source.JSON"),
-            ('attachment; filename="C:\\\\Windows\\\\nul.txt"', "_nul.txt"),
+            ('attachment; filename="C:\\\\Windows\\\\año.txt"', "año.txt"),
             ("attachment", "x"),
         )
     ):
-        assert pull(server.on(f"/{number}/x", whole(TEXT, Content_Disposition=header))).record.name == name
+        assert pull(server.on(f"/{number}/x", whole(TEXT, Content_Disposition=header))).records[0].name == name

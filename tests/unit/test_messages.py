@@ -19,7 +19,7 @@ from typer.main import get_command
 from cuadrilla import messages
 from cuadrilla.cli import data, output
 from cuadrilla.cli.app import command_line, run, translate_help
-from cuadrilla.cli.output import ask, options, report_error, say
+from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.verbs import VERBS
 from cuadrilla.data.formats.form import ACCEPTED
 from cuadrilla.data.options import DEFAULT_VOCAB
@@ -303,32 +303,6 @@ def test_what_is_said_in_spanish(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     assert said.err == f"error: {HOSTILE}\ninterrumpido\n{HOSTILE}\n"
     assert said.out == "Data\n"
-
-
-@pytest.mark.parametrize(
-    ("reads", "typed", "expected", "prompt"),
-    [
-        (ENGLISH, "y\n", True, "fetch it? [y/N]:"),
-        (ENGLISH, "\n", False, "fetch it? [y/N]:"),
-        (ENGLISH, "what\nNO\n", False, "Error: invalid input\n"),
-        (SPANISH, "Sí\n", True, "fetch it? [s/N]:"),
-        (SPANISH, "s\n", True, "[s/N]:"),
-        (SPANISH, "que\nn\n", False, "Error: respuesta no válida\n"),
-    ],
-)
-def test_a_question(reads: str, typed: str, expected: bool, prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
-    monkeypatch.setenv("LANGUAGE", reads)
-    app = typer.Typer()
-
-    @app.command()
-    def question() -> None:
-        raise typer.Exit(7 if ask(Message("fetch it?")) else 8)
-
-    answered = CliRunner().invoke(app, [], input=typed)
-    assert answered.exit_code == (7 if expected else 8)
-    assert prompt in answered.stderr
 
 
 VERBS_MODULE = 'VERBS = {"go": Verb("go", "go", "", "Go on.")}\n'

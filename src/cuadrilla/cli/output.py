@@ -13,19 +13,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from cuadrilla.errors import CuadrillaError
-from cuadrilla.messages import SPANISH, Message, language, shown
+from cuadrilla.messages import Message, language, shown
 from cuadrilla.printable import one_line, printable
 
 MOST_DETAILS = 20
 MOST_WIDE = 10_000
-YES, NO = ("y", "yes", "s", "si", "sí"), ("", "n", "no")
 
 
 @dataclass
@@ -70,21 +68,6 @@ def say_at_once(text: str, /, **fields: object) -> None:
 def _read(text: str, fields: Mapping[str, object]) -> str:
     """As the person at this terminal reads it."""
     return shown(Message(text, **fields), language())
-
-
-def ask(question: Message) -> bool:
-    """A question at the terminal, on stderr. No answer is no."""
-    text = f"{shown(question, language())} [{'s' if language() == SPANISH else 'y'}/N]"
-    try:
-        return bool(typer.prompt(text, default="", show_default=False, value_proc=_is_yes, err=True))
-    except typer.Abort:
-        raise KeyboardInterrupt from None
-
-
-def _is_yes(answer: str) -> bool:
-    if (word := answer.strip().lower()) not in YES + NO:
-        raise typer.BadParameter(shown(Message("invalid input"), language()))
-    return word in YES
 
 
 def keep_answer_apart() -> None:

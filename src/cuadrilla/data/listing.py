@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cuadrilla.data.formats.form import ACCEPTED, Form, form_of
-from cuadrilla.data.get.address import RECORD
-from cuadrilla.data.get.record import UNKNOWN
+from cuadrilla.data.get.record import RECORD, UNKNOWN
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line

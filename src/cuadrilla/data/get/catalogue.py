@@ -6,18 +6,18 @@ bytes that come are trusted, recorded, and from then on compared; the hub vouche
 """
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from cuadrilla.data.get import hub
-from cuadrilla.data.get.address import WEB_SCHEMES, check_address, distinct_names, safe_name
-from cuadrilla.data.get.download import LARGE_BYTES, DownloadRequest
-from cuadrilla.data.get.mount import list_mount
-from cuadrilla.data.get.web import Web
+from cuadrilla.data.get.download import WEB_SCHEMES, DownloadRequest, names_below, safe_name
+from cuadrilla.data.get.store import list_store
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
+
+_SECRET = re.compile(r"://[^/]*@|[?&][^=&]*(token|secret|passw|signature|credential|api[-_]?key|sig=|key=)", re.I)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,6 @@ class CatalogueEntry:
     @property
     def size(self) -> str:
         return Message("about {megabytes:,.0f} MB", megabytes=self.about_bytes / 1e6)
-
-    @property
-    def asks(self) -> bool:
-        return self.about_bytes > LARGE_BYTES
 
 
 CATALOGUE = (
@@ -90,52 +86,40 @@ CATALOGUE = (
 def resolve(argument: str, *, sha256: str = "", split: str = "", revision: str = "") -> list[DownloadRequest]:
     """The files that a name of the catalogue or an address stands for.
 
-    Raises ConfigError for what is neither, LinkError if it has to be listed and cannot be.
+    Raises ConfigError for what is neither or holds a secret, LinkError if it has to be listed and cannot be.
     """
     corpus = next((each for each in CATALOGUE if each.name == argument), None)
     address = corpus.address if corpus else argument
-    scheme = urlsplit(address).scheme if "://" in address else ""
+    if _SECRET.search(address):
+        raise ConfigError(
+            "the address holds a password or another secret, which would be recorded with the data",
+            hint="use an address without it, or fetch the file by other means and prepare it from there",
+        )
     if address.startswith(hub.PREFIX):
         split = split or (corpus.split if corpus else "")
-        dataset = hub.HubDataset.parse(address, split=split, revision=revision)
-        found = hub.list_parquet(dataset, licence=corpus.licence if corpus else "")
-        if corpus:
-            found = [replace(each, subfolder=corpus.name) for each in found]
+        found = hub.list_parquet(address, split=split, revision=revision, licence=corpus.licence if corpus else "")
     elif split or revision:
-        raise ConfigError(
-            "{name} has no splits or revisions", name=argument, hint="--split and --revision are for hf:OWNER/NAME"
-        )
-    elif scheme in WEB_SCHEMES:
-        found = [_from_web(check_address(address), corpus)]
-    elif scheme:
-        found = _from_mount(argument)
+        hint = "--split and --revision are for hf:OWNER/NAME"
+        raise ConfigError("{name} has no splits or revisions", name=argument, hint=hint)
+    elif address.startswith(WEB_SCHEMES):
+        found = [DownloadRequest(url=address)]
+        if corpus:
+            found = [replace(found[0], name=corpus.file, licence=corpus.licence, inside=corpus.inside)]
+    elif "://" in address:
+        names = names_below(list_store(address))
+        subfolder = safe_name(address.rstrip("/")) if len(names) > 1 else ""
+        found = [DownloadRequest(url=url, name=name, subfolder=subfolder) for url, name in names.items()]
     else:
         raise _unknown(argument)
+    if corpus:
+        found = [replace(each, subfolder=corpus.name) for each in found]
     return _with_hash(argument, found, sha256) if sha256 else found
-
-
-def _from_web(url: str, corpus: CatalogueEntry | None) -> DownloadRequest:
-    wanted = DownloadRequest(origin=Web(url), url=url)
-    if corpus is None:
-        return wanted
-    return replace(wanted, name=corpus.file, subfolder=corpus.name, licence=corpus.licence, inside=corpus.inside)
-
-
-def _from_mount(address: str) -> list[DownloadRequest]:
-    files = list_mount(address)
-    names = distinct_names([url for url, _, _ in files])
-    subfolder = safe_name(address.rstrip("/")) if len(files) > 1 else ""
-    return [
-        DownloadRequest(origin=origin, url=url, name=names[url], subfolder=subfolder, num_bytes=num_bytes or None)
-        for url, num_bytes, origin in files
-    ]
 
 
 def _with_hash(argument: str, found: Sequence[DownloadRequest], sha256: str) -> list[DownloadRequest]:
     if len(found) != 1:
-        raise ConfigError(
-            "{name} has {files} files; --sha256 is for one", name=argument, files=len(found), hint="leave --sha256 out"
-        )
+        hint = "leave --sha256 out"
+        raise ConfigError("{name} has {files} files; --sha256 is for one", name=argument, files=len(found), hint=hint)
     return [replace(found[0], sha256=sha256, vouched_by="option")]
 
 
