@@ -16,7 +16,7 @@ from cuadrilla.config import RunSection, TrainSection
 from cuadrilla.crew.island import joined
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.host.torchrun import find_place
-from cuadrilla.link.base import Contribution, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, Lease, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.link.wire import Layout
 from cuadrilla.runfile import resolve
 from cuadrilla.sync.exact import Exact, ExactWorker
@@ -32,7 +32,6 @@ ROOT = Path(__file__).parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 UNIT = 5
 LEASES = {  # name → (number, units)
-    "unwanted": (1, tuple(range(7))),
     "whole": (2, tuple(range(7))),
     "few": (3, (8,)),
     "poisoned": (4, tuple(range(14, 21))),
@@ -51,7 +50,7 @@ class Poisoned(RaggedRegression):
 
 
 class Script:
-    """Leases, one after the other; nobody wants the first one any more once a pass of it is done."""
+    """Leases, one after the other."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self._parameters = parameters
@@ -59,21 +58,16 @@ class Script:
             Lease(lease_id=number, version=1, units=units, planned_tokens=100) for number, units in LEASES.values()
         ]
         self._events: list[ToWorker] = [Version(version=1), *leases, Stop(reason="done")]
-        self._unwanted = False
         self.heard: list[ToCoordinator] = []
 
     def call(self, message: ToCoordinator) -> None:
-        if isinstance(message, Progress):
-            self._unwanted = self._unwanted or message.micro_steps == 1
-            return
         self.heard.append(message)
 
     def next_event(self) -> ToWorker:
-        self._unwanted = False
         return self._events.pop(0)
 
     def interrupted(self) -> bool:
-        return self._unwanted
+        return False
 
     def download(self, ref: object) -> Mapping[str, torch.Tensor]:
         return self._parameters
@@ -99,9 +93,8 @@ def main(file: Path) -> None:
         train(script, task=task, model=model, sync=sync, worker=worker)
     else:
         with joined(place) as island:
-            config, _ = island.start(resolve(RUN_FILE).config)
             parameters = Layout.of(Exact().version_like(model, recipe_of(ConstantGradient)))
-            island.form(config, task, model, parameters=parameters)
+            island.form(resolve(RUN_FILE).config, task, model, parameters=parameters)
             link = island.link(inner=script if place.leads else None)
             assert train(link, task=task, model=model, sync=sync, worker=worker).reason == "done"
             island.end()
@@ -145,7 +138,8 @@ def by_hand(num_ranks: int, *arguments: str, seconds: float = 150) -> "subproces
 
 def start_rank(rank: int, num_ranks: int, port: int, *arguments: str) -> "subprocess.Popen[str]":
     """As a person would by hand, without torchrun."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_PORT": port}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port}
+    place |= {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
     environ = {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
     command = [sys.executable, *arguments]
     return subprocess.Popen(

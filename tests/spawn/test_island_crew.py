@@ -48,7 +48,7 @@ def test_two_ranks_and_a_machine_train_what_one_worker_trains(
     assert single.wait(timeout=150) == 0
     assert "one worker of 2 ranks on one machine, gloo (not every rank has a CUDA device)" in said
     assert "back at work" in said
-    assert said.count("done       the run was stopped by `cuadrilla stop`") == 1
+    assert said.count("done       the run was stopped by SIGTERM") == 1
     assert any({"island", "other"} <= {*row.get("shares", ())} for row in last_rows(run.metrics))
     assert is_what_one_worker_gives(run)
 

@@ -5,9 +5,9 @@ run needs; the others bring their device and the data, write nothing and get the
 
 Invariants
 * The settings are those of rank 0, whatever the others' run files say, but for where things lie and what computes.
-* Each rank says three things in torch's own store: that it has started (rank 0: what is trained, and where), what must
-  be alike (system, data, program), and that it has ended. So before any tensor moves whoever does not fit is named and
-  not waited for; a rank that fails says why in place of all three.
+* Rank 0 says in torch's own store what is trained, and where; then each rank what must be alike (system, data,
+  program), and that it has ended. So before any tensor moves whoever does not fit is named and not waited for; a rank
+  that fails says why in place of what it has not said.
 * When one is gone all others end, torchrun starts them again (`--max-restarts`), and the run goes on from its newest
   checkpoint. A break of the connection to a crew ends a session at all ranks, and the next one begins with what they
   have loaded.
@@ -16,6 +16,7 @@ Invariants
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import platform
 from collections import Counter
@@ -33,9 +34,7 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 from cuadrilla.config import Config
 from cuadrilla.crew.equipment import equip, num_cores
 from cuadrilla.crew.local import run_local
-from cuadrilla.crew.pulse import Pulse
 from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem, LinkError
-from cuadrilla.host.container import read_text
 from cuadrilla.host.torchrun import Place
 from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.island import IslandBroken, IslandLink, broken, first_line
@@ -56,12 +55,11 @@ START_MINUTES = 10
 """People start torchrun on one machine after the other."""
 PATIENCE_MINUTES = 30
 """Ranks wait for each other so long: while rank 0 evaluates, too. One whose process ends is missed at once, by Gloo or
-NCCL, or within a minute (`pulse.py`)."""
+NCCL."""
 LAST_SECONDS = 5.0
 """So long rank 0 lets the others read why it fails."""
 SHOWN_DIGITS = 12
-START, ALIKE, END = SUBJECTS = ("start", "alike", "end")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+RUN, ALIKE, END = "run", "alike", "end"
 
 Facts = Mapping[str, Any]
 Stopping = Callable[[Callable[[str], None]], AbstractContextManager[None]]
@@ -74,13 +72,11 @@ class Island:
     def __init__(self, place: Place, store: Store) -> None:
         self.place = place
         self.device = torch.device("cpu")
-        self.cores = 1
-        self._store = store
-        self.num_machines = 1
+        self.cores = max(1, num_cores() // place.ranks_here)
+        self.num_machines = math.ceil(place.num_ranks / place.ranks_here)
         self.backend = ("", "")
+        self._store = store
         self._parameters = Layout(())
-        self._num_links = 0
-        self._pulse: Pulse | None = None
 
     def __str__(self) -> str:
         backend, reason = self.backend
@@ -93,17 +89,14 @@ class Island:
             backend=Message("{backend} ({reason})", backend=backend, reason=reason),
         )
 
-    def start(self, config: Config | None = None, folder: Path = Path()) -> tuple[Config, Path]:
-        """Wait until all have started; what rank 0 trains, which it gives, and the folder that its paths are relative
-        to. From now on a rank that vanishes is missed. Raises IslandBroken."""
-        said = {"config": dump(config), "folder": str(folder)} if config else {}
-        ranks = self._agree(START, {"machine": own_machine(), **said}, minutes=START_MINUTES)
-        own = self._store.clone()  # type: ignore[attr-defined]  # torch does not say so
-        self._pulse = Pulse(own, rank=self.place.rank, num_ranks=self.place.num_ranks)
-        machines = Counter(rank["machine"] for rank in ranks)
-        self.num_machines = len(machines)
-        self.cores = max(1, num_cores() // machines[own_machine()])
-        return load_dumped(json.dumps(ranks[0]["config"])), Path(ranks[0]["folder"])
+    def start(self, config: Config, folder: Path = Path()) -> None:
+        """Rank 0: tell the others what is trained, and the folder that its paths are relative to."""
+        self._store.set(_key(RUN, 0), json.dumps({"config": dump(config), "folder": str(folder)}))
+
+    def run(self) -> tuple[Config, Path]:
+        """What rank 0 has told. Raises IslandBroken."""
+        said = self._read(RUN, num_ranks=1)[0]
+        return load_dumped(json.dumps(said["config"])), Path(said["folder"])
 
     def take_device(self, requested: str) -> None:
         """The card with this rank's number on its machine, unless a certain one, or none, is asked for. Raises
@@ -164,14 +157,12 @@ class Island:
         farewell: Callable[[], Stop | None] = lambda: None,
         asked_to_stop: Callable[[], None] = lambda: None,
     ) -> IslandLink:
-        """This rank's, once the group is formed: for one session, in which numbers of leases are used once."""
-        self._num_links += 1
+        """This rank's, once the group is formed: for one session."""
         return IslandLink(
             inner=inner,
             farewell=farewell,
             parameters=self._parameters,
             place=self.device if self.backend[0] == "nccl" else torch.device("cpu"),
-            store=PrefixStore(f"link/{self._num_links}", self._store),
             asked_to_stop=asked_to_stop,
             why_broken=self.why_broken,
         )
@@ -185,7 +176,7 @@ class Island:
     def failed(self, error: BaseException) -> None:
         """Leave word why this rank ends, for those who wait. The store may go with rank 0, so that ends last."""
         reason = error.message if isinstance(error, CuadrillaError) else f"{type(error).__name__}: {error}"
-        subjects: Sequence[str] = SUBJECTS
+        subjects: Sequence[str] = (RUN, ALIKE, END)
         said = {"error": reason}
         if isinstance(error, IslandBroken):  # another rank has failed first
             subjects, said = () if self.place.leads else (END,), {}
@@ -207,17 +198,19 @@ class Island:
         return ""
 
     def close(self) -> None:
-        if self._pulse is not None:
-            self._pulse.end()
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _agree(self, subject: str, facts: Facts, *, minutes: float = PATIENCE_MINUTES) -> list[Facts]:
-        """What each rank says about a subject, rank 0 first. Raises IslandBroken if one has failed or does not come."""
+    def _agree(self, subject: str, facts: Facts) -> list[Facts]:
+        """What each rank says about a subject, rank 0 first. Raises IslandBroken."""
         self._store.set(_key(subject, self.place.rank), json.dumps(facts))
-        keys = [_key(subject, rank) for rank in range(self.place.num_ranks)]
+        return self._read(subject, num_ranks=self.place.num_ranks)
+
+    def _read(self, subject: str, *, num_ranks: int) -> list[Facts]:
+        """What the first ranks say. Raises IslandBroken if one has failed or does not come."""
+        keys = [_key(subject, rank) for rank in range(num_ranks)]
         try:
-            self._store.wait(keys, timedelta(minutes=minutes))
+            self._store.wait(keys, timedelta(minutes=START_MINUTES if subject == RUN else PATIENCE_MINUTES))
             found = [json.loads(self._store.get(key)) for key in keys]
         except RuntimeError as error:
             raise IslandBroken(
@@ -276,7 +269,7 @@ def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[
     def asked_to_stop() -> None:
         context.coordination.request_stop(Message("another rank was asked to stop"))
 
-    def around(_worker: str, inner: Link) -> Link:
+    def around(inner: Link) -> Link:
         told.append(island.link(inner=inner, asked_to_stop=asked_to_stop))
         return told[0]
 
@@ -299,7 +292,7 @@ def follow(
     `own`: its run, and the folder that its paths are relative to; None: those of rank 0, on the same machine. Raises
     IslandBroken, EnvironmentProblem.
     """
-    config, folder = island.start()
+    config, folder = island.run()
     if own is not None:
         mine, folder = own
         train = config.train.model_copy(update={"device": mine.train.device, "threads": mine.train.threads})
@@ -354,11 +347,6 @@ def require_alike(ranks: Sequence[Facts]) -> None:
 def of_the_group(error: RuntimeError) -> bool:
     """Whether it is about another rank: torch has no class of its own for what Gloo says."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def own_machine() -> str:
-    """The same for all processes of this one only."""
-    return f"{platform.node()} {read_text(BOOT_ID)}"
 
 
 def _key(subject: str, rank: int) -> str:

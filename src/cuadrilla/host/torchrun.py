@@ -6,18 +6,17 @@ from dataclasses import dataclass
 
 from cuadrilla.errors import ConfigError
 
-GROUP = ("RANK", "WORLD_SIZE")
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
-LARGEST = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One of `num_ranks` processes. `attempt`: how often torchrun has started all of them again."""
+    """One of `num_ranks` processes, `ranks_here` on each machine. `attempt`: how often torchrun has begun again."""
 
     rank: int
     num_ranks: int
     local_rank: int = 0
+    ranks_here: int = 1
     attempt: int = 0
 
     @property
@@ -27,12 +26,13 @@ class Place:
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     """None for a process that is alone. Raises ConfigError for variables that cannot be."""
-    if any(not environ.get(name) for name in GROUP):
+    if not environ.get("RANK") or not environ.get("WORLD_SIZE"):
         return None
     place = Place(
         rank=_number(environ, "RANK"),
         num_ranks=_number(environ, "WORLD_SIZE"),
         local_rank=_number(environ, "LOCAL_RANK"),
+        ranks_here=max(1, _number(environ, "LOCAL_WORLD_SIZE")),
         attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT"),
     )
     if place.rank >= place.num_ranks:
@@ -56,7 +56,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name) or "0"
-    if not text.isascii() or not text.isdecimal() or int(text) > LARGEST:
+    if not text.isascii() or not text.isdecimal():
         raise ConfigError(
             "{name}={text!r} is not a number such as torchrun sets",
             name=name,

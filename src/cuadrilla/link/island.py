@@ -10,17 +10,13 @@ it, and nobody else has one:
     Stop      rank 0 hands it on, and all ranks leave
 
 Invariants: gradients are those of summed losses, so that unequal parts weigh by their tokens. An answer that is not
-valid at one rank is not valid. Every lease ends at every rank with exactly one addition, whether the rank has an answer
-or has left off, so ranks never wait in different collectives; nobody computes between the collectives of one addition.
-That nobody wants a lease any more is decided by rank 0 alone, which leaves word in the group's store: the others look
-there, and where they have not looked in time their answer is dropped in the addition.
-When the link behind rank 0 breaks, nobody wants the lease at hand. The next event is the Stop that came before the
-break, or else one that has the others start anew, each with a new `IslandLink`; rank 0 raises what broke it.
+valid at one rank is not valid. Each lease is computed to its end, with one addition at every rank, so ranks never wait
+in different collectives. When the link behind rank 0 breaks, the next event is the Stop that came before the break, or
+else one that has the others start anew, each with a new `IslandLink`; rank 0 raises what broke it.
 
 What travels besides tensors is encoded as on the wire (`wire.py`), never pickled.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,15 +27,12 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]  # exported without saying so
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Contribution, Lease, Link, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.link.wire import Layout, decode, encode
 
 T = TypeVar("T")
-LOOK_SECONDS = 0.2
-"""Between two looks at the store: each is a message to another process."""
 
 
 class IslandBroken(LinkError):
@@ -58,38 +51,31 @@ class IslandLink:
     inner: Link | None
     parameters: Layout
     place: torch.device
-    store: Store
     farewell: Callable[[], Stop | None] = lambda: None
     asked_to_stop: Callable[[], None] = lambda: None
     why_broken: Callable[[], str] = lambda: ""
     _lease: Lease | None = field(default=None, init=False)
-    _unwanted: bool = field(default=False, init=False)
-    _looked_at: float = field(default=0.0, init=False)
     _asked: bool = field(default=False, init=False)
     _behind: LinkError | None = field(default=None, init=False)
+    """What broke the link behind."""
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Contribution):
-            whole = self._add_up(message)
-            if whole is None:
-                return
-            message = whole
+            message = self._add_up(message)
         if self.inner is not None:
-            self._from_behind(partial(self.inner.call, message), None)
+            self._from_behind(partial(self.inner.call, message))
 
     def next_event(self) -> ToWorker:
-        if self._lease is not None:  # it was left off
-            self._add_up(None)
         event = None
         if self.inner is not None:
-            event = self._from_behind(self.inner.next_event, None)
+            event = self._from_behind(self.inner.next_event)
             if self._behind is not None and (event := self.farewell()) is None:
                 self.hand_on(Stop(reason=self._behind.message, again=True))
                 raise self._behind
         event = self.hand_on(event)
         if not isinstance(event, Lease):
             return event
-        self._lease, self._unwanted, self._looked_at = event, False, time.monotonic()
+        self._lease = event
         return replace(event, units=part_of(event.units, rank=dist.get_rank(), num_ranks=dist.get_world_size()))
 
     def hand_on(self, event: ToWorker | None) -> ToWorker:
@@ -100,24 +86,12 @@ class IslandLink:
         return heard
 
     def interrupted(self) -> bool:
-        """At other ranks than 0 a moment later."""
-        if self._unwanted or self._lease is None:
-            return self._unwanted
-        name = f"unwanted/{self._lease.lease_id}"
-        if self.inner is not None:
-            self._unwanted = self._from_behind(self.inner.interrupted, True)
-            if self._unwanted:
-                with self._together():
-                    self.store.set(name, "yes")
-        elif time.monotonic() - self._looked_at > LOOK_SECONDS:
-            self._looked_at = time.monotonic()
-            with self._together():
-                self._unwanted = self.store.check([name])
-        return self._unwanted
+        """A rank that left a lease off would only wait for the others."""
+        return False
 
     def download(self, ref: TensorRef) -> Tensors:
         """The same tensors at every rank."""
-        tensors = self._from_behind(partial(self.inner.download, ref), None) if self.inner is not None else None
+        tensors = self._from_behind(partial(self.inner.download, ref)) if self.inner is not None else None
         if tensors is None:  # at another rank; or there are none, and nobody will want what is computed with them
             values = torch.empty(sum(self.parameters.sizes), dtype=torch.uint8, device=self.place)
         else:
@@ -134,8 +108,8 @@ class IslandLink:
         if self.inner is not None:
             self.inner.close()
 
-    def _from_behind(self, ask: Callable[[], T], otherwise: T) -> T:
-        """At rank 0, what the link behind says; `otherwise` once that is broken, until the next event."""
+    def _from_behind(self, ask: Callable[[], T]) -> T | None:
+        """At rank 0, what the link behind says; None once that is broken, until the next event."""
         if self._behind is None:
             try:
                 return ask()
@@ -143,29 +117,24 @@ class IslandLink:
                 raise
             except LinkError as error:
                 self._behind = error
-        return otherwise
+        return None
 
-    def _add_up(self, answer: Contribution | None) -> Contribution | None:
-        """The answer of all ranks, whole at rank 0 only; None unless all of them have one."""
+    def _add_up(self, answer: Contribution) -> Contribution:
+        """The answer of all ranks, whole at rank 0 only."""
         assert self._lease is not None, "an answer to no lease"
-        lease, self._lease = self._lease, None
-        valid = answer is not None and answer.valid
-        tokens, loss = (answer.tokens, answer.loss_sum) if answer is not None and valid else (0, 0.0)
-        counts = torch.tensor([answer is None, not valid, self._asked, tokens, loss], dtype=torch.float64)
+        tokens, loss = (answer.tokens, answer.loss_sum) if answer.valid else (0, 0.0)
+        counts = torch.tensor([not answer.valid, self._asked, tokens, loss], dtype=torch.float64)
         with self._together():
             dist.all_reduce(counts)
-        num_without, num_invalid, num_asked, tokens, loss_sum = counts.tolist()
+        num_invalid, num_asked, tokens, loss_sum = counts.tolist()
         if num_asked:
             self.asked_to_stop()
-        if answer is None or num_without:
-            return None
-        tensors = answer.tensors if num_invalid else self._sums(answer.tensors)
         return replace(
             answer,
-            lease_id=lease.lease_id,
+            lease_id=self._lease.lease_id,
             tokens=int(tokens),
             loss_sum=loss_sum,
-            tensors=tensors,
+            tensors=answer.tensors if num_invalid else self._sums(answer.tensors),
             valid=not num_invalid,
         )
 
