@@ -8,20 +8,18 @@ crew (all must be equal); the others hold ‖θ_crew − θ_one‖ / ‖θ_one�
 
 import argparse
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from bench.common import configure, report
-from cuadrilla.config import Config
-from cuadrilla.crew.local import run_local
+from bench.common import report
+from cuadrilla.crew.run import train_run
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256
-from cuadrilla.train.setup import assemble, make_task
 
 CREWS = {"one": [1.0], "two equal": [1.0, 1.0], "three unequal": [1.0, 0.5, 0.25]}
 SETTINGS = {
@@ -45,8 +43,6 @@ precision = "{precision}"
 kind = "{optimizer}"
 [sync]
 strict = {strict}
-[engine]
-workers = {workers}
 [checkpoint]
 every_seconds = 0
 journal = "off"
@@ -57,11 +53,12 @@ tokens = 0
 """
 
 
-def train(config: Config) -> tuple[dict[str, Tensor], str]:
+def train(text: str, *sets: str) -> tuple[dict[str, Tensor], str]:
     """Final weights, and one hash over them and the optimizer's state."""
     with tempfile.TemporaryDirectory() as name:
         run = RunDir(Path(name))
-        run_local(assemble(config, run, task=make_task(config, run.path), sinks=[]))
+        run.run_file.write_text(text)
+        train_run(read_run_file(run.run_file, sets=sets), run)
         found = load_newest(run.checkpoints)
         assert found is not None
         state = {f"optimizer.{key}": value for key, value in found.optimizer.items()}
@@ -77,16 +74,15 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 def compare(data: Path, *, steps: int, optimizer: str, precision: str) -> dict[str, object]:
     """Every crew against the single worker."""
 
-    def run(workers: Sequence[float], *, strict: bool) -> tuple[dict[str, Tensor], str]:
+    def run(workers: list[float], *, strict: bool) -> tuple[dict[str, Tensor], str]:
         text = RUN.format(
             data=data,
             steps=steps,
             optimizer=optimizer,
             precision=precision,
-            workers=workers,
             strict=str(strict).lower(),
         )
-        return train(configure(text))
+        return train(text, *(['engine.kind="crew"', f"engine.workers={workers}"] if len(workers) > 1 else []))
 
     strict = {name: run(workers, strict=True)[1] for name, workers in CREWS.items()}
     loose = {name: run(workers, strict=False)[0] for name, workers in CREWS.items()}

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from cuadrilla.crew.local import WrapLink
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import resolve
@@ -17,7 +16,7 @@ from cuadrilla.train.checkpoint import load_newest, tensors_sha256
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import RunContext, assemble
 from cuadrilla.train.sinks import JsonlSink, Sink
-from tests.transports import run_through
+from tests.transports import WrapLink, run_through
 
 RUN_FILE = """
 [task]
@@ -110,7 +109,9 @@ def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 def workers(speeds: list[float]) -> str:
-    return f"engine.workers={speeds}"
+    """One works in the coordinator's thread. Several are threads, which say nothing while they compute."""
+    patient = "lost_after_seconds=3600, hung_after_seconds=3600"
+    return f'engine={{kind="crew", workers={speeds}, {patient}}}' if len(speeds) > 1 else 'engine={kind="local"}'
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

@@ -3,97 +3,157 @@
 import copy
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from cuadrilla.crew.local import WrapLink, draws_random_numbers, run_local
-from cuadrilla.errors import CuadrillaError
-from cuadrilla.link.base import Link
+from cuadrilla.crew.local import WORKER, run_local
+from cuadrilla.link.base import Link, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.client import Connection
+from cuadrilla.link.inproc import InProcLink
 from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
+from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import RunContext
 from cuadrilla.train.thread import CoordinatorThread
-from tests.faults import Died
 
+WrapLink = Callable[[str, Link], Link]
+Connect = Callable[[str], Link]
 IN_THREADS = ("inproc", "grpc")
-"""Workers are threads of this process."""
+"""Workers are threads of this process, with a model of their own; of one, inproc needs none."""
 TICK_SECONDS = 0.02
 
 
 def run_through(transport: str, context: RunContext, *, wrap_link: WrapLink | None = None) -> Outcome:
     """`transport`: one of IN_THREADS."""
-    return (
-        run_local(context, wrap_link=wrap_link)
-        if transport == "inproc"
-        else run_over_grpc(context, wrap_link=wrap_link)
-    )
-
-
-def run_over_grpc(context: RunContext, *, wrap_link: WrapLink | None = None) -> Outcome:
-    """Workers as threads with a model of their own; everything they say goes through TLS on the loopback."""
-    before = torch.get_num_threads()
+    wrap = wrap_link or (lambda _worker, link: link)
+    if transport == "inproc" and len(context.config.engine.workers) == 1:
+        return run_local(context, wrap_link=partial(wrap, WORKER))
+    before, runtime = torch.get_num_threads(), CoordinatorThread(context.coordination)
     torch.set_num_threads(1)
+    try:
+        with (in_process if transport == "inproc" else over_grpc)(context, runtime) as connect:
+            died = runtime.left if transport == "inproc" else (lambda _name, _reason: None)  # the server says it
+            return _run_threads(context, runtime, lambda name: wrap(name, connect(name)), died=died)
+    finally:
+        context.store.close()
+        torch.set_num_threads(before)
+
+
+class Ends:
+    """Workers of this process by name; what each says goes to `receive`."""
+
+    def __init__(self, receive: Callable[[str, ToCoordinator], None]) -> None:
+        self._receive = receive
+        self._ends: dict[str, InProcLink] = {}
+
+    def connect(self, name: str) -> InProcLink:
+        self._ends[name] = InProcLink(partial(self._receive, name))
+        return self._ends[name]
+
+    def send(self, worker: str, message: ToWorker) -> None:
+        if worker in self._ends:
+            self._ends[worker].inbox.put(message)
+
+
+@contextmanager
+def in_process(context: RunContext, runtime: CoordinatorThread) -> Iterator[Connect]:
+    """Tensors by reference."""
+    ends = Ends(runtime.deliver)
+    context.coordination.open(ends.send)
+    yield ends.connect
+
+
+@contextmanager
+def over_grpc(context: RunContext, runtime: CoordinatorThread) -> Iterator[Connect]:
+    """Through TLS on the loopback."""
     with tempfile.TemporaryDirectory() as folder:
-        crew = _Crew(context, Path(folder), wrap_link=wrap_link)
-        try:
-            return crew.run()
-        finally:
-            crew.server.close()
-            for thread in crew.threads:
-                thread.join()
-            context.store.close()
-            torch.set_num_threads(before)
-
-
-class _Crew:
-    def __init__(self, context: RunContext, folder: Path, *, wrap_link: WrapLink | None) -> None:
-        self.context = context
-        self.folder = folder
-        self.wrap_link = wrap_link
-        self.params = context.strategy.version_like(context.model, context.recipe)
-        self.runtime = CoordinatorThread(context.coordination)
-        self.server = CrewServer(
-            folder / "crew",
-            receiver=self.runtime,
-            parameters=Layout.of(self.params),
+        parameters = context.strategy.version_like(context.model, context.recipe)
+        server = CrewServer(
+            Path(folder) / "crew",
+            receiver=runtime,
+            parameters=Layout.of(parameters),
             contribution=Layout.of(context.strategy.contribution_like(context.model, context.recipe)),
         )
-        self.pass_lock = threading.Lock() if draws_random_numbers(context.model) else None
-        self.threads: list[threading.Thread] = []
-        self.errors: list[BaseException] = []
+        with closing(server):
+            address = f"127.0.0.1:{server.serve('127.0.0.1:0')}"
+            context.coordination.open(server.send)
+            yield lambda name: Connection(address, identity=server.admit(name)).session(parameters=context.parameters)
 
-    def run(self) -> Outcome:
-        port = self.server.serve("127.0.0.1:0")
-        self.context.coordination.open(self.server.send)
-        for index, speed in enumerate(self.context.config.engine.workers, start=1):
-            self.threads.append(threading.Thread(target=self.work, args=(f"worker-{index}", speed, port)))
-        for thread in self.threads:
-            thread.start()
-        coordination = self.context.coordination
 
-        def poll() -> None:
-            if not any(thread.is_alive() for thread in self.threads) and coordination.outcome is None:
-                coordination.fail(self.errors[-1])
+def _run_threads(
+    context: RunContext, runtime: CoordinatorThread, connect: Connect, *, died: Callable[[str, str], None]
+) -> Outcome:
+    """The calling thread coordinates."""
+    errors: list[BaseException] = []
+    turns = threading.Lock()
 
-        return self.runtime.serve(poll, every_seconds=TICK_SECONDS)
-
-    def work(self, name: str, speed: float, port: int) -> None:
-        own = replace(self.context, model=copy.deepcopy(self.context.model), speed=speed)
-        identity = self.server.admit(name)
-        connection = Connection(f"127.0.0.1:{port}", identity=identity)
-        session = connection.session(parameters=own.parameters)
-        link: Link = PracticeLink(session, shape=Shape(speed=speed))
-        if self.wrap_link is not None:
-            link = self.wrap_link(name, link)
+    def work(name: str, speed: float) -> None:
+        own = replace(context, model=copy.deepcopy(context.model), speed=speed)
+        refuse_private_buffers(own.model)
+        link = TakesTurns(PracticeLink(connect(name), shape=Shape(speed=speed)), turns)
         try:
-            own.work(link, pass_lock=self.pass_lock)
-        except (Died, CuadrillaError, RuntimeError) as error:
-            self.errors.append(error)
+            own.work(link)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a test has it raise
+            errors.append(error)
+            died(name, f"{type(error).__name__}: {error}")
         finally:
             link.close()
-            connection.close()
+
+    threads = [
+        threading.Thread(target=work, args=(f"worker-{number}", speed))
+        for number, speed in enumerate(context.config.engine.workers, start=1)
+    ]
+    for thread in threads:
+        thread.start()
+
+    def poll() -> None:
+        if not any(thread.is_alive() for thread in threads) and context.coordination.outcome is None:
+            context.coordination.fail(errors[-1])
+
+    try:
+        return runtime.serve(poll, every_seconds=TICK_SECONDS)
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+class TakesTurns:
+    """Passes of threads, one after the other: random numbers depend on the unit, and torch's generator is one."""
+
+    def __init__(self, link: Link, turns: threading.Lock) -> None:
+        self._link, self._turns, self._has_turn = link, turns, False
+
+    def interrupted(self) -> bool:
+        """Before a pass."""
+        interrupted = self._link.interrupted()
+        if not interrupted and not self._has_turn:
+            self._has_turn = self._turns.acquire()
+        return interrupted
+
+    def call(self, message: ToCoordinator) -> None:
+        """Behind a pass."""
+        self._end_turn()
+        self._link.call(message)
+
+    def next_event(self) -> ToWorker:
+        self._end_turn()
+        return self._link.next_event()
+
+    def download(self, ref: TensorRef) -> Tensors:
+        return self._link.download(ref)
+
+    def close(self) -> None:
+        self._end_turn()
+        self._link.close()
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self._turns.release()

@@ -9,7 +9,7 @@ import math
 import re
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -279,9 +279,15 @@ class AutoSync(Section):
 
 class LocalEngine(Section):
     kind: Literal["local"] = "local"
-    """Workers in this process, over the in-process link."""
-    workers: Annotated[list[Speed], Field(min_length=1, max_length=64)] = [1.0]
-    """One relative speed for each worker: [1.0] is this machine alone, [1.0, 0.5, 0.25] rehearses an unequal crew."""
+    """One worker, in the process that coordinates."""
+    workers: ClassVar[list[float]] = [1.0]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_one_worker(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "workers" in values:
+            raise ValueError(Message('engine.workers are processes of a crew: add engine.kind = "crew"'))
+        return values
 
 
 class CrewEngine(Section):

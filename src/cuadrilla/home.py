@@ -20,7 +20,7 @@ import platformdirs
 from cuadrilla.errors import LinkError, ResourceError
 from cuadrilla.rundir import make_private, write_json
 
-DOWN, PAUSED = "down", "paused.json"
+PAUSED = "paused.json"
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,6 @@ class Home:
         if not value:
             raise LinkError("no coordinator runs on this machine", hint="start one: cuadrilla up RUN")
         return value
-
-    def announce_down(self) -> None:
-        """Before the coordinator of this machine gets its signal: so it knows whose it is. Raises ResourceError."""
-        write_json(self.open_file, {**self.open_crew(), DOWN: True})
-
-    def goes_down(self) -> bool:
-        return read_object(self.open_file).get(DOWN) is True
 
 
 def _number(value: object) -> int:

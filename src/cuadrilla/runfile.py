@@ -80,7 +80,7 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
 
     A run that has begun keeps the `--set` values of its earlier starts, but for those of the section `engine`.
     `as_new`: not so, since other runs than that one are to be made from its file.
-    `processes`: workers are not to be threads; where the engine is `local`, it becomes `crew`.
+    `processes`: where the engine is `local`, it becomes `crew`.
     """
     try:
         if path.is_dir():

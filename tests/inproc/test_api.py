@@ -113,7 +113,7 @@ def test_an_error_of_the_callback_ends_the_training_and_loses_no_step(folder: Pa
 def test_it_trains_in_a_thread_and_is_stopped_from_another(folder: Path) -> None:
     run = cuadrilla.new_run(folder / "thread", SETTINGS)
     begun, found = threading.Event(), list[cuadrilla.Outcome]()
-    settings = {"train.steps": 100_000, "engine": {"workers": [1.0, 0.5]}}
+    settings = {"train.steps": 100_000}
     thread = threading.Thread(
         target=lambda: found.append(run.train(settings, on_step=lambda _row: begun.set())), name="of the caller"
     )

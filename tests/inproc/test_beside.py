@@ -17,7 +17,7 @@ from tests.tasks import RaggedRegression
 from tests.transports import run_through
 
 EVALUATED, STEPS, GOES_ON = 4, 12, 7
-CREW = ('engine.kind="crew"', workers([1.0, 1.0]), f"train.steps={STEPS}", "evaluate.every_tokens=288")
+CREW = (workers([1.0, 1.0]), f"train.steps={STEPS}", "evaluate.every_tokens=288")
 
 
 class SlowEvaluation(RaggedRegression):

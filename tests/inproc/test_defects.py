@@ -23,7 +23,6 @@ from cuadrilla.config import TrainSection
 from cuadrilla.crew.bundle import offer
 from cuadrilla.errors import DeviceError
 from cuadrilla.link.base import Contribution, Hello, Lease, Version
-from cuadrilla.link.inproc import InProcServer
 from cuadrilla.runfile import load_dumped
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.fingerprint import code_fingerprint
@@ -31,6 +30,7 @@ from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision, choose_devi
 from tests.runs import execute, final_sha256, metrics, prepare
 from tests.sessions import FP32, answer, worker_half
 from tests.tasks import Examples, RaggedRegression
+from tests.transports import Ends
 
 NUM_UNITS, UNIT = 6, 4
 
@@ -46,7 +46,7 @@ def test_a_worker_has_the_device_of_its_own_machine_not_of_the_coordinators(tmp_
     offered = load_dumped(offer(context.config, tmp_path).config).train
     assert (offered.device, offered.precision) == ("auto", "auto")  # what the coordinator chose is for itself
 
-    server = InProcServer(context.coordination.receive)
+    server = Ends(context.coordination.receive)
     context.coordination.open(server.send)
     links = {device: server.connect(device) for device in ("cuda", "mps")}
     for device, link in links.items():

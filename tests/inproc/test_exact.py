@@ -19,6 +19,7 @@ from tests.faults import FaultyLink, Script, play
 from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, prepare, relative_difference, workers
 from tests.sessions import SOME_LEASE, ConstantGradient, answer_of, recipe_of
 from tests.tasks import FrozenBeginning, HugeExamples, RaggedRegression
+from tests.transports import run_through
 
 STRICT = "sync.strict=true"
 ADAMW = 'optim.kind="adamw"'
@@ -68,11 +69,6 @@ def test_strict_has_the_same_bits_with_dropout(tmp_path: Path) -> None:
     for crew, speeds in UNEQUAL.items():
         execute(tmp_path / crew, RaggedRegression(dropout=0.2), STRICT, workers(speeds))
     assert len({final_sha256(tmp_path / crew) for crew in UNEQUAL}) == 1
-
-
-def test_many_more_workers_than_cores(tmp_path: Path, undisturbed: Path) -> None:
-    execute(tmp_path, RaggedRegression(), STRICT, workers([1.0] * 17))
-    assert final_sha256(tmp_path) == final_sha256(undisturbed)
 
 
 def test_the_death_of_the_last_worker_ends_the_run(tmp_path: Path) -> None:
@@ -307,9 +303,7 @@ def test_state_is_the_same_after_a_round_trip_in_the_middle_of_a_round(tmp_path:
         return context.coordination._coordinator.snapshot()  # the state a checkpoint would hold now
 
     wrap, _ = play(script)
-    from cuadrilla.crew.local import run_local
-
-    run_local(context, wrap_link=wrap)
+    run_through("inproc", context, wrap_link=wrap)
     assert seen[0]["version"] in (2, 3)
     ledger = seen[0]["ledger"]
     assert isinstance(ledger, dict)

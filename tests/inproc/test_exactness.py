@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cuadrilla.config import AdamWSection, TrainSection
-from cuadrilla.crew.local import run_local
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare as prepare_data
 from cuadrilla.link.base import Goodbye, Hello, Lease, Stop
@@ -27,7 +26,9 @@ from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.setup import assemble, make_task
 from cuadrilla.train.sinks import Scalars
 from tests.driver import machine
+from tests.runs import workers
 from tests.sessions import answer, recipe_of, worker_half
+from tests.transports import run_through
 
 LENGTH, FEATURES, UNIT = 5, 6, 2
 RELATIVE = 1e-6
@@ -245,8 +246,6 @@ threads = 1
 device = "cpu"
 [optim]
 kind = "adamw"
-[engine]
-workers = {workers}
 [checkpoint]
 every_seconds = 0
 journal = "off"
@@ -283,11 +282,11 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_loss_curve_of_unequal_workers_is_that_of_one(tmp_path: Path, stories: Path) -> None:
     """A GPT-2 on Spanish stories, fp32, 300 steps: the losses are at most 1e-3 apart at any step."""
     curves = []
-    for name, workers in (("one", [1.0]), ("crew", [1.0, 0.7, 0.4])):
+    for name, speeds in (("one", [1.0]), ("crew", [1.0, 0.7, 0.4])):
         (tmp_path / name).mkdir()
-        config = resolve(RUN.format(data=stories, steps=STEPS, workers=workers), sets=()).config
+        config = resolve(RUN.format(data=stories, steps=STEPS), sets=[workers(speeds)]).config
         curve, run = Curve(), RunDir(tmp_path / name)
-        run_local(assemble(config, run, task=make_task(config, run.path), sinks=[curve]))
+        run_through("inproc", assemble(config, run, task=make_task(config, run.path), sinks=[curve]))
         curves.append(curve)
     one, crew = curves
     assert crew.most_workers == 3

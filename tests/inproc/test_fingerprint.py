@@ -19,7 +19,7 @@ from tests.tasks import FrozenBeginning, RaggedRegression
 
 STRICT = "sync.strict=true"
 execute = partial(runs.execute, transport="grpc")
-CREW = (workers([1.0, 1.0]), 'engine.kind="crew"')
+CREW = (workers([1.0, 1.0]),)
 VERSION = cuadrilla.__version__
 
 

@@ -46,6 +46,9 @@ def prepare_data(folder: Path, tokenizer: Path | None) -> None:
     prepare(["cuentos:40"], out=folder, options=options, progress=lambda *_: None)
 
 
+CREW = ('engine.kind="crew"', "engine.workers=[1.0, 0.5]")
+
+
 def train(run: RunDir, *sets: str) -> None:
     train_run(read_run_file(run.run_file, sets=[*QUICK, *sets]), run)
 
@@ -56,12 +59,12 @@ def test_training_goes_on_from_the_imported_weights(published: Path, tmp_path: P
     prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
     began = load_hf(published).state_dict()
     # Two workers of unequal speed: the second one's own initial weights must not matter.
-    train(run, "train.steps=2", "optim.lr=1e-9", "engine.workers=[1.0, 0.5]")
+    train(run, "train.steps=2", "optim.lr=1e-9", *CREW)
     weights = final(run.path)
     assert all(torch.allclose(weights[name], began[name], atol=1e-6) for name in began)
     assert find_stored(run).step.newest == 2
     shutil.rmtree(run.path / "model")  # read once, when the run began
-    longer = [*QUICK, "train.steps=3", "optim.lr=1e-9", "engine.workers=[1.0, 0.5]"]
+    longer = [*QUICK, "train.steps=3", "optim.lr=1e-9", *CREW]
     train_run(read_run_file(run.run_file, sets=longer), run, allow_changes=True)
     assert find_stored(run).step.newest == 3
 

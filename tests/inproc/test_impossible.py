@@ -43,7 +43,7 @@ class Crew:
     def __init__(self, folder: Path, *sets: str, task: RaggedRegression | None = None) -> None:
         self.now = 0.0
         self.folder = folder
-        sets = ('engine.kind="crew"', workers([1.0, 1.0]), *sets)
+        sets = (workers([1.0, 1.0]), *sets)
         self.context = prepare(folder, task or Bounded(), *sets, clock=lambda: self.now)
         self.coordination = self.context.coordination
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)

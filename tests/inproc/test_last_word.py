@@ -58,10 +58,10 @@ def said_everywhere(run: RunDir) -> str:
     return crew.reason
 
 
-@pytest.mark.parametrize("workers", ["[1.0]", "[1.0,0.5]"])
-def test_an_error_of_a_step(run: RunDir, workers: str) -> None:
-    breaks_at(run, 100, "ValueError('broken\\nhere')")
-    words = ("--set", f"engine.workers={workers}", *alarms(run))
+@pytest.mark.parametrize("practice", ["", "--practice=1.0,0.5"])
+def test_an_error_of_a_step(run: RunDir, practice: str) -> None:
+    breaks_at(run, 20, "ValueError('broken\\nhere')")
+    words = (*filter(None, [practice]), *alarms(run))
     assert train(run, *words).returncode == 2
     assert said_everywhere(run).endswith("ValueError: broken\\nhere")
     (run.path / "task.py").write_text(TASK)

@@ -4,7 +4,6 @@ import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,17 @@ import pytest
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribution, Hello, Lease, ToCoordinator, ToWorker
-from cuadrilla.link.client import Connection
+from cuadrilla.link.base import Contribution, Hello, Lease, Link, ToCoordinator, ToWorker
+from cuadrilla.link.client import GrpcLink
 from cuadrilla.train.coordinate import CoordinatorRuntime
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
 from cuadrilla.train.setup import RunContext
-from tests import transports
+from tests.faults import Died, FaultyLink
 from tests.hostile import CEILING_SECONDS, SEEDS, mutated
 from tests.runs import execute, final_sha256, prepare, workers
 from tests.tasks import RaggedRegression
+from tests.transports import run_through
 
 
 def said_of(context: RunContext) -> dict[str, str]:
@@ -31,29 +31,33 @@ def said_of(context: RunContext) -> dict[str, str]:
     return {**code_fingerprint(context.task, context.model), **environment(context.device)}
 
 
-class Besieged(transports._Crew):
-    """`worker-3` is a node that says anything at all."""
+class Enemy(FaultyLink):
+    """A node that says anything at all, in sessions of its own."""
 
-    def work(self, name: str, speed: float, port: int) -> None:
-        if name != "worker-3":
-            super().work(name, speed, port)
-            return
+    def __init__(self, session: Link, hello: bytes) -> None:
+        super().__init__("", session, [], [])
+        assert isinstance(session, GrpcLink)
+        self._connection, self._hello = session._connection, hello
+
+    def call(self, message: ToCoordinator) -> None:
         chance = random.Random(13)
-        identity = self.server.admit(name)
-        hello = wire.encode(Hello(speed_hint=1.0, environment=said_of(self.context)))
-        with closing(Connection(f"127.0.0.1:{port}", identity=identity)) as connection:
-            for _ in range(40):
-                said = [hello, *(mutated(chance.choice(SEEDS), chance) for _ in range(5))]
-                with contextlib.suppress(grpc.RpcError):
-                    for _answer in connection.stream("Session", iter(said), seconds=CEILING_SECONDS):
-                        pass
+        for _ in range(40):
+            said = [self._hello, *(mutated(chance.choice(SEEDS), chance) for _ in range(5))]
+            with contextlib.suppress(grpc.RpcError):
+                for _answer in self._connection.stream("Session", iter(said), seconds=CEILING_SECONDS):
+                    pass
+        raise Died("it has said enough")
 
 
-def test_a_node_that_says_anything_at_all_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_says_anything_at_all_changes_nothing(tmp_path: Path) -> None:
     execute(tmp_path / "undisturbed", RaggedRegression(), workers([1.0]), "sync.strict=true")
     context = prepare(tmp_path / "run", RaggedRegression(), workers([1.0, 1.0, 1.0]), "sync.strict=true")
-    monkeypatch.setattr(transports, "_Crew", Besieged)
-    assert transports.run_over_grpc(context).complete
+    hello = wire.encode(Hello(speed_hint=1.0, environment=said_of(context)))
+
+    def wrap(worker: str, link: Link) -> Link:
+        return Enemy(link, hello) if worker == "worker-3" else link
+
+    assert run_through("grpc", context, wrap_link=wrap).complete
     assert final_sha256(tmp_path / "run") == final_sha256(tmp_path / "undisturbed")
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.crew.local import run_local
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import resolve
@@ -22,6 +21,7 @@ from cuadrilla.train.setup import assemble
 from tests.faults import Script, play
 from tests.runs import RUN_FILE, execute, final_sha256, metrics, prepare, workers
 from tests.tasks import RaggedRegression
+from tests.transports import run_through
 
 CRASHED = (Script(worker="worker-1", at=5, phase="pass"), Script(worker="worker-2", at=5, phase="pass"))
 CREW = (workers([1.0, 1.0]), "sync.strict=true")
@@ -68,13 +68,13 @@ class FailsOnce(RaggedRegression):
 @pytest.mark.parametrize("step", [3, 8])
 def test_a_step_in_the_journal_gets_its_row_and_its_evaluation(tmp_path: Path, step: int) -> None:
     """The coordinator ended between the two; the last step is evaluated in any case."""
-    every = f"evaluate.every_tokens={step * 72}"
-    execute(tmp_path / "whole", RaggedRegression(), *CREW, every)
+    sets = ("checkpoint.journal=on", f"evaluate.every_tokens={step * 72}")
+    execute(tmp_path / "whole", RaggedRegression(), *sets)
     task = FailsOnce()
     with pytest.raises(ValueError, match="a mistake"):
-        execute(tmp_path / "failed", task, *CREW, every)
+        execute(tmp_path / "failed", task, *sets)
     assert [row["version"] for row in metrics(tmp_path / "failed")] == list(range(1, step))
-    execute(tmp_path / "failed", task, *CREW, every)
+    execute(tmp_path / "failed", task, *sets)
     assert timeless(tmp_path / "failed") == timeless(tmp_path / "whole")
 
 
@@ -93,7 +93,9 @@ def test_other_settings_wait_until_the_journal_is_redone(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="must be redone"):
         assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True)
     execute(tmp_path, RaggedRegression(), *CREW, stop_at=1)
-    run_local(assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True, stop_at=6))
+    run_through(
+        "inproc", assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True, stop_at=6)
+    )
     with pytest.raises(ConfigError, match=r"was 0\.5"):  # from now on it is trained with the new rate
         execute(tmp_path, RaggedRegression(), *CREW)
 
@@ -153,7 +155,7 @@ def test_stopping_at_a_step_that_is_reached_already_stays_there(tmp_path: Path) 
 
 def test_a_rollback_to_the_beginning_forgets_the_optimizer(tmp_path: Path) -> None:
     context = assemble(resolve(RUN_FILE).config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], stop_at=3)
-    run_local(context)
+    run_through("inproc", context)
     merge = context.store.merge
     assert sum(float(tensor.abs().sum()) for tensor in merge.state_tensors().values()) > 0
     merge.load_state_tensors({})
@@ -222,7 +224,7 @@ def test_a_disk_that_fails_for_a_while_raises_an_alarm_and_costs_nothing(
             pass
 
     monkeypatch.setattr(os, "fsync", refuse)
-    outcome = run_local(prepare(tmp_path / "crew", RaggedRegression(), *sets, sinks=[Weather()]))
+    outcome = run_through("inproc", prepare(tmp_path / "crew", RaggedRegression(), *sets, sinks=[Weather()]))
     assert outcome.complete
     assert final_sha256(tmp_path / "crew") == final_sha256(tmp_path / "whole")
     alarms = [row["message"] for row in read_jsonl(RunDir(tmp_path / "crew").events) if row["event"] == "alarm"]
@@ -253,6 +255,6 @@ def test_a_slow_disk_gets_fewer_checkpoints(
     sets = ("checkpoint.every_seconds=1", "train.steps=20", NO_BEST)
     context = prepare(tmp_path, RaggedRegression(), *sets, sinks=[Clock()])
     context.store.clock = lambda: now[0]
-    assert run_local(context).complete
+    assert run_through("inproc", context).complete
     saved = [row["version"] for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "checkpoint"]
     assert saved == versions

@@ -19,7 +19,6 @@ from tests.transports import run_through
 
 SAVED, GOES_ON, STEPS = 4, 8, 12
 CREW = (
-    'engine.kind="crew"',
     workers([1.0, 1.0]),
     f"train.steps={STEPS}",
     "sync.strict=true",

@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 from cuadrilla.link.base import Contribution, Hello, Lease, Stop, Version
-from cuadrilla.link.inproc import InProcLink, InProcServer
+from cuadrilla.link.inproc import InProcLink
 from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.setup import RunContext
-from tests.runs import prepare
+from tests.runs import prepare, workers
 from tests.tasks import RaggedRegression
+from tests.transports import Ends
 
-SETS = ("train.batch_sequences=2", "train.unit_sequences=1", "optim.kind=adamw", "engine.workers=[1, 1]")
+SETS = ("train.batch_sequences=2", "train.unit_sequences=1", "optim.kind=adamw", workers([1, 1]))
 
 
 class Line(RaggedRegression):
@@ -26,11 +28,11 @@ class Line(RaggedRegression):
 class Puppet:
     """A worker moved by hand, which needs a second to take something."""
 
-    def __init__(self, link: InProcLink, clock: list[float]) -> None:
+    def __init__(self, link: InProcLink, clock: list[float], *, environment: dict[str, str]) -> None:
         self.link = link
         self.clock = clock
         self.lease: Lease | None = None
-        link.call(Hello(speed_hint=1.0))
+        link.call(Hello(speed_hint=1.0, environment=environment))
 
     def take(self) -> tuple[int, ...]:
         """The units that it is to compute now; none if it was sent away."""
@@ -62,9 +64,13 @@ def context(request: pytest.FixtureRequest, tmp_path: Path, clock: list[float]) 
 
 
 def open_crew(context: RunContext, clock: list[float]) -> tuple[Puppet, Puppet]:
-    server = InProcServer(context.coordination.receive)
+    server = Ends(context.coordination.receive)
     context.coordination.open(server.send)
-    return Puppet(server.connect("a"), clock), Puppet(server.connect("b"), clock)
+    environment = code_fingerprint(context.task, context.model)
+    return (
+        Puppet(server.connect("a"), clock, environment=environment),
+        Puppet(server.connect("b"), clock, environment=environment),
+    )
 
 
 def named(tmp_path: Path, kind: str) -> list[dict[str, Any]]:

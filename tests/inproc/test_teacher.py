@@ -12,7 +12,7 @@ from cuadrilla.crew.run import train_run
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import CheckpointError, ConfigError, DataError
-from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.trained import find_stored
 from tests.machines import language_run
@@ -35,12 +35,15 @@ def teacher(data: Path, tmp_path: Path) -> RunDir:
     return run
 
 
+CREW = ('engine.kind="crew"', "engine.workers=[1.0, 0.5]")
+
+
 def train(run: RunDir, *sets: str, stop_at: int = 0) -> None:
     train_run(read_run_file(run.run_file, sets=sets), run, stop_at=stop_at)
 
 
 def losses(run: RunDir) -> list[float]:
-    return [row["loss"] for row in read_jsonl(run.metrics)]
+    return [row["loss"] for row in last_rows(run.metrics)]
 
 
 def same(a: RunDir, b: RunDir) -> bool:
@@ -55,10 +58,10 @@ def test_the_crew_gives_what_one_gives_and_the_teacher_may_go_away(data: Path, t
     train(untaught)
     assert not same(alone, untaught)
     crew = language_run(tmp_path / "crew", data, steps=6)
-    train(crew, TEACHER, "engine.workers=[1.0, 0.5]", stop_at=3)
+    train(crew, TEACHER, *CREW, stop_at=3)
     assert {path.name for path in (crew.teachers / "0").iterdir()} >= {"config.json", "model.safetensors"}
     shutil.rmtree(teacher.path)
-    train(crew, "engine.workers=[1.0, 0.5]")  # the teacher is kept, and so is its name
+    train(crew, *CREW)  # the teacher is kept, and so is its name
     assert same(alone, crew)
     assert losses(crew) == losses(alone)
     files = bundle.offer(read_run_file(crew.run_file).config, crew.path).files
@@ -74,7 +77,7 @@ def test_its_text_loss_is_what_is_reported_and_several_teachers_are_averaged(
     train(one, TEACHER)
     train(two, 'train.teacher=["../teacher", "../teacher"]')
     assert losses(one) == pytest.approx(losses(two), rel=1e-6)
-    row = [row for row in read_jsonl(one.metrics) if "val_loss" in row][-1]
+    row = [row for row in last_rows(one.metrics) if "val_loss" in row][-1]
     capsys.readouterr()
     evaluate([one.path], device="cpu")
     assert f"{row['val_loss']:.4f}" in capsys.readouterr().out

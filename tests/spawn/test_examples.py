@@ -42,9 +42,11 @@ def copy_examples(folder):
     return folder
 
 
-def train(run_file, *sets):
-    """Evaluated at the end only."""
-    arguments = [part for value in ("evaluate.every_tokens=1_000_000_000", *sets) for part in ("--set", value)]
+def train(run_file, *sets, practice="1.0,0.5"):
+    """By a practice crew. Evaluated at the end only."""
+    arguments = ["--practice", practice] + [
+        part for value in ("evaluate.every_tokens=1_000_000_000", *sets) for part in ("--set", value)
+    ]
     return cuadrilla("--json", "train", str(run_file), *arguments)
 
 

@@ -58,12 +58,12 @@ def test_two_machines_join_fetch_the_data_and_one_is_kicked(
     coordinator_said = down(coordinator, crew)
     assert "ana joined" in coordinator_said
     assert "luis was kicked" in coordinator_said
-    assert "the run was stopped by `cuadrilla stop` at step" in coordinator_said
+    assert "the run was stopped by SIGTERM at step" in coordinator_said
     said = first.communicate(timeout=150)[1]
     assert first.returncode == 0, said
     assert said.count("working    as ana") == 1
     assert re.search(r"^step \d+  share \d+ %  [\d,]+ tokens/s$", said, re.MULTILINE)
-    assert "done       the run was stopped by `cuadrilla stop`" in said
+    assert "done       the run was stopped by SIGTERM" in said
     assert is_what_one_worker_gives(run)
     fetched = {path.name for path in Home(ana.home).cache.rglob("*.*")}
     assert fetched == {path.name for path in (run.path / "data").glob("*.*")}
@@ -94,7 +94,7 @@ def test_each_device_of_a_machine_is_a_worker(machine: Callable[[str], Machine],
     assert "a worker for each of cpu, cpu.2" in said
     assert re.search(r"cpu.2 died: signal 9 .*\n.*cpu.2 is being restarted", said)
     assert re.search(r"^cpu  step \d+  share \d+ %", said, re.MULTILINE)
-    assert said.count("done       the run was stopped by `cuadrilla stop`") == 1
+    assert said.count("done       the run was stopped by SIGTERM") == 1
     assert is_what_one_worker_gives(run)
 
 
@@ -249,7 +249,7 @@ def test_a_coordinator_with_a_new_address_is_known_by_its_key(
     down(coordinator, crew)
     said = worker.communicate(timeout=150)[1]
     assert worker.returncode == 0, said
-    assert "done       the run was stopped by `cuadrilla stop`" in said
+    assert "done       the run was stopped by SIGTERM" in said
     announced = last_rows(run.metrics)[-1]["version"]
     coordinator.address = "127.0.0.2"
     crew = up(coordinator, run, port)

@@ -98,17 +98,10 @@ def test_a_closed_terminal_does_not_stop_the_training(run: RunDir) -> None:
     assert is_what_one_worker_gives(run)
 
 
-@pytest.mark.parametrize(
-    ("crew", "num_kills"),
-    [
-        ("[1.0]", 2),
-        pytest.param("[1.0, 0.5]", 4, marks=pytest.mark.thorough),
-        pytest.param("[1.0, 0.5, 0.25]", 100, marks=pytest.mark.soak),
-    ],
-)
-def test_killed_again_and_again_no_committed_step_is_lost(run: RunDir, crew: str, num_kills: int) -> None:
+@pytest.mark.parametrize("num_kills", [2, pytest.param(100, marks=pytest.mark.soak)])
+def test_killed_again_and_again_no_committed_step_is_lost(run: RunDir, num_kills: int) -> None:
     """SIGKILL at random moments: each time everything that was announced is there, and the end is the same."""
-    sets = ["--set", f"engine.workers={crew}", "--set", "sync.strict=true", "--set", "checkpoint.journal=on"]
+    sets = ["--set", "sync.strict=true", "--set", "checkpoint.journal=on"]
     chance = random.Random(7)
     announced = 0
     for _ in range(num_kills):
@@ -275,7 +268,7 @@ def test_a_broken_task_file(run: RunDir, text: str, message: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("crew", ["[1.0]", "[1.0, 1.0]"])
+@pytest.mark.parametrize("practice", [(), ("--practice", "1.0,1.0")])
 @pytest.mark.parametrize(
     ("line", "broken", "message"),
     [
@@ -285,10 +278,10 @@ def test_a_broken_task_file(run: RunDir, text: str, message: str) -> None:
     ],
 )
 def test_an_error_in_the_users_own_code_says_where(
-    run: RunDir, crew: str, line: str, broken: str, message: str
+    run: RunDir, practice: tuple[str, ...], line: str, broken: str, message: str
 ) -> None:
     (run.path / "task.py").write_text(TASK.replace(line, broken))
-    done = train(run, "--set", f"engine.workers={crew}")
+    done = train(run, *practice)
     assert done.returncode == 2
     assert message in done.stderr.replace("returned 32.0", "returned 64.0")  # two workers have half each
     assert "Traceback" not in done.stderr

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cuadrilla.link.base import Contribution, Lease, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
-from cuadrilla.link.inproc import InProcServer
+from cuadrilla.link.inproc import InProcLink
 from cuadrilla.link.practice import LINE_SECONDS, OwnerLines, PracticeLink, Shape
 
 
@@ -30,8 +30,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def link(clock: Clock) -> PracticeLink:
-    server = InProcServer(lambda *_: None)
-    return PracticeLink(server.connect("ana"), shape=Shape(speed=0.1), clock=clock, sleep=clock.spend)
+    return PracticeLink(InProcLink(lambda _: None), shape=Shape(speed=0.1), clock=clock, sleep=clock.spend)
 
 
 def one_pass(link: PracticeLink, clock: Clock, *, seconds: float) -> float:
@@ -50,9 +49,8 @@ def test_passes_take_as_long_as_the_speed_says(link: PracticeLink, clock: Clock)
 def test_a_contribution_takes_as_long_as_its_tensors(clock: Clock) -> None:
     """800 bits at 800 a second, and a delay for them and for the message; then the coordinator has it."""
     heard: list[float] = []
-    server = InProcServer(lambda *_: heard.append(clock()))
     shape = Shape(bits_per_second=800.0, delay_seconds=0.25)
-    link = PracticeLink(server.connect("ana"), shape=shape, clock=clock, sleep=clock.spend)
+    link = PracticeLink(InProcLink(lambda _: heard.append(clock())), shape=shape, clock=clock, sleep=clock.spend)
     link.call(Contribution(lease_id=1, tokens=1, loss_sum=0.0, tensors={"w": torch.zeros(25)}))
     assert heard == [clock()] == [1.5]
 

@@ -9,7 +9,6 @@ import platform
 import signal
 import sys
 import threading
-from contextlib import suppress
 from functools import partial
 from getpass import getpass
 from pathlib import Path
@@ -27,7 +26,7 @@ from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
 from cuadrilla.crew.run import all_ranks
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError, ResourceError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError
 from cuadrilla.home import Home, Joined, read_object
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.address import Address, beside_a_vpn, dialled_address, listening_address
@@ -366,8 +365,6 @@ def stop() -> None:
     """Stop the coordinator that runs on this machine: it saves, and the same `up` goes on from there."""
     home = Home.of_user()
     crew = home.open_crew()
-    with suppress(ResourceError):  # a full disk may be why it is to end
-        home.announce_down()
     try:
         os.kill(int(crew["pid"]), signal.SIGTERM)
     except ProcessLookupError:

@@ -64,7 +64,7 @@ def _settings(config: Config, folder: Path, *, strict: bool, steps: int, alone: 
     values["train"] |= {"steps": steps, "tokens": 0, "epochs": 0.0, "threads": config.train.threads or 1, "teacher": []}
     values["sync"] = {"kind": "exact"} if config.sync.kind == "auto" else values["sync"]
     values["sync"]["strict"] = strict
-    values["engine"] = {"kind": "local", "workers": [1.0]} if alone else values["engine"] | {"listen": "127.0.0.1:0"}
+    values["engine"] = {"kind": "local"} if alone else values["engine"] | {"listen": "127.0.0.1:0"}
     values["checkpoint"] |= {"every_seconds": 0.0, "every_steps": 0, "journal": "off"}
     values["sample"]["tokens"] = 0
     return to_toml(Config.model_validate(values))

@@ -152,10 +152,10 @@ def train_and_show(
     """`train_run` with its talk and progress on stderr. `opening`: of a crew that is not practice."""
     from cuadrilla.crew.signals import stop_on_signals
 
-    home = opening.home if opening else None
+    coordinates = opening is not None and opening.home is not None
     audience = Audience(
         tell=say,
-        stopping=partial(stop_on_signals, answer=say_at_once, home=home),
+        stopping=partial(stop_on_signals, answer=say_at_once, coordinates=coordinates),
         sinks=lambda context: [*_views(resolved.config, folder, context), *more_sinks],
         verbose=options.debug,
     )

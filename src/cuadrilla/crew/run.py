@@ -139,11 +139,11 @@ def all_ranks(place: Place | None) -> "AbstractContextManager[Island | None]":
 
 def require_one_worker(engine: LocalEngine | CrewEngine, place: Place | None) -> None:
     """Raises ConfigError for a run that several ranks cannot train as one worker."""
-    if place is not None and (not isinstance(engine, LocalEngine) or engine.workers != [1.0]):
+    if place is not None and not isinstance(engine, LocalEngine):
         raise ConfigError(
             "torchrun has started {ranks} ranks, which are one worker together, and this run asks for others",
             ranks=place.num_ranks,
-            hint='leave engine.kind at "local" and engine.workers at [1.0], or start it without torchrun',
+            hint='leave engine.kind at "local", or start it without torchrun',
         )
 
 

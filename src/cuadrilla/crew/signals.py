@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from types import FrameType
 
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
-from cuadrilla.home import Home
 from cuadrilla.messages import Message
 
 Handler = Callable[[int, FrameType | None], object]
@@ -26,14 +25,14 @@ def handling(handlers: Mapping[int, Handler | signal.Handlers]) -> Iterator[None
 
 @contextmanager
 def stop_on_signals(
-    request_stop: Callable[[str], None], *, answer: Callable[[str], None], home: Home | None = None
+    request_stop: Callable[[str], None], *, answer: Callable[[str], None], coordinates: bool = False
 ) -> Iterator[None]:
     """Ctrl-C or SIGTERM once: checkpoint and stop; twice: leave at once.
 
     `answer` is told in the signal's handler that it was heard.
 
     A closed terminal (SIGHUP) ends a crew's coordinator, which nobody would find again, unless it was started with
-    `nohup`; other training goes on. `home`: of a coordinator, where `cuadrilla stop` says that the signal is its.
+    `nohup`; other training goes on.
     """
     received: list[int] = []
 
@@ -41,7 +40,8 @@ def stop_on_signals(
         received.append(number)
         if len(received) > 1:
             os._exit(INTERRUPTED_EXIT_CODE)
-        request_stop(Message("the run was stopped by {what}", what=_who_sent(number, home)))
+        what = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        request_stop(Message("the run was stopped by {what}", what=what))
         answer(Message("stopping   after this pass; once more: at once, without saving"))
 
     def hung_up(_number: int, _frame: FrameType | None) -> None:  # kernel and shell both say so: twice is no haste
@@ -49,13 +49,7 @@ def stop_on_signals(
 
     handlers: dict[int, Handler | signal.Handlers] = {signal.SIGINT: stop, signal.SIGTERM: stop}
     if hasattr(signal, "SIGHUP"):
-        ends = home is not None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+        ends = coordinates and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
         handlers[signal.SIGHUP] = hung_up if ends else signal.SIG_IGN
     with handling(handlers):
         yield
-
-
-def _who_sent(number: int, home: Home | None) -> str:
-    if number == signal.SIGINT:
-        return "Ctrl-C"
-    return "`cuadrilla stop`" if home is not None and home.goes_down() else signal.Signals(number).name

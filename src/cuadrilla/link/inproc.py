@@ -1,19 +1,12 @@
-"""The in-process link: a queue per worker, tensors by reference, the coordinator in the caller's own thread.
-
-`InProcServer` is the coordinator's side. A worker's `call` runs the coordinator, one call at a time, and returns when
-the resulting messages lie in the workers' queues, so one worker alone needs no second thread and no copy.
-"""
+"""The in-process link: tensors by reference, the coordinator in the worker's own thread."""
 
 import queue
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
-
-Receive = Callable[[str, ToCoordinator], None]
 
 
 class Inbox:
@@ -64,54 +57,23 @@ class Inbox:
             self._waiting.append(self._incoming.get())
 
 
-class InProcServer:
-    """Connects workers of this process to a coordinator: `receive(worker, message)` is called in their threads."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._lock = threading.RLock()
-        self._inboxes: dict[str, Inbox] = {}
-
-    def connect(self, worker: str) -> "InProcLink":
-        if worker in self._inboxes:
-            problem = "a worker named {worker} is already connected"
-            raise LinkError(problem, worker=worker, hint="give each worker its own name")
-        self._inboxes[worker] = Inbox()
-        return InProcLink(self, worker, self._inboxes[worker])
-
-    def send(self, worker: str, message: ToWorker) -> None:
-        """Put a message into a worker's queue; a worker that has gone gets nothing."""
-        inbox = self._inboxes.get(worker)
-        if inbox is not None:
-            inbox.put(message)
-
-    def receive(self, worker: str, message: ToCoordinator) -> None:
-        with self._lock:
-            self._receive(worker, message)
-
-    def disconnect(self, worker: str) -> None:
-        self._inboxes.pop(worker, None)
-
-
 class InProcLink:
-    """A worker's end."""
+    """The end of a worker in the coordinator's thread: `call` runs the coordinator, which answers into `inbox`."""
 
-    def __init__(self, server: InProcServer, worker: str, inbox: Inbox) -> None:
-        self._server, self._worker, self._inbox = server, worker, inbox
-
-    def call(self, message: ToCoordinator) -> None:
-        self._server.receive(self._worker, message)
+    def __init__(self, receive: Callable[[ToCoordinator], None]) -> None:
+        self.call = receive
+        self.inbox = Inbox()
 
     def next_event(self) -> ToWorker:
-        event: ToWorker = self._inbox.next_event()
+        event: ToWorker = self.inbox.next_event()
         return event
 
     def interrupted(self) -> bool:
-        return self._inbox.interrupted()
+        return self.inbox.interrupted()
 
     def download(self, ref: TensorRef) -> Tensors:
         assert isinstance(ref, dict)
         return ref
 
     def close(self) -> None:
-        self._server.disconnect(self._worker)
+        """Nothing is open."""

@@ -6,8 +6,7 @@ The loop computes; the strategy merges; the link carries. Nothing here knows how
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -74,10 +73,8 @@ def train(
             try:
                 batch = loader.batch(indices[first : first + count])
                 unit = lease.units[first // section.unit_sequences]
-                with (
-                    sync.collecting_statistics(),
-                    worker.random_numbers(unit, first),
-                ):  # recomputed activations draw them again
+                worker.seed_pass(unit, first)
+                with sync.collecting_statistics():
                     add_loss(sums, *micro_step(task, model, batch, worker, scale=loss_scale / lease.planned_tokens))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -145,7 +142,7 @@ def most_sequences(task: Task, worker: "WorkerSettings") -> int:
 class WorkerSettings:
     """What a worker needs to know besides its task: where and how to compute, and how fast it is thought to be.
 
-    `pass_tokens`: most of a pass on a processor. `pass_lock`: of workers that share torch's global generator.
+    `pass_tokens`: most of a pass on a processor.
     """
 
     run: RunSection
@@ -154,15 +151,11 @@ class WorkerSettings:
     precision: Precision
     speed_hint: float = 1.0
     pass_tokens: int = PASS_TOKENS
-    pass_lock: AbstractContextManager[object] | None = None
 
-    @contextmanager
-    def random_numbers(self, unit: int, first: int) -> Iterator[None]:
-        """Random numbers of a pass depend on its unit only. The lock keeps threads off torch's global generator."""
-        with self.pass_lock or nullcontext():
-            key = (self.run.seed * 1_000_003 + unit) * 1_000_003 + first % self.train.unit_sequences
-            torch.manual_seed(key % 2**63)
-            yield
+    def seed_pass(self, unit: int, first: int) -> None:
+        """Random numbers of a pass depend on its unit only."""
+        key = (self.run.seed * 1_000_003 + unit) * 1_000_003 + first % self.train.unit_sequences
+        torch.manual_seed(key % 2**63)
 
 
 def add_loss(sums: Sums, loss: Tensor, tokens: int) -> None:

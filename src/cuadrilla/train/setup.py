@@ -3,10 +3,8 @@
 import math
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -58,10 +56,6 @@ ALLOWED_ON_RESUME = ("optim.", "schedule.", "train.clip_norm", "train.tokens", "
 NEVER_ON_RESUME = ("optim.kind",)  # it decides what the optimizer's state holds
 
 
-DRAWING = threading.RLock()
-"""Torch's global generator: one process may coordinate several runs, and each has its seeds."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Length:
     """How long a run is. `unit_tokens`: planned tokens of a unit; it may hold less or more, and `max_unit_tokens` at
@@ -108,11 +102,8 @@ class Equipment:
         """Of a version, as it arrives."""
         return Layout.of(self.strategy.version_like(self.model, self.recipe))
 
-    def work(self, link: Link, *, pass_lock: AbstractContextManager[object] | None = None) -> Stop:
-        """One session of a worker, from Hello to Stop. `pass_lock`: of those that share torch's global generator.
-
-        Raises what `train` raises.
-        """
+    def work(self, link: Link) -> Stop:
+        """One session of a worker, from Hello to Stop. Raises what `train` raises."""
         settings = WorkerSettings(
             run=self.config.run,
             train=self.config.train,
@@ -120,7 +111,6 @@ class Equipment:
             precision=self.precision,
             speed_hint=self.speed,
             pass_tokens=self.kernels.pass_tokens,
-            pass_lock=pass_lock,
         )
         sync = self.strategy.worker(self.model, self.recipe)
         return train(link, task=self.task, model=self.model, sync=sync, worker=settings)
@@ -180,9 +170,8 @@ def make_task(config: Config, folder: Path) -> Task:
 
 def make_model(task: Task, *, seed: int) -> nn.Module:
     """The task's model with initial weights that depend on the seed only (made on the CPU in fp32)."""
-    with DRAWING:
-        torch.manual_seed(seed)
-        return task.model()
+    torch.manual_seed(seed)
+    return task.model()
 
 
 def make_model_to_train(config: Config, task: Task) -> nn.Module:
@@ -323,7 +312,7 @@ def _initial_model(config: Config, run: RunDir, *, task: Task) -> nn.Module:
 def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> Coordinator:
     """The state machine of the run's strategy, as it was in `state` if there is one."""
     config, length = equipment.config, equipment.length
-    crew = config.engine if isinstance(config.engine, CrewEngine) else None  # threads of one process are not missed
+    crew = config.engine if isinstance(config.engine, CrewEngine) else None
     rules = Rules(
         units_per_round=length.units_per_round,
         planned_tokens=length.round_tokens,
@@ -380,7 +369,7 @@ def _check_supported(config: Config, model: nn.Module, precision: Precision) -> 
 
 def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Module, task: Task) -> Store:
     section, crew = config.checkpoint, isinstance(config.engine, CrewEngine)  # others can join it at any time
-    with_journal = section.journal == "on" or (section.journal == "auto" and (crew or len(config.engine.workers) > 1))
+    with_journal = section.journal == "on" or (section.journal == "auto" and crew)
     identity = {"config": dump(config.for_others()), "data": task.data_hash()}
     return Store(
         run=run,

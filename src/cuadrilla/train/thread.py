@@ -54,11 +54,8 @@ class CoordinatorThread:
 
     # -- from the coordinator's thread ---------------------------------------------------------------------------------
 
-    def serve(self, poll: Callable[[], None], *, every_seconds: float = TICK_SECONDS, ticks: bool = True) -> Outcome:
-        """Work until the run ends; `poll` now and then notes what else has happened. Raises what made the run fail.
-
-        `ticks` False: workers are threads of this process, whose deaths are reported and who are not missed.
-        """
+    def serve(self, poll: Callable[[], None], *, every_seconds: float = TICK_SECONDS) -> Outcome:
+        """Work until the run ends; `poll` now and then notes what else has happened. Raises what made the run fail."""
         coordination, due = self._coordination, 0.0
         try:
             while not coordination.is_over:
@@ -66,8 +63,7 @@ class CoordinatorThread:
                     continue
                 for _ in range(self._inbox.qsize()):  # a Hello counts before the heartbeats that came after it
                     self._inbox.get()()
-                if ticks:
-                    coordination.tick()
+                coordination.tick()
                 if not coordination.is_over:
                     poll()
                 due = time.monotonic() + every_seconds
