@@ -104,6 +104,7 @@ class Play:
         device = torch.device("cpu")
         measured, precision = measure_length(config, self.task), choose_precision("fp32", device=device)
         self.recipe = make_recipe(config, task=self.task, length=measured, precision=precision)
+        self.step_tokens = measured.step_tokens
         self.loader = UnitLoader(self.task.data("train"), seed=seed, unit_sequences=1, device=device)
         self.held_out = UnitLoader(self.task.data("val"), seed=0, unit_sequences=1, device=device)
 
@@ -118,7 +119,7 @@ class Play:
         (loss / tokens).backward()
         if self.recipe.clip_norm:
             nn.utils.clip_grad_norm_(self.params.values(), self.recipe.clip_norm)
-        optimizer.step(self.recipe.lr_factor((step + 1) * self.recipe.round_tokens))
+        optimizer.step(self.recipe.lr_factor(step + 1))
         return tokens
 
     @torch.no_grad()
@@ -158,8 +159,7 @@ class Product:
     """The halves of the product's strategy: one worker, which computes lane after lane, and the merge."""
 
     def __init__(self, play: Play, variant: Variant) -> None:
-        self._play, strategy = play, Windows(steps_per_round=variant.steps, bits=variant.bits)
-        recipe = replace(play.recipe, round_tokens=variant.steps * play.recipe.round_tokens)
+        self._play, strategy, recipe = play, Windows(steps=variant.steps, bits=variant.bits), play.recipe
         self._model = copy.deepcopy(play.model)
         self._worker = strategy.worker(play.model, recipe)
         self._merge = strategy.merge(self._model, recipe)
@@ -173,12 +173,13 @@ class Product:
         """All lanes of a window, one after the other, and their merge; the model is then that of record."""
         del optimizer
         play, answers, first = self._play, list[Answer](), step * sum(self._play.lanes)
-        planned = steps * play.recipe.round_tokens
+        planned = steps * play.step_tokens
         self._worker.apply(self._merge.version())
         for number, lane in enumerate(play.lanes):
             units = tuple(range(first, first + steps * lane))
             first += steps * lane
-            self._worker.begin(Lease(lease_id=number, version=step // steps, units=units, planned_tokens=planned))
+            lease = Lease(lease_id=number, version=step, units=units, planned_tokens=planned, steps=steps)
+            self._worker.begin(lease)
             sums = Sums()
             for begin in range(0, len(units), lane):
                 add_loss(sums, *self._pass(units[begin : begin + lane], planned))
@@ -188,7 +189,7 @@ class Product:
             )
             answers.append(Answer(grant=Grant(lease_id=number, worker=str(number), units=units), said=said))
         norm = self._merge.reduce(answers, planned_tokens=planned).norm
-        self._merge.step(norm=norm, tokens=planned * (step // steps + 1))
+        self._merge.step(norm=norm, version=step + steps, steps=steps)
         play.model.load_state_dict(self._model.state_dict())
 
     def _pass(self, units: Sequence[int], planned: int) -> tuple[Tensor, int]:

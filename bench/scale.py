@@ -108,15 +108,13 @@ class Run:
         self.step_seconds = work.step_tokens / crew.coordinator.tokens_per_second
         self.bytes = (work.exact_bytes if steps == 1 else work.window_bytes) / 2
         self.committed: list[float] = []
-        planned = steps * work.units_per_step * work.unit_tokens
         rules = Rules(
-            units_per_round=steps * work.units_per_step,
-            planned_tokens=planned,
-            num_versions=10**9,
-            steps_per_round=steps,
+            units_per_step=work.units_per_step,
+            step_tokens=work.units_per_step * work.unit_tokens,
+            num_steps=10**9,
             quorum=len(self.workers),
         )
-        self.coordinator = Coordinator(rules=rules, rounds=WholeRounds(share=share_units))
+        self.coordinator = Coordinator(rules=rules, rounds=WholeRounds(share=share_units, steps=steps))
 
     def tokens_per_second(self, *, rounds: int) -> float:
         """Once the coordinator knows its crew."""

@@ -25,18 +25,18 @@ from cuadrilla.sync.work import Rounds, Share, WholeRounds
 class Average:
     """`wire`: in which numbers a difference travels."""
 
-    steps_per_round: int = 1
+    steps: int = 1
     wire: torch.dtype = torch.float32
     moves_weights: bool = True
 
     def worker(self, model: nn.Module, recipe: seam.Recipe) -> "AverageWorker":
-        return AverageWorker(model, recipe, steps_per_round=self.steps_per_round, wire=self.wire)
+        return AverageWorker(model, recipe, wire=self.wire)
 
     def merge(self, model: nn.Module, recipe: seam.Recipe) -> "AverageMerge":
         return AverageMerge(model, recipe)
 
     def rounds(self, *, share: Share) -> Rounds:
-        return WholeRounds(share=share)
+        return WholeRounds(share=share, steps=self.steps)
 
     def version_like(self, model: nn.Module, recipe: seam.Recipe) -> dict[str, Tensor]:
         return {**seam.trainable(model)}
@@ -48,9 +48,8 @@ class Average:
 class AverageWorker:
     one_unit_per_micro_step = False
 
-    def __init__(self, model: nn.Module, recipe: seam.Recipe, *, steps_per_round: int, wire: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, recipe: seam.Recipe, *, wire: torch.dtype) -> None:
         self.params: seam.Parameters = seam.trainable(model)
-        self.steps_per_round = steps_per_round
         self._recipe, self._wire = recipe, wire
         self._base = {name: parameter.detach().clone() for name, parameter in self.params.items()}
 
@@ -60,7 +59,7 @@ class AverageWorker:
             parameter.copy_(self._base[name])
             parameter.grad = None
         self._optimizer = self._recipe.make_optimizer(self.params)
-        self._factor = self._recipe.lr_factor((lease.version + 1) * lease.planned_tokens)
+        self._factor = self._recipe.lr_factor(lease.version + lease.steps)
         self._planned, self._counted = lease.planned_tokens, 0
 
     def collecting_statistics(self) -> AbstractContextManager[None]:
@@ -130,10 +129,10 @@ class AverageMerge:
         self._mean = dict(update)
 
     @torch.no_grad()
-    def step(self, *, norm: float, tokens: int) -> float:
+    def step(self, *, norm: float, version: int, steps: int) -> float:
         for name, parameter in self._params.items():
             parameter.add_(self._mean[name])
-        return self._recipe.lr_factor(tokens)
+        return self._recipe.lr_factor(version)
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {}

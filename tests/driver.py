@@ -15,7 +15,7 @@ EXACT = Exact()
 
 
 def rules(**changes: object) -> Rules:
-    return Rules(**{"units_per_round": 8, "planned_tokens": 80, "num_versions": 3, **changes})  # type: ignore[arg-type]
+    return Rules(**{"units_per_step": 8, "step_tokens": 80, "num_steps": 3, **changes})  # type: ignore[arg-type]
 
 
 def machine(limits: Rules, *, strategy: Strategy = EXACT, state: Mapping[str, Any] | None = None) -> Coordinator:

@@ -77,12 +77,11 @@ class ConstantGradient:
 def recipe_of(
     make_optimizer: Callable[[Parameters], Stepper], *, lr_factor: float = 0.5, clip_norm: float = 0.0
 ) -> Recipe:
-    """Constant rates, rounds of four tokens."""
+    """Constant rates."""
     return Recipe(
         make_optimizer=make_optimizer,
-        lr_factor=lambda _tokens: lr_factor,
+        lr_factor=lambda _step: lr_factor,
         clip_norm=clip_norm,
-        round_tokens=4,
     )
 
 

@@ -59,7 +59,7 @@ def test_a_worker_has_the_device_of_its_own_machine_not_of_the_coordinators(tmp_
         lease = link.next_event()
         assert isinstance(lease, Lease)
         leased += lease.units
-    assert sorted(leased) == list(range(context.length.units_per_round))
+    assert sorted(leased) == list(range(context.length.units_per_step))
     context.store.close()
 
 

@@ -80,7 +80,7 @@ class Crew:
     def __init__(self, task: RaggedSequences, *, rules: Rules, strict: bool) -> None:
         self.task = task
         self.strict = strict
-        self.planned_tokens = rules.planned_tokens
+        self.planned_tokens = rules.step_tokens
         model = task.model()
         self.params = dict(model.named_parameters())
         adamw = make_optimizer(AdamWSection(kind="adamw"), is_matrix=is_matrix, dtype=torch.float32)
@@ -114,7 +114,7 @@ class Crew:
         if any(answer.said.tokens for answer in action.answers):
             reduced = self.merge.reduce(action.answers, planned_tokens=self.planned_tokens)
             self.gradients.append(flat(self.merge.update()))
-            self.merge.step(norm=reduced.norm, tokens=0)
+            self.merge.step(norm=reduced.norm, version=action.version, steps=1)
         self.weights.append(flat(self.params))
         self.send(events.Merged())
 
@@ -212,7 +212,7 @@ def test_any_split_raggedness_and_order_gives_the_result_of_one_worker(
     """Workers of any speed join, leave, answer in any order and too late, with passes of any size."""
     torch.set_num_threads(1)
     task = RaggedSequences(lengths)
-    rules = Rules(units_per_round=num_units, planned_tokens=num_units * UNIT * LENGTH, num_versions=3)
+    rules = Rules(units_per_step=num_units, step_tokens=num_units * UNIT * LENGTH, num_steps=3)
     one = Crew(task, rules=rules, strict=strict)
     crew = Crew(task, rules=replace(rules, quorum=len(members)), strict=strict)
     play(one, [(1.0, 0)], [])

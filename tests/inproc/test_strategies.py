@@ -44,14 +44,14 @@ STRICT = ("strict", "strict windows", "strict windows of many steps")
 STRATEGIES: dict[str, Strategy] = {
     "exact": Exact(),
     "strict": Exact(strict=True),
-    "windows": Windows(steps_per_round=1, bits=32),
-    "strict windows": Windows(steps_per_round=1, bits=32, strict_lanes=LANES),
+    "windows": Windows(steps=1, bits=32),
+    "strict windows": Windows(steps=1, bits=32, strict_lanes=LANES),
     "average": Average(),
 }
 MANY_STEPS: dict[str, Strategy] = {
-    "windows of many steps": Windows(steps_per_round=4),
-    "strict windows of many steps": Windows(steps_per_round=4, strict_lanes=LANES),
-    "average of many steps": Average(steps_per_round=4),
+    "windows of many steps": Windows(steps=4),
+    "strict windows of many steps": Windows(steps=4, strict_lanes=LANES),
+    "average of many steps": Average(steps=4),
 }
 ROUNDING = 1e-6
 
@@ -185,9 +185,9 @@ def test_many_local_steps_learn_with_any_optimizer_and_number_type(
     execute: Execute, tmp_path: Path, wire: torch.dtype
 ) -> None:
     """More steps in as many versions go further; a bf16 difference travels, and the journal keeps it."""
-    sets = ('optim.kind="adamw"', "train.steps=20", "schedule.cooldown=0.0", workers([1.0, 0.5]))
-    execute(tmp_path / "one step", RaggedRegression(), *sets)
-    execute(tmp_path / "many", RaggedRegression(), *sets, strategy=Average(steps_per_round=4, wire=wire))
+    sets = ('optim.kind="adamw"', "schedule.cooldown=0.0", workers([1.0, 0.5]))
+    execute(tmp_path / "one step", RaggedRegression(), *sets, "train.steps=20")
+    execute(tmp_path / "many", RaggedRegression(), *sets, "train.steps=80", strategy=Average(steps=4, wire=wire))
     one, many = (metrics(tmp_path / name)[-1]["loss"] for name in ("one step", "many"))
     assert many < one
 
@@ -201,8 +201,8 @@ def test_a_contribution_depends_on_the_version_and_the_units_only(name: str) -> 
     weights = {name: tensor.detach().clone() for name, tensor in merge.version().items()}
     model = task.model()
     experienced = strategy.worker(model, RECIPE)
-    wanted = Lease(lease_id=9, version=0, units=(4, 5, 6, 7), planned_tokens=80)
-    for lease in (Lease(lease_id=8, version=0, units=(0, 1, 2, 3), planned_tokens=80), wanted):
+    wanted = Lease(lease_id=9, version=0, units=(4, 5, 6, 7), planned_tokens=80, steps=4)
+    for lease in (Lease(lease_id=8, version=0, units=(0, 1, 2, 3), planned_tokens=80, steps=4), wanted):
         last = answer(lease, task=task, model=model, sync=experienced, weights=weights, section=section)
     fresh = answer_anew(wanted, task, strategy, weights, section)
     assert (last.tokens, last.loss_sum) == (fresh.tokens, fresh.loss_sum)
@@ -233,7 +233,7 @@ def test_a_history_computed_by_hand() -> None:
         worker.local_step(sums)
         answers.append(answer_of(worker, tokens=tokens))
     merge.reduce(answers, planned_tokens=4)
-    assert merge.step(norm=0.0, tokens=4) == 0.5
+    assert merge.step(norm=0.0, version=1, steps=1) == 0.5
     assert torch.allclose(model["w"].detach(), torch.full((5,), -2.0))
 
 
@@ -247,4 +247,4 @@ def quiet() -> Iterator[None]:
 @pytest.mark.usefixtures("quiet")
 def test_the_simulator_takes_any_strategy() -> None:
     for seed in range(20):
-        assert simulate(seed, strategy=Average()).committed[-1] == RULES.num_versions
+        assert simulate(seed, strategy=Average()).committed[-1] == RULES.num_steps

@@ -135,7 +135,7 @@ class Crew:
         self.transport = transport
         self.workers = draw_crew(rng)
         self.bad_unit = rng.choice(
-            (-1, -1, -1, -1, rng.randrange(audit.rules.units_per_round * audit.rules.num_versions))
+            (-1, -1, -1, -1, rng.randrange(audit.rules.units_per_step * audit.rules.num_steps))
         )
         self.bad_rate = rng.choice((0.0, 0.0, 0.02))
 
@@ -291,7 +291,7 @@ class Crew:
         bad = worker.bad or self.bad_unit in lease.units or self.random.random() < self.bad_rate
         if bad:
             self.audit.bad_answers.update(lease.units)
-            worker.bad_rounds.add(lease.units[0] // self.audit.rules.units_per_round)
+            worker.bad_rounds.add(lease.units[0] // self.audit.rules.units_per_step)
         honest = not bad or self.random.random() < 0.5
         total = MASK if bad else gradient(lease.units, base)
         part = SimAnswer(units=lease.units, version=lease.version, base=base, total=total, finite=honest)

@@ -36,9 +36,9 @@ from cuadrilla.train.heldout import HeldOut
 
 UNIT_TOKENS = 10
 RULES = Rules(
-    units_per_round=8,
-    planned_tokens=8 * UNIT_TOKENS,
-    num_versions=20,
+    units_per_step=8,
+    step_tokens=8 * UNIT_TOKENS,
+    num_steps=20,
     lost_after_seconds=5.0,
     hung_after_seconds=10.0,
 )
@@ -111,13 +111,13 @@ def number_of(tensor: Tensor) -> int:
 
 def round_units(version: int, *, rules: Rules) -> tuple[int, ...]:
     """The units that make this version."""
-    return tuple(range((version - 1) * rules.units_per_round, version * rules.units_per_round))
+    return tuple(range((version - 1) * rules.units_per_step, version * rules.units_per_step))
 
 
 def undisturbed(rules: Rules = RULES) -> int:
     """The last θ of a run without faults."""
     theta = 0
-    for version in range(1, rules.num_versions + 1):
+    for version in range(1, rules.num_steps + 1):
         theta = mix(theta, gradient(round_units(version, rules=rules), theta))
     return theta
 
@@ -188,8 +188,8 @@ class SimWeights:
     def load_update(self, update: Mapping[str, Tensor]) -> None:
         self.total = number_of(update["total"])
 
-    def step(self, *, norm: float, tokens: int) -> float:
-        del norm, tokens
+    def step(self, *, norm: float, version: int, steps: int) -> float:
+        del norm, version, steps
         self.point()
         self.theta = mix(self.theta, self.total)
         self.point()

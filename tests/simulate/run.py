@@ -114,7 +114,7 @@ class World:
                 self.audit.demand(invariant(self) if self.up else "")
         self.report.theta, self.report.seconds = self.weights.theta, self.clock.now
         self.report.skipped = {unit for units in self.audit.skips.values() for unit in units}
-        if self.audit.counted != set(range(self.rules.units_per_round * self.rules.num_versions)):
+        if self.audit.counted != set(range(self.rules.units_per_step * self.rules.num_steps)):
             self.audit.demand(f"I1: at the end only the units {sorted(self.audit.counted)} are counted")
         if not self.report.skipped and self.weights.theta != undisturbed(self.rules):
             self.audit.demand("I3: nothing was skipped, and the last weights are not those of the undisturbed run")
@@ -308,8 +308,8 @@ def units_are_in_one_place(world: World) -> str:
 def rounds_are_opened_in_time(world: World) -> str:
     """One at a time; never more than the run has."""
     coordinator = world.coordinator
-    size, version, opened = world.rules.units_per_round, coordinator.version, coordinator.work.ledger.opened
-    most = min(world.rules.num_versions, version + 1)
+    size, version, opened = world.rules.units_per_step, coordinator.version, coordinator.work.ledger.opened
+    most = min(world.rules.num_steps, version + 1)
     if coordinator.finished or version * size < opened <= most * size:
         return ""
     return f"I6: at version {version} units up to {opened} are open"

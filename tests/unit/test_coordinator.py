@@ -37,7 +37,7 @@ def test_the_same_answer_twice_is_a_sign_of_life_and_no_more() -> None:
 
 
 def test_shares_follow_speed() -> None:
-    crew = Crew(machine(rules(units_per_round=12)))
+    crew = Crew(machine(rules(units_per_step=12)))
     crew.join("slow", 1.0)  # joins first and takes the whole first round
     crew.join("fast", 3.0)
     crew.answer(crew.of("slow").lease_id)
@@ -48,7 +48,7 @@ def test_shares_follow_speed() -> None:
 
 def test_shares_follow_what_was_measured_not_what_is_claimed() -> None:
     """Everyone got the same batch, and no speed was ever measured."""
-    crew = Crew(machine(rules(units_per_round=12, num_versions=100, quorum=3)))
+    crew = Crew(machine(rules(units_per_step=12, num_steps=100, quorum=3)))
     for name in "abc":
         crew.join(name)
     assert {len(crew.of(name).units) for name in "abc"} == {4}
@@ -58,7 +58,7 @@ def test_shares_follow_what_was_measured_not_what_is_claimed() -> None:
 
 
 def test_one_slow_first_answer_does_not_exclude_a_member() -> None:
-    crew = Crew(machine(rules(num_versions=100)))
+    crew = Crew(machine(rules(num_steps=100)))
     crew.join("a")
     crew.join("b")
     crew.round(a=0.1)  # b joined when a held the whole first round
@@ -69,7 +69,7 @@ def test_one_slow_first_answer_does_not_exclude_a_member() -> None:
 
 
 def test_a_member_without_a_share_is_measured_again_at_a_bounded_cost() -> None:
-    crew = Crew(machine(rules(num_versions=1000)))
+    crew = Crew(machine(rules(num_steps=1000)))
     crew.join("a")
     crew.join("b")
     for _ in range(10):
@@ -122,7 +122,7 @@ def test_an_answer_counts_once() -> None:
 
 
 def test_a_bad_unit_is_found_one_at_a_time_and_skipped() -> None:
-    crew = Crew(machine(rules(num_versions=1)))
+    crew = Crew(machine(rules(num_steps=1)))
     crew.bad_units = {5}
     crew.join("a")
     while crew.finish is None:
@@ -134,7 +134,7 @@ def test_a_bad_unit_is_found_one_at_a_time_and_skipped() -> None:
 
 
 def test_a_member_that_fails_what_others_can_compute_is_left_out() -> None:
-    crew = Crew(machine(rules(num_versions=5)))
+    crew = Crew(machine(rules(num_steps=5)))
     crew.join("good")
     crew.answer(crew.of("good").lease_id)
     crew.join("broken", 1.0)
@@ -154,7 +154,7 @@ def _fails(crew: Crew, worker: str, *, rounds: int) -> None:
 
 
 def test_who_is_left_out_may_come_back_after_ten_minutes() -> None:
-    crew = Crew(machine(rules(num_versions=100)))
+    crew = Crew(machine(rules(num_steps=100)))
     crew.join("good")
     crew.answer(crew.of("good").lease_id)
     crew.join("broken")
@@ -178,7 +178,7 @@ def test_who_is_left_out_may_come_back_after_ten_minutes() -> None:
 
 def test_all_devices_of_a_node_answer_for_each_of_them() -> None:
     """Who lies with one would come back with another: a node says itself which devices it has."""
-    crew = Crew(machine(rules(num_versions=100)))
+    crew = Crew(machine(rules(num_steps=100)))
     crew.join("good")
     crew.answer(crew.of("good").lease_id)
     for device in ("cpu", "cpu.2"):
@@ -197,7 +197,7 @@ def test_all_devices_of_a_node_answer_for_each_of_them() -> None:
 
 def test_a_node_does_not_confirm_itself() -> None:
     """What one of its devices has failed goes to another node, and to another of its devices only if it is alone."""
-    crew = Crew(machine(rules(num_versions=100)))
+    crew = Crew(machine(rules(num_steps=100)))
     for worker in ("mala/cpu", "mala/cpu.2"):
         crew.join(worker)
     work = crew.machine.work
@@ -210,7 +210,7 @@ def test_a_node_does_not_confirm_itself() -> None:
 
 
 def test_who_leaves_before_the_update_is_left_out_all_the_same() -> None:
-    crew = Crew(machine(rules(num_versions=100)))
+    crew = Crew(machine(rules(num_steps=100)))
     crew.join("good")
     crew.answer(crew.of("good").lease_id)
     for _ in range(2):
@@ -336,7 +336,7 @@ def test_stopping_leaves_the_committed_state() -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abcd"), st.integers(0, 10**6)), max_size=150))
 def test_every_unit_is_counted_exactly_once_whatever_happens(happenings: list[tuple[int, str, int]]) -> None:
     """Random joins, deaths, answers, bad answers and restarts: rounds commit in order, each with exactly its units."""
-    limits = rules(units_per_round=5, num_versions=4)
+    limits = rules(units_per_step=5, num_steps=4)
     crew = Crew(machine(limits))
     commits: list[events.Commit] = []
     for choice, worker, number in happenings:

@@ -120,7 +120,7 @@ def test_step_share_and_speed_are_said_at_once_and_then_now_and_then(clock: Cloc
     """Three of eight units; then none of a step, four and all of the two after it: 12 of 24."""
     inner, said = Held(clock, lease(7, units=3), lease(9, units=4), lease(10, units=8)), list[str]()
     inner.go.set()
-    link = PracticeLink(inner, lines=OwnerLines(said.append, units_per_round=8), clock=clock)
+    link = PracticeLink(inner, lines=OwnerLines(said.append, units_per_step=8), clock=clock)
     for seconds in (2.0, 4.0, LINE_SECONDS - 4.0):
         given = link.next_event()
         assert isinstance(given, Lease)

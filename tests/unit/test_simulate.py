@@ -26,7 +26,7 @@ from tests.simulate.run import (
 
 pytestmark = pytest.mark.unit
 
-LONG_ROUNDS = replace(RULES, units_per_round=64)
+LONG_ROUNDS = replace(RULES, units_per_step=64)
 HAPPENS = (  # among a hundred seeds, or the simulation has become too kind
     *WORKER_FAULTS,
     "answers sent again",
@@ -55,7 +55,7 @@ def check(first: int, count: int) -> Counter[str]:
     happened: Counter[str] = Counter()
     for seed in range(first, first + count):
         report = simulate(seed)
-        assert report.committed[-1] == RULES.num_versions
+        assert report.committed[-1] == RULES.num_steps
         assert report.skipped or report.theta == undisturbed()
         happened += report.counts
     return happened
@@ -80,7 +80,7 @@ def test_a_seed_says_everything() -> None:
 def test_without_faults_every_version_is_made_once() -> None:
     for seed in range(20):
         report = simulate(seed, faults=[])
-        assert report.committed == list(range(1, RULES.num_versions + 1))
+        assert report.committed == list(range(1, RULES.num_steps + 1))
         assert report.skipped or report.theta == undisturbed()
 
 
@@ -91,14 +91,14 @@ def test_each_fault_alone(kind: str) -> None:
             at=4.0 + seed, kind=kind, worker="w1" if kind in WORKER_FAULTS else "", seconds=12.0, steps=seed
         )
         report = simulate(seed, faults=[fault])
-        assert report.committed == list(range(1, RULES.num_versions + 1))
+        assert report.committed == list(range(1, RULES.num_steps + 1))
         assert report.skipped or report.theta == undisturbed()
 
 
 def test_the_coordinator_may_die_between_any_two_actions() -> None:
     for steps in range(120):
         report = simulate(0, faults=[SimFault(at=5.0, kind="coordinator", seconds=2.0, steps=steps)])
-        assert report.committed == list(range(1, RULES.num_versions + 1))
+        assert report.committed == list(range(1, RULES.num_steps + 1))
         assert report.theta == undisturbed()
 
 
@@ -114,7 +114,7 @@ def test_a_worker_that_becomes_ten_times_slower_costs_its_own_share(seed: int) -
     slow = rates.pop("w0")
     from_round = sum(at < 30.0 for at in report.committed_at) + 1 + 5
     times = report.committed_at[from_round - 1 :]
-    units = (len(times) - 1) * LONG_ROUNDS.units_per_round
+    units = (len(times) - 1) * LONG_ROUNDS.units_per_step
     assert len(times) > 5
     assert units / (times[-1] - times[0]) >= 0.85 * (sum(rates.values()) + slow / SLOWNESS)
     assert not report.counts["lost"] + report.counts["hung"]

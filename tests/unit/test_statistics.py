@@ -214,7 +214,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
         reduced = merge.reduce([answer], planned_tokens=10)
         redone.load_update({name: tensor.clone() for name, tensor in merge.update().items()})
         for one in (merge, redone):
-            one.step(norm=reduced.norm, tokens=10 * version)
+            one.step(norm=reduced.norm, version=version, steps=1)
         worker.apply(merge.version())
     assert merge.version().keys() == strategy.version_like(models[0], recipe).keys()
     for model in models[1:]:

@@ -22,13 +22,13 @@ STEPS = 4
 
 
 def recipe(rates: list[int], optimizer: Callable[[Parameters], Stepper] = MOMENTUM) -> Recipe:
-    """Notes the tokens at whose learning rates steps are made."""
+    """Notes the steps whose learning rates are asked for."""
 
-    def factor(tokens: int) -> float:
-        rates.append(tokens)
+    def factor(step: int) -> float:
+        rates.append(step)
         return 1.0
 
-    return Recipe(make_optimizer=optimizer, lr_factor=factor, clip_norm=0.0, round_tokens=80)
+    return Recipe(make_optimizer=optimizer, lr_factor=factor, clip_norm=0.0)
 
 
 def lane(
@@ -39,11 +39,11 @@ def lane(
     rates: list[int],
     optimizer: Callable[[Parameters], Stepper] = MOMENTUM,
 ) -> Answer:
-    """The answer to a lease of version 2 in which each step has so many tokens, each with this gradient."""
+    """The answer to a lease of version 8 in which each step has so many tokens, each with this gradient."""
     model, sums = nn.ParameterDict({"w": torch.zeros(3)}), Sums()
-    worker = Windows(steps_per_round=STEPS, bits=32).worker(model, recipe(rates, optimizer))
+    worker = Windows(steps=STEPS, bits=32).worker(model, recipe(rates, optimizer))
     worker.apply(merge.version())
-    worker.begin(Lease(lease_id=1, version=2, units=(0,), planned_tokens=80))
+    worker.begin(Lease(lease_id=1, version=8, units=(0,), planned_tokens=80, steps=STEPS))
     for _ in range(STEPS):
         (model["w"].sum() * gradient * tokens / 80).backward()
         sums.tokens += tokens
@@ -58,13 +58,13 @@ def changed(answer: Answer, name: str, tensor: Tensor) -> Answer:
     )
 
 
-def test_weights_and_state_are_means_by_tokens_at_rates_of_the_runs_tokens() -> None:
+def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps() -> None:
     model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[int]()
-    merge = Windows(steps_per_round=STEPS, bits=32).merge(model, recipe([]))
+    merge = Windows(steps=STEPS, bits=32).merge(model, recipe([]))
     answers = [lane(merge, gradient=2.0, tokens=15, rates=rates), lane(merge, gradient=-2.0, tokens=5, rates=rates)]
-    assert rates == 2 * [180, 200, 220, 240]
+    assert rates == 2 * [9, 10, 11, 12]
     merge.reduce(answers, planned_tokens=80)
-    merge.step(norm=1.0, tokens=240)
+    merge.step(norm=1.0, version=12, steps=STEPS)
     wanted = {name: 0.75 * t + 0.25 * answers[1].said.tensors[name] for name, t in answers[0].said.tensors.items()}
     assert torch.allclose(model["w"].detach(), wanted["w"])
     momentum = f"{STATE}momentum_buffer.w"
@@ -75,11 +75,11 @@ def test_weights_and_state_are_means_by_tokens_at_rates_of_the_runs_tokens() -> 
 def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> None:
     """Both lanes have the same gradient: AdamW's steps with it, but for the squares, which are those of the parts."""
     model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[int]()
-    merge = Windows(steps_per_round=STEPS, bits=32).merge(model, recipe(rates, ADAMW))
+    merge = Windows(steps=STEPS, bits=32).merge(model, recipe(rates, ADAMW))
     answers = [lane(merge, gradient=2.0, tokens=tokens, rates=[], optimizer=ADAMW) for tokens in (15, 5)]
     merge.reduce(answers, planned_tokens=80)
-    merge.step(norm=1.0, tokens=240)
-    assert rates == [180, 200, 220, 240, 240]  # the last one is what is told of the window
+    merge.step(norm=1.0, version=12, steps=STEPS)
+    assert rates == [9, 10, 11, 12, 12]  # the last one is what is told of the window
     weight, mean, square, section = 0.0, 0.0, 0.0, AdamWSection(kind="adamw")
     for step in range(1, STEPS + 1):
         mean += (1 - section.beta1) * (2.0 - mean)
@@ -95,9 +95,9 @@ def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> 
 
 def test_one_lane_with_adamw_is_adamw_alone() -> None:
     model, alone = (nn.ParameterDict({"w": torch.zeros(3)}) for _ in range(2))
-    merge = Windows(steps_per_round=STEPS, bits=32).merge(model, recipe([], ADAMW))
+    merge = Windows(steps=STEPS, bits=32).merge(model, recipe([], ADAMW))
     merge.reduce([lane(merge, gradient=3.0, tokens=20, rates=[], optimizer=ADAMW)], planned_tokens=80)
-    merge.step(norm=1.0, tokens=240)
+    merge.step(norm=1.0, version=12, steps=STEPS)
     optimizer = ADAMW(alone)
     for _ in range(STEPS):
         alone["w"].grad = torch.full((3,), 3.0)
@@ -106,7 +106,7 @@ def test_one_lane_with_adamw_is_adamw_alone() -> None:
 
 
 def test_a_state_that_is_no_number_is_found_though_the_weights_are() -> None:
-    merge = Windows(steps_per_round=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([]))
+    merge = Windows(steps=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([]))
     good = lane(merge, gradient=1.0, tokens=10, rates=[])
     bad = changed(good, f"{STATE}momentum_buffer.w", torch.tensor([0.0, float("nan"), 0.0]))
     assert merge.reduce([good, bad], planned_tokens=80).bad == (1,)
@@ -114,7 +114,7 @@ def test_a_state_that_is_no_number_is_found_though_the_weights_are() -> None:
 
 
 def test_a_negative_square_is_not_plausible() -> None:
-    merge = Windows(steps_per_round=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([], ADAMW))
+    merge = Windows(steps=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([], ADAMW))
     good = lane(merge, gradient=1.0, tokens=10, rates=[], optimizer=ADAMW)
     assert merge.is_plausible(good.said.tensors, num_units=1)
     negative = changed(good, f"{SQUARE}w", torch.tensor([1.0, -1.0, 1.0]))
@@ -123,4 +123,4 @@ def test_a_negative_square_is_not_plausible() -> None:
 
 def test_running_statistics_are_refused() -> None:
     with pytest.raises(TaskError, match="BatchNorm"):
-        Windows(steps_per_round=STEPS, bits=32).worker(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), recipe([]))
+        Windows(steps=STEPS, bits=32).worker(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), recipe([]))

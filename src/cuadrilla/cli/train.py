@@ -167,7 +167,7 @@ def _views(config: Config, folder: RunDir, context: "RunContext") -> "list[Sink]
     from cuadrilla.train.sinks import TensorBoardSink
 
     progress = ProgressSink(
-        total_versions=context.length.num_versions,
+        total_versions=context.length.num_steps,
         done=context.resumed_at,
         total_tokens=context.length.total_tokens,
         counted=context.task.defaults.counted,

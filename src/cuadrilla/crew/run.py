@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cuadrilla.config import AutoSync, CrewEngine, LocalEngine
+from cuadrilla.config import AutoSync, CrewEngine, LocalEngine, WindowsSync
 from cuadrilla.errors import ConfigError
 from cuadrilla.host.environment import read_environment
 from cuadrilla.host.torchrun import Place, find_place
@@ -162,13 +162,13 @@ def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Cal
             device=context.device,
             precision=context.precision,
             workers=num_workers if config.engine.kind == "local" else Message("{number} processes", number=num_workers),
-            steps=context.length.num_versions,
-            tokens=context.length.round_tokens,
+            steps=context.length.num_steps,
+            tokens=context.length.step_tokens,
             counted=counted,
         )
     )
-    if context.length.steps_per_round > 1:
-        tell(Message("           each is a window of {steps} optimizer steps", steps=context.length.steps_per_round))
+    if isinstance(config.sync, WindowsSync):
+        tell(Message("           in windows of {steps}", steps=config.sync.steps))
     if context.resumed_at:
         tell(Message("resumed    at step {step}", step=context.resumed_at))
     for decided in decisions:

@@ -223,8 +223,8 @@ class _Worker:
     def _owner_lines(self, equipment: Equipment) -> OwnerLines | None:
         if self._node.report is None:
             return None
-        units, counted = equipment.length.units_per_round, equipment.task.defaults.counted
-        return OwnerLines(self._node.report, units_per_round=units, counted=counted)
+        units, counted = equipment.length.units_per_step, equipment.task.defaults.counted
+        return OwnerLines(self._node.report, units_per_step=units, counted=counted)
 
     def _hold(self, session: GrpcLink, reason: str) -> None:
         self._held = True

@@ -177,7 +177,8 @@ class Goodbye:
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A committed state, in the strategy's form; `merged`: the leases whose contributions it has taken up.
+    """A committed state, in the strategy's form. `version`: the run's optimizer steps so far. `merged`: the leases whose
+    contributions it has taken up.
 
     `standbys`: where the crew would go on without this coordinator. `term`: how many times the crew was promoted to
     another machine, as far as this coordinator knows. A link between machines fills them in.
@@ -192,12 +193,15 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Units to compute from `version`. Losses are divided by `planned_tokens`, so that sums stay small in fp16."""
+    """Units to compute from `version`, in so many optimizer steps, which the round has. Losses are divided by its
+    `planned_tokens`, so that sums stay small in fp16.
+    """
 
     lease_id: Count
     version: Count
     units: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_UNITS)]
     planned_tokens: Annotated[int, Field(gt=0, lt=2**63)]
+    steps: Annotated[int, Field(gt=0, le=MAX_UNITS)] = 1
 
 
 @dataclass(frozen=True, kw_only=True)

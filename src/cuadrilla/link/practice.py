@@ -68,9 +68,9 @@ class OwnerLines:
     The share is that of the units of all steps since the line before, the speed that of the time with work.
     """
 
-    def __init__(self, report: Callable[[str], None], *, units_per_round: int, counted: str = "tokens") -> None:
+    def __init__(self, report: Callable[[str], None], *, units_per_step: int, counted: str = "tokens") -> None:
         self._report = report
-        self._units_per_round = units_per_round
+        self._units_per_step = units_per_step
         self._counted = counted
         self._told_at, self._told_step = -math.inf, -1
         self._units, self._tokens, self._seconds = 0, 0, 0.0
@@ -84,8 +84,8 @@ class OwnerLines:
         self._seconds += now - began
         if now - self._told_at < LINE_SECONDS:
             return
-        step = lease.version + 1
-        share = self._units / (max(1, step - self._told_step) * self._units_per_round)
+        step = lease.version + lease.steps
+        share = self._units / (max(1, step - self._told_step) * self._units_per_step)
         self._report(
             Message(
                 "step {step}  share {percent:.0f} %  {speed:,.0f} {counted}/s",

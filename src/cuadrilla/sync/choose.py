@@ -13,5 +13,5 @@ def make_strategy(section: ExactSync | WindowsSync | AutoSync) -> Strategy:
             return Exact(strict=strict)
         case WindowsSync():
             return Windows(
-                steps_per_round=section.steps, bits=section.bits, strict_lanes=section.lanes if section.strict else ()
+                steps=section.steps, bits=section.bits, strict_lanes=section.lanes if section.strict else ()
             )

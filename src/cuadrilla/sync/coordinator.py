@@ -83,12 +83,10 @@ class Coordinator:
 
     def start(self) -> list[Action]:
         """Open the first round; called once, before any event."""
-        if self.work.version >= self.rules.num_versions:
+        if self.work.version >= self.rules.num_steps:
             self.finished = True
             return [Finish(reason=COMPLETE, complete=True)]
-        if self.work.ledger.outstanding == 0:
-            self.work.ledger.open_units(self.rules.units_per_round)
-        return []
+        return [] if self.work.ledger.outstanding else self.rounds.next(self.work)
 
     def postpone(self, seconds: float) -> None:
         """What was decided last is carried out so much later: the clocks of its leases begin then."""
@@ -197,7 +195,7 @@ class Coordinator:
         actions = self._leave_out(merge)
         self.work.committed(merge)
         actions.append(Commit(merge=merge, tokens=self.work.tokens))
-        if self.work.version >= self.rules.num_versions:
+        if self.work.version >= self.rules.num_steps:
             self.finished = True
             return [*actions, Finish(reason=COMPLETE, complete=True)]
         return [*actions, *self.rounds.next(self.work), *self._go_on()]

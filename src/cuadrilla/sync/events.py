@@ -64,9 +64,12 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """Make `version` from these answers, in this order; the units of the round are `units` less `skipped`."""
+    """Make `version`, so many optimizer steps on, from these answers, in this order; the units of the round are
+    `units` less `skipped`.
+    """
 
     version: int
+    steps: int
     answers: tuple[Answer, ...]
     units: tuple[int, ...]
     skipped: tuple[int, ...]

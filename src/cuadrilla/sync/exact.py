@@ -48,7 +48,6 @@ class Exact:
 
     strict: bool = False
     moves_weights: bool = False
-    steps_per_round: int = 1
 
     def worker(self, model: nn.Module, recipe: Recipe) -> "ExactWorker":
         del recipe
@@ -75,8 +74,6 @@ class Exact:
 
 class ExactWorker:
     """The worker half. Raises TaskError for a model whose running statistics cannot be merged."""
-
-    steps_per_round = 1
 
     def __init__(self, model: nn.Module, *, strict: bool) -> None:
         self._params = trainable(model)
@@ -200,16 +197,14 @@ class ExactMerge:
         """Contributions with an exactly zero gradient; see `MergeHalf`."""
         return without_effect(answers, names=self._smallest_first)
 
-    def step(self, *, norm: float, tokens: int) -> float:
-        """Clip, update parameters and statistics and return the learning-rate factor.
-
-        `tokens`: planned up to this version.
-        """
+    def step(self, *, norm: float, version: int, steps: int) -> float:
+        """Clip, update parameters and statistics and return the learning-rate factor."""
+        del steps
         clip_norm = self._recipe.clip_norm
         if clip_norm and norm > clip_norm:
             for gradient in self._gradients():
                 gradient.mul_(clip_norm / norm)
-        factor = self._recipe.lr_factor(tokens)
+        factor = self._recipe.lr_factor(version)
         self._optimizer.step(factor)
         self._statistics.step()
         return factor

@@ -49,9 +49,8 @@ class LaneRounds(WholeRounds):
 
     def lanes(self, work: Work) -> list[range]:
         """The lanes of the round that is open."""
-        steps, first = work.rules.steps_per_round, work.ledger.opened - work.rules.units_per_round
-        found = []
-        for size in cut_lanes(work.rules.units_per_round // steps, sizes=self.sizes):
+        steps, first, found = work.steps, work.version * work.rules.units_per_step, list[range]()
+        for size in cut_lanes(work.rules.units_per_step, sizes=self.sizes):
             found.append(range(first, first + steps * size))
             first += steps * size
         return found

@@ -36,12 +36,12 @@ MIN_OVERDUE_SECONDS, MAX_OVERDUE_SECONDS = 600.0, 6 * 3600.0
 class Rules:
     """What holds for a whole run. Timeouts of None: the transport itself reports deaths (threads of one process)."""
 
-    units_per_round: int
-    planned_tokens: int
-    """Of a round."""
-    num_versions: int
-    steps_per_round: int = 1
-    """Optimizer steps in a lease: it holds a multiple of so many units."""
+    units_per_step: int
+    step_tokens: int
+    """Planned tokens of an optimizer step of the whole crew."""
+    num_steps: int
+    ends: tuple[int, ...] = ()
+    """Steps at which a round ends."""
     quorum: int = 1
     """This many members are waited for before the first lease, but no longer than `quorum_seconds` after the first one
     came: otherwise that one would get the whole round, however slow it is."""

@@ -4,7 +4,7 @@
     merge half    contributions → an update → the next version  on the coordinator, over the weights of record
     rounds        what is leased to whom, when a version is due  inside the coordinator (`work.py`)
 
-The loop computes, a strategy never does; the link carries. A lease may hold many optimizer steps (`steps_per_round`),
+The loop computes, a strategy never does; the link carries. A lease may hold many optimizer steps (`Lease.steps`),
 and a contribution or a version may be anything with names, shapes and number types of its own: sums of gradients,
 differences of weights, an optimizer's state. `tests/average.py` is a whole strategy of one short file.
 
@@ -56,14 +56,12 @@ class Stepper(Protocol):
 class Recipe:
     """How parameters are updated, by whichever half does it: equal on all machines.
 
-    `lr_factor` of the planned tokens up to a step, its own included. `clip_norm` 0: none.
-    `round_tokens`: planned ones.
+    `lr_factor` of an optimizer step of the run, the first of which is 1. `clip_norm` 0: none.
     """
 
     make_optimizer: Callable[[Parameters], Stepper]
     lr_factor: Callable[[int], float]
     clip_norm: float
-    round_tokens: int
 
 
 @dataclass(kw_only=True)
@@ -93,10 +91,6 @@ class WorkerHalf(Protocol):
     @property
     def one_unit_per_micro_step(self) -> bool:
         """Whether passes must not be stacked out of several units."""
-
-    @property
-    def steps_per_round(self) -> int:
-        """The strategy's."""
 
     def begin(self, lease: Lease) -> None:
         """A new lease, or the same one again: forget what was computed before."""
@@ -146,8 +140,8 @@ class MergeHalf(Protocol):
 
     def load_update(self, update: Mapping[str, Tensor]) -> None: ...
 
-    def step(self, *, norm: float, tokens: int) -> float:
-        """Apply what was prepared; the learning-rate factor. `tokens`: planned up to this version."""
+    def step(self, *, norm: float, version: int, steps: int) -> float:
+        """Apply what was prepared, so many optimizer steps that lead to `version`; the last one's learning-rate factor."""
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         """Everything besides the model that decides the next versions."""
@@ -164,12 +158,6 @@ class Strategy(Protocol):
 
     @property
     def moves_weights(self) -> bool: ...
-
-    @property
-    def steps_per_round(self) -> int:
-        """A lease is cut into so many steps of equally many units, and `local_step` follows each; shares are
-        multiples of it. 1 where only the merge half steps.
-        """
 
     def worker(self, model: nn.Module, recipe: Recipe) -> WorkerHalf:
         """Raises TaskError for a model that it would train wrongly."""

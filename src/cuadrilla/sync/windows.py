@@ -64,20 +64,22 @@ class Windows:
     `bits` of most numbers on the wire: 8 or 32.
     """
 
-    steps_per_round: int
+    steps: int
     bits: int = 8
     strict_lanes: Sequence[float] = ()
     moves_weights: bool = True
 
     def worker(self, model: nn.Module, recipe: Recipe) -> "WindowsWorker":
         strict = bool(self.strict_lanes)
-        return WindowsWorker(model, recipe, steps_per_round=self.steps_per_round, strict=strict, bits=self.bits)
+        return WindowsWorker(model, recipe, strict=strict, bits=self.bits)
 
     def merge(self, model: nn.Module, recipe: Recipe) -> "WindowsMerge":
-        return WindowsMerge(model, recipe, steps_per_round=self.steps_per_round, bits=self.bits)
+        return WindowsMerge(model, recipe, bits=self.bits)
 
     def rounds(self, *, share: Share) -> Rounds:
-        return LaneRounds(share=share, sizes=self.strict_lanes) if self.strict_lanes else WholeRounds(share=share)
+        if self.strict_lanes:
+            return LaneRounds(share=share, steps=self.steps, sizes=self.strict_lanes)
+        return WholeRounds(share=share, steps=self.steps)
 
     def version_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
         """Trainable parameters and the optimizer's state."""
@@ -100,20 +102,21 @@ def _unplaced(model: nn.Module, recipe: Recipe) -> tuple[Parameters, Stepper]:
 class WindowsWorker:
     """The worker half. Raises TaskError for a model with running statistics, which are no weights."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, *, steps_per_round: int, strict: bool, bits: int) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, *, strict: bool, bits: int) -> None:
         if statistics_of(model):
             raise TaskError(
                 "windows do not merge the running statistics of BatchNorm",
                 hint='sync.kind = "exact" does; or a model with LayerNorm or GroupNorm',
             )
         self.params: Parameters = trainable(model)
-        self.steps_per_round, self.one_unit_per_micro_step = steps_per_round, strict
+        self.one_unit_per_micro_step = strict
         self._recipe, self._bits = recipe, bits
         self._optimizer = recipe.make_optimizer(self.params)
         self._record: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
         self._squares: dict[str, Tensor] = {}
-        self._begun = self._planned = self._counted = self._steps = 0
+        self._lease: Lease | None = None
+        self._counted = self._steps = 0
 
     @torch.no_grad()
     def begin(self, lease: Lease) -> None:
@@ -125,7 +128,7 @@ class WindowsWorker:
         adaptive = [(name, self.params[name]) for name in self.params if name in self._optimizer.adaptive]
         self._gradients = {name: torch.zeros_like(parameter) for name, parameter in adaptive}
         self._squares = {name: torch.zeros_like(parameter) for name, parameter in adaptive}
-        self._begun, self._planned = lease.version * lease.planned_tokens, lease.planned_tokens
+        self._lease = lease
         self._counted = self._steps = 0
 
     def collecting_statistics(self) -> AbstractContextManager[None]:
@@ -137,24 +140,24 @@ class WindowsWorker:
     @torch.no_grad()
     def local_step(self, sums: Sums) -> None:
         """A step of the run's optimizer with the mean gradient of this lane; none where nothing was counted."""
+        lease = self._lease
+        assert lease is not None, "begin first"
         self._steps += 1
         tokens, self._counted = sums.tokens - self._counted, sums.tokens
         if not tokens:
             return
         for parameter in self.params.values():
             if parameter.grad is not None:
-                parameter.grad.mul_(self._planned / tokens)
+                parameter.grad.mul_(lease.planned_tokens / tokens)
         norm = nn.utils.clip_grad_norm_(self.params.values(), self._recipe.clip_norm or float("inf"))
         sums.valid = sums.valid and bool(torch.isfinite(norm))
-        part = tokens / self._planned
+        part = tokens / lease.planned_tokens
         for name, total in self._gradients.items():
             gradient = self.params[name].grad
             if gradient is not None:
                 total.add_(gradient, alpha=part)
-                self._squares[name].addcmul_(gradient, gradient, value=part * part * self.steps_per_round)
-        self._optimizer.step(
-            self._recipe.lr_factor(self._begun + self._planned * self._steps // self.steps_per_round)
-        )  # fmt: skip
+                self._squares[name].addcmul_(gradient, gradient, value=part * part * lease.steps)
+        self._optimizer.step(self._recipe.lr_factor(lease.version + self._steps))
         for parameter in self.params.values():
             parameter.grad = None
 
@@ -174,8 +177,8 @@ class WindowsWorker:
 class WindowsMerge:
     """The merge half: its model's parameters and its optimizer's state are those of record."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, *, steps_per_round: int, bits: int) -> None:
-        self._params, self._recipe, self._steps, self._bits = trainable(model), recipe, steps_per_round, bits
+    def __init__(self, model: nn.Module, recipe: Recipe, *, bits: int) -> None:
+        self._params, self._recipe, self._bits = trainable(model), recipe, bits
         self._optimizer = recipe.make_optimizer(self._params)
         self._optimizer.start()
         smallest_first = sorted(self._params, key=lambda name: self._params[name].numel())
@@ -232,7 +235,7 @@ class WindowsMerge:
         self._mean = dict(update)
 
     @torch.no_grad()
-    def step(self, *, norm: float, tokens: int) -> float:
+    def step(self, *, norm: float, version: int, steps: int) -> float:
         """Take the means over, and step with those of gradients; the learning-rate factor of the window's last step."""
         del norm
         adaptive = {name: p for name, p in self._params.items() if name in self._optimizer.adaptive}
@@ -243,18 +246,11 @@ class WindowsMerge:
                 parameter.add_(self._mean[name].to(parameter.device))
         self._optimizer.load_state_tensors({**self._optimizer.state_tensors(), **_state_in(self._mean)})
         squares = {name: self._mean[SQUARE + name].to(parameter.device) for name, parameter in adaptive.items()}
-        for rate in self._rates(tokens) if adaptive else ():
-            self._optimizer.step(rate, squares=squares)
+        for step in range(version - steps + 1, version + 1) if adaptive else ():
+            self._optimizer.step(self._recipe.lr_factor(step), squares=squares)
         for parameter in adaptive.values():
             parameter.grad = None
-        return self._recipe.lr_factor(tokens)
-
-    def _rates(self, tokens: int) -> list[float]:
-        """Of the steps of the window that ends at so many planned tokens."""
-        window = self._recipe.round_tokens
-        return [
-            self._recipe.lr_factor(tokens - window + window * (step + 1) // self._steps) for step in range(self._steps)
-        ]
+        return self._recipe.lr_factor(version)
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         return self._optimizer.state_tensors()

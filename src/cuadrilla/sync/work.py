@@ -63,6 +63,18 @@ class Work:
     merged: tuple[int, ...] = ()
     merging: Merge | None = None
 
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the open round: a version is one more for each."""
+        return self.ledger.opened // self.rules.units_per_step - self.version
+
+    def open_round(self, steps: int) -> None:
+        """Put the next units of the run on offer: so many optimizer steps, or fewer up to where a round ends."""
+        end = min(end for end in (*self.rules.ends, self.rules.num_steps) if end > self.version)
+        self.ledger.open_units(min(steps, end - self.version) * self.rules.units_per_step)
+
     # -- leases --------------------------------------------------------------------------------------------------------
 
     def idle(self) -> list[str]:
@@ -92,7 +104,8 @@ class Work:
             lease_id=grant.lease_id,
             version=grant.version,
             units=grant.units,
-            planned_tokens=self.rules.planned_tokens,
+            planned_tokens=self.steps * self.rules.step_tokens,
+            steps=self.steps,
         )
         return [Send(worker=grant.worker, message=lease)]
 
@@ -142,7 +155,8 @@ class Work:
         skipped = self.skipped if of is None else self.skipped.intersection(of)
         units = tuple(sorted({unit for answer in ordered for unit in answer.grant.units} | skipped))
         return Merge(
-            version=self.version + 1,
+            version=self.version + self.steps,
+            steps=self.steps,
             answers=tuple(ordered),
             units=units,
             skipped=tuple(sorted(skipped)),
@@ -168,10 +182,11 @@ class Work:
 @dataclass(frozen=True, kw_only=True)
 class WholeRounds:
     """Each version is made of all units of its round, whoever computed them. `share`: the planner, which deals out
-    groups of `Rules.steps_per_round` units.
+    groups of as many units as a round has optimizer steps: `steps`.
     """
 
     share: Share
+    steps: int = 1
 
     def deal(self, work: Work) -> list[Action]:
         """Lease free units to members that hold none, each its share; suspect units one group at a time."""
@@ -183,7 +198,7 @@ class WholeRounds:
             return self._back_up_late(work, idle)
         fresh_round = not (work.ledger.leases or work.answers or work.failures)
         actions: list[Action] = []
-        size = work.rules.steps_per_round
+        size = work.steps
         shares = self.share(math.ceil(len(free) / size), paces=_paces_of_groups(work))
         shares = _probing(work, shares) if fresh_round else shares
         for worker in idle:
@@ -200,7 +215,7 @@ class WholeRounds:
         units = sorted(work.ledger.held_once() & {unit for lease in late for unit in lease.units})
         if not units:
             return []
-        size, paces, granted = work.rules.steps_per_round, _paces_of_groups(work), list[Action]()
+        size, paces, granted = work.steps, _paces_of_groups(work), list[Action]()
         shares = self.share(math.ceil(len(units) / size), paces={worker: paces[worker] for worker in idle})
         for worker in idle:
             chosen = [unit for unit in units if unit not in work.failed_by(worker)][: size * shares[worker]]
@@ -213,10 +228,10 @@ class WholeRounds:
         return None if work.ledger.outstanding else work.merge()
 
     def is_smallest(self, grant: Grant, work: Work) -> bool:
-        return len(grant.units) <= work.rules.steps_per_round
+        return len(grant.units) <= work.steps
 
     def next(self, work: Work) -> list[Action]:
-        work.ledger.open_units(work.rules.units_per_round)
+        work.open_round(self.steps)
         return [work.tell_version(worker) for worker in work.crew.members]
 
 
@@ -226,7 +241,7 @@ def _fastest_first(work: Work) -> list[str]:
 
 
 def _paces_of_groups(work: Work) -> dict[str, Pace]:
-    size = work.rules.steps_per_round
+    size = work.steps
     return {
         worker: Pace(units_per_second=pace.units_per_second / size, fixed_seconds=pace.fixed_seconds)
         for worker, pace in work.crew.paces().items()

@@ -129,7 +129,8 @@ class CoordinatorRuntime:
         version = self._coordinator.version
         if self._store.unlogged is not None:
             self._row = {**self._store.unlogged, **self._speed(0)}
-            self._row |= self._observer.observe(version) if self._observer else {}
+            steps = self._row.get("steps", 1)
+            self._row |= self._observer.observe(version, steps=steps) if self._observer else {}
             self._log_row(version, self._row)
             self._store.after_commit(self._snapshot, version=version, row=self._row, last=False)
         self._store.save(self._snapshot, version=version)
@@ -244,7 +245,7 @@ class CoordinatorRuntime:
 
     def _tell_progress(self) -> None:
         """How far the step is, by what workers say of their leases: it may take minutes."""
-        ledger, total = self._work.ledger, self._rules.units_per_round
+        ledger, total = self._work.ledger, self._work.steps * self._rules.units_per_step
         done = dict.fromkeys(ledger.uncounted, 0.0)
         for lease in ledger.leases.values():
             for unit in lease.units:
@@ -253,7 +254,7 @@ class CoordinatorRuntime:
         if 0 < part < 1:
             for sink in self._sinks:
                 if isinstance(sink, Watcher):
-                    sink.working(self._coordinator.version + 1, part)
+                    sink.working(self._coordinator.version + self._work.steps, part)
 
     # -- what the state machine wants done -----------------------------------------------------------------------------
 
@@ -298,6 +299,8 @@ class CoordinatorRuntime:
         loss = sum(item.loss_sum for item in contributions) / max(tokens - action.tokens_before, 1)
         shares = _shares(action.answers)
         self._row = {"tokens": tokens, "loss": loss, "workers": len(shares)}
+        if action.steps > 1:
+            self._row["steps"] = action.steps
         if max(len(shares), len(self._coordinator.crew.members)) > 1:
             self._row["shares"] = shares
         if tokens == action.tokens_before:  # nothing to learn from: every unit was skipped, or holds no token
@@ -305,7 +308,8 @@ class CoordinatorRuntime:
             nothing = float("nan")
             verdict = self._guard.judge(loss=nothing, norm=nothing) if action.skipped else Verdict.SKIP
         else:
-            reduced = self._merge.reduce(action.answers, planned_tokens=self._rules.planned_tokens)
+            planned_tokens = action.steps * self._rules.step_tokens
+            reduced = self._merge.reduce(action.answers, planned_tokens=planned_tokens)
             is_doubted = self._guard.doubts(loss=loss, norm=reduced.norm)
             bad, why = self._suspects.find(action, reduced, is_doubted=is_doubted)
             if bad:
@@ -331,15 +335,15 @@ class CoordinatorRuntime:
 
     def _apply(self, action: events.Merge, *, verdict: Verdict, tokens: int) -> None:
         header = {"version": action.version, "units": action.units, "skipped": action.skipped, "tokens": tokens}
-        planned_tokens = action.version * self._rules.planned_tokens
         header |= {"norm": self._row.get("grad_norm"), "verdict": verdict.value, "guard": self._guard.state()}
-        header |= {"planned_tokens": planned_tokens, "row": dict(self._row)}
+        header |= {"steps": action.steps, "row": dict(self._row)}
         if action.skipped:
             self._store.event("units skipped", version=action.version, units=action.skipped)
         match verdict:
             case Verdict.OK:
                 self._store.journal(header, self._merge.update)
-                self._row["lr_factor"] = self._merge.step(norm=self._row["grad_norm"], tokens=planned_tokens)
+                factor = self._merge.step(norm=self._row["grad_norm"], version=action.version, steps=action.steps)
+                self._row["lr_factor"] = factor
             case Verdict.SKIP:
                 self._log_incident(Message("update skipped"), action, level=logging.WARNING)
                 self._store.journal(header, dict)
@@ -376,21 +380,21 @@ class CoordinatorRuntime:
     # -- a version is committed: evaluate, log, save -------------------------------------------------------------------
 
     def _commit(self, action: events.Commit) -> None:
-        version = action.merge.version
+        version, steps = action.merge.version, action.merge.steps
         self._row |= self._speed(action.tokens - action.merge.tokens_before)
-        last, observer = version == self._rules.num_versions, self._observer
-        beside = observer is not None and observer.beside and not last and observer.due(version)
+        last, observer = version == self._rules.num_steps, self._observer
+        beside = observer is not None and observer.beside and not last and observer.due(version, steps=steps)
         if beside or last:
             self._await_evaluation()
         if observer is not None and not beside:
-            self._row |= observer.observe(version)
+            self._row |= observer.observe(version, steps=steps)
         evaluates = beside and not self._interrupted
         self._log_row(version, self._row)
         self._store.after_commit(self._snapshot, version=version, row=self._row, last=last, evaluates=evaluates)
         if observer is not None and evaluates:
-            observer.begin(version, dict(self._row))
+            observer.begin(version, dict(self._row), steps=steps)
         self._since = self._clock()
-        if version == self._stop_at:
+        if 0 < self._stop_at <= version:
             self._stop_reason = self._stop_reason or Message("step {step} reached", step=version)
         if "val_loss" in self._row:
             self._judge_held_out(version)

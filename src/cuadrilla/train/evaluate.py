@@ -51,31 +51,33 @@ class Observer:
     precision: Precision
     evaluate: EvaluateSection
     sample: SampleSection
-    round_tokens: int
+    step_tokens: int
     total_tokens: int
     samples: Path
     beside: bool = False
     _running: tuple[int, Row, AsyncResult[Scalars]] | None = None
 
-    def due(self, version: int) -> bool:
-        return self._evaluates(version) or self._samples(version)
+    def due(self, version: int, *, steps: int) -> bool:
+        return self._evaluates(version, steps) or self._samples(version, steps)
 
-    def observe(self, version: int, model: nn.Module | None = None) -> Scalars:
-        """What to log beside the commit of `version`, whose weights `model` has; {} when nothing is due."""
+    def observe(self, version: int, model: nn.Module | None = None, *, steps: int) -> Scalars:
+        """What to log beside the commit of `version`, whose weights `model` has, so many steps after the one before; {}
+        when nothing is due.
+        """
         model = model or self.model
         found: dict[str, float | int | str] = {}
-        if self._evaluates(version):
+        if self._evaluates(version, steps):
             number = self.evaluate.sequences
             measures = evaluate(self.task, model, sequences=number, device=self.device, precision=self.precision)
             found |= {f"val_{name}": value for name, value in measures.items()}
-        if self._samples(version):
+        if self._samples(version, steps):
             text = sample(self.task, model, section=self.sample, seed=version)
             if text:
                 self._keep(text, version)
                 found["sample"] = text
         return found
 
-    def begin(self, version: int, row: Row) -> None:
+    def begin(self, version: int, row: Row, *, steps: int) -> None:
         """Observe a copy of the weights as they are now; `row` is what is known of them. What was begun before has been
         taken."""
         assert self._running is None
@@ -83,7 +85,7 @@ class Observer:
 
         def work() -> Scalars:
             torch.set_num_threads(threads)  # a new thread would use all cores
-            return self.observe(version, model)
+            return self.observe(version, model, steps=steps)
 
         self._running = version, row, pool.apply_async(work)
         pool.close()  # its thread ends when that is done
@@ -101,20 +103,20 @@ class Observer:
         (version, row, found), self._running = self._running, None
         return version, {**row, **found.get()}
 
-    def _evaluates(self, version: int) -> bool:
-        return self._crossed(self._every, version)
+    def _evaluates(self, version: int, steps: int) -> bool:
+        return self._crossed(self._every, version, steps)
 
-    def _samples(self, version: int) -> bool:
-        return self._crossed(self.sample.every_tokens or self._every, version)
+    def _samples(self, version: int, steps: int) -> bool:
+        return self._crossed(self.sample.every_tokens or self._every, version, steps)
 
     @property
     def _every(self) -> int:
         return self.evaluate.every_tokens or max(self.total_tokens // EVALUATIONS_PER_RUN, 1)
 
-    def _crossed(self, every: int, version: int) -> bool:
+    def _crossed(self, every: int, version: int, steps: int) -> bool:
         """Counts planned tokens."""
-        tokens = version * self.round_tokens
-        return tokens >= self.total_tokens or tokens // every > (tokens - self.round_tokens) // every
+        tokens, before = version * self.step_tokens, (version - steps) * self.step_tokens
+        return tokens >= self.total_tokens or tokens // every > before // every
 
     def _keep(self, text: str, version: int) -> None:
         """A sample that cannot be written is no reason to stop a training."""

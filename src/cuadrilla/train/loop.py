@@ -65,7 +65,7 @@ def train(
 
         lease: Lease = event
         indices = loader.indices(lease.units)
-        step_sequences = math.ceil(len(lease.units) / sync.steps_per_round) * section.unit_sequences
+        step_sequences = math.ceil(len(lease.units) / lease.steps) * section.unit_sequences
         sync.begin(lease)
         sums, first = Sums(), 0
         while first < len(indices) and sums.valid and not link.interrupted():

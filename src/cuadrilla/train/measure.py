@@ -86,7 +86,7 @@ def _measure(config: Config, folder: Path) -> Measured:
     model, recipe, device, length = equipment.model, equipment.recipe, equipment.device, equipment.length
     leases = _Leases(weights=dict(equipment.strategy.merge(model, recipe).version()), device=device)
     equipment.work(leases)
-    windows = Windows(steps_per_round=2)
+    windows = Windows(steps=2)
     tokens_per_second = statistics.median(leases.rates[1:]) * length.unit_tokens
     return Measured(
         tokens_per_second=tokens_per_second,
@@ -96,7 +96,7 @@ def _measure(config: Config, folder: Path) -> Measured:
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
         total_tokens=length.total_tokens,
         work=Workload(
-            units_per_step=length.units_per_round // length.steps_per_round,
+            units_per_step=length.units_per_step,
             unit_tokens=length.unit_tokens,
             step_tokens=_step_seconds(model, recipe, device) * tokens_per_second,
             exact_bytes=_round_bytes(equipment.strategy, model, recipe),

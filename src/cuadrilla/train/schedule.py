@@ -1,24 +1,24 @@
-"""Learning rate as a function of global tokens: machines that join or leave move nothing."""
+"""Learning rate as a function of the run's steps: machines that join or leave move nothing."""
 
 from collections.abc import Callable
 
 from cuadrilla.config import ScheduleSection
 
 
-def make_schedule(section: ScheduleSection, *, total_tokens: int) -> Callable[[int], float]:
-    """A function from tokens counted so far (this step's included) to a factor in [0, 1].
+def make_schedule(section: ScheduleSection, *, num_steps: int) -> Callable[[int], float]:
+    """A function from a step, the first of which is 1, to a factor in [0, 1].
 
     Rises linearly over `warmup`, stays at 1, falls linearly to `final` over `cooldown`, stays there.
     """
-    warmup = section.warmup * total_tokens
-    begin = (1 - section.cooldown) * total_tokens
+    warmup = section.warmup * num_steps
+    begin = (1 - section.cooldown) * num_steps
 
-    def factor(tokens: int) -> float:
-        if tokens < warmup:
-            return tokens / warmup
-        if tokens <= begin or section.cooldown == 0:
+    def factor(step: int) -> float:
+        if step < warmup:
+            return step / warmup
+        if step <= begin or section.cooldown == 0:
             return 1.0
-        done = min(1.0, (tokens - begin) / (total_tokens - begin))
+        done = min(1.0, (step - begin) / (num_steps - begin))
         return 1.0 - done * (1.0 - section.final)
 
     return factor

@@ -62,24 +62,18 @@ class Length:
     most, where the task knows that.
     """
 
-    num_versions: int
-    units_per_round: int
+    num_steps: int
+    units_per_step: int
     unit_tokens: int
     max_unit_tokens: int | None = None
-    steps_per_round: int = 1
 
     @property
-    def num_steps(self) -> int:
-        """Of the optimizer."""
-        return self.num_versions * self.steps_per_round
-
-    @property
-    def round_tokens(self) -> int:
-        return self.units_per_round * self.unit_tokens
+    def step_tokens(self) -> int:
+        return self.units_per_step * self.unit_tokens
 
     @property
     def total_tokens(self) -> int:
-        return self.num_versions * self.round_tokens
+        return self.num_steps * self.step_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +203,7 @@ def measure_length(config: Config, task: Task) -> Length:
 
     Raises DataError for a text without a single sequence.
     """
-    section, steps_per_round = config.train, make_strategy(config.sync).steps_per_round
+    section = config.train
     num_sequences, shape = len(task.data("train")), task.defaults
     if num_sequences == 0:
         raise DataError("the training data holds no complete sequence", hint="more text, or a shorter context")
@@ -220,9 +214,8 @@ def measure_length(config: Config, task: Task) -> Length:
     else:
         num_steps = math.ceil(section.epochs * num_sequences / section.batch_sequences)
     return Length(
-        num_versions=max(math.ceil(num_steps / steps_per_round), 1),
-        steps_per_round=steps_per_round,
-        units_per_round=steps_per_round * section.batch_sequences // section.unit_sequences,
+        num_steps=max(num_steps, 1),
+        units_per_step=section.batch_sequences // section.unit_sequences,
         unit_tokens=section.unit_sequences * shape.length,
         max_unit_tokens=None if shape.max_length is None else section.unit_sequences * shape.max_length,
     )
@@ -278,7 +271,7 @@ def assemble(
         precision=equipment.precision,
         evaluate=config.evaluate,
         sample=config.sample,
-        round_tokens=length.round_tokens,
+        step_tokens=length.step_tokens,
         total_tokens=length.total_tokens,
         samples=run.samples,
         beside=isinstance(config.engine, CrewEngine),
@@ -314,10 +307,10 @@ def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> C
     config, length = equipment.config, equipment.length
     crew = config.engine if isinstance(config.engine, CrewEngine) else None
     rules = Rules(
-        units_per_round=length.units_per_round,
-        planned_tokens=length.round_tokens,
-        num_versions=length.num_versions,
-        steps_per_round=equipment.strategy.steps_per_round,
+        units_per_step=length.units_per_step,
+        step_tokens=length.step_tokens,
+        num_steps=length.num_steps,
+        ends=tuple(config.checkpoint.keep_steps),
         quorum=len(config.engine.workers),
         fingerprint=code_fingerprint(equipment.task, equipment.model) if crew else {},  # one process has one
         same_environment=config.sync.strict,
@@ -351,9 +344,8 @@ def make_recipe(config: Config, *, task: Task, length: Length, precision: Precis
 
     return Recipe(
         make_optimizer=make_optimizer(config.optim, is_matrix=is_matrix, dtype=precision.dtype),
-        lr_factor=make_schedule(config.schedule, total_tokens=length.total_tokens),
+        lr_factor=make_schedule(config.schedule, num_steps=length.num_steps),
         clip_norm=config.train.clip_norm,
-        round_tokens=length.round_tokens,
     )
 
 

@@ -123,7 +123,7 @@ class Store:
         before, row = state["version"], {}
         for record in read_records(self.run.journal, before):
             header, version = record.header, record.version
-            if version != state["version"] + 1:
+            if version - header["steps"] != state["version"]:
                 raise CheckpointError(
                     "the journal of step {segment} goes from step {before} to {after}",
                     segment=before,
@@ -136,7 +136,7 @@ class Store:
             row = header["row"]
             if header["verdict"] == Verdict.OK.value:
                 self.merge.load_update(record.update)
-                factor = self.merge.step(norm=header["norm"], tokens=header["planned_tokens"])
+                factor = self.merge.step(norm=header["norm"], version=version, steps=header["steps"])
                 row |= {"lr_factor": factor}
             ledger = Ledger.redone(state["ledger"], header["units"])
             state = {"version": version, "tokens": header["tokens"], "ledger": ledger}
@@ -181,7 +181,8 @@ class Store:
         now = self.clock()
         interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
-        due = due or (bool(self.section.every_steps) and version % self.section.every_steps == 0)
+        every, before = self.section.every_steps, version - row.get("steps", 1)
+        due = due or (bool(every) and version // every > before // every)
         due = due or version in self.section.keep_steps or evaluates or best
         if not last and (due or self._save_now):
             self._saved_at = now  # also where it fails

@@ -309,7 +309,7 @@ def open_search(run_file: Path, *, sets: Sequence[str], executor: Executor) -> I
         if folder.search.exists():
             check_same(folder, wanted, read_identity(folder))
         write_search(folder, wanted, rung_steps=plan.steps)
-        tokens = [each * plan.round_tokens for each in plan.steps]
+        tokens = [each * plan.step_tokens for each in plan.steps]
         search = Search(section, space=space, storage=open_storage(folder.study), rung_tokens=tokens)
         folder.started(search)
         searching = Searching(
@@ -331,7 +331,7 @@ class _Plan:
     """`steps`: of a job at each rung. `identity`: what a search must go on with beside its settings."""
 
     steps: list[int]
-    round_tokens: int
+    step_tokens: int
     identity: dict[str, str]
 
 
@@ -343,7 +343,7 @@ def _plan(base: Base, folder: SearchFolder) -> _Plan:
         lengths = rung_lengths(config, base.section, num_steps=whole.num_steps)
         steps = [each.steps for each in lengths]
         identity = {"data": data_hash(config, scratch), **_code_of_task(config, scratch)}
-    return _Plan(steps=steps, round_tokens=whole.round_tokens, identity=identity)
+    return _Plan(steps=steps, step_tokens=whole.step_tokens, identity=identity)
 
 
 def _code_of_task(config: Config, folder: Path) -> dict[str, str]:
